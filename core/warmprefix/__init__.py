@@ -1,0 +1,33 @@
+"""Arrange retrieved context so that the engine's prefix cache already holds it."""
+
+from warmprefix.annotate import Templates
+from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.errors import MissingExtraError, StoreError, WarmprefixError
+from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView
+from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
+from warmprefix.planner import ContextPlanner
+from warmprefix.stores import MemorySeenStore, SeenStore
+from warmprefix.telemetry import PlannerStats
+
+__all__ = [
+    "BlockView",
+    "ContextBlock",
+    "ContextPlan",
+    "ContextPlanner",
+    "MemorySeenStore",
+    "MissingExtraError",
+    "OrderingPolicy",
+    "Placement",
+    "PlannedBlock",
+    "PlannerStats",
+    "PrefixView",
+    "Reference",
+    "Scope",
+    "SeenStore",
+    "StoreError",
+    "Templates",
+    "WarmprefixError",
+    "fingerprint",
+]
+
+__version__ = "0.1.0.dev0"

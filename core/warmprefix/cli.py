@@ -1,0 +1,95 @@
+"""The `warmprefix` command: its subcommands and their options.
+
+A subcommand imports what does its work when it runs, so that `--help` is quick and no command needs another's
+dependencies.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+from warmprefix import __version__
+from warmprefix.emulator.config import EmulatorConfig
+from warmprefix.errors import MissingExtraError
+
+try:
+    import typer
+except ImportError as exc:
+    raise MissingExtraError("cli", "typer") from exc
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+_ENGINE = EmulatorConfig()
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"warmprefix {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def warmprefix(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Arrange retrieved context so that the LLM engine's prefix cache already holds it."""
+
+
+@app.command()
+def emulate(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    kv_blocks: Annotated[
+        int, typer.Option(help="Size of the cache in KV blocks, one of which holds nothing, as in vLLM.")
+    ] = _ENGINE.kv_blocks,
+    block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = _ENGINE.block_size,
+    prefill_rate: Annotated[
+        float, typer.Option(help="Uncached prompt tokens a second.")
+    ] = _ENGINE.prefill_rate,
+    base_ttft: Annotated[float, typer.Option(help="Milliseconds of every prefill.")] = _ENGINE.base_ttft_ms,
+    decode_rate: Annotated[float, typer.Option(help="Tokens a second of one answer.")] = _ENGINE.decode_rate,
+    model: Annotated[str, typer.Option(help="Name that clients ask for.")] = _ENGINE.model,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of prompt and answer together.", show_default="the whole cache"),
+    ] = None,
+) -> None:
+    """Serve an engine that has vLLM's prefix cache and no model, to develop against without a GPU."""
+    from warmprefix.emulator.server import EmulatorServer
+
+    try:
+        config = EmulatorConfig(
+            kv_blocks=kv_blocks,
+            block_size=block_size,
+            prefill_rate=prefill_rate,
+            base_ttft_ms=base_ttft,
+            decode_rate=decode_rate,
+            model=model,
+            max_model_len=max_model_len,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        server = EmulatorServer(config, host=host, port=port)
+    except OSError as error:
+        typer.echo(f"Cannot listen on {host}, port {port}: {error.strerror}.", err=True)
+        raise typer.Exit(1) from error
+
+    typer.echo(
+        f"warmprefix emulator on {server.base_url} (no model runs, its answers mean nothing)\n"
+        f"model {config.model}: {kv_blocks} KV blocks of {block_size} tokens,"
+        f" context limit {config.context_limit}\n"
+        f"TTFT = wait + {base_ttft:g} ms + uncached tokens / {prefill_rate:g} a second;"
+        f" then {decode_rate:g} tokens a second\n"
+        "Ctrl-C ends it."
+    )
+    with suppress(KeyboardInterrupt):
+        server.run()

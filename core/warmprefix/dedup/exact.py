@@ -1,0 +1,35 @@
+"""Exact de-duplication against a conversation's record (ContextPilot, Alg. 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warmprefix.annotate import Templates
+from warmprefix.blocks import ContextBlock
+from warmprefix.labels import content_label
+from warmprefix.plan import Reference
+from warmprefix.stores.base import Prepared
+
+__all__ = ["Resolved", "resolve_from_record"]
+
+Resolved = tuple[str, Reference | None]
+"""A block's label, and the reference that takes its place if the prompt already holds it."""
+
+
+def resolve_from_record(
+    blocks: Sequence[ContextBlock], labels: Sequence[str], record: Prepared, templates: Templates
+) -> list[Resolved]:
+    """Refer to each block that the record holds; the others stay in full. O(len(blocks)).
+
+    A seen block keeps the label it was sent under. A new one whose label names another block in this conversation is
+    labelled by its content instead.
+    """
+    resolved: list[Resolved] = []
+    for block, label in zip(blocks, labels, strict=True):
+        seen = record.seen.get(block.fingerprint)
+        if seen is not None:
+            note = templates.location_annotation(seen.label)
+            resolved.append((seen.label, Reference(seen.label, seen.turn, note)))
+        else:
+            resolved.append((content_label(block) if label in record.taken else label, None))
+    return resolved

@@ -1,0 +1,81 @@
+"""De-duplication against the messages themselves, where the caller shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from warmprefix.annotate import Templates
+from warmprefix.blocks import ContextBlock
+from warmprefix.dedup.exact import Resolved
+from warmprefix.labels import LABEL_CHARACTERS, label_candidates
+from warmprefix.plan import Reference
+
+__all__ = ["Message", "VisibleHistory"]
+
+Message = str | Mapping[str, Any]
+"""A message's text, or an OpenAI-style message whose `content` is a string, a list of parts, or None."""
+
+_HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
+
+
+class VisibleHistory:
+    """The messages that this very prompt will hold in front of the new context.
+
+    They alone decide what may be referred to: a block is seen if it stands in one of them, whole and as rendered. So
+    a history that was cut, edited, summarised or forked can't leave a reference dangling.
+    """
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        """Take the text out of the messages.
+
+        Raises:
+            TypeError: `messages` is one string or mapping, or a message is neither.
+        """
+        if isinstance(messages, str | bytes | Mapping):
+            raise TypeError(f"history must be a sequence of messages, got one {type(messages).__name__}")
+        self.is_empty = True
+        """Whether there is no message but system and developer prompts, so that the context opens the prompt."""
+        self._headers: dict[str, list[tuple[str, int]]] = {}
+        for message in messages:
+            if not isinstance(message, str | Mapping):
+                raise TypeError(f"a message of history must be a str or a mapping, got {type(message).__name__}")
+            if isinstance(message, str) or message.get("role") not in ("system", "developer"):
+                self.is_empty = False
+            for text in _texts(message):
+                for header in _HEADER.finditer(text):
+                    if header.start() == 0 or text[header.start() - 1] == "\n":
+                        self._headers.setdefault(header[1], []).append((text, header.start()))
+
+    def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
+        """Refer to each block that a message holds; the others stay in full, under a label that names no other text.
+
+        One comparison for each place where the history shows one of a block's possible labels as a header.
+        """
+        return [self._resolve(block, label, templates) for block, label in zip(blocks, labels, strict=True)]
+
+    def _resolve(self, block: ContextBlock, label: str, templates: Templates) -> Resolved:
+        candidates = tuple(dict.fromkeys((label, *label_candidates(block))))
+        for candidate in candidates:
+            if candidate in self._headers and self._holds(candidate, templates.block(candidate, block.text)):
+                return candidate, Reference(candidate, None, templates.location_annotation(candidate))
+        return next((candidate for candidate in candidates if candidate not in self._headers), label), None
+
+    def _holds(self, label: str, rendered: str) -> bool:
+        for text, start in self._headers[label]:
+            end = start + len(rendered)
+            if text.startswith(rendered, start) and (end == len(text) or text[end] in "\r\n"):
+                return True
+        return False
+
+
+def _texts(message: Message) -> Iterator[str]:
+    content = message if isinstance(message, str) else message.get("content")
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Iterable):
+        for part in content:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if isinstance(text, str):
+                yield text

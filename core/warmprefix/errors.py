@@ -1,0 +1,34 @@
+"""The errors that warmprefix raises on purpose.
+
+A caller's mistake is a plain `ValueError` or `TypeError`. Everything else derives from `WarmprefixError`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MissingExtraError", "StoreError", "WarmprefixError"]
+
+
+class WarmprefixError(Exception):
+    """Base of every error below, for callers who want one `except`."""
+
+
+class MissingExtraError(WarmprefixError, ImportError):
+    """An optional dependency is absent; the message gives the command that installs it.
+
+    >>> str(MissingExtraError("cli", "typer"))
+    "warmprefix needs 'typer' for this: pip install 'warmprefix[cli]'"
+    """
+
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__(f"warmprefix needs '{module}' for this: pip install 'warmprefix[{extra}]'", name=module)
+        self.extra = extra
+        self.module = module
+
+
+class StoreError(WarmprefixError):
+    """A seen-block store could not answer; names the operation and the conversation's key."""
+
+    def __init__(self, operation: str, key: object) -> None:
+        super().__init__(f"seen-block store failed in {operation} for {key}")
+        self.operation = operation
+        self.key = key

@@ -1,0 +1,70 @@
+"""Labels: what a block is called in the prompt, the same in every request."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from warmprefix.blocks import ContextBlock
+
+__all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidates"]
+
+LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
+"""A regular-expression class of all characters that occur in labels."""
+
+_SAFE_ID = re.compile(r"(?!ctx-)[A-Za-z0-9][A-Za-z0-9_.:/-]{0,39}")
+
+
+def label_candidates(block: ContextBlock) -> Iterator[str]:
+    """The labels that a block may get, best first.
+
+    Its id, if that is at most 40 ASCII letters, digits and `_.:/-`, begins with a letter or digit and not with `ctx-`;
+    then the id with a part of the fingerprint, for an id that names another text too; then the fingerprint alone. No
+    id can imitate the last two: `~` and the prefix `ctx-` are kept from it.
+
+    >>> list(label_candidates(ContextBlock("evidence", id="Doc_1")))[:3]
+    ['Doc_1', 'Doc_1~2f235f96', 'ctx-2f235f9686cc']
+    >>> next(label_candidates(ContextBlock("evidence", id="Doc 1]")))
+    'ctx-2f235f9686cc'
+    """
+    digest = block.fingerprint.hex()
+    if block.id is not None and _SAFE_ID.fullmatch(block.id):
+        yield block.id
+        yield f"{block.id}~{digest[:8]}"
+    yield f"ctx-{digest[:12]}"
+    yield content_label(block)
+
+
+def content_label(block: ContextBlock) -> str:
+    """The label that holds the whole fingerprint, and so can't name any other text."""
+    return f"ctx-{block.fingerprint.hex()}"
+
+
+class LabelRegistry:
+    """One label a block and one block a label, for as long as either is remembered.
+
+    The first id that comes with a text names it from then on. Bounded: the block not asked for longest is forgotten
+    first. Not thread-safe.
+    """
+
+    def __init__(self, max_labels: int = 65_536) -> None:
+        self._max_labels = max_labels
+        self._labels: OrderedDict[bytes, str] = OrderedDict()
+        self._owners: dict[str, bytes] = {}
+
+    def label(self, block: ContextBlock) -> str:
+        """The block's label, chosen now if it has none. O(1)."""
+        label = self._labels.get(block.fingerprint)
+        if label is not None:
+            self._labels.move_to_end(block.fingerprint)
+            return label
+        label = next(candidate for candidate in label_candidates(block) if candidate not in self._owners)
+        self._labels[block.fingerprint] = label
+        self._owners[label] = block.fingerprint
+        if len(self._labels) > self._max_labels:
+            del self._owners[self._labels.popitem(last=False)[1]]
+        return label
+
+    def __len__(self) -> int:
+        return len(self._labels)

@@ -1,0 +1,44 @@
+"""Ordering policies, one a file. `POLICIES` maps the names that `ContextPlanner(policy=...)` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from warmprefix.ordering.base import BlockView, OrderingPolicy, PrefixView
+from warmprefix.ordering.coaccess import CoAccessPolicy
+from warmprefix.ordering.context_index import ContextIndexPolicy
+from warmprefix.ordering.frequency import FrequencyPolicy
+from warmprefix.ordering.greedy import GreedyPolicy
+from warmprefix.ordering.oracle import OraclePolicy
+from warmprefix.ordering.recency import RecencyPolicy
+from warmprefix.ordering.relevance import RelevancePolicy
+from warmprefix.ordering.sorted import SortedPolicy
+
+__all__ = [
+    "POLICIES",
+    "BlockView",
+    "CoAccessPolicy",
+    "ContextIndexPolicy",
+    "FrequencyPolicy",
+    "GreedyPolicy",
+    "OraclePolicy",
+    "OrderingPolicy",
+    "PrefixView",
+    "RecencyPolicy",
+    "RelevancePolicy",
+    "SortedPolicy",
+]
+
+POLICIES: Mapping[str, Callable[[], OrderingPolicy]] = MappingProxyType(
+    {
+        "relevance": RelevancePolicy,
+        "sorted": SortedPolicy,
+        "frequency": FrequencyPolicy,
+        "greedy": GreedyPolicy,
+        "recency": RecencyPolicy,
+        "oracle": OraclePolicy,
+        "context-index": ContextIndexPolicy,
+        "coaccess": CoAccessPolicy,
+    }
+)

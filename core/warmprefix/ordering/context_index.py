@@ -1,0 +1,221 @@
+"""ContextPilot's context index, kept online."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from warmprefix.ordering.base import BlockView, PrefixView, then_the_rest
+
+__all__ = ["ContextIndex", "ContextIndexPolicy", "context_distance"]
+
+K = TypeVar("K", bound=Hashable)
+
+_RECENT_CHILDREN = 16
+"""Children remembered a block at each node: what keeps a search's cost from growing with the fan-out."""
+
+_COMPARED_CHILDREN = 8
+"""Of the children found so, the ones with most blocks in common whose distance is computed."""
+
+
+def context_distance(a: Sequence[K], b: Sequence[K], alpha: float = 0.001) -> float:
+    """How unlike two contexts are, in blocks and in their positions (ContextPilot, Eq. 1).
+
+    1 - |S| / max(|a|, |b|) + alpha * mean |position in a - position in b| over the shared blocks S; 1 when nothing is
+    shared. Blocks are distinct within a context. O(|a| + |b|).
+
+    >>> round(context_distance([3, 5, 1, 7], [2, 6, 3, 5]), 6)
+    0.502
+    """
+    position_in_b = {key: j for j, key in enumerate(b)}
+    gaps = [abs(i - position_in_b[key]) for i, key in enumerate(a) if key in position_in_b]
+    if not gaps:
+        return 1.0
+    return 1.0 - len(gaps) / max(len(a), len(b)) + alpha * sum(gaps) / len(gaps)
+
+
+class ContextIndexPolicy:
+    """The best-matching node's blocks first, in the node's order; the rest by relevance (ContextPilot, Alg. 1 and 2)."""
+
+    def __init__(self, alpha: float = 0.001, max_nodes: int = 65_536) -> None:
+        self._index = ContextIndex[bytes](alpha, max_nodes)
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return self._index.order([block.fingerprint for block in blocks])
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        self._index.insert([block.fingerprint for block in served])
+
+
+class ContextIndex(Generic[K]):
+    """A tree of served contexts in which an inner node is the prefix that the contexts below it share.
+
+    Children are numbered in the order in which they came. Bounded in nodes: the least recently served context goes
+    first. Not thread-safe.
+
+    >>> index = ContextIndex[str]()
+    >>> for served in (["A", "B", "C"], ["A", "B", "F"], ["A", "D", "E"]):
+    ...     index.insert(served)
+    (0,)
+    (0, 1)
+    (0, 1)
+    >>> index.search(["B", "A", "D"])
+    Match(blocks=('A', 'B'), path=(0, 0))
+    >>> index.order(["B", "A", "D"])
+    [1, 0, 2]
+    """
+
+    def __init__(self, alpha: float = 0.001, max_nodes: int = 65_536) -> None:
+        """Start empty.
+
+        Args:
+            alpha: Weight of the positions in the distance, in [0.001, 0.01].
+            max_nodes: Most nodes kept.
+        """
+        if not 0.001 <= alpha <= 0.01:
+            raise ValueError(f"alpha must be in [0.001, 0.01], got {alpha}")
+        if max_nodes < 1:
+            raise ValueError(f"max_nodes must be 1 or more, got {max_nodes}")
+        self._alpha = alpha
+        self._max_nodes = max_nodes
+        self._root: _Node[K] = _Node((), None, 0)
+        self._served: OrderedDict[_Node[K], None] = OrderedDict()
+        self._nodes = 0
+
+    def search(self, context: Sequence[K]) -> Match[K]:
+        """Go down to the child at the least distance, as long as some child shares a block that its parent lacks.
+
+        O(depth * len(context)): of a node's children only those that came last for each block are looked at.
+        """
+        node = self._root
+        path: list[int] = []
+        while True:
+            nearest = self._nearest_child(node, context)
+            if nearest is None:
+                return Match(node.blocks, tuple(path))
+            node = nearest
+            path.append(node.number)
+
+    def order(self, context: Sequence[K]) -> list[int]:
+        """Indices into `context`: what it shares with the best match, in that node's order, then the rest."""
+        rank = {key: i for i, key in enumerate(context)}
+        shared = [rank[key] for key in self.search(context).blocks if key in rank]
+        return then_the_rest(shared, len(context))
+
+    def insert(self, served: Sequence[K]) -> tuple[int, ...]:
+        """Add a context of distinct blocks in the order in which it was served; O(len(served)).
+
+        A node with which it shares only the first blocks is split behind them.
+
+        Returns:
+            The child numbers that lead to it from the root.
+        """
+        blocks = tuple(served)
+        node = self._root
+        path: list[int] = []
+        while len(node.blocks) < len(blocks):
+            child = node.child_at(blocks[len(node.blocks)])
+            if child is None:
+                child = node.add_child(blocks)
+                self._nodes += 1
+            elif (common := _common_prefix(child.blocks, blocks)) < len(child.blocks):
+                child = node.split_child(child, common)
+                self._nodes += 1
+            node = child
+            path.append(node.number)
+        if node is not self._root:
+            self._served[node] = None
+            self._served.move_to_end(node)
+        while self._nodes > self._max_nodes:
+            self._drop(self._served.popitem(last=False)[0])
+        return tuple(path)
+
+    def _nearest_child(self, node: _Node[K], context: Sequence[K]) -> _Node[K] | None:
+        shared: Counter[int] = Counter()
+        for key in context:
+            shared.update(node.recent.get(key, ()))
+        candidates = [node.children[number] for number, _ in shared.most_common(_COMPARED_CHILDREN)]
+        return min(
+            candidates,
+            key=lambda child: (context_distance(context, child.blocks, self._alpha), child.number),
+            default=None,
+        )
+
+    def _drop(self, node: _Node[K]) -> None:
+        while node.parent is not None and not node.children and node not in self._served:
+            node.parent.remove_child(node)
+            self._nodes -= 1
+            node = node.parent
+
+
+class Match(NamedTuple, Generic[K]):
+    """Where a search ended: the node's blocks, and the child numbers that lead to it from the root."""
+
+    blocks: tuple[K, ...]
+    path: tuple[int, ...]
+
+
+class _Node(Generic[K]):
+    """The blocks from the root to here, and the children, by number and by the blocks that they add."""
+
+    __slots__ = ("_next", "_number_at", "blocks", "children", "number", "parent", "recent")
+
+    def __init__(self, blocks: tuple[K, ...], parent: _Node[K] | None, number: int) -> None:
+        self.blocks = blocks
+        self.parent = parent
+        self.number = number
+        self.children: dict[int, _Node[K]] = {}
+        self.recent: dict[K, list[int]] = {}
+        """Numbers of the last children that add this block, oldest first, at most `_RECENT_CHILDREN`."""
+        self._number_at: dict[K, int] = {}
+        self._next = 0
+
+    def child_at(self, key: K) -> _Node[K] | None:
+        """The child whose first added block is `key`."""
+        number = self._number_at.get(key)
+        return None if number is None else self.children[number]
+
+    def add_child(self, blocks: tuple[K, ...]) -> _Node[K]:
+        child = _Node(blocks, self, self._next)
+        self._next += 1
+        self._attach(child)
+        return child
+
+    def split_child(self, child: _Node[K], at: int) -> _Node[K]:
+        """Put the first `at` blocks of `child` into a new node between; it takes the child's number."""
+        self.remove_child(child)
+        upper = _Node(child.blocks[:at], self, child.number)
+        self._attach(upper)
+        child.parent, child.number = upper, 0
+        upper._next = 1
+        upper._attach(child)
+        return upper
+
+    def remove_child(self, child: _Node[K]) -> None:
+        added = child.blocks[len(self.blocks) :]
+        del self.children[child.number]
+        del self._number_at[added[0]]
+        for key in added:
+            numbers = self.recent.get(key, [])
+            if child.number in numbers:
+                numbers.remove(child.number)
+                if not numbers:
+                    del self.recent[key]
+
+    def _attach(self, child: _Node[K]) -> None:
+        added = child.blocks[len(self.blocks) :]
+        self.children[child.number] = child
+        self._number_at[added[0]] = child.number
+        for key in added:
+            numbers = self.recent.setdefault(key, [])
+            numbers.append(child.number)
+            if len(numbers) > _RECENT_CHILDREN:
+                del numbers[0]
+
+
+def _common_prefix(a: Sequence[K], b: Sequence[K]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,517 @@
+"""`ContextPlanner`: blocks in, plan out; commit what the model saw."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import threading
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
+
+from warmprefix.annotate import Templates
+from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.dedup.exact import Resolved, resolve_from_record
+from warmprefix.dedup.history import Message, VisibleHistory
+from warmprefix.labels import LabelRegistry
+from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView
+from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
+from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock, SeenStore
+from warmprefix.telemetry import PlannerStats
+from warmprefix.tree import PrefixTree
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ContextPlanner", "PlanOptions"]
+
+_log = logging.getLogger("warmprefix")
+
+_PLACEMENTS = get_args(Placement)
+
+
+class PlanOptions(TypedDict, total=False):
+    """The keyword arguments of `ContextPlanner.plan`, which documents them."""
+
+    conversation: str | None
+    placement: Placement
+    tenant: str | None
+    model: str | None
+    preamble: str | None
+    history: Iterable[Message] | None
+    order_locked: bool
+
+
+class ContextPlanner:
+    """Arranges each request's context blocks so that the engine's prefix cache already holds much of the prompt.
+
+    A plan alone changes nothing for later ones. Committing it does: the planner learns only from prompts that the
+    model saw. One planner serves any number of threads and tasks. Its state is in memory and bounded.
+
+    >>> planner = ContextPlanner()
+    >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
+    >>> with planner.planning([sky, sea]) as plan:
+    ...     pass  # here the model answers
+    >>> with planner.planning([sea, sky]) as plan:
+    ...     print(plan.render())
+    [sky] The sky is blue.
+    <BLANKLINE>
+    [sea] The sea is deep.
+    <BLANKLINE>
+    Please read the context in the following priority order: [sea] > [sky] and answer the question.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: str | Callable[[], OrderingPolicy] = "coaccess",
+        capacity_tokens: int | None = 500_000,
+        max_nodes: int = 65_536,
+        max_scopes: int = 1_024,
+        max_labels: int = 65_536,
+        max_open_plans: int = 10_000,
+        store: SeenStore | None = None,
+        templates: Templates | None = None,
+        salt_key: bytes = b"",
+    ) -> None:
+        """Start with nothing learned.
+
+        Args:
+            policy: A name of `warmprefix.ordering.POLICIES`, or a class or function that makes a policy; it is called
+                once a scope, for policies of different scopes must share nothing.
+            capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
+            max_nodes: Most nodes of the prefix tree, a scope.
+            max_scopes: Most scopes; beyond it the one not used longest is forgotten.
+            max_labels: Most blocks whose labels are remembered, a scope.
+            max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed.
+            store: Where conversations are remembered; in this process by default.
+            templates: The wording of the annotations.
+            salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
+
+        Raises:
+            TypeError: `policy` is a policy itself instead of what makes one.
+            ValueError: `policy` is an unknown name, or a bound is below 1.
+        """
+        for name, value in (("max_scopes", max_scopes), ("max_labels", max_labels), ("max_open_plans", max_open_plans)):
+            if value < 1:
+                raise ValueError(f"{name} must be 1 or more, got {value}")
+        PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
+        self._new_policy = _policy_factory(policy)
+        self._capacity_tokens = capacity_tokens
+        self._max_nodes = max_nodes
+        self._max_scopes = max_scopes
+        self._max_labels = max_labels
+        self._max_open_plans = max_open_plans
+        self._store: SeenStore = MemorySeenStore() if store is None else store
+        self._templates = Templates() if templates is None else templates
+        self._salt_key = salt_key
+        self._instance = uuid.uuid4().hex
+        self._lock = threading.Lock()  # guards all below; never held while the store works
+        self._scopes: OrderedDict[Scope, _ScopeState] = OrderedDict()
+        self._open: OrderedDict[str, None] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self._planned = 0
+
+    # -- planning ----------------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        *,
+        conversation: str | None = None,
+        placement: Placement = "head",
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        history: Iterable[Message] | None = None,
+        order_locked: bool = False,
+    ) -> ContextPlan:
+        """Arrange one request's context. Every block is in the plan once, in full or as a reference.
+
+        Owe it a `commit` once the model has seen the prompt, or an `abandon` if it has not.
+
+        Args:
+            blocks: In relevance order. A string is a block without an id. Of equal blocks the first decides on id,
+                tokens and pin.
+            conversation: Names one linear message history. Without it nothing is de-duplicated, unless `history` is
+                given.
+            placement: `"head"` if the context is rebuilt each turn in front of the history: it is ordered, never
+                de-duplicated, and `conversation` and `history` are of no account. `"tail"` if it is appended to a
+                history in which it stays: the first turn is ordered; later turns keep relevance order, and blocks
+                that the history holds become references.
+            tenant: Whose request. Nothing is shared between tenants.
+            model: Nothing but labels of seen blocks is shared between models.
+            preamble: The text in front of the context, or anything that names it: contexts behind different preambles
+                share no prefix.
+            history: With `"tail"`: the messages in front of the new context, as the model will see them. They decide
+                what may be referred to, whatever was committed before; pass them wherever you can.
+            order_locked: Keep the order, pins included: the blocks are chronological, or cited by position.
+
+        Raises:
+            TypeError: An argument has another type than the above.
+            ValueError: `placement` is neither value above, or `conversation` is empty.
+        """
+        distinct, positions = _distinct(blocks)
+        _check_names(conversation=conversation, tenant=tenant, model=model, preamble=preamble)
+        if conversation == "":
+            raise ValueError("conversation must not be empty; give None for a request outside any conversation")
+        if placement not in _PLACEMENTS:
+            raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
+        visible = None if history is None else VisibleHistory(history)
+        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        with self._lock:
+            state = self._state(scope)
+            labels = [state.labels.label(block) for block in distinct]
+            self._planned += 1
+            plan_id = f"{self._instance}-{self._planned}"
+        if placement == "head":
+            past = _Past.none(labels)
+        elif visible is not None:
+            past = self._past_from_history(visible, distinct, labels, tenant, conversation)
+        elif conversation is not None:
+            past = self._past_from_store(Conversation(tenant, conversation), plan_id, distinct, labels)
+        else:
+            past = _Past.none(labels)
+        with self._lock:
+            order = range(len(distinct)) if order_locked else self._order(state, distinct, past.is_empty)
+            planned = tuple(
+                PlannedBlock(distinct[i], past.resolved[i][0], positions[i], past.resolved[i][1], self._templates)
+                for i in order
+            )
+            plan = ContextPlan(
+                id=plan_id,
+                scope=scope,
+                conversation=conversation,
+                placement=placement,
+                turn=past.turn,
+                blocks=planned,
+                order_annotation=self._order_annotation(order, past.resolved),
+                resident_tokens=_resident_tokens(state.tree, planned) if past.is_empty else 0,
+                cache_salt=state.cache_salt,
+                tracked=past.tracked,
+                opens_prompt=past.is_empty,
+            )
+            self._open[plan_id] = None
+            if len(self._open) > self._max_open_plans:
+                self._open.popitem(last=False)
+            self._count_plan(plan)
+        return plan
+
+    @contextmanager
+    def planning(
+        self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
+    ) -> Iterator[ContextPlan]:
+        """`plan`, then `commit` when the block ends, or `abandon` when an exception of any kind leaves it."""
+        plan = self.plan(blocks, **options)
+        try:
+            yield plan
+        except BaseException:
+            self.abandon(plan)
+            raise
+        self.commit(plan)
+
+    async def aplan(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> ContextPlan:
+        """`plan`, for tasks."""
+        return self.plan(blocks, **options)
+
+    @asynccontextmanager
+    async def aplanning(
+        self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
+    ) -> AsyncIterator[ContextPlan]:
+        """`planning`, for tasks: cancellation abandons the plan too."""
+        plan = await self.aplan(blocks, **options)
+        try:
+            yield plan
+        except BaseException:
+            await self.aabandon(plan)
+            raise
+        await self.acommit(plan)
+
+    # -- learning ----------------------------------------------------------------------------------------------
+
+    def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
+        """The model saw the plan's prompt: learn its order, and count its blocks as seen by the conversation.
+
+        Args:
+            plan: One of this planner's.
+            cached_tokens: What the engine reported, as `usage.prompt_tokens_details.cached_tokens`.
+
+        Returns:
+            Whether all of that was recorded. It is not, and does no harm, if the plan was committed or abandoned
+            before, or came too late, or if another plan of its conversation was committed since it was made.
+        """
+        _check_plan(plan)
+        if cached_tokens is not None and (isinstance(cached_tokens, bool) or not isinstance(cached_tokens, int)):
+            raise TypeError(f"cached_tokens must be an int or None, got {type(cached_tokens).__name__}")
+        if cached_tokens is not None and cached_tokens < 0:
+            raise ValueError(f"cached_tokens must be 0 or more, got {cached_tokens}")
+        with self._lock:
+            if not self._close(plan):
+                self._counts["late_commits"] += 1
+                return False
+            self._counts["commits"] += 1
+            if cached_tokens is not None:
+                self._counts["reported_commits"] += 1
+                self._counts["reported_cached_tokens"] += cached_tokens
+            if plan.opens_prompt:
+                self._learn(plan)
+        return not plan.tracked or self._record_as_seen(plan)
+
+    def abandon(self, plan: ContextPlan) -> bool:
+        """The model did not see the plan's prompt: nothing is remembered of it. True if the plan was open."""
+        _check_plan(plan)
+        with self._lock:
+            if not self._close(plan):
+                return False
+            self._counts["abandons"] += 1
+        if plan.tracked:
+            try:
+                self._store.abandon(_conversation(plan), plan.id)
+            except Exception:
+                self._store_failed("abandon")
+        return True
+
+    async def acommit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
+        """`commit`, for tasks."""
+        return self.commit(plan, cached_tokens)
+
+    async def aabandon(self, plan: ContextPlan) -> bool:
+        """`abandon`, for tasks."""
+        return self.abandon(plan)
+
+    def forget(self, conversation: str, *, tenant: str | None = None, keep_turns: int = 0) -> None:
+        """Tell that a conversation's history was cut: nothing after its first `keep_turns` turns is in it any more.
+
+        Needed only where `plan` isn't shown the `history`. Plans in flight count as unseen.
+        """
+        _check_names(conversation=conversation, tenant=tenant)
+        self._store.forget(Conversation(tenant, conversation), keep_turns)
+
+    async def aforget(self, conversation: str, *, tenant: str | None = None, keep_turns: int = 0) -> None:
+        """`forget`, for tasks."""
+        self.forget(conversation, tenant=tenant, keep_turns=keep_turns)
+
+    def reset(self) -> None:
+        """Forget everything: scopes, labels, conversations, open plans and counts."""
+        with self._lock:
+            self._scopes.clear()
+            self._open.clear()
+            self._counts.clear()
+        self._store.clear()
+
+    def stats(self) -> PlannerStats:
+        """Counts since the start or the last reset."""
+        with self._lock:
+            return PlannerStats(
+                **self._counts,
+                open_plans=len(self._open),
+                scopes=len(self._scopes),
+                tree_nodes=sum(state.tree.nodes for state in self._scopes.values()),
+            )
+
+    # -- the past: what the prompt holds already ---------------------------------------------------------------
+
+    def _past_from_history(
+        self,
+        visible: VisibleHistory,
+        blocks: Sequence[ContextBlock],
+        labels: Sequence[str],
+        tenant: str | None,
+        conversation: str | None,
+    ) -> _Past:
+        if conversation is not None:
+            # The record no longer follows this conversation, so no later plan may trust it.
+            try:
+                self._store.forget(Conversation(tenant, conversation))
+            except Exception:
+                self._store_failed("forget")
+        resolved = visible.resolve(blocks, labels, self._templates)
+        return _Past(visible.is_empty, None, resolved, tracked=False)
+
+    def _past_from_store(
+        self, conversation: Conversation, plan_id: str, blocks: Sequence[ContextBlock], labels: Sequence[str]
+    ) -> _Past:
+        proposed = {block.fingerprint: label for block, label in zip(blocks, labels, strict=True)}
+        try:
+            record = self._store.prepare(conversation, plan_id, proposed)
+        except Exception:
+            self._store_failed("prepare")
+            return _Past(False, None, [(label, None) for label in labels], tracked=False)
+        resolved = resolve_from_record(blocks, labels, record, self._templates)
+        return _Past(record.turn == 0, record.turn + 1, resolved, tracked=True)
+
+    def _record_as_seen(self, plan: ContextPlan) -> bool:
+        assert plan.turn is not None
+        sent = [
+            SeenBlock(planned.block.fingerprint, planned.label, plan.turn, planned.block.tokens)
+            for planned in plan.blocks
+            if planned.reference is None
+        ]
+        try:
+            recorded = self._store.commit(_conversation(plan), plan.id, sent)
+        except Exception:
+            self._store_failed("commit")
+            return False
+        if not recorded:
+            with self._lock:
+                self._counts["conflicts"] += 1
+        return recorded
+
+    def _store_failed(self, operation: str) -> None:
+        """The one place where a failing store degrades to nothing de-duplicated."""
+        with self._lock:
+            self._counts["store_errors"] += 1
+            first = self._counts["store_errors"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "seen-block store failed in %s", operation, exc_info=True)
+
+    # -- the order; the lock is held ---------------------------------------------------------------------------
+
+    def _order(self, state: _ScopeState, blocks: Sequence[ContextBlock], opens_prompt: bool) -> Sequence[int]:
+        starts = [i for i, block in enumerate(blocks) if block.pinned == "start"]
+        ends = [i for i, block in enumerate(blocks) if block.pinned == "end"]
+        if not starts and not ends:
+            return self._policy_order(state, blocks, ()) if opens_prompt else range(len(blocks))
+        middle = [i for i, block in enumerate(blocks) if block.pinned is None]
+        if opens_prompt:
+            after = [blocks[i].fingerprint for i in starts]
+            middle = [middle[i] for i in self._policy_order(state, [blocks[i] for i in middle], after)]
+        return [*starts, *middle, *ends]
+
+    def _policy_order(
+        self, state: _ScopeState, blocks: Sequence[ContextBlock], after: Sequence[bytes]
+    ) -> Sequence[int]:
+        try:
+            order = list(state.policy.order(blocks, PrefixView(state.tree, after)))
+            if sorted(order) != list(range(len(blocks))):
+                raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
+        except Exception:
+            self._policy_failed()
+            return range(len(blocks))
+        return order
+
+    def _learn(self, plan: ContextPlan) -> None:
+        state = self._state(plan.scope)
+        served = [planned.block for planned in plan.blocks if planned.reference is None]
+        if served:
+            state.tree.insert([block.fingerprint for block in served], [block.tokens for block in served])
+            try:
+                state.policy.observe(served)
+            except Exception:
+                self._policy_failed()
+
+    def _policy_failed(self) -> None:
+        """The one place where a failing policy degrades to relevance order."""
+        self._counts["policy_errors"] += 1
+        first = self._counts["policy_errors"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "ordering policy failed", exc_info=True)
+
+    def _order_annotation(self, order: Sequence[int], resolved: Sequence[Resolved]) -> str | None:
+        if all(place == i for place, i in enumerate(order)):
+            return None
+        return self._templates.order_annotation(label for label, _ in resolved)
+
+    def _state(self, scope: Scope) -> _ScopeState:
+        state = self._scopes.get(scope)
+        if state is None:
+            tree = PrefixTree[bytes](self._capacity_tokens, self._max_nodes)
+            salt = None if scope.tenant is None else _cache_salt(self._salt_key, scope.tenant)
+            state = self._scopes[scope] = _ScopeState(tree, self._new_policy(), LabelRegistry(self._max_labels), salt)
+            if len(self._scopes) > self._max_scopes:
+                self._scopes.popitem(last=False)
+        else:
+            self._scopes.move_to_end(scope)
+        return state
+
+    def _close(self, plan: ContextPlan) -> bool:
+        return self._open.pop(plan.id, self) is not self
+
+    def _count_plan(self, plan: ContextPlan) -> None:
+        counts = self._counts
+        counts["plans"] += 1
+        counts["planned_tokens"] += plan.total_tokens
+        counts["resident_tokens"] += plan.resident_tokens
+        counts["reordered_plans"] += plan.order_annotation is not None
+        if not plan.opens_prompt:
+            counts["references"] += len(plan.references)
+            counts["reference_tokens"] += plan.reference_tokens
+
+
+class _ScopeState(NamedTuple):
+    """What one scope has learned."""
+
+    tree: PrefixTree[bytes]
+    policy: OrderingPolicy
+    labels: LabelRegistry
+    cache_salt: str | None
+
+
+class _Past(NamedTuple):
+    """What stands between the preamble and the context, and what of the context it already holds."""
+
+    is_empty: bool
+    turn: int | None
+    resolved: Sequence[Resolved]
+    tracked: bool
+
+    @staticmethod
+    def none(labels: Sequence[str]) -> _Past:
+        return _Past(True, None, [(label, None) for label in labels], tracked=False)
+
+
+def _policy_factory(policy: str | Callable[[], OrderingPolicy]) -> Callable[[], OrderingPolicy]:
+    if isinstance(policy, str):
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
+        return POLICIES[policy]
+    if not callable(policy):
+        raise TypeError(
+            f"policy must be a name or a callable that makes a policy for each scope, got {type(policy).__name__}"
+        )
+    return policy
+
+
+def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[list[ContextBlock], list[tuple[int, ...]]]:
+    """The blocks without repetitions, and where each of them stood."""
+    if isinstance(blocks, str | bytes | ContextBlock | Mapping):
+        raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
+    distinct: dict[bytes, ContextBlock] = {}
+    positions: dict[bytes, tuple[int, ...]] = {}
+    for i, block in enumerate(blocks):
+        if not isinstance(block, ContextBlock):
+            if not isinstance(block, str):
+                raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
+            block = ContextBlock(block)  # noqa: PLW2901
+        key = block.fingerprint
+        if key in distinct:
+            positions[key] += (i,)
+        else:
+            distinct[key] = block
+            positions[key] = (i,)
+    return list(distinct.values()), list(positions.values())
+
+
+def _check_names(**names: str | None) -> None:
+    for name, value in names.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+
+
+def _check_plan(plan: ContextPlan) -> None:
+    if not isinstance(plan, ContextPlan):
+        raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
+
+
+def _resident_tokens(tree: PrefixTree[bytes], planned: Sequence[PlannedBlock]) -> int:
+    return tree.match_prefix([block.block.fingerprint for block in planned]).tokens
+
+
+def _conversation(plan: ContextPlan) -> Conversation:
+    assert plan.conversation is not None
+    return Conversation(plan.scope.tenant, plan.conversation)
+
+
+def _cache_salt(key: bytes, tenant: str) -> str:
+    return hmac.new(key, tenant.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()

@@ -1,0 +1,92 @@
+"""The seam of conversation state: which blocks each conversation has been sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+__all__ = ["Conversation", "Prepared", "SeenBlock", "SeenStore", "Snapshot"]
+
+
+class Conversation(NamedTuple):
+    """A conversation's key: its id means nothing outside its tenant."""
+
+    tenant: str | None
+    id: str
+
+
+class SeenBlock(NamedTuple):
+    """A block that the conversation's history holds in full."""
+
+    fingerprint: bytes
+    label: str
+    turn: int
+    tokens: int
+
+
+class Prepared(NamedTuple):
+    """The answer to `SeenStore.prepare`."""
+
+    turn: int
+    """Turns committed so far."""
+    seen: Mapping[bytes, SeenBlock]
+    """Those of the proposed blocks that the history holds."""
+    taken: frozenset[str]
+    """Those of the proposed labels that name another block in this conversation."""
+
+
+class Snapshot(NamedTuple):
+    """A conversation's whole state, for operators and tests."""
+
+    epoch: int
+    turn: int
+    blocks: tuple[SeenBlock, ...]
+    leases: tuple[str, ...]
+
+
+class SeenStore(Protocol):
+    """Remembers, per conversation, the blocks that its history holds; digests and labels only, never text.
+
+    The order of a turn is `prepare`, then `commit` or `abandon` with the same plan id. Each is atomic. The contract
+    errs towards *unseen*: a block wrongly sent again costs tokens, a block wrongly believed seen is evidence lost.
+
+    - A block is seen only once a plan that sent it is committed.
+    - A lease that timed out, was abandoned, or that `forget` overtook commits nothing.
+    - Plans of one conversation that were prepared side by side cannot all be part of one linear history. When the
+      second of them is committed, all that was recorded since their common past is forgotten, and `epoch` grows.
+    - Every operation on an unknown conversation or plan is valid, and does nothing.
+    - State is bounded, and a conversation dropped for that is one that nothing is known of.
+    """
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        """Lease the next turn to a plan, and tell what the history holds.
+
+        Args:
+            conversation: Whose turn.
+            plan_id: Unique.
+            proposed: Fingerprints of the blocks to send, each with the label it would get.
+        """
+        ...
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        """The model saw the plan's prompt: record the blocks that it holds in full. True if they were recorded.
+
+        A second commit of one plan changes nothing and is False.
+        """
+        ...
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        """Give the lease back; nothing is recorded. True if there was one."""
+        ...
+
+    def forget(self, conversation: Conversation, keep_turns: int = 0) -> None:
+        """The history no longer holds anything after its first `keep_turns` turns. Ends every lease."""
+        ...
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        """What is known of a conversation; None if nothing is."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all conversations."""
+        ...

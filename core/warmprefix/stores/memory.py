@@ -1,0 +1,158 @@
+"""Conversation state in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from warmprefix.stores.base import Conversation, Prepared, SeenBlock, Snapshot
+
+__all__ = ["MemorySeenStore"]
+
+
+class MemorySeenStore:
+    """A `SeenStore` in memory, bounded by count and by time. Thread-safe; every operation O(blocks of the request).
+
+    Args:
+        max_conversations: Beyond it the conversation not used longest is dropped.
+        max_blocks: Blocks remembered a conversation; beyond it the oldest is dropped, and sent again.
+        max_leases: Plans in flight a conversation; beyond it the oldest can no longer be committed.
+        ttl: Seconds after its last use at which a conversation is dropped.
+        lease_ttl: Seconds in which a plan must be committed.
+        clock: Seconds from any origin, never backwards.
+    """
+
+    def __init__(
+        self,
+        max_conversations: int = 10_000,
+        max_blocks: int = 4_096,
+        max_leases: int = 64,
+        ttl: float = 86_400.0,
+        lease_ttl: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for name, value in (
+            ("max_conversations", max_conversations),
+            ("max_blocks", max_blocks),
+            ("max_leases", max_leases),
+            ("ttl", ttl),
+            ("lease_ttl", lease_ttl),
+        ):
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        self._max_conversations = max_conversations
+        self._max_blocks = max_blocks
+        self._max_leases = max_leases
+        self._ttl = ttl
+        self._lease_ttl = lease_ttl
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._states: OrderedDict[Conversation, _State] = OrderedDict()
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        with self._lock:
+            now = self._clock()
+            state = self._use(conversation, now)
+            if state is None:
+                state = self._states[conversation] = _State(used=now)
+                while len(self._states) > self._max_conversations:
+                    self._states.popitem(last=False)
+            state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
+            while len(state.leases) > self._max_leases:
+                state.leases.popitem(last=False)
+            seen = {key: state.blocks[key] for key in proposed if key in state.blocks}
+            taken = frozenset(
+                label for key, label in proposed.items() if state.labels.get(label, key) != key and key not in seen
+            )
+            return Prepared(state.turn, seen, taken)
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        with self._lock:
+            now = self._clock()
+            state = self._use(conversation, now)
+            lease = state.leases.pop(plan_id, None) if state is not None else None
+            if state is None or lease is None or lease.expires <= now:
+                return False
+            alone = lease.turn == state.turn
+            if alone:
+                state.record(sent, self._max_blocks)
+            else:
+                state.roll_back(lease.turn)
+            state.turn += 1
+            return alone
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        with self._lock:
+            state = self._states.get(conversation)
+            return state is not None and state.leases.pop(plan_id, None) is not None
+
+    def forget(self, conversation: Conversation, keep_turns: int = 0) -> None:
+        with self._lock:
+            state = self._states.get(conversation)
+            if state is None:
+                return
+            if keep_turns < 1:
+                del self._states[conversation]
+                return
+            state.roll_back(keep_turns)
+            state.turn = min(state.turn, keep_turns)
+            state.leases.clear()
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        with self._lock:
+            state = self._states.get(conversation)
+            if state is None or state.used + self._ttl <= self._clock():
+                return None
+            return Snapshot(state.epoch, state.turn, tuple(state.blocks.values()), tuple(state.leases))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._states.clear()
+
+    def _use(self, conversation: Conversation, now: float) -> _State | None:
+        state = self._states.get(conversation)
+        if state is None:
+            return None
+        if state.used + self._ttl <= now:
+            del self._states[conversation]
+            return None
+        state.used = now
+        self._states.move_to_end(conversation)
+        return state
+
+
+@dataclass(slots=True)
+class _Lease:
+    turn: int
+    expires: float
+
+
+@dataclass(slots=True)
+class _State:
+    used: float
+    epoch: int = 0
+    turn: int = 0
+    blocks: OrderedDict[bytes, SeenBlock] = field(default_factory=OrderedDict)
+    labels: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    leases: OrderedDict[str, _Lease] = field(default_factory=OrderedDict)
+
+    def record(self, sent: Sequence[SeenBlock], max_blocks: int) -> None:
+        for block in sent:
+            self.blocks[block.fingerprint] = block
+            self.blocks.move_to_end(block.fingerprint)
+            self.labels[block.label] = block.fingerprint
+            self.labels.move_to_end(block.label)
+        while len(self.blocks) > max_blocks:
+            self.blocks.popitem(last=False)
+        # A label outlives its block's record, since the history may still show the text that it names.
+        while len(self.labels) > 4 * max_blocks:
+            self.labels.popitem(last=False)
+
+    def roll_back(self, turn: int) -> None:
+        """Forget every block recorded after `turn`."""
+        self.epoch += 1
+        for block in [block for block in self.blocks.values() if block.turn > turn]:
+            del self.blocks[block.fingerprint]

@@ -1,0 +1,410 @@
+"""A path-compressed radix tree over context blocks: the planner's picture of the engine's prefix cache.
+
+Each path from the root is an order in which blocks were served. A node holds the run of blocks on the edge that
+leads to it, so a request that shares nothing costs one node however long it is.
+
+The tree mirrors the engine's eviction: blocks leave from the tail of the least recently served path, as vLLM frees
+them. It predicts; a feed from the engine corrects it through `mark_resident` and `mark_stale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+__all__ = ["PrefixMatch", "PrefixTree"]
+
+K = TypeVar("K", bound=Hashable)
+
+SEARCH_BUDGET = 128
+"""Most edges that `PrefixTree.deepest_path` walks unless told otherwise."""
+
+
+class PrefixMatch(NamedTuple):
+    """How much of a sequence is resident, from its first block on."""
+
+    blocks: int
+    tokens: int
+
+
+class PrefixTree(Generic[K]):
+    """Served orders of blocks and what of them is resident, bounded in tokens and in nodes.
+
+    Keys are any hashable, in practice fingerprints; a path holds a key once. Not thread-safe: the planner calls it
+    under its scope's lock.
+
+    >>> tree = PrefixTree[str]()
+    >>> tree.insert(["A", "B", "C"], [100, 50, 50])
+    PrefixMatch(blocks=0, tokens=0)
+    >>> tree.match_prefix(["A", "B", "X"])
+    PrefixMatch(blocks=2, tokens=150)
+    >>> tree.deepest_path(["X", "B", "A"], [10, 50, 100])
+    [2, 1]
+    """
+
+    def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 65_536) -> None:
+        """Start empty.
+
+        Args:
+            capacity_tokens: Tokens of context that the engine's cache holds; None for no bound.
+            max_nodes: Most nodes kept, the root not counted. One `insert` adds at most two.
+        """
+        if capacity_tokens is not None and capacity_tokens < 1:
+            raise ValueError(f"capacity_tokens must be 1 or more, or None, got {capacity_tokens}")
+        if max_nodes < 1:
+            raise ValueError(f"max_nodes must be 1 or more, got {max_nodes}")
+        self.capacity_tokens = capacity_tokens
+        self.max_nodes = max_nodes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, as an engine does that clears all its KV blocks."""
+        self._root: _Node[K] = _Node([], [], None, resident=True)
+        self._nodes = 0
+        self._resident_tokens = 0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes held, the root not counted."""
+        return self._nodes
+
+    @property
+    def resident_tokens(self) -> int:
+        """Tokens of all blocks that count as resident."""
+        return self._resident_tokens
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def match_prefix(self, keys: Sequence[K]) -> PrefixMatch:
+        """The longest resident prefix of `keys`. O(blocks matched); changes nothing."""
+        matched = tokens = 0
+        for node, shared in self._walk(keys):
+            if not node.resident:
+                break
+            matched += shared
+            tokens += sum(node.tokens[:shared])
+        return PrefixMatch(matched, tokens)
+
+    def deepest_path(
+        self,
+        keys: Sequence[K],
+        tokens: Sequence[int],
+        after: Sequence[K] = (),
+        budget: int | None = SEARCH_BUDGET,
+    ) -> list[int]:
+        """The resident path of most tokens that follows `after` and holds nothing but `keys`.
+
+        Depth-first, children in the order of `keys`. A subtree is cut when its reach, or all that was asked for,
+        could not beat the best path so far.
+
+        Args:
+            keys: Distinct blocks in relevance order; of two paths with as many tokens the more relevant wins.
+            tokens: Their lengths.
+            after: Blocks already placed in front. Nothing follows them unless they are resident themselves.
+            budget: Most edges walked; past it, the best path so far is the answer. None for an exact answer, at a
+                cost that is exponential on adversarial trees.
+
+        Returns:
+            Indices into `keys` in path order.
+        """
+        start = self._locate(after)
+        if start is None:
+            return []
+        index = {key: i for i, key in enumerate(keys)}
+        wanted = sum(tokens)
+        best: _Trail = None
+        best_tokens = 0
+        edges_left = -1 if budget is None else budget
+        # One entry an edge still to walk: from which offset, with how many tokens and which trail before it.
+        stack: list[tuple[_Node[K], int, int, _Trail]] = [(*start, 0, None)]
+        while stack and edges_left:
+            node, offset, matched, trail = stack.pop()
+            if min(wanted, matched + node.reach) <= best_tokens:
+                continue
+            edges_left -= 1
+            run: list[int] = []
+            for key in node.keys[offset:] if offset else node.keys:
+                i = index.get(key)
+                if i is None:
+                    break
+                run.append(i)
+                matched += tokens[i]
+            if run:
+                trail = (trail, run)
+                if matched > best_tokens:
+                    best, best_tokens = trail, matched
+            if offset + len(run) == len(node.keys):
+                for i in reversed(_ranks_of_children(node, keys, index)):
+                    stack.append((node.children[keys[i]], 0, matched, trail))
+        return _unwind(best)
+
+    def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:
+        """The path that always takes the resident child whose block comes first in `keys` (CacheWeaver, Alg. 1).
+
+        Args and result as for `deepest_path`. O(len(keys)) a block placed.
+        """
+        start = self._locate(after)
+        if start is None:
+            return []
+        index = {key: i for i, key in enumerate(keys)}
+        node, offset = start
+        path: list[int] = []
+        while True:
+            for key in node.keys[offset:]:
+                if key not in index:
+                    return path
+                path.append(index[key])
+            ranks = _ranks_of_children(node, keys, index)
+            if not ranks:
+                return path
+            node, offset = node.children[keys[ranks[0]]], 0
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def insert(self, keys: Sequence[K], tokens: Sequence[int]) -> PrefixMatch:
+        """Record that the engine now holds `keys` in this order, and evict what no longer fits.
+
+        A block that is already on the path keeps the length it was first given. O(len(keys)), amortised over the
+        blocks evicted.
+
+        Returns:
+            What was resident of `keys` before.
+
+        Raises:
+            ValueError: `keys` holds a block twice, or is not as long as `tokens`.
+        """
+        if len(set(keys)) != len(keys) or len(keys) != len(tokens):
+            raise ValueError(f"keys must be distinct and one a length, got {len(keys)} keys, {len(tokens)} lengths")
+        before = self.match_prefix(keys)
+        node, position = self._root, 0
+        while position < len(keys):
+            child = node.children.get(keys[position])
+            if child is None:
+                child = self._add_leaf(node, list(keys[position:]), list(tokens[position:]))
+                position = len(keys)
+            else:
+                shared = _shared_prefix(child.keys, keys, position)
+                if shared < len(child.keys):
+                    child = self._split(child, shared)
+                position += shared
+                self._set_resident(child, True)
+            node = child
+        self._touch(node)
+        self._fit()
+        return before
+
+    def mark_resident(self, keys: Sequence[K]) -> int:
+        """The engine holds this prefix: mark what the tree knows of it, without making it more recent.
+
+        Returns:
+            How many of `keys` the tree knows, and so marked.
+        """
+        marked = 0
+        for found, shared in self._walk(keys):
+            node = self._split(found, shared) if shared < len(found.keys) and not found.resident else found
+            self._set_resident(node, True)
+            marked += shared
+        self._fit()
+        return marked
+
+    def mark_stale(self, keys: Sequence[K], resident_blocks: int = 0) -> None:
+        """The engine holds no more than the first `resident_blocks` of this path: nothing beyond is resident.
+
+        The nodes stay, to be marked again. O(nodes below that point).
+        """
+        depth = 0
+        for node, shared in self._walk(keys):
+            if depth + shared > resident_blocks:
+                if depth < resident_blocks:
+                    self._split(node, resident_blocks - depth)
+                self._set_stale(node)
+                break
+            depth += shared
+        self._fit()
+
+    def _set_stale(self, top: _Node[K]) -> None:
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            if node.resident:
+                self._set_resident(node, False)
+                stack.extend(node.children.values())
+
+    def evict(self, tokens: int) -> int:
+        """Free at least `tokens` resident tokens if there are as many, least recently served tails first.
+
+        Returns:
+            The tokens freed.
+        """
+        before = self._resident_tokens
+        target = max(before - tokens, 0)
+        while self._resident_tokens > target:
+            # Every node is older than its parent, so the oldest of all is a leaf.
+            self._pop_last_block(self._root.younger)
+        return before - self._resident_tokens
+
+    def _fit(self) -> None:
+        if self.capacity_tokens is not None and self._resident_tokens > self.capacity_tokens:
+            self.evict(self._resident_tokens - self.capacity_tokens)
+        while self._nodes > self.max_nodes:
+            self._pop_last_block(self._root.younger)
+
+    def _pop_last_block(self, leaf: _Node[K]) -> None:
+        key, tokens = leaf.keys.pop(), leaf.tokens.pop()
+        if leaf.resident:
+            self._resident_tokens -= tokens
+        if not leaf.keys:
+            assert leaf.parent is not None
+            del leaf.parent.children[key]
+            _unlink(leaf)
+            self._nodes -= 1
+
+    def _add_leaf(self, parent: _Node[K], keys: list[K], tokens: list[int]) -> _Node[K]:
+        leaf = _Node(keys, tokens, parent, resident=True)
+        parent.children[keys[0]] = leaf
+        _link_before(self._root, leaf)
+        self._nodes += 1
+        self._resident_tokens += leaf.reach
+        ancestor: _Node[K] | None = parent
+        reach = leaf.reach
+        while ancestor is not None:
+            reach += sum(ancestor.tokens)
+            ancestor.reach = max(ancestor.reach, reach)
+            ancestor = ancestor.parent
+        return leaf
+
+    def _split(self, node: _Node[K], at: int) -> _Node[K]:
+        """Cut the edge to `node` in two and return the new upper node, which holds the first `at` blocks."""
+        parent = node.parent
+        assert parent is not None
+        upper = _Node(node.keys[:at], node.tokens[:at], parent, node.resident)
+        node.keys, node.tokens, node.parent = node.keys[at:], node.tokens[at:], upper
+        upper.reach, node.reach = node.reach, node.reach - upper.reach
+        upper.children[node.keys[0]] = node
+        parent.children[upper.keys[0]] = upper
+        _link_before(node.younger, upper)
+        self._nodes += 1
+        return upper
+
+    def _touch(self, node: _Node[K]) -> None:
+        """Make a path the most recent, each node younger than those below it."""
+        while node.parent is not None:
+            _unlink(node)
+            _link_before(self._root, node)
+            node = node.parent
+
+    def _set_resident(self, node: _Node[K], resident: bool) -> None:
+        if node.resident != resident:
+            node.resident = resident
+            self._resident_tokens += sum(node.tokens) if resident else -sum(node.tokens)
+
+    def _walk(self, keys: Sequence[K]) -> Iterator[tuple[_Node[K], int]]:
+        """The nodes along `keys`, each with how many blocks of its edge match. Only the last may match in part."""
+        node, position = self._root, 0
+        while position < len(keys):
+            child = node.children.get(keys[position])
+            if child is None:
+                return
+            shared = _shared_prefix(child.keys, keys, position)
+            yield child, shared
+            if shared < len(child.keys):
+                return
+            node = child
+            position += shared
+
+    def _locate(self, keys: Sequence[K]) -> tuple[_Node[K], int] | None:
+        """Where a resident path `keys` ends: a node and an offset into its edge. None if it is not resident."""
+        node, offset, matched = self._root, 0, 0
+        for node, offset in self._walk(keys):
+            if not node.resident:
+                return None
+            matched += offset
+        return (node, offset) if matched == len(keys) else None
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every structural invariant holds. O(nodes); for tests."""
+        age = {id(node): position for position, node in enumerate(_ring(self._root))}
+        nodes = resident_tokens = 0
+        stack: list[tuple[_Node[K], frozenset[K]]] = [(self._root, frozenset())]
+        while stack:
+            node, path = stack.pop()
+            assert len(node.keys) == len(node.tokens)
+            deepest_child = max((child.reach for child in node.children.values()), default=0)
+            assert node.reach >= sum(node.tokens) + deepest_child, "reach is no upper bound"
+            for key, child in node.children.items():
+                nodes += 1
+                resident_tokens += sum(child.tokens) if child.resident else 0
+                child_path = path | set(child.keys)
+                assert child.parent is node
+                assert child.keys[0] == key, "child under another key"
+                assert len(child_path) == len(path) + len(child.keys), "a block twice on one path"
+                assert node.resident or not child.resident, "resident below a block that is not"
+                assert node is self._root or age[id(child)] < age[id(node)], "a node older than one below it"
+                stack.append((child, child_path))
+        assert nodes == self._nodes == len(age)
+        assert nodes <= self.max_nodes
+        assert resident_tokens == self._resident_tokens
+        assert self.capacity_tokens is None or resident_tokens <= self.capacity_tokens
+
+
+class _Node(Generic[K]):
+    """The run of blocks on one edge, and a place in the recency ring."""
+
+    __slots__ = ("children", "keys", "older", "parent", "reach", "resident", "tokens", "younger")
+
+    def __init__(self, keys: list[K], tokens: list[int], parent: _Node[K] | None, resident: bool) -> None:
+        self.keys = keys
+        self.tokens = tokens
+        self.parent = parent
+        self.resident = resident
+        self.reach = sum(tokens)
+        """An upper bound on the tokens of any path from the start of this edge downwards."""
+        self.children: dict[K, _Node[K]] = {}
+        # The root closes the ring: root.younger is the oldest node of all, root.older the youngest.
+        self.older: _Node[K] = self
+        self.younger: _Node[K] = self
+
+
+def _unlink(node: _Node[K]) -> None:
+    node.older.younger, node.younger.older = node.younger, node.older
+
+
+def _link_before(younger: _Node[K], node: _Node[K]) -> None:
+    node.older, node.younger = younger.older, younger
+    younger.older.younger = younger.older = node
+
+
+def _ring(root: _Node[K]) -> Iterator[_Node[K]]:
+    node = root.younger
+    while node is not root:
+        yield node
+        node = node.younger
+
+
+def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
+    """How many blocks of `edge` equal those of `keys` from `start` on."""
+    limit = min(len(edge), len(keys) - start)
+    for i in range(limit):
+        if edge[i] != keys[start + i]:
+            return i
+    return limit
+
+
+def _ranks_of_children(node: _Node[K], keys: Sequence[K], index: dict[K, int]) -> list[int]:
+    """Positions in `keys`, ascending, of the blocks that begin a resident edge below `node`."""
+    children = node.children
+    if len(children) < len(keys):
+        return sorted(index[key] for key, child in children.items() if child.resident and key in index)
+    return [i for i, key in enumerate(keys) if key in children and children[key].resident]
+
+
+_Trail = tuple["_Trail", list[int]] | None
+"""A path as a linked list of runs of indices, last run first, so that siblings share their past."""
+
+
+def _unwind(trail: _Trail) -> list[int]:
+    runs: list[list[int]] = []
+    while trail is not None:
+        trail, run = trail
+        runs.append(run)
+    return [i for run in reversed(runs) for i in run]
