@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import reduce
+from operator import and_
 from typing import Generic, TypeVar
 
 __all__ = ["AccessWindow"]
@@ -51,20 +53,18 @@ class AccessWindow(Generic[K]):
         self._slots[slot] = tuple(keys)
         self._next = (slot + 1) % self.size
 
-    def requests(self, key: K) -> int:
-        """The requests of the window that hold `key`, as a bitset; 0 when none does."""
-        return self._requests.get(key, 0)
+    def requests(self, keys: Iterable[K]) -> list[int]:
+        """For each of `keys` the requests of the window that hold it, as a bitset; 0 when none does."""
+        requests = self._requests
+        return [requests.get(key, 0) for key in keys]
 
     def count(self, key: K) -> int:
         """How many requests of the window hold `key`."""
-        return self.requests(key).bit_count()
+        return self._requests.get(key, 0).bit_count()
 
     def together(self, *keys: K) -> int:
         """How many requests of the window hold all of `keys`."""
-        common = -1
-        for key in keys:
-            common &= self.requests(key)
-        return common.bit_count() if keys else 0
+        return reduce(and_, self.requests(keys)).bit_count() if keys else 0
 
     def __len__(self) -> int:
         """How many different blocks the window holds."""

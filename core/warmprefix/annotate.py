@@ -49,7 +49,7 @@ class Templates:
         >>> Templates().order_annotation(["Doc_2", "Doc_1", "Doc_4"])
         'Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question.'
         """
-        return self.order.format(order=" > ".join(f"[{label}]" for label in labels))
+        return self.order.format(order=" > ".join([f"[{label}]" for label in labels]))
 
     def location_annotation(self, label: str) -> str:
         """The note that stands for a block which the conversation already holds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from warmprefix.blocks import ContextBlock
 
@@ -53,12 +53,20 @@ class LabelRegistry:
         self._labels: OrderedDict[bytes, str] = OrderedDict()
         self._owners: dict[str, bytes] = {}
 
-    def label(self, block: ContextBlock) -> str:
-        """The block's label, chosen now if it has none. O(1)."""
-        label = self._labels.get(block.fingerprint)
-        if label is not None:
-            self._labels.move_to_end(block.fingerprint)
-            return label
+    def labels(self, blocks: Iterable[ContextBlock]) -> list[str]:
+        """A label for each block, chosen now for those that have none. O(1) a block."""
+        known, used = self._labels, self._labels.move_to_end
+        labels: list[str] = []
+        for block in blocks:
+            label = known.get(block.fingerprint)
+            if label is None:
+                label = self._choose(block)
+            else:
+                used(block.fingerprint)
+            labels.append(label)
+        return labels
+
+    def _choose(self, block: ContextBlock) -> str:
         label = next(candidate for candidate in label_candidates(block) if candidate not in self._owners)
         self._labels[block.fingerprint] = label
         self._owners[label] = block.fingerprint

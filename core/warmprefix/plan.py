@@ -38,9 +38,9 @@ class PlannedBlock:
     """A block in its planned place: in full, or as a reference to its earlier occurrence in this very prompt."""
 
     block: ContextBlock
-    label: str
     positions: tuple[int, ...]
     """Where the request listed it, ascending: more than one place if it came more than once."""
+    label: str
     reference: Reference | None
     _templates: Templates = field(repr=False, compare=False)
 

@@ -95,7 +95,11 @@ class ContextPlanner:
             TypeError: `policy` is a policy itself instead of what makes one.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
-        for name, value in (("max_scopes", max_scopes), ("max_labels", max_labels), ("max_open_plans", max_open_plans)):
+        for name, value in (
+            ("max_scopes", max_scopes),
+            ("max_labels", max_labels),
+            ("max_open_plans", max_open_plans),
+        ):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
         PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
@@ -164,7 +168,7 @@ class ContextPlanner:
         scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
         with self._lock:
             state = self._state(scope)
-            labels = [state.labels.label(block) for block in distinct]
+            labels = state.labels.labels(distinct)
             self._planned += 1
             plan_id = f"{self._instance}-{self._planned}"
         if placement == "head":
@@ -175,12 +179,10 @@ class ContextPlanner:
             past = self._past_from_store(Conversation(tenant, conversation), plan_id, distinct, labels)
         else:
             past = _Past.none(labels)
+        resolved, templates = past.resolved, self._templates
         with self._lock:
             order = range(len(distinct)) if order_locked else self._order(state, distinct, past.is_empty)
-            planned = tuple(
-                PlannedBlock(distinct[i], past.resolved[i][0], positions[i], past.resolved[i][1], self._templates)
-                for i in order
-            )
+            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
             plan = ContextPlan(
                 id=plan_id,
                 scope=scope,
@@ -188,7 +190,7 @@ class ContextPlanner:
                 placement=placement,
                 turn=past.turn,
                 blocks=planned,
-                order_annotation=self._order_annotation(order, past.resolved),
+                order_annotation=self._order_annotation(order, resolved),
                 resident_tokens=_resident_tokens(state.tree, planned) if past.is_empty else 0,
                 cache_salt=state.cache_salt,
                 tracked=past.tracked,
@@ -201,9 +203,7 @@ class ContextPlanner:
         return plan
 
     @contextmanager
-    def planning(
-        self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
-    ) -> Iterator[ContextPlan]:
+    def planning(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
         """`plan`, then `commit` when the block ends, or `abandon` when an exception of any kind leaves it."""
         plan = self.plan(blocks, **options)
         try:
@@ -365,7 +365,12 @@ class ContextPlanner:
         with self._lock:
             self._counts["store_errors"] += 1
             first = self._counts["store_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "seen-block store failed in %s", operation, exc_info=True)
+        _log.log(
+            logging.WARNING if first else logging.DEBUG,
+            "seen-block store failed in %s",
+            operation,
+            exc_info=True,
+        )
 
     # -- the order; the lock is held ---------------------------------------------------------------------------
 
@@ -409,9 +414,9 @@ class ContextPlanner:
         _log.log(logging.WARNING if first else logging.DEBUG, "ordering policy failed", exc_info=True)
 
     def _order_annotation(self, order: Sequence[int], resolved: Sequence[Resolved]) -> str | None:
-        if all(place == i for place, i in enumerate(order)):
+        if list(order) == list(range(len(order))):
             return None
-        return self._templates.order_annotation(label for label, _ in resolved)
+        return self._templates.order_annotation([label for label, _ in resolved])
 
     def _state(self, scope: Scope) -> _ScopeState:
         state = self._scopes.get(scope)
@@ -477,20 +482,22 @@ def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[list[ContextBlock],
     """The blocks without repetitions, and where each of them stood."""
     if isinstance(blocks, str | bytes | ContextBlock | Mapping):
         raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
-    distinct: dict[bytes, ContextBlock] = {}
-    positions: dict[bytes, tuple[int, ...]] = {}
-    for i, block in enumerate(blocks):
-        if not isinstance(block, ContextBlock):
-            if not isinstance(block, str):
-                raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
-            block = ContextBlock(block)  # noqa: PLW2901
-        key = block.fingerprint
-        if key in distinct:
-            positions[key] += (i,)
-        else:
-            distinct[key] = block
-            positions[key] = (i,)
-    return list(distinct.values()), list(positions.values())
+    listed = [block if isinstance(block, ContextBlock) else _as_block(i, block) for i, block in enumerate(blocks)]
+    first: dict[bytes, ContextBlock] = {}
+    for block in listed:
+        first.setdefault(block.fingerprint, block)
+    if len(first) == len(listed):
+        return listed, [(i,) for i in range(len(listed))]
+    places: dict[bytes, list[int]] = {key: [] for key in first}
+    for i, block in enumerate(listed):
+        places[block.fingerprint].append(i)
+    return list(first.values()), [tuple(place) for place in places.values()]
+
+
+def _as_block(i: int, block: object) -> ContextBlock:
+    if not isinstance(block, str):
+        raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
+    return ContextBlock(block)
 
 
 def _check_names(**names: str | None) -> None:

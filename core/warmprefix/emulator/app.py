@@ -28,7 +28,7 @@ try:
     from starlette.datastructures import MutableHeaders
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -167,6 +167,8 @@ class _Api:
 async def _parsed(request: Request, model: type[BodyT]) -> BodyT:
     try:
         return model.model_validate_json(await request.body())
+    except ClientDisconnect as error:
+        raise _RefusedError(400, "The request ended before its body did.") from error
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         fields = [".".join(map(str, problem["loc"])) for problem in problems]

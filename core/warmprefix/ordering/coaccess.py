@@ -24,31 +24,29 @@ class CoAccessPolicy:
     """
 
     def __init__(self, window: int = 1_000, rank_prior: float = 2.0) -> None:
+        if rank_prior < 0:
+            raise ValueError(f"rank_prior must be 0 or more, got {rank_prior}")
         self.rank_prior = rank_prior
         self._window = AccessWindow[bytes](window)
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         planned = prefix.deepest_path(blocks)
-        requests = [self._window.requests(block.fingerprint) for block in blocks]
-        placed = set(planned)
-        rest = [i for i in range(len(blocks)) if i not in placed]
+        requests = self._window.requests([block.fingerprint for block in blocks])
         common = -1  # every request of the window, until a block is placed
         for i in planned:
             common &= requests[i]
-        bonus = [self.rank_prior * (1 - i / len(blocks)) for i in range(len(blocks))]
-        for _ in range(min(len(rest), _MAX_TAIL)):
-            if not common:
-                break
-            best = rest[0]
-            best_score = -1.0
-            for i in rest:
-                score = (common & requests[i]).bit_count() + bonus[i]
-                if score > best_score:
-                    best, best_score = i, score
-            rest.remove(best)
+        placed = set(planned)
+        # A block's requests, what its rank costs it, and its rank.
+        cost = self.rank_prior / max(len(blocks), 1)
+        rest = [(requests[i], cost * i, i) for i in range(len(blocks)) if i not in placed]
+        places = min(len(rest), _MAX_TAIL)
+        while places and common:
+            scores = [(common & held).bit_count() - penalty for held, penalty, _ in rest]
+            held, _, best = rest.pop(scores.index(max(scores)))
             planned.append(best)
-            common &= requests[best]
-        return planned + rest
+            common &= held
+            places -= 1
+        return planned + [i for _, _, i in rest]
 
     def observe(self, served: Sequence[BlockView]) -> None:
         self._window.observe([block.fingerprint for block in served])
