@@ -28,7 +28,8 @@ class Templates:
     '[Doc_1] First line.\n\\[Doc_2] Not a header.'
 
     Raises:
-        ValueError: A template lacks its placeholder, has another one, or spans several lines.
+        ValueError: A template lacks its placeholder, has another one, spans several lines, begins with a placeholder
+            or bracket, or has a backslash before the placeholder.
     """
 
     order: str = "Please read the context in the following priority order: {order} and answer the question."
@@ -37,11 +38,14 @@ class Templates:
     location: str = "Please refer to {label} in the previous conversation."
     """`{label}` stands for the label of a block that the conversation already holds: ``[Doc_1]``."""
 
-    _introductions: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _introductions: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
+    """What stands before each placeholder, folded, and how far back to look for it."""
 
     def __post_init__(self) -> None:
         lead_ins = (_lead_in("order", self.order), _lead_in("location", self.location))
-        object.__setattr__(self, "_introductions", tuple(filter(None, map(_folded, lead_ins))))
+        # Twice the length leaves room for white space that folds to one blank.
+        introductions = tuple((_folded(lead_in), 2 * len(lead_in) + 8) for lead_in in lead_ins)
+        object.__setattr__(self, "_introductions", introductions)
 
     def order_annotation(self, labels: Iterable[str]) -> str:
         """The note that restores the relevance order.
@@ -76,12 +80,13 @@ class Templates:
         return "".join((*pieces, text[copied:]))
 
     def _is_introduced(self, text: str, position: int) -> bool:
-        before = text[:position].rstrip("\\") if text[position - 1] == "\\" else text[:position]
-        for introduction in self._introductions:
-            # Twice the length leaves room for white space that folds to one blank.
-            if _folded(before[-2 * len(introduction) - 8 :]).endswith(introduction):
-                return True
-        return False
+        end = position
+        while end and text[end - 1] == "\\":
+            end -= 1
+        return any(
+            _folded(text[max(0, end - reach) : end]).endswith(introduction)
+            for introduction, reach in self._introductions
+        )
 
 
 def _lead_in(name: str, template: str) -> str:
@@ -94,9 +99,15 @@ def _lead_in(name: str, template: str) -> str:
     fields = [(field, spec, conversion) for _, field, spec, conversion in pieces if field is not None]
     if fields != [(placeholder, "", None)]:
         raise ValueError(f"{name} template must hold {{{placeholder}}} once and no other field, got {template!r}")
-    if len(template.splitlines()) != 1:
+    if template.splitlines() != [template]:
         raise ValueError(f"{name} template must be one line, got {template!r}")
-    return pieces[0][0]
+    lead_in = template.format(**{placeholder: "\n"}).partition("\n")[0]
+    # Without words in front it could pass for a block's header; a backslash there would pass for our escape.
+    if lead_in.lstrip()[:1] in ("", "[") or "\\" in lead_in:
+        raise ValueError(
+            f"{name} template needs words before {{{placeholder}}}, no bracket first, no backslash, got {template!r}"
+        )
+    return lead_in
 
 
 def _folded(text: str) -> str:

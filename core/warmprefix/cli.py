@@ -43,17 +43,13 @@ def warmprefix(
 
 @app.command()
 def emulate(
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     kv_blocks: Annotated[
         int, typer.Option(help="Size of the cache in KV blocks, one of which holds nothing, as in vLLM.")
     ] = _ENGINE.kv_blocks,
     block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = _ENGINE.block_size,
-    prefill_rate: Annotated[
-        float, typer.Option(help="Uncached prompt tokens a second.")
-    ] = _ENGINE.prefill_rate,
+    prefill_rate: Annotated[float, typer.Option(help="Uncached prompt tokens a second.")] = _ENGINE.prefill_rate,
     base_ttft: Annotated[float, typer.Option(help="Milliseconds of every prefill.")] = _ENGINE.base_ttft_ms,
     decode_rate: Annotated[float, typer.Option(help="Tokens a second of one answer.")] = _ENGINE.decode_rate,
     model: Annotated[str, typer.Option(help="Name that clients ask for.")] = _ENGINE.model,

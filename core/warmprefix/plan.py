@@ -110,7 +110,7 @@ class ContextPlan:
     def reordered(self) -> bool:
         """Whether the planned order differs from relevance order."""
         order = self.order
-        return any(later < earlier for earlier, later in zip(order, order[1:], strict=False))
+        return list(order) != sorted(order)
 
     def render(self) -> str:
         """The default prompt text: a paragraph a block, then the order annotation. Empty for an empty plan."""

@@ -16,6 +16,7 @@ from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import Message, VisibleHistory
+from warmprefix.errors import StoreError
 from warmprefix.labels import LabelRegistry
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
@@ -282,17 +283,24 @@ class ContextPlanner:
         """`abandon`, for tasks."""
         return self.abandon(plan)
 
-    def forget(self, conversation: str, *, tenant: str | None = None, keep_turns: int = 0) -> None:
-        """Tell that a conversation's history was cut: nothing after its first `keep_turns` turns is in it any more.
+    def forget(self, conversation: str, *, tenant: str | None = None) -> None:
+        """Tell that a conversation's history was cut, edited, summarised or branched: none of its blocks is seen now.
 
-        Needed only where `plan` isn't shown the `history`. Plans in flight count as unseen.
+        Needed only where `plan` is not shown the `history`. Plans in flight will count as unseen.
+
+        Raises:
+            StoreError: The store failed, so the conversation may still be remembered.
         """
         _check_names(conversation=conversation, tenant=tenant)
-        self._store.forget(Conversation(tenant, conversation), keep_turns)
+        key = Conversation(tenant, conversation)
+        try:
+            self._store.forget(key)
+        except Exception as error:
+            raise StoreError("forget", key) from error
 
-    async def aforget(self, conversation: str, *, tenant: str | None = None, keep_turns: int = 0) -> None:
+    async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
         """`forget`, for tasks."""
-        self.forget(conversation, tenant=tenant, keep_turns=keep_turns)
+        self.forget(conversation, tenant=tenant)
 
     def reset(self) -> None:
         """Forget everything: scopes, labels, conversations, open plans and counts."""

@@ -101,8 +101,8 @@ class PrefixTree(Generic[K]):
             keys: Distinct blocks in relevance order; of two paths with as many tokens the more relevant wins.
             tokens: Their lengths.
             after: Blocks already placed in front. Nothing follows them unless they are resident themselves.
-            budget: Most edges walked; past it, the best path so far is the answer. None for an exact answer, at a
-                cost that is exponential on adversarial trees.
+            budget: Most edges walked; past it, the best path so far is the answer. None for an exact answer, at
+                a cost that grows with the nodes of the tree.
 
         Returns:
             Indices into `keys` in path order.
@@ -134,8 +134,8 @@ class PrefixTree(Generic[K]):
                 if matched > best_tokens:
                     best, best_tokens = trail, matched
             if offset + len(run) == len(node.keys):
-                for i in reversed(_ranks_of_children(node, keys, index)):
-                    stack.append((node.children[keys[i]], 0, matched, trail))
+                ranks = _ranks_of_children(node, keys, index)
+                stack += [(node.children[keys[i]], 0, matched, trail) for i in reversed(ranks)]
         return _unwind(best)
 
     def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:
@@ -200,7 +200,7 @@ class PrefixTree(Generic[K]):
             How many of `keys` the tree knows, and so marked.
         """
         marked = 0
-        for found, shared in self._walk(keys):
+        for found, shared in list(self._walk(keys)):  # all found before any is split
             node = self._split(found, shared) if shared < len(found.keys) and not found.resident else found
             self._set_resident(node, True)
             marked += shared

@@ -6,14 +6,10 @@ import pytest
 
 from warmprefix.emulator import KvSequence, PrefixCache, block_hashes
 
-A, B, C = (
-    [letter * 100 + number for number in range(12)] for letter in (1, 2, 3)
-)  # three blocks of four each
+A, B, C = ([letter * 100 + number for number in range(12)] for letter in (1, 2, 3))  # three blocks of four each
 
 
-def serve(
-    cache: PrefixCache, prompt: list[int], generated: list[int] | None = None, salt: str | None = None
-) -> int:
+def serve(cache: PrefixCache, prompt: list[int], generated: list[int] | None = None, salt: str | None = None) -> int:
     """Run one request to its end; give the cached tokens."""
     sequence = running(cache, prompt, generated, salt)
     cache.free(sequence)
@@ -56,9 +52,7 @@ def test_generated_tokens_extend_the_prefix() -> None:
 
 def test_a_salt_separates_caches_from_the_first_block_on() -> None:
     cache = PrefixCache(100, block_size=4)
-    assert [serve(cache, A, salt=salt) for salt in (None, "x", "y", "", None, "x", "y", "")] == [0] * 4 + [
-        8
-    ] * 4
+    assert [serve(cache, A, salt=salt) for salt in (None, "x", "y", "", None, "x", "y", "")] == [0] * 4 + [8] * 4
     assert next(block_hashes(A, 4, "x")) != next(block_hashes(A, 4))
 
 
@@ -125,6 +119,13 @@ def test_equal_blocks_computed_at_the_same_time_are_not_merged() -> None:
     cache.free(first)
     serve(cache, B)
     assert cache.match_prefix([*A, 1]) == 12
+
+
+def test_a_hit_that_nobody_held_takes_room_too() -> None:
+    cache = PrefixCache(1 + 3, block_size=4)
+    serve(cache, A)
+    assert cache.allocate([*A, 1]) is None
+    assert serve(cache, [*A[:8], 1]) == 8
 
 
 def test_room_is_set_aside_so_that_decoding_never_fails() -> None:

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from warmprefix.emulator import encode, split
 from warmprefix.emulator.tokenizer import MESSAGE_END, MESSAGE_START
 
-texts = st.text(st.characters(exclude_categories=())) | st.text(
-    "ab 1\n_.é中"
-)  # the first has lone surrogates
+texts = st.text(st.characters(exclude_categories=())) | st.text("ab 1\n_.é中")  # the first has lone surrogates
 
 PROSE = (
     "The engine keeps the keys and values of every token that it has processed. When a new request begins with "

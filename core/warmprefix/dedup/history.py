@@ -49,25 +49,42 @@ class VisibleHistory:
                         self._headers.setdefault(header[1], []).append((text, header.start()))
 
     def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
-        """Refer to each block that a message holds; the others stay in full, under a label that names no other text.
+        """Refer to each block that a message holds; the others stay in full.
 
-        One comparison for each place where the history shows one of a block's possible labels as a header.
+        A label that the history shows in front of another text names nothing any more: it is neither referred to nor
+        given again. One comparison for each place where the history shows one of a block's possible labels.
         """
-        return [self._resolve(block, label, templates) for block, label in zip(blocks, labels, strict=True)]
+        resolved: list[Resolved] = []
+        given = set(labels)
+        for block, label in zip(blocks, labels, strict=True):
+            reference = self._reference(block, label, templates)
+            if reference is not None:
+                resolved.append((reference.label, reference))
+            else:
+                free = self._free_label(block, label, given)
+                given.add(free)
+                resolved.append((free, None))
+        return resolved
 
-    def _resolve(self, block: ContextBlock, label: str, templates: Templates) -> Resolved:
-        candidates = tuple(dict.fromkeys((label, *label_candidates(block))))
-        for candidate in candidates:
+    def _reference(self, block: ContextBlock, label: str, templates: Templates) -> Reference | None:
+        for candidate in (label, *label_candidates(block)):
             if candidate in self._headers and self._holds(candidate, templates.block(candidate, block.text)):
-                return candidate, Reference(candidate, None, templates.location_annotation(candidate))
-        return next((candidate for candidate in candidates if candidate not in self._headers), label), None
+                return Reference(candidate, None, templates.location_annotation(candidate))
+        return None
 
     def _holds(self, label: str, rendered: str) -> bool:
+        """Whether every header with this label begins this block, whole."""
         for text, start in self._headers[label]:
             end = start + len(rendered)
-            if text.startswith(rendered, start) and (end == len(text) or text[end] in "\r\n"):
-                return True
-        return False
+            if not text.startswith(rendered, start) or text[end : end + 1] not in ("", "\r", "\n"):
+                return False
+        return True
+
+    def _free_label(self, block: ContextBlock, label: str, given: set[str]) -> str:
+        if label not in self._headers:
+            return label
+        others = (candidate for candidate in label_candidates(block) if candidate not in given)
+        return next((candidate for candidate in others if candidate not in self._headers), label)
 
 
 def _texts(message: Message) -> Iterator[str]:

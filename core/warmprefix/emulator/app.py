@@ -67,9 +67,7 @@ def create_app(config: EmulatorConfig | None = None) -> Starlette:
 class _RefusedError(HTTPException):
     """A request that gets an error instead of an answer, in OpenAI's shape and vLLM's words."""
 
-    def __init__(
-        self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(status, message)
         self.kind = kind
         self.param = param
@@ -108,9 +106,7 @@ class _Api:
             tokens = encode(body.prompt)
         else:
             tokens = render_chat(body.for_template(), add_generation_prompt=body.add_generation_prompt)
-        return JSONResponse(
-            {"count": len(tokens), "max_model_len": self._config.context_limit, "tokens": tokens}
-        )
+        return JSONResponse({"count": len(tokens), "max_model_len": self._config.context_limit, "tokens": tokens})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         if not self._engine.cache.reset():
@@ -145,9 +141,7 @@ class _Api:
 
     def _require_model(self, model: str | None) -> None:
         if model not in (None, self._config.model):
-            raise _RefusedError(
-                404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model"
-            )
+            raise _RefusedError(404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model")
 
     def _new_token_limit(self, prompt_tokens: int, asked: int | None) -> int:
         limit = self._config.context_limit
@@ -203,22 +197,27 @@ class _EventStream(StreamingResponse):
 
 
 class _SaysItIsAnEmulator:
-    """Marks every response, errors too, and lets what the server's shutdown cancels end in silence."""
+    """Marks every response, errors too, and answers for requests that the server's shutdown cancels."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
         async def send_marked(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message)["x-warmprefix-emulator"] = "1"
             await send(message)
 
         try:
             await self._app(scope, receive, send_marked)
         except asyncio.CancelledError:
-            # Only the server cancels a request, when it has stopped listening and its grace is over.
-            return
+            if not started:
+                body = payloads.error(503, "The emulator was stopped.", "ServiceUnavailableError")
+                await JSONResponse(body, status_code=503)(scope, receive, send_marked)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

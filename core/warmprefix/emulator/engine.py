@@ -134,9 +134,7 @@ class EmulatorEngine:
         self.cache.free(sequence)
         self._blocks_freed.set()
 
-    async def _decode(
-        self, sequence: KvSequence, answer: Answer, first_token_at: float, position: int
-    ) -> None:
+    async def _decode(self, sequence: KvSequence, answer: Answer, first_token_at: float, position: int) -> None:
         if position:
             remaining = first_token_at + position / self.config.decode_rate - self._clock()
             if remaining > 0:

@@ -65,12 +65,8 @@ class EmulatorMetrics:
         self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.").set_function(
             lambda: engine.cache.usage
         )
-        self._gauge("num_requests_running", "Requests that hold KV blocks.").set_function(
-            lambda: engine.num_running
-        )
-        self._gauge("num_requests_waiting", "Requests that wait for them.").set_function(
-            lambda: engine.num_waiting
-        )
+        self._gauge("num_requests_running", "Requests that hold KV blocks.").set_function(lambda: engine.num_running)
+        self._gauge("num_requests_waiting", "Requests that wait for them.").set_function(lambda: engine.num_waiting)
 
     def prefilled(self, prompt_tokens: int, cached_tokens: int, ttft: float) -> None:
         """Count the prompt and its hit."""

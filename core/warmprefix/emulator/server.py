@@ -29,9 +29,7 @@ class EmulatorServer:
             client = openai.OpenAI(base_url=server.base_url, api_key="none")
     """
 
-    def __init__(
-        self, config: EmulatorConfig | None = None, *, host: str = "127.0.0.1", port: int = 0
-    ) -> None:
+    def __init__(self, config: EmulatorConfig | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.config = EmulatorConfig() if config is None else config
         self._socket = _listening_socket(host, port)
         bound_port = self._socket.getsockname()[1]
@@ -46,9 +44,7 @@ class EmulatorServer:
                 timeout_graceful_shutdown=1,
             )
         )
-        self._thread = threading.Thread(
-            target=self.run, name=f"warmprefix-emulator-{bound_port}", daemon=True
-        )
+        self._thread = threading.Thread(target=self.run, name=f"warmprefix-emulator-{bound_port}", daemon=True)
 
     @property
     def base_url(self) -> str:

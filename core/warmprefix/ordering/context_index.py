@@ -36,7 +36,7 @@ def context_distance(a: Sequence[K], b: Sequence[K], alpha: float = 0.001) -> fl
 
 
 class ContextIndexPolicy:
-    """The best-matching node's blocks first, in the node's order; the rest by relevance (ContextPilot, Alg. 1 and 2)."""
+    """The best match's blocks first, in that node's order; the rest by relevance (ContextPilot, Alg. 1 and 2)."""
 
     def __init__(self, alpha: float = 0.001, max_nodes: int = 65_536) -> None:
         self._index = ContextIndex[bytes](alpha, max_nodes)

@@ -79,8 +79,11 @@ class SeenStore(Protocol):
         """Give the lease back; nothing is recorded. True if there was one."""
         ...
 
-    def forget(self, conversation: Conversation, keep_turns: int = 0) -> None:
-        """The history no longer holds anything after its first `keep_turns` turns. Ends every lease."""
+    def forget(self, conversation: Conversation) -> None:
+        """The history is no longer what was recorded: nothing is seen any more, `epoch` grows, every lease ends.
+
+        Labels stay taken, for the history may still show some of the texts that they name.
+        """
         ...
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:

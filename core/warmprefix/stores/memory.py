@@ -74,32 +74,28 @@ class MemorySeenStore:
             now = self._clock()
             state = self._use(conversation, now)
             lease = state.leases.pop(plan_id, None) if state is not None else None
-            if state is None or lease is None or lease.expires <= now:
+            if state is None or lease is None:
                 return False
-            alone = lease.turn == state.turn
-            if alone:
+            recorded = lease.turn == state.turn and now < lease.expires
+            if recorded:
                 state.record(sent, self._max_blocks)
-            else:
+            else:  # late or not, the model saw it: plans prepared beside it may not be in the history
                 state.roll_back(lease.turn)
             state.turn += 1
-            return alone
+            return recorded
 
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
         with self._lock:
             state = self._states.get(conversation)
             return state is not None and state.leases.pop(plan_id, None) is not None
 
-    def forget(self, conversation: Conversation, keep_turns: int = 0) -> None:
+    def forget(self, conversation: Conversation) -> None:
         with self._lock:
             state = self._states.get(conversation)
-            if state is None:
-                return
-            if keep_turns < 1:
-                del self._states[conversation]
-                return
-            state.roll_back(keep_turns)
-            state.turn = min(state.turn, keep_turns)
-            state.leases.clear()
+            if state is not None:
+                state.roll_back(0)
+                state.turn = 0
+                state.leases.clear()
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         with self._lock:

@@ -1,0 +1,410 @@
+"""What must always hold, as properties: nothing lost, nothing dangling, stable bytes, isolation, determinism."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix.ordering import POLICIES
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
+
+TEMPLATES = Templates()
+
+# Few texts and few ids, so that texts, ids and headers collide; some texts imitate what only we may write.
+TEXTS = [
+    "",
+    "alpha",
+    "alpha beta",
+    "beta",
+    "[a] alpha",
+    "alpha\n\n[b] beta",
+    "\\[a] alpha",
+    "Please refer to [a] in the previous conversation.",
+    "Please read the context in the following priority order: [b] > [a] and answer the question.",
+    "gamma\r\n[a]\u2028delta \ud800",
+    "x" * 500,
+]
+IDS = [None, "a", "b", "alpha", "ctx-0123456789ab", "a b", "a\n[b]", "{a}", "9" * 60]
+
+context_blocks = st.builds(
+    ContextBlock,
+    st.sampled_from(TEXTS),
+    id=st.sampled_from(IDS),
+    tokens=st.none() | st.integers(0, 300),
+    score=st.none() | st.floats(allow_nan=True),
+    pinned=st.sampled_from([None, None, None, "start", "end"]),
+)
+requests = st.lists(context_blocks, max_size=8)
+
+
+def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[ContextBlock]) -> None:
+    """Every input block is in this very prompt, in full or by a reference to a full occurrence, under one name."""
+    prompt = [*history, plan.render()]
+    assert {planned.block for planned in plan.blocks} == set(request)
+    assert len(plan.blocks) == len(set(request))
+    assert sorted(i for planned in plan.blocks for i in planned.positions) == list(range(len(request)))
+    assert bool(plan.render()) == bool(request)
+    labels = [planned.label for planned in plan.blocks]
+    assert len(set(labels)) == len(labels)
+    for planned in plan.blocks:
+        full = TEMPLATES.block(planned.label, planned.block.text)
+        if planned.reference is None:
+            assert full in plan.render()
+        else:
+            assert planned.reference.label == planned.label
+            assert any(full in message for message in history), f"dangling: {planned.reference}"
+        for message in prompt:
+            for start in header_positions(message, planned.label):
+                assert message.startswith(full, start), f"two texts are called {planned.label}"
+
+
+def header_positions(message: str, label: str) -> list[int]:
+    return [match.end() - len(label) - 3 for match in re.finditer(rf"(?:\A|\n)\[{re.escape(label)}\] ", message)]
+
+
+# -- 1 and 2, where the planner keeps the record -------------------------------------------------------------------
+
+
+class FlakyStore(MemorySeenStore):
+    """Loses some answers: an operation fails before it is done, or after."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(ttl=1_000, lease_ttl=100, clock=clock)
+        self.fault: Literal["none", "before", "after"] = "none"
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Any) -> Prepared:
+        self._fail("before")
+        prepared = super().prepare(conversation, plan_id, proposed)
+        self._fail("after")
+        return prepared
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        self._fail("before")
+        recorded = super().commit(conversation, plan_id, sent)
+        self._fail("after")
+        return recorded
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        self._fail("before")
+        abandoned = super().abandon(conversation, plan_id)
+        self._fail("after")
+        return abandoned
+
+    def _fail(self, when: str) -> None:
+        if self.fault == when:
+            raise TimeoutError(when)
+
+
+@dataclass
+class Chat:
+    """An application's conversation: what it really sends, which the planner is not shown."""
+
+    name: str
+    history: tuple[str, ...] = ()
+
+
+class Conversations(RuleBasedStateMachine):
+    """Turns, retries, cancellations, crashes, truncation, forks, lost state and two workers, in any order."""
+
+    chats = Bundle("chats")
+    in_flight = Bundle("in_flight")
+
+    @initialize()
+    def start(self) -> None:
+        self.now = 0.0
+        self.store = FlakyStore(lambda: self.now)
+        self.workers = [ContextPlanner(store=self.store), ContextPlanner(store=self.store)]
+        self.chats_opened = 0
+
+    @rule(target=chats)
+    def open_chat(self) -> Chat:
+        self.chats_opened += 1
+        return Chat(f"chat-{self.chats_opened}")
+
+    @rule(target=in_flight, chat=chats, request=requests, worker=st.integers(0, 1))
+    def plan(self, chat: Chat, request: list[ContextBlock], worker: int) -> Any:
+        # Two workers that never met may give one id to two texts, so here each worker has ids of its own.
+        named = [ContextBlock(b.text, b.id and f"w{worker}-{b.id}", b.tokens, b.score, b.pinned) for b in request]
+        plan = self.workers[worker].plan(named, conversation=chat.name, placement="tail")
+        assert_holds(chat.history, plan, named)
+        return chat, worker, plan, chat.history
+
+    @rule(flight=consumes(in_flight), outcome=st.sampled_from(["both", "this", "other"]))
+    def model_answers(self, flight: Any, outcome: str) -> None:
+        chat, worker, plan, base = flight
+        if chat.history == base or outcome == "this":
+            chat.history = (*base, plan.render())
+        elif outcome == "both":
+            chat.history = (*chat.history, plan.render())
+        self.workers[worker].commit(plan)
+
+    @rule(flight=consumes(in_flight))
+    def model_answers_and_the_worker_dies(self, flight: Any) -> None:
+        chat, _, plan, base = flight
+        if chat.history == base:
+            chat.history = (*base, plan.render())
+
+    @rule(flight=consumes(in_flight))
+    def call_fails(self, flight: Any) -> None:
+        _, worker, plan, _ = flight
+        self.workers[worker].abandon(plan)
+
+    @rule(flight=consumes(in_flight), request=requests)
+    def call_is_retried(self, flight: Any, request: list[ContextBlock]) -> None:
+        chat, worker, plan, base = flight
+        self.workers[worker].abandon(plan)
+        if chat.history == base:
+            with self.workers[worker].planning(request, conversation=chat.name, placement="tail") as retry:
+                assert_holds(chat.history, retry, request)
+                chat.history = (*base, retry.render())
+
+    @rule(chat=chats, keep=st.integers(0, 3), summary=st.booleans())
+    def cut(self, chat: Chat, keep: int, summary: bool) -> None:
+        chat.history = ("So far they spoke of alpha.",) if summary else chat.history[:keep]
+        self.workers[0].forget(chat.name)
+
+    @rule(target=chats, chat=chats, keep=st.integers(0, 3))
+    def fork(self, chat: Chat, keep: int) -> Chat:
+        self.chats_opened += 1
+        return Chat(f"chat-{self.chats_opened}", chat.history[:keep])
+
+    @rule(seconds=st.sampled_from([1, 99, 101, 1_001]))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule()
+    def lose_the_store(self) -> None:
+        self.store.clear()
+
+    @rule(fault=st.sampled_from(["none", "none", "before", "after"]))
+    def store_faults(self, fault: Literal["none", "before", "after"]) -> None:
+        self.store.fault = fault
+
+    @invariant()
+    def the_record_holds_no_text(self) -> None:
+        for chat in range(1, getattr(self, "chats_opened", 0) + 1):
+            snapshot = self.store.inspect(Conversation(None, f"chat-{chat}"))
+            assert snapshot is None or all(len(seen.label) <= 80 for seen in snapshot.blocks)
+
+
+Conversations.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestConversations = Conversations.TestCase
+
+
+# -- 1 and 2, where the messages are visible -----------------------------------------------------------------------
+
+
+class VisibleConversation(RuleBasedStateMachine):
+    """The application does what it likes with its messages and tells nobody."""
+
+    @initialize()
+    def start(self) -> None:
+        self.planners = [ContextPlanner(), ContextPlanner()]
+        self.history: list[str] = []
+
+    @rule(request=requests, worker=st.integers(0, 1), outcome=st.sampled_from(["answer", "fail", "hang"]))
+    def turn(self, request: list[ContextBlock], worker: int, outcome: str) -> None:
+        planner = self.planners[worker]
+        history = [{"role": "user", "content": text} for text in self.history]
+        plan = planner.plan(request, conversation="chat", placement="tail", history=history)
+        assert_holds(self.history, plan, request)
+        if outcome == "answer":
+            self.history.append(plan.render())
+            planner.commit(plan)
+        elif outcome == "fail":
+            planner.abandon(plan)
+
+    @rule(request=requests)
+    def turn_without_showing_the_history(self, request: list[ContextBlock]) -> None:
+        # Shown histories void the record, so this can only ever refer to what such turns themselves have sent.
+        plan = self.planners[0].plan(request, conversation="unshown", placement="tail", history=None)
+        assert all(planned.reference is None for planned in plan.blocks)
+
+    @rule(data=st.data())
+    def drop_a_message(self, data: st.DataObject) -> None:
+        if self.history:
+            del self.history[data.draw(st.integers(0, len(self.history) - 1))]
+
+    @rule(data=st.data())
+    def cut_into_a_message(self, data: st.DataObject) -> None:
+        if self.history:
+            i = data.draw(st.integers(0, len(self.history) - 1))
+            start, end = sorted(data.draw(st.tuples(st.integers(0, 600), st.integers(0, 600))))
+            self.history[i] = self.history[i][:start] + self.history[i][end:]
+
+    @rule()
+    def summarise(self) -> None:
+        self.history = ["[Summary] They spoke of [a] and of alpha."]
+
+    @rule(text=st.sampled_from(TEXTS), label=st.sampled_from(["a", "b", "alpha"]))
+    def user_types_what_looks_like_ours(self, text: str, label: str) -> None:
+        self.history.append(f"[{label}] {text}")
+
+
+VisibleConversation.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestVisibleConversation = VisibleConversation.TestCase
+
+
+# -- 1, whatever the options ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    turns=st.lists(st.tuples(requests, st.sampled_from(["head", "tail"]), st.booleans()), max_size=6),
+    policy=st.sampled_from(sorted(POLICIES)),
+    conversation=st.sampled_from([None, "chat"]),
+)
+def test_nothing_is_lost(turns: list[Any], policy: str, conversation: str | None) -> None:
+    planner = ContextPlanner(policy=policy)
+    history: list[str] = []
+    for request, placement, locked in turns:
+        with planner.planning(
+            request, conversation=conversation, placement=placement, order_locked=locked
+        ) as plan:
+            assert_holds(history, plan, request)
+        if placement == "tail":
+            history.append(plan.render())
+
+
+# -- 3: byte stability ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
+def test_a_block_renders_to_the_same_bytes_in_every_request(turns: list[list[ContextBlock]], policy: str) -> None:
+    planner = ContextPlanner(policy=policy)
+    rendered: dict[ContextBlock, str] = {}
+    for request in turns:
+        with planner.planning(request) as plan:
+            for planned in plan.blocks:
+                assert rendered.setdefault(planned.block, planned.render()) == planned.render()
+
+
+def test_scores_ranks_and_positions_stay_out_of_the_prompt() -> None:
+    def prompt(score: float, rank: int) -> str:
+        filler = [ContextBlock(f"filler {i}") for i in range(rank)]
+        plan = ContextPlanner().plan([*filler, ContextBlock("evidence", id="e", score=score)])
+        return plan.blocks[-1].render()
+
+    assert prompt(0.9, 0) == prompt(0.1, 7) == "[e] evidence"
+
+
+# -- 4: nothing is done when it does not pay -----------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(earlier=st.lists(requests, max_size=8), fresh=st.integers(0, 12))
+def test_without_evidence_of_reuse_the_prompt_is_the_untouched_one(
+    earlier: list[list[ContextBlock]], fresh: int
+) -> None:
+    planner, untouched = ContextPlanner(), ContextPlanner(policy="relevance")
+    for request in earlier:
+        with planner.planning(request):
+            pass
+    request = [ContextBlock(f"never seen before, {i}") for i in range(fresh)]
+    plan = planner.plan(request)
+    assert plan.render() == untouched.plan(request).render()
+    assert plan.order_annotation is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
+def test_an_order_annotation_stands_exactly_where_the_order_changed(
+    turns: list[list[ContextBlock]], policy: str
+) -> None:
+    planner = ContextPlanner(policy=policy)
+    for request in turns:
+        with planner.planning(request) as plan:
+            assert (plan.order_annotation is not None) == plan.reordered
+
+
+# -- 6: bounded ----------------------------------------------------------------------------------------------------
+
+
+def test_no_text_is_retained() -> None:
+    text = "evidence " * 100
+    planner = ContextPlanner()
+    before = sys.getrefcount(text)
+    for turn in range(3):
+        with planner.planning([ContextBlock(text, id="e")], conversation="chat", placement="tail", tenant="acme"):
+            pass
+        with planner.planning([ContextBlock(text), ContextBlock(f"other {turn}")]):
+            pass
+        planner.plan([ContextBlock(text)])
+    assert sys.getrefcount(text) == before
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_state_stops_growing_at_its_bounds(policy: str) -> None:
+    planner = ContextPlanner(policy=policy, capacity_tokens=2_000, max_nodes=50, max_labels=40, max_scopes=3)
+    rng = random.Random(0)
+    for i in range(2_000):
+        request = [ContextBlock(f"text {rng.randrange(500)}", tokens=50) for _ in range(5)]
+        with planner.planning(request, tenant=f"tenant {i % 5}"):
+            pass
+    stats = planner.stats()
+    assert stats.scopes == 3
+    assert stats.tree_nodes <= 150
+
+
+# -- 7: isolation --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    turns=st.lists(st.tuples(st.sampled_from(["acme", "other", None]), requests), max_size=12),
+    policy=st.sampled_from(sorted(POLICIES)),
+    placement=st.sampled_from(["head", "tail"]),
+)
+def test_a_tenants_prompts_do_not_depend_on_other_tenants(turns: list[Any], policy: str, placement: Any) -> None:
+    def prompts(tenants: set[str | None]) -> list[str]:
+        planner = ContextPlanner(policy=policy)
+        rendered: list[str] = []
+        for tenant, request in turns:
+            if tenant in tenants:
+                with planner.planning(request, conversation="c", placement=placement, tenant=tenant) as plan:
+                    if tenant == "acme":
+                        rendered.append(plan.render())
+        return rendered
+
+    assert prompts({"acme"}) == prompts({"acme", "other", None})
+
+
+# -- 9: determinism ------------------------------------------------------------------------------------------------
+
+REPLAY = """
+import hashlib, random, sys
+from warmprefix import ContextBlock, ContextPlanner
+rng, digest = random.Random(7), hashlib.sha256()
+for policy in sys.argv[1:]:
+    planner = ContextPlanner(policy=policy, capacity_tokens=3_000)
+    for i in range(300):
+        request = [ContextBlock(f"text {rng.randrange(60)}", tokens=rng.randrange(200)) for _ in range(8)]
+        with planner.planning(request, tenant=str(i % 2), conversation=str(i % 9), placement="tail") as plan:
+            digest.update(plan.render().encode())
+print(digest.hexdigest())
+"""
+
+
+def test_the_same_requests_give_the_same_bytes_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", REPLAY, *sorted(POLICIES)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert replay("1") == replay("2")

@@ -1,0 +1,118 @@
+"""Labels: stable, unambiguous, safe to print, bounded."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from warmprefix import ContextBlock
+from warmprefix.labels import LABEL_CHARACTERS, LabelRegistry, content_label, label_candidates
+
+LABEL = re.compile(rf"[{LABEL_CHARACTERS}]{{1,64}}")
+
+# Few texts and ids, so that they collide.
+texts = st.sampled_from(["one", "two", "three", "four", ""])
+ids = st.none() | st.sampled_from(["a", "b", "ctx-1", "x~y", "a b", "a]", "Doc_1\n", "", "z" * 40, "z" * 41])
+blocks = st.builds(ContextBlock, texts, ids)
+
+
+def candidates(text: str, id: str | None = None) -> list[str]:
+    return list(label_candidates(ContextBlock(text, id)))
+
+
+def test_a_short_safe_id_is_the_label() -> None:
+    for safe in ("Doc_1", "7", "a/b.c:d-e_f", "https://example.org/x", "z" * 40):
+        assert candidates("one", safe)[0] == safe
+
+
+def test_any_other_id_is_not_used() -> None:
+    unsafe = [
+        "",
+        " ",
+        "a b",
+        "a]",
+        "[a",
+        "a\n",
+        "\na",
+        "é",
+        "١",
+        "-a",
+        ".a",
+        "_a",
+        "a~b",
+        "ctx-a",
+        "z" * 41,
+        "a\u200b",
+        "\ud800",
+    ]
+    for id in unsafe:
+        assert candidates("one", id) == candidates("one")
+
+
+@given(st.text(), st.none() | st.text() | st.from_regex(r"\A[a-z0-9~-]{1,45}\Z"))
+def test_every_candidate_is_a_label(text: str, id: str | None) -> None:
+    assert all(LABEL.fullmatch(label) for label in candidates(text, id))
+
+
+@given(blocks)
+def test_the_last_candidate_holds_the_whole_fingerprint(block: ContextBlock) -> None:
+    *_, last = label_candidates(block)
+    assert last == content_label(block) == f"ctx-{block.fingerprint.hex()}"
+
+
+@given(st.text(), st.none() | st.text(), st.text(), st.booleans())
+def test_no_id_can_imitate_a_derived_label(text: str, id: str | None, other: str, safe: bool) -> None:
+    assume(text != other)
+    *_, short, whole = candidates(text, "Doc_1" if safe else id)
+    for derived in {*candidates(text, "Doc_1" if safe else id)[1:], short, whole}:
+        assert derived not in candidates(other, derived)
+
+
+@given(st.lists(blocks, max_size=30))
+def test_a_label_is_stable_and_names_one_text(requested: list[ContextBlock]) -> None:
+    registry = LabelRegistry()
+    names: dict[ContextBlock, str] = {}
+    for block in requested:
+        [label] = registry.labels([block])
+        assert names.setdefault(block, label) == label
+        assert label in label_candidates(block) or label in {
+            c for b in requested if b == block for c in label_candidates(b)
+        }
+    assert len(set(names.values())) == len(names) == len(registry)
+    assert registry.labels(requested) == [names[block] for block in requested]
+
+
+def test_the_first_id_that_comes_with_a_text_names_it() -> None:
+    registry = LabelRegistry()
+    assert registry.labels([ContextBlock("one", "a"), ContextBlock("one", "b"), ContextBlock("one")]) == ["a"] * 3
+
+
+def test_one_id_for_two_texts_names_the_first_of_them() -> None:
+    registry = LabelRegistry()
+    first, second = registry.labels([ContextBlock("one", "a"), ContextBlock("two", "a")])
+    assert first == "a"
+    assert second == f"a~{ContextBlock('two').fingerprint.hex()[:8]}"
+
+
+def test_labels_do_not_depend_on_the_place_in_the_request() -> None:
+    request = [ContextBlock(text, id) for text, id in (("one", "a"), ("two", "b"), ("three", None))]
+    registry = LabelRegistry()
+    assert registry.labels(request) == registry.labels(request[::-1])[::-1]
+
+
+@given(st.lists(blocks, max_size=30), st.integers(1, 4))
+def test_the_registry_is_bounded_and_forgets_the_block_not_asked_for_longest(
+    requested: list[ContextBlock], max_labels: int
+) -> None:
+    registry = LabelRegistry(max_labels)
+    recent: dict[ContextBlock, str] = {}
+    for block in requested:
+        remembered = recent.pop(block, None)
+        [label] = registry.labels([block])
+        assert remembered in (None, label)
+        recent[block] = label
+        if len(recent) > max_labels:
+            del recent[next(iter(recent))]
+        assert len(registry) == len(recent)
+        assert len(set(recent.values())) == len(recent)

@@ -1,0 +1,522 @@
+"""What `ContextPlanner` promises, one example each. The invariants are held by test_invariants.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+from warmprefix import (
+    BlockView,
+    ContextBlock,
+    ContextPlan,
+    ContextPlanner,
+    PrefixView,
+    Scope,
+    StoreError,
+    Templates,
+)
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, Snapshot
+
+
+def block(name: object, tokens: int = 100) -> ContextBlock:
+    return ContextBlock(f"All there is to say about {name}.", id=f"Doc_{name}", tokens=tokens)
+
+
+def blocks(*names: object) -> list[ContextBlock]:
+    return [block(name) for name in names]
+
+
+def serve(planner: ContextPlanner, *names: object, **options: object) -> ContextPlan:
+    with planner.planning(blocks(*names), **options) as plan:  # type: ignore[arg-type]
+        return plan
+
+
+def shape(plan: ContextPlan) -> list[str]:
+    """`ref:1` or `full:1` for each block, as the papers' examples are written."""
+    return [
+        f"{'full' if planned.reference is None else 'ref'}:{planned.label.removeprefix('Doc_')}" for planned in plan.blocks
+    ]
+
+
+# -- the papers' examples ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [([1, 2, 4], None), ([1, 5, 2], ["ref:1", "full:5", "ref:2"])],
+        [([4, 3, 1], None), ([4, 3, 2], ["ref:4", "ref:3", "full:2"])],
+        [
+            ([10, 20, 30], None),
+            ([10, 20, 40], ["ref:10", "ref:20", "full:40"]),
+            ([10, 30, 50], ["ref:10", "ref:30", "full:50"]),
+        ],
+    ],
+)
+def test_repeated_blocks_become_references(turns: list[tuple[list[int], list[str] | None]]) -> None:
+    """ContextPilot, Alg. 3."""
+    planner = ContextPlanner()
+    for names, expected in turns:
+        plan = serve(planner, *names, conversation="chat", placement="tail")
+        if expected is not None:
+            assert shape(plan) == expected
+
+
+def test_annotations_have_the_papers_wording() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2)
+    plan = serve(planner, 2, 1, 4)
+    assert [planned.label for planned in plan.blocks] == ["Doc_1", "Doc_2", "Doc_4"]
+    assert plan.order_annotation == (
+        "Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4]"
+        " and answer the question."
+    )
+    serve(planner, 1, conversation="chat", placement="tail")
+    repeated = serve(planner, 1, conversation="chat", placement="tail")
+    assert repeated.render() == "Please refer to [Doc_1] in the previous conversation."
+
+
+# -- rendering -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_renders_labelled_paragraphs_then_the_order_annotation() -> None:
+    planner = ContextPlanner()
+    serve(planner, "a", "b")
+    assert serve(planner, "b", "a").render() == (
+        "[Doc_a] All there is to say about a.\n\n"
+        "[Doc_b] All there is to say about b.\n\n"
+        "Please read the context in the following priority order: [Doc_b] > [Doc_a] and answer the question."
+    )
+
+
+def test_overridden_templates_are_used() -> None:
+    planner = ContextPlanner(templates=Templates(order="Most relevant first: {order}.", location="See {label} above."))
+    serve(planner, "a", "b", conversation="chat", placement="tail")
+    assert serve(planner, "b", "a").order_annotation == "Most relevant first: [Doc_b] > [Doc_a]."
+    assert serve(planner, "a", conversation="chat", placement="tail").render() == "See [Doc_a] above."
+
+
+def test_a_plan_knows_its_request() -> None:
+    planner = ContextPlanner()
+    plan = planner.plan(blocks("a"), conversation="chat", placement="tail", tenant="acme", model="m", preamble="Hi.")
+    assert (plan.conversation, plan.placement, plan.turn) == ("chat", "tail", 1)
+    assert plan.scope == Scope("acme", "m", ContextBlock("Hi.").fingerprint)
+    assert plan.id != planner.plan(blocks("a")).id
+
+
+def test_token_counts_add_up() -> None:
+    planner = ContextPlanner()
+    first = [block("a", 300), block("b", 200)]
+    with planner.planning(first, conversation="chat", placement="tail") as plan:
+        assert (plan.total_tokens, plan.reference_tokens, plan.resident_tokens) == (500, 0, 0)
+    with planner.planning([block("c", 50), block("a", 300)], conversation="chat", placement="tail") as plan:
+        assert (plan.total_tokens, plan.reference_tokens, plan.resident_tokens) == (350, 300, 0)
+    assert planner.plan([block("c", 50), block("a", 300)]).resident_tokens == 300
+
+
+# -- ordering ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_tail_turn_is_ordered_and_later_ones_keep_relevance_order() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2, 3)
+    first = serve(planner, 3, 2, 1, conversation="chat", placement="tail")
+    assert first.order == (2, 1, 0)
+    second = serve(planner, 7, 3, 6, conversation="chat", placement="tail")
+    assert second.order == (0, 1, 2)
+    assert second.order_annotation is None
+
+
+def test_order_locked_keeps_everything_in_place() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2, 3)
+    request = [block(3), block(2), ContextBlock("last", pinned="start"), block(1)]
+    plan = planner.plan(request, order_locked=True)
+    assert plan.order == (0, 1, 2, 3)
+    assert plan.order_annotation is None
+
+
+def test_a_locked_order_can_be_shared_all_the_same() -> None:
+    planner = ContextPlanner()
+    serve(planner, 3, 1, 2, order_locked=True)
+    assert planner.plan(blocks(1, 2, 3)).order == (2, 0, 1)
+
+
+def test_pinned_blocks_keep_to_their_ends_and_the_path_continues_behind_them() -> None:
+    planner = ContextPlanner()
+    rules, reminder = ContextBlock("Rules.", pinned="start"), ContextBlock("Reminder.", pinned="end")
+    with planner.planning([rules, block(1), block(2), reminder]):
+        pass
+    plan = planner.plan([block(3), block(2), reminder, block(1), rules])
+    assert [planned.block.text for planned in plan.blocks[:3]] == [rules.text, block(1).text, block(2).text]
+    assert plan.blocks[-1].block == reminder
+    assert plan.resident_tokens == rules.tokens + 200
+
+
+@pytest.mark.parametrize("policy", ["relevance", "sorted", "greedy"])
+def test_the_policy_can_be_named(policy: str) -> None:
+    planner = ContextPlanner(policy=policy)
+    serve(planner, 2, 1)
+    assert sorted(planner.plan(blocks(1, 2)).order) == [0, 1]
+
+
+class Reversed:
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return range(len(blocks) - 1, -1, -1)
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        pass
+
+
+def test_the_policy_can_be_the_callers_own() -> None:
+    assert ContextPlanner(policy=Reversed).plan(blocks(1, 2, 3)).order == (2, 1, 0)
+
+
+class Broken(Reversed):
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return [0] * len(blocks)
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        raise RuntimeError("no memory")
+
+
+def test_a_broken_policy_costs_the_order_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    planner = ContextPlanner(policy=Broken)
+    with caplog.at_level(logging.WARNING, "warmprefix"):
+        for _ in range(3):
+            plan = serve(planner, 1, 2)
+            assert plan.order == (0, 1)
+            assert plan.order_annotation is None
+    assert planner.stats().policy_errors == 6
+    assert len(caplog.records) == 1
+
+
+# -- commit and abandon --------------------------------------------------------------------------------------------
+
+
+def test_only_committed_plans_are_learned_from() -> None:
+    planner = ContextPlanner()
+    planner.plan(blocks(1, 2))
+    planner.abandon(planner.plan(blocks(1, 2)))
+    assert planner.plan(blocks(2, 1)).order == (0, 1)
+
+
+def test_only_committed_plans_are_seen() -> None:
+    planner = ContextPlanner()
+    planner.plan(blocks(1), conversation="chat", placement="tail")
+    planner.abandon(planner.plan(blocks(1), conversation="chat", placement="tail"))
+    assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+
+
+def test_a_plan_is_closed_once() -> None:
+    planner = ContextPlanner()
+    committed, abandoned = planner.plan(blocks(1)), planner.plan(blocks(1))
+    assert [planner.commit(committed), planner.commit(committed), planner.abandon(committed)] == [True, False, False]
+    assert [planner.abandon(abandoned), planner.abandon(abandoned), planner.commit(abandoned)] == [True, False, False]
+    stats = planner.stats()
+    assert (stats.commits, stats.abandons, stats.late_commits, stats.open_plans) == (1, 1, 2, 0)
+
+
+def test_leaving_planning_by_an_exception_abandons() -> None:
+    planner = ContextPlanner()
+    with pytest.raises(KeyboardInterrupt), planner.planning(blocks(1), conversation="chat", placement="tail"):
+        raise KeyboardInterrupt
+    assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+    assert planner.stats().abandons == 1
+
+
+def test_committing_inside_planning_reports_cached_tokens_and_counts_once() -> None:
+    planner = ContextPlanner()
+    with planner.planning(blocks(1)) as plan:
+        planner.commit(plan, cached_tokens=64)
+    stats = planner.stats()
+    assert (stats.commits, stats.reported_commits, stats.reported_cached_tokens) == (1, 1, 64)
+
+
+async def test_cancelling_a_task_abandons() -> None:
+    planner = ContextPlanner()
+    planned = asyncio.Event()
+
+    async def request() -> None:
+        async with planner.aplanning(blocks(1), conversation="chat", placement="tail"):
+            planned.set()
+            await asyncio.sleep(3_600)
+
+    task = asyncio.create_task(request())
+    await planned.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert planner.stats().abandons == 1
+    plan = await planner.aplan(blocks(1), conversation="chat", placement="tail")
+    assert shape(plan) == ["full:1"]
+
+
+async def test_the_async_twins_do_the_same() -> None:
+    planner = ContextPlanner()
+    async with planner.aplanning(blocks(1, 2), conversation="chat", placement="tail") as plan:
+        assert shape(plan) == ["full:1", "full:2"]
+    plan = await planner.aplan(blocks(2), conversation="chat", placement="tail")
+    assert shape(plan) == ["ref:2"]
+    assert await planner.aabandon(plan)
+    assert not await planner.acommit(plan)
+    await planner.aforget("chat")
+    assert shape(await planner.aplan(blocks(2), conversation="chat", placement="tail")) == ["full:2"]
+
+
+# -- conversations -------------------------------------------------------------------------------------------------
+
+
+def test_head_placement_never_de_duplicates() -> None:
+    planner = ContextPlanner()
+    for _ in range(3):
+        plan = serve(planner, 1, 2, conversation="chat", placement="head")
+        assert shape(plan) == ["full:1", "full:2"]
+
+
+def test_without_a_conversation_nothing_is_de_duplicated() -> None:
+    planner = ContextPlanner()
+    for _ in range(3):
+        assert shape(serve(planner, 1, 2, placement="tail")) == ["full:1", "full:2"]
+
+
+def test_conversations_of_two_tenants_with_one_name_are_two() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, conversation="chat", placement="tail", tenant="acme")
+    assert shape(serve(planner, 1, conversation="chat", placement="tail", tenant="other")) == ["full:1"]
+    assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
+    assert shape(serve(planner, 1, conversation="chat", placement="tail", tenant="acme")) == ["ref:1"]
+
+
+def test_a_conversation_may_change_its_model() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, conversation="chat", placement="tail", model="small")
+    assert shape(serve(planner, 1, conversation="chat", placement="tail", model="large")) == ["ref:1"]
+
+
+def test_forgetting_a_conversation_sends_everything_again() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, conversation="chat", placement="tail")
+    planner.forget("chat")
+    assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
+
+
+def test_a_commit_that_comes_after_another_of_its_conversation_makes_both_unseen() -> None:
+    planner = ContextPlanner()
+    retried = planner.plan(blocks(1), conversation="chat", placement="tail")
+    retry = planner.plan(blocks(2), conversation="chat", placement="tail")
+    assert planner.commit(retry)
+    assert not planner.commit(retried)
+    assert planner.stats().conflicts == 1
+    assert shape(planner.plan(blocks(1, 2), conversation="chat", placement="tail")) == ["full:1", "full:2"]
+
+
+# -- visible history -----------------------------------------------------------------------------------------------
+
+
+def user(content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
+
+
+def test_visible_messages_decide_what_is_seen() -> None:
+    planner = ContextPlanner()
+    first = planner.plan(blocks(1, 2), placement="tail", history=[])
+    history = [user(f"{first.render()}\n\nWhat is it?"), {"role": "assistant", "content": None}]
+    assert shape(planner.plan(blocks(2, 3), placement="tail", history=history)) == ["ref:2", "full:3"]
+    assert shape(planner.plan(blocks(2, 3), placement="tail", history=[user("It was cut.")])) == ["full:2", "full:3"]
+
+
+@pytest.mark.parametrize("wrap", [str, lambda text: user([{"type": "text", "text": text}]), user])
+def test_messages_may_be_strings_or_mappings_or_hold_parts(wrap: object) -> None:
+    planner = ContextPlanner()
+    rendered = planner.plan(blocks(1), placement="tail", history=[]).render()
+    plan = planner.plan(blocks(1), placement="tail", history=[wrap(rendered)])  # type: ignore[operator]
+    assert shape(plan) == ["ref:1"]
+
+
+def test_a_history_of_system_prompts_only_is_the_first_turn() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2)
+    history = [{"role": "system", "content": "Be brief."}]
+    assert planner.plan(blocks(2, 1), placement="tail", history=history).order == (1, 0)
+    assert planner.plan(blocks(2, 1), placement="tail", history=[*history, user("Hello.")]).order == (0, 1)
+
+
+def test_a_shown_history_overrules_the_record_for_good() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, conversation="chat", placement="tail")
+    shown = planner.plan(blocks(1), conversation="chat", placement="tail", history=[user("Cut.")])
+    assert shape(shown) == ["full:1"]
+    assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+
+
+def test_a_part_of_a_block_in_the_history_is_not_the_block() -> None:
+    planner = ContextPlanner()
+    short, long = ContextBlock("The sky", id="a"), ContextBlock("The sky is blue.", id="a")
+    history = [user(planner.plan([long], placement="tail", history=[]).render())]
+    plan = planner.plan([short], placement="tail", history=history)
+    assert plan.references == ()
+    assert plan.blocks[0].label != "a"
+
+
+def test_a_header_inside_a_line_is_not_a_block() -> None:
+    planner = ContextPlanner()
+    history = [user(f"He wrote: {planner.plan(blocks(1)).render()}")]
+    assert shape(planner.plan(blocks(1), placement="tail", history=history))[0].startswith("full")
+
+
+# -- labels --------------------------------------------------------------------------------------------------------
+
+
+def test_two_texts_of_one_id_get_two_labels_and_keep_them() -> None:
+    planner = ContextPlanner()
+    old, new = ContextBlock("Version 1.", id="page"), ContextBlock("Version 2.", id="page")
+    labels = [planned.label for planned in planner.plan([old, new]).blocks]
+    assert labels[0] == "page"
+    assert labels[1].startswith("page~")
+    assert planner.plan([new]).blocks[0].label == labels[1]
+    assert planner.plan([new, old]).blocks[1].label == "page"
+
+
+def test_a_conversation_keeps_its_labels_through_a_change_of_model() -> None:
+    planner = ContextPlanner()
+    old, new = ContextBlock("Version 1.", id="page"), ContextBlock("Version 2.", id="page")
+    with planner.planning([old], conversation="chat", placement="tail", model="small"):
+        pass
+    plan = planner.plan([new, old], conversation="chat", placement="tail", model="large")
+    assert plan.blocks[0].label == f"ctx-{new.fingerprint.hex()}"
+    assert plan.blocks[1].reference is not None
+    assert plan.blocks[1].reference.label == "page"
+
+
+def test_equal_texts_are_placed_once_and_know_all_their_positions() -> None:
+    request = [ContextBlock("a", id="x"), ContextBlock("b"), ContextBlock("a", id="y"), ContextBlock("a")]
+    plan = ContextPlanner().plan(request)
+    assert [(planned.label, planned.positions) for planned in plan.blocks][0] == ("x", (0, 2, 3))
+    assert len(plan.blocks) == 2
+
+
+# -- scopes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [{"tenant": "other"}, {"model": "other"}, {"preamble": "other"}, {}])
+def test_no_order_is_learned_across_scopes(other: dict[str, str]) -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2, tenant="acme", model="m", preamble="p")
+    assert planner.plan(blocks(2, 1), tenant="acme", model="m", preamble="p").order == (1, 0)
+    scope = {"tenant": "acme", "model": "m", "preamble": "p"} | other if other else {}
+    assert planner.plan(blocks(2, 1), **scope).order == (0, 1)  # type: ignore[arg-type]
+
+
+def test_the_cache_salt_follows_the_tenant_and_the_key() -> None:
+    def salt(tenant: str | None, key: bytes = b"secret") -> str | None:
+        return ContextPlanner(salt_key=key).plan([], tenant=tenant).cache_salt
+
+    assert salt(None) is None
+    assert salt("acme") == salt("acme") != salt("other")
+    assert salt("acme") != salt("acme", b"another secret")
+    assert str(salt("acme")).isalnum()
+    assert len(str(salt("acme"))) <= 128
+
+
+# -- bounds and reset ----------------------------------------------------------------------------------------------
+
+
+def test_the_scope_not_used_longest_is_forgotten() -> None:
+    planner = ContextPlanner(max_scopes=2)
+    for tenant in ("a", "b", "a", "c"):
+        serve(planner, 1, 2, tenant=tenant)
+    assert planner.plan(blocks(2, 1), tenant="a").order == (1, 0)
+    assert planner.plan(blocks(2, 1), tenant="b").order == (0, 1)
+    assert planner.stats().scopes == 2
+
+
+def test_the_oldest_open_plan_gives_way() -> None:
+    planner = ContextPlanner(max_open_plans=2)
+    plans = [planner.plan(blocks(i)) for i in range(3)]
+    assert [planner.commit(plan) for plan in plans] == [False, True, True]
+
+
+def test_reset_forgets_everything() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2, conversation="chat", placement="tail")
+    stale = planner.plan(blocks(1, 2))
+    planner.reset()
+    assert planner.stats() == type(planner.stats())()
+    assert not planner.commit(stale)
+    assert planner.plan(blocks(2, 1)).order == (0, 1)
+    assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+
+
+# -- a failing store -----------------------------------------------------------------------------------------------
+
+
+class FailingStore(MemorySeenStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing = ""
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: object) -> Prepared:
+        self._fail("prepare")
+        return super().prepare(conversation, plan_id, proposed)  # type: ignore[arg-type]
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        self._fail("commit")
+        return super().commit(conversation, plan_id, sent)
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        self._fail("abandon")
+        return super().abandon(conversation, plan_id)
+
+    def forget(self, conversation: Conversation) -> None:
+        self._fail("forget")
+        super().forget(conversation)
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        return super().inspect(conversation)
+
+    def _fail(self, operation: str) -> None:
+        if self.failing in ("all", operation):
+            raise ConnectionError(operation)
+
+
+def test_a_store_that_fails_costs_references_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    store = FailingStore()
+    planner = ContextPlanner(store=store)
+    serve(planner, 1, 2, conversation="chat", placement="tail")
+    store.failing = "all"
+    with caplog.at_level(logging.WARNING, "warmprefix"):
+        plan = serve(planner, 2, 1, conversation="chat", placement="tail")
+        planner.abandon(planner.plan(blocks(1), conversation="chat", placement="tail"))
+    assert shape(plan) == ["full:2", "full:1"]
+    assert plan.order_annotation is None
+    assert planner.stats().store_errors == 2
+    assert len(caplog.records) == 1
+    store.failing = ""
+    assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
+
+
+@pytest.mark.parametrize("operation", ["commit", "abandon", "forget"])
+def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) -> None:
+    store = FailingStore()
+    planner = ContextPlanner(store=store)
+    plan = planner.plan(blocks(1), conversation="chat", placement="tail")
+    store.failing = operation
+    if operation == "commit":
+        assert not planner.commit(plan)
+    elif operation == "abandon":
+        assert planner.abandon(plan)
+    else:
+        shown = planner.plan(blocks(1), conversation="chat", placement="tail", history=[])
+        assert shape(shown) == ["full:1"]
+    assert planner.stats().store_errors == 1
+    assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+
+
+def test_a_request_to_forget_that_fails_is_not_passed_over() -> None:
+    store = FailingStore()
+    store.failing = "forget"
+    with pytest.raises(StoreError, match="forget"):
+        ContextPlanner(store=store).forget("chat")
