@@ -112,6 +112,8 @@ class Chat:
 
     name: str
     history: tuple[str, ...] = ()
+    unrecorded: bool = False
+    """Whether the last turn of the history was answered and never committed."""
 
 
 class Conversations(RuleBasedStateMachine):
@@ -134,10 +136,9 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(target=in_flight, chat=chats, request=requests, worker=st.integers(0, 1))
     def plan(self, chat: Chat, request: list[ContextBlock], worker: int) -> Any:
-        # Two workers that never met may give one id to two texts, so here each worker has ids of its own.
-        named = [ContextBlock(b.text, b.id and f"w{worker}-{b.id}", b.tokens, b.score, b.pinned) for b in request]
-        plan = self.workers[worker].plan(named, conversation=chat.name, placement="tail")
-        assert_holds(chat.history, plan, named)
+        request = of_worker(worker, request)
+        plan = self.workers[worker].plan(request, conversation=chat.name, placement="tail")
+        assert_holds(chat.history, plan, request)
         return chat, worker, plan, chat.history
 
     @rule(flight=consumes(in_flight), outcome=st.sampled_from(["both", "this", "other"]))
@@ -147,6 +148,11 @@ class Conversations(RuleBasedStateMachine):
             chat.history = (*base, plan.render())
         elif outcome == "both":
             chat.history = (*chat.history, plan.render())
+        elif chat.unrecorded:
+            # Of two answers to one turn the application kept the other, whose commit will never come.
+            self.workers[worker].abandon(plan)
+            return
+        chat.unrecorded = False
         self.workers[worker].commit(plan)
 
     @rule(flight=consumes(in_flight))
@@ -154,6 +160,7 @@ class Conversations(RuleBasedStateMachine):
         chat, _, plan, base = flight
         if chat.history == base:
             chat.history = (*base, plan.render())
+            chat.unrecorded = True
 
     @rule(flight=consumes(in_flight))
     def call_fails(self, flight: Any) -> None:
@@ -164,6 +171,7 @@ class Conversations(RuleBasedStateMachine):
     def call_is_retried(self, flight: Any, request: list[ContextBlock]) -> None:
         chat, worker, plan, base = flight
         self.workers[worker].abandon(plan)
+        request = of_worker(worker, request)
         if chat.history == base:
             with self.workers[worker].planning(request, conversation=chat.name, placement="tail") as retry:
                 assert_holds(chat.history, retry, request)
@@ -196,6 +204,11 @@ class Conversations(RuleBasedStateMachine):
         for chat in range(1, getattr(self, "chats_opened", 0) + 1):
             snapshot = self.store.inspect(Conversation(None, f"chat-{chat}"))
             assert snapshot is None or all(len(seen.label) <= 80 for seen in snapshot.blocks)
+
+
+def of_worker(worker: int, request: list[ContextBlock]) -> list[ContextBlock]:
+    """With ids of the worker's own: two that lost their common record may call two texts by one id."""
+    return [ContextBlock(b.text, b.id and f"w{worker}-{b.id}", b.tokens, b.score, b.pinned) for b in request]
 
 
 Conversations.TestCase.settings = settings(
@@ -273,9 +286,7 @@ def test_nothing_is_lost(turns: list[Any], policy: str, conversation: str | None
     planner = ContextPlanner(policy=policy)
     history: list[str] = []
     for request, placement, locked in turns:
-        with planner.planning(
-            request, conversation=conversation, placement=placement, order_locked=locked
-        ) as plan:
+        with planner.planning(request, conversation=conversation, placement=placement, order_locked=locked) as plan:
             assert_holds(history, plan, request)
         if placement == "tail":
             history.append(plan.render())

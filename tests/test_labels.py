@@ -76,9 +76,8 @@ def test_a_label_is_stable_and_names_one_text(requested: list[ContextBlock]) -> 
     for block in requested:
         [label] = registry.labels([block])
         assert names.setdefault(block, label) == label
-        assert label in label_candidates(block) or label in {
-            c for b in requested if b == block for c in label_candidates(b)
-        }
+        same = [other for other in requested if other == block]
+        assert label in {candidate for other in same for candidate in label_candidates(other)}
     assert len(set(names.values())) == len(names) == len(registry)
     assert registry.labels(requested) == [names[block] for block in requested]
 

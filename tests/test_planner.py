@@ -36,7 +36,8 @@ def serve(planner: ContextPlanner, *names: object, **options: object) -> Context
 def shape(plan: ContextPlan) -> list[str]:
     """`ref:1` or `full:1` for each block, as the papers' examples are written."""
     return [
-        f"{'full' if planned.reference is None else 'ref'}:{planned.label.removeprefix('Doc_')}" for planned in plan.blocks
+        f"{'full' if planned.reference is None else 'ref'}:{planned.label.removeprefix('Doc_')}"
+        for planned in plan.blocks
     ]
 
 
@@ -70,8 +71,7 @@ def test_annotations_have_the_papers_wording() -> None:
     plan = serve(planner, 2, 1, 4)
     assert [planned.label for planned in plan.blocks] == ["Doc_1", "Doc_2", "Doc_4"]
     assert plan.order_annotation == (
-        "Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4]"
-        " and answer the question."
+        "Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question."
     )
     serve(planner, 1, conversation="chat", placement="tail")
     repeated = serve(planner, 1, conversation="chat", placement="tail")

@@ -28,6 +28,7 @@ class Templates:
     '[Doc_1] First line.\n\\[Doc_2] Not a header.'
 
     Raises:
+        TypeError: A template is no str.
         ValueError: A template lacks its placeholder, has another one, spans several lines, begins with a placeholder
             or bracket, or has a backslash before the placeholder.
     """
@@ -92,6 +93,8 @@ class Templates:
 def _lead_in(name: str, template: str) -> str:
     """The text before the one placeholder of a template, which must be called `name`-wise right."""
     placeholder = "order" if name == "order" else "label"
+    if not isinstance(template, str):
+        raise TypeError(f"{name} template must be a str, got {type(template).__name__}")
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:

@@ -236,6 +236,9 @@ class ContextPlanner:
     def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
         """The model saw the plan's prompt: learn its order, and count its blocks as seen by the conversation.
 
+        To a conversation a commit also says that the prompt is now part of its history. Abandon a plan whose answer
+        you throw away, unless you show `plan` the history.
+
         Args:
             plan: One of this planner's.
             cached_tokens: What the engine reported, as `usage.prompt_tokens_details.cached_tokens`.
@@ -488,7 +491,7 @@ def _policy_factory(policy: str | Callable[[], OrderingPolicy]) -> Callable[[], 
 
 def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[list[ContextBlock], list[tuple[int, ...]]]:
     """The blocks without repetitions, and where each of them stood."""
-    if isinstance(blocks, str | bytes | ContextBlock | Mapping):
+    if isinstance(blocks, str | bytes | Mapping) or not isinstance(blocks, Iterable):
         raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
     listed = [block if isinstance(block, ContextBlock) else _as_block(i, block) for i, block in enumerate(blocks)]
     first: dict[bytes, ContextBlock] = {}

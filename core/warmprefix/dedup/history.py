@@ -33,7 +33,7 @@ class VisibleHistory:
         Raises:
             TypeError: `messages` is one string or mapping, or a message is neither.
         """
-        if isinstance(messages, str | bytes | Mapping):
+        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
             raise TypeError(f"history must be a sequence of messages, got one {type(messages).__name__}")
         self.is_empty = True
         """Whether there is no message but system and developer prompts, so that the context opens the prompt."""

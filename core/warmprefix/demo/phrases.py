@@ -6,7 +6,7 @@ import re
 
 from warmprefix.demo.corpus import Entry
 
-__all__ = ["goal", "spoken_name"]
+__all__ = ["goal", "remarks", "spoken_name"]
 
 _VERBS = frozenset(
     """
@@ -23,8 +23,9 @@ _VERBS = frozenset(
     """.split()
 )
 _SENTENCE_END = re.compile(r"[.:;](?=\s|$)|\s\(|\s--?\s")
-_PLAIN = re.compile(r"[A-Za-z][\w ,.'/*-]*")
+_PLAIN = re.compile(r"[A-Za-z][\w ,.'/*-]*", re.ASCII)
 _LONGEST_GOAL = 80
+_REMARK = re.compile(r"(?<=[.!?:])\s+([A-Z][\w ,'()=-]{30,110})\.(?=\s|$)", re.ASCII)
 
 
 def goal(entry: Entry) -> str | None:
@@ -44,6 +45,11 @@ def goal(entry: Entry) -> str | None:
     if verb == "return":
         return None if rest.startswith(("True", "true")) else f"get {rest}"
     return f"{verb} {rest}" if verb in _VERBS else None
+
+
+def remarks(entry: Entry) -> list[str]:
+    """Sentences of its docstring after the first, short and plain enough to be quoted."""
+    return _REMARK.findall(" ".join(entry.docstring.split()))
 
 
 def spoken_name(entry: Entry) -> str:

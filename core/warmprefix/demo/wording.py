@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warmprefix.demo.corpus import Entry
-from warmprefix.demo.phrases import goal, spoken_name
+from warmprefix.demo.phrases import goal, remarks, spoken_name
 
 __all__ = ["Wording", "first_wordings", "follow_up_wordings", "wordings_about_another"]
 
@@ -56,11 +56,9 @@ def first_wordings(entry: Entry) -> list[Wording]:
 def follow_up_wordings(entry: Entry) -> list[Wording]:
     """Questions that leave the entry's name to the conversation."""
     name = spoken_name(entry)
-    wordings = [
-        Wording("Can you show me an example?", f"Example of {name}"),
-        Wording("Is there anything to watch out for?", f"Pitfalls and limitations of {name}"),
-        Wording("Is there something similar?", f"Alternatives to {name} in {entry.module}"),
-    ]
+    wordings = [Wording("Is there something similar?", f"Alternatives to {name} in {entry.module}")]
+    for remark in remarks(entry)[:4]:
+        wordings.append(Wording(f'What does this mean: "{remark}"?', f"{name}: {remark}"))
     if entry.kind == "module":
         return [*wordings, Wording("Which functions does it have?", f"Functions in the {entry.name} module")]
     if entry.kind == "class":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from warmprefix.ordering.base import BlockView, PrefixView, then_the_rest
 
@@ -149,7 +150,8 @@ class ContextIndex(Generic[K]):
             node = node.parent
 
 
-class Match(NamedTuple, Generic[K]):
+@dataclass(frozen=True, slots=True)
+class Match(Generic[K]):
     """Where a search ended: the node's blocks, and the child numbers that lead to it from the root."""
 
     blocks: tuple[K, ...]

@@ -1,0 +1,102 @@
+"""What the person at the keyboard reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from warmprefix.demo.examples import Example, Held, pick_examples, prompt_lines
+from warmprefix.demo.options import DemoOptions
+from warmprefix.demo.session import DemoResult
+from warmprefix.demo.summary import ArmSummary, summarize_arm, summarize_workload
+from warmprefix.errors import MissingExtraError
+from warmprefix.plan import Placement
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["print_report"]
+
+_PLACEMENTS: dict[Placement, str] = {
+    "head": "head: context in the system prompt, made anew each turn",
+    "tail": "tail: context comes with each question and stays in the chat",
+}
+_FEWEST_LINES = 5
+_REFERENCE = "reference"
+_STYLES = {"all": "green", "part": "yellow", "none": "default", "unknown": "default", _REFERENCE: "cyan"}
+_MARKS = {"all": "\u25cf", "part": "\u25d0", "none": "\u25cb", "unknown": " ", _REFERENCE: "\u21a9"}
+_ASCII_MARKS = {"all": "#", "part": "+", "none": "-", "unknown": " ", _REFERENCE: "^"}
+
+
+def print_report(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    """Tables, three prompts, and what to make of them."""
+    _print_workload(result, options, console)
+    for placement, (relevance, warmprefix) in result.runs.items():
+        console.print()
+        console.print(_comparison(_PLACEMENTS[placement], summarize_arm(relevance), summarize_arm(warmprefix)))
+    _print_examples(result, console)
+    _print_notes(result, options, console)
+
+
+def _print_workload(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    workload = summarize_workload(result.turns)
+    console.print(
+        f"{workload.questions} questions ({workload.distinct_questions} different) of {workload.users} users in"
+        f" {workload.conversations} conversations about this Python's standard library; BM25 finds the {options.k} best"
+        f" of its docstrings' passages. Of what it finds, {workload.seen_by_anyone:.0%} was found before for somebody,"
+        f" {workload.seen_in_conversation:.0%} in the same conversation."
+    )
+
+
+def _comparison(title: str, before: ArmSummary, after: ArmSummary) -> Table:
+    table = Table(title=title, title_style="bold", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("", min_width=30)
+    table.add_column("relevance order", justify="right")
+    table.add_column("warmprefix", justify="right")
+    table.add_column("change", justify="right")
+    if before.hit_ratio is not None and after.hit_ratio is not None:
+        points = 100 * (after.hit_ratio - before.hit_ratio)
+        table.add_row("hit ratio", f"{before.hit_ratio:.1%}", f"{after.hit_ratio:.1%}", f"{points:+.1f} points")
+    _add_counts(table, "prompt tokens", before.prompt_tokens, after.prompt_tokens)
+    _add_counts(table, "tokens prefilled", before.prefilled_tokens, after.prefilled_tokens, style="bold")
+    for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
+        table.add_row(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new))
+    if after.references:
+        table.add_row("context spared by references", "", f"{after.reference_tokens:,} tokens", "")
+    if after.planning_p50 is not None:
+        table.add_row("planning p50, within TTFT", "", f"{after.planning_p50 * 1e3:.2f} ms", "")
+    return table
+
+
+def _add_counts(table: Table, name: str, before: int | None, after: int | None, style: str | None = None) -> None:
+    if before is not None and after is not None:
+        table.add_row(name, f"{before:,}", f"{after:,}", _change(before, after), style=style)
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.0%}" if before else ""
+
+
+def _print_examples(result: DemoResult, console: Console) -> None:
+    marks = _ASCII_MARKS if console.options.ascii_only else _MARKS
+    legend = {"all": "cached", "part": "in part", "none": "prefilled", _REFERENCE: "reference, text is in the history"}
+    for i, example in enumerate(pick_examples(result.runs)):
+        console.print()
+        heading = f"{example.title} ({example.placement}), turn {example.before.question.turn} of its conversation"
+        console.print(Text(heading, style="bold"))
+        if i == 0:
+            console.print(Text("  ".join(f"{marks[kind]} {meaning}" for kind, meaning in legend.items()), style="dim"))
+        console.print(Text(f"Question: {example.before.question.text}"), no_wrap=True, overflow="ellipsis")
+        console.print(_side_by_side(example, marks))
+        annotation = example.after.context.order_annotation
+        if annotation is not None:
+            console.print(Text(annotation, style="dim italic"), no_wrap=True, overflow="ellipsis")
+
+
+def _side_by_side(example: Example, marks: dict[str, str]) -> Table:
+    columns = [_lines(example.before, example.placement), _lines(example.after, example.placement)]
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    return table

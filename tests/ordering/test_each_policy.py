@@ -1,0 +1,290 @@
+"""What sets each ordering policy apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from warmprefix import ContextBlock
+from warmprefix.ordering import (
+    CoAccessPolicy,
+    ContextIndexPolicy,
+    FrequencyPolicy,
+    GreedyPolicy,
+    OraclePolicy,
+    OrderingPolicy,
+    PrefixView,
+    RecencyPolicy,
+    RelevancePolicy,
+    SortedPolicy,
+)
+from warmprefix.ordering.context_index import ContextIndex
+from warmprefix.tree import PrefixTree
+
+
+def blocks(names: Sequence[object]) -> list[ContextBlock]:
+    return [ContextBlock(str(name), tokens=100) for name in names]
+
+
+def keys(names: Sequence[object]) -> list[bytes]:
+    return [block.fingerprint for block in blocks(names)]
+
+
+def tree_of(*served: str) -> PrefixTree[bytes]:
+    tree = PrefixTree[bytes]()
+    for names in served:
+        tree.insert(keys(names), [100] * len(names))
+    return tree
+
+
+def observed(policy: OrderingPolicy, *served: Sequence[object]) -> OrderingPolicy:
+    for names in served:
+        policy.observe(blocks(names))
+    return policy
+
+
+def planned(policy: OrderingPolicy, request: str, *cached: str, after: str = "") -> str:
+    order = policy.order(blocks(request), PrefixView(tree_of(*cached), keys(after)))
+    return "".join(request[i] for i in order)
+
+
+# -- relevance, sorted, recency ----------------------------------------------------------------------------------------
+
+
+def test_relevance_never_reorders() -> None:
+    assert planned(observed(RelevancePolicy(), "CBA", "CBA"), "ABC", "CBA") == "ABC"
+
+
+def test_sorted_gives_every_set_of_blocks_one_order() -> None:
+    orders = {planned(SortedPolicy(), "".join(request), "CAB") for request in permutations("ABCD")}
+    assert len(orders) == 1
+    order = orders.pop()
+    assert keys(order) == sorted(keys("ABCD"))
+    assert planned(SortedPolicy(), order[::2]) == order[::2], "a subset is in another order"
+
+
+def test_recency_puts_the_most_recently_served_first_in_served_order() -> None:
+    policy = observed(RecencyPolicy(), "AB", "DC")
+    assert planned(policy, "XABCDY") == "DCABXY"
+    assert planned(observed(policy, "BE"), "XABCDY") == "BDCAXY"
+
+
+def test_recency_forgets_the_least_recently_served() -> None:
+    policy = observed(RecencyPolicy(max_blocks=2), "A", "BC")
+    assert planned(policy, "XABC") == "BCXA"
+
+
+# -- frequency ---------------------------------------------------------------------------------------------------------
+
+
+def test_frequency_breaks_ties_by_relevance() -> None:
+    assert planned(observed(FrequencyPolicy(promotion_threshold=9), "AB", "AB", "C"), "CXBA") == "BACX"
+
+
+def test_frequency_counts_a_sliding_window() -> None:
+    policy = observed(FrequencyPolicy(window=2, promotion_threshold=9), "A", "A", "B")
+    assert planned(policy, "CBA") == "BAC"
+    assert planned(observed(policy, "C"), "ABC") == "BCA"
+
+
+def test_frequency_follows_a_promoted_prefix_before_more_frequent_blocks() -> None:
+    """A, B was promoted; C came up more often since, but never first."""
+    policy = observed(FrequencyPolicy(promotion_threshold=2), "AB", "AB", *["XC"] * 5)
+    assert planned(policy, "CBA") == "ABC"
+
+
+def test_frequency_promotes_only_the_leading_run() -> None:
+    policy = FrequencyPolicy(promotion_threshold=2)
+    observed(policy, "B", "AB")  # B has reached the threshold, A in front of it has not
+    assert policy._promoted.nodes == 0
+
+
+# -- greedy and oracle -------------------------------------------------------------------------------------------------
+
+
+def test_greedy_takes_the_first_resident_child_and_appends_the_rest() -> None:
+    assert planned(GreedyPolicy(), "XCBA", "ABC", "AC") == "ACXB"
+
+
+def test_greedy_continues_behind_what_is_placed() -> None:
+    assert planned(GreedyPolicy(), "CB", "ABC", "CB", after="A") == "BC"
+    assert planned(GreedyPolicy(), "CB", "BC", after="X") == "CB"
+
+
+@given(
+    cached=st.lists(st.permutations("ABCDEF").map(lambda order: "".join(order[:4])), max_size=8),
+    request=st.permutations("ABCDEF").flatmap(lambda order: st.integers(0, 6).map(lambda k: "".join(order[:k]))),
+    lengths=st.lists(st.integers(1, 50), min_size=6, max_size=6),
+)
+def test_the_oracle_is_the_best_of_all_permutations(cached: list[str], request: str, lengths: list[int]) -> None:
+    length = dict(zip("ABCDEF", lengths, strict=True))
+    tree = PrefixTree[bytes]()
+    for names in cached:
+        tree.insert(keys(names), [length[name] for name in names])
+    asked = [ContextBlock(name, tokens=length[name]) for name in request]
+    view = PrefixView(tree)
+    order = OraclePolicy().order(asked, view)
+    best = max(view.match_prefix(permutation).tokens for permutation in permutations(asked))
+    assert view.match_prefix([asked[i] for i in order]).tokens == best
+    rest = list(order[view.match_prefix([asked[i] for i in order]).blocks :])
+    assert rest == sorted(rest), "the tail is not in relevance order"
+
+
+def test_the_oracle_is_exhaustive_up_to_its_bound_and_budgeted_beyond() -> None:
+    """200 paths of one block come first in rank order; the deepest is last."""
+    names = [*(f"x{i}" for i in range(200)), "A", "B"]
+    tree = tree_of("AB")
+    for name in names[:200]:
+        tree.insert(keys([name, f"{name} on"]), [100, 1_000])
+    view = PrefixView(tree)
+    request = [*blocks(names), ContextBlock("heavy", tokens=10_000)]
+    assert list(OraclePolicy(max_blocks=203).order(request, view))[:2] == [200, 201]
+    assert list(OraclePolicy(max_blocks=202).order(request, view))[:2] == [0, 1]
+
+
+# -- context-index -----------------------------------------------------------------------------------------------------
+
+
+def test_context_index_puts_what_the_best_match_shares_first() -> None:
+    policy = observed(ContextIndexPolicy(), "ABCD", "EFGH")
+    assert planned(policy, "XDBA") == "ABDX"
+    assert planned(policy, "HXFA") == "FHXA"
+    assert planned(policy, "XYZ") == "XYZ"
+
+
+def test_context_index_rejects_weights_and_bounds_out_of_range() -> None:
+    for alpha in (0.0, 0.011, float("nan")):
+        with pytest.raises(ValueError, match=rf"alpha must be in \[0.001, 0.01\], got {alpha}"):
+            ContextIndexPolicy(alpha=alpha)
+    with pytest.raises(ValueError, match="max_nodes must be 1 or more, got 0"):
+        ContextIndexPolicy(max_nodes=0)
+
+
+@given(
+    served=st.lists(st.permutations("ABCDE").flatmap(lambda o: st.integers(0, 5).map(lambda k: o[:k])), max_size=25),
+    max_nodes=st.integers(1, 6) | st.just(1_000),
+    context=st.permutations("ABCDE"),
+)
+def test_the_context_index_stays_a_tree_of_prefixes(
+    served: list[list[str]], max_nodes: int, context: list[str]
+) -> None:
+    index = ContextIndex[str](max_nodes=max_nodes)
+    for order in served:
+        path = index.insert(order)
+        node = index._root
+        nodes = check_context_index(index)
+        assert nodes == index._nodes <= max_nodes
+        if max_nodes == 1_000:
+            for number in path:
+                node = node.children[number]
+            assert node.blocks == tuple(order)
+        found = index.search(context)
+        assert not found.path or set(found.blocks) & set(context)
+        assert sorted(index.order(context)) == list(range(5))
+
+
+def check_context_index(index: ContextIndex[str]) -> int:
+    waiting, nodes = [index._root], 0
+    while waiting:
+        node = waiting.pop()
+        recent = {number for numbers in node.recent.values() for number in numbers}
+        assert recent <= set(node.children)
+        for number, child in node.children.items():
+            nodes += 1
+            assert child.number == number
+            assert child.parent is node
+            assert child.blocks[: len(node.blocks)] == node.blocks
+            assert len(child.blocks) > len(node.blocks)
+            assert node.child_at(child.blocks[len(node.blocks)]) is child
+            assert child.children or child in index._served
+            waiting.append(child)
+    assert all(served.parent is not None for served in index._served)
+    return nodes
+
+
+# -- coaccess ----------------------------------------------------------------------------------------------------------
+
+
+def test_coaccess_leaves_a_cold_request_in_relevance_order() -> None:
+    assert planned(CoAccessPolicy(), "CAB") == "CAB"
+    assert planned(observed(CoAccessPolicy(rank_prior=0), "XY", "YZ"), "CAB", "XYZ") == "CAB"
+
+
+def test_coaccess_begins_with_the_deepest_resident_path() -> None:
+    policy = observed(CoAccessPolicy(rank_prior=0), *["B"] * 9)
+    assert planned(policy, "BXAC", "B", "ACX") == "ACXB"
+    assert planned(policy, "BCA", "XAC", "B", after="X") == "ACB"
+
+
+def test_coaccess_groups_blocks_that_were_requested_together() -> None:
+    policy = observed(CoAccessPolicy(rank_prior=0), "AB", "AB", "AB", "CD", "CD")
+    assert planned(policy, "DACB") == "ABDC"
+    assert planned(policy, "DXC") == "DCX"
+
+
+def test_coaccess_counts_only_requests_that_hold_everything_placed() -> None:
+    """B is frequent, but never came up with A, which is resident."""
+    policy = observed(CoAccessPolicy(rank_prior=0), "AC", *["B"] * 5)
+    assert planned(policy, "ABC", "A") == "ACB"
+    assert planned(policy, "ABC") == "BAC"
+
+
+def test_coaccess_breaks_ties_by_rank() -> None:
+    policy = observed(CoAccessPolicy(rank_prior=0), "ABC", "ABC")
+    for request in permutations("ABC"):
+        assert planned(policy, "".join(request)) == "".join(request)
+
+
+def test_rank_counts_as_so_many_requests() -> None:
+    """Of four blocks, the last is three quarters of the prior behind the first."""
+    for prior, order in ((0, "DABC"), (3.9, "DABC"), (4.1, "ABCD")):
+        policy = observed(CoAccessPolicy(rank_prior=prior), *["D"] * 3, *[""] * 5)
+        assert planned(policy, "ABCD") == order
+
+
+def test_coaccess_forgets_what_the_window_has_passed() -> None:
+    policy = observed(CoAccessPolicy(window=3, rank_prior=0), "B", "X", "Y")
+    assert planned(policy, "AB") == "BA"
+    assert planned(observed(policy, "Z"), "AB") == "AB"
+
+
+def test_coaccess_places_at_most_64_blocks_by_co_access() -> None:
+    """Of a hundred blocks each is requested once more often than the one before it in rank."""
+    policy = CoAccessPolicy(rank_prior=0)
+    for start in range(100):
+        policy.observe(blocks(range(start, 100)))
+    order = policy.order(blocks(range(100)), PrefixView(PrefixTree[bytes]()))
+    assert list(order) == [*range(99, 35, -1), *range(36)]
+
+
+def test_the_cap_spares_the_resident_path() -> None:
+    policy = CoAccessPolicy(rank_prior=0)
+    tree = PrefixTree[bytes]()
+    tree.insert(keys(range(99, -1, -1)), [100] * 100)
+    assert list(policy.order(blocks(range(100)), PrefixView(tree))) == list(range(99, -1, -1))
+
+
+@pytest.mark.parametrize("prior", [-1, -0.001])
+def test_a_negative_rank_prior_is_rejected(prior: float) -> None:
+    with pytest.raises(ValueError, match=f"rank_prior must be 0 or more, got {prior}"):
+        CoAccessPolicy(rank_prior=prior)
+
+
+# -- what a policy is shown --------------------------------------------------------------------------------------------
+
+
+def test_the_view_starts_behind_the_blocks_placed_in_front() -> None:
+    view = PrefixView(tree_of("ABC"), keys("A"))
+    assert view.match_prefix(blocks("BCX")) == (2, 200)
+    assert view.match_prefix(blocks("C")) == (0, 0)
+    assert view.deepest_path(blocks("XCB")) == [2, 1]
+    assert view.greedy_path(blocks("XCB")) == [2, 1]
+
+
+def test_nothing_matches_behind_blocks_that_are_not_resident() -> None:
+    view = PrefixView(tree_of("ABC"), keys("AX"))
+    assert view.match_prefix(blocks("BC")) == (0, 0)
+    assert view.deepest_path(blocks("BC")) == view.greedy_path(blocks("BC")) == []

@@ -1,0 +1,222 @@
+"""Worked examples of the papers behind the policies. Blocks go by the papers' numbers and letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from warmprefix import ContextBlock
+from warmprefix.ordering import (
+    CoAccessPolicy,
+    ContextIndexPolicy,
+    FrequencyPolicy,
+    GreedyPolicy,
+    OraclePolicy,
+    OrderingPolicy,
+    PrefixView,
+    RelevancePolicy,
+)
+from warmprefix.ordering.context_index import ContextIndex, context_distance
+from warmprefix.tree import PrefixTree
+
+Names = Sequence[str | int]
+
+
+def blocks(names: Names) -> list[ContextBlock]:
+    return [ContextBlock(str(name), tokens=100) for name in names]
+
+
+def planned(policy: OrderingPolicy, request: Names, tree: PrefixTree[bytes] | None = None) -> list[str | int]:
+    view = PrefixView(PrefixTree[bytes]() if tree is None else tree)
+    return [request[i] for i in policy.order(blocks(request), view)]
+
+
+def insert(tree: PrefixTree[bytes], served: Names) -> int:
+    """Blocks that were resident before."""
+    return tree.insert([block.fingerprint for block in blocks(served)], [100] * len(served)).blocks
+
+
+# -- ContextPilot ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        # Section 4, the example below Eq. 1: contexts A to D.
+        ([3, 5, 1, 7], [2, 6, 3, 5], 0.502),
+        ([2, 6, 3, 5], [3, 5, 8, 9], 0.502),
+        ([2, 6, 3, 5], [2, 6, 4, 0], 0.5),
+        ([3, 5, 1, 7], [3, 5, 8, 9], 0.5),
+        ([3, 5, 1, 7], [2, 6, 4, 0], 1.0),
+        # Derived from Eq. 1.
+        ([1, 2, 3], [3, 2, 1], 0.0013333333),
+        ([1, 2, 3, 4], [3, 4, 5, 6], 0.502),
+        ([2, 1, 3], [2, 6, 1], 0.3338333333),
+        ([2, 1, 3], [4, 1, 0], 0.6666666667),
+        ([1, 2], [], 1.0),
+        ([1, 2], [3, 4], 1.0),
+        ([1, 2, 3], [1, 2, 3], 0.0),
+        ([], [], 1.0),
+    ],
+)
+def test_context_distance(a: list[int], b: list[int], distance: float) -> None:
+    assert context_distance(a, b) == pytest.approx(distance, abs=1e-6)
+    assert context_distance(b, a) == pytest.approx(distance, abs=1e-6)
+
+
+def test_context_distance_weighs_positions_by_alpha() -> None:
+    assert context_distance([1, 2, 3], [3, 2, 1], alpha=0.01) == pytest.approx(0.04 / 3)
+
+
+BUILT = {(2, 1, 3): [1, 2, 3], (2, 6, 1): [1, 2, 6], (4, 1, 0): [1, 4, 0]}
+"""The contexts of ContextPilot's figures 4 and 7 and their planned orders."""
+
+
+def built_index() -> ContextIndex[int]:
+    index = ContextIndex[int]()
+    for order in BUILT.values():
+        index.insert(order)
+    return index
+
+
+def test_the_context_index_holds_shared_prefixes_as_inner_nodes() -> None:
+    inner: set[tuple[int, ...]] = set()
+    leaves: set[tuple[int, ...]] = set()
+    waiting = [built_index()._root]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        if node.parent is not None:
+            (inner if node.children else leaves).add(node.blocks)
+    assert inner == {(1, 2), (1,)}
+    assert leaves == set(map(tuple, BUILT.values()))
+
+
+@pytest.mark.parametrize(("context", "order"), BUILT.items())
+def test_the_context_index_plans_what_it_was_built_from(context: tuple[int, ...], order: list[int]) -> None:
+    assert [context[i] for i in built_index().order(context)] == order
+
+
+def test_the_context_index_online() -> None:
+    """ContextPilot, Alg. 1 and 2, and the search paths of figure 7."""
+    index = built_index()
+    found = index.search([2, 1, 4])
+    assert (found.blocks, found.path) == ((1, 2), (0, 0))
+    for context, order, search_path in (
+        ([2, 1, 4], [1, 2, 4], (0, 0, 2)),
+        ([5, 7, 8], [5, 7, 8], (1,)),
+        ([1, 2, 9], [1, 2, 9], (0, 0, 3)),
+    ):
+        assert [context[i] for i in index.order(context)] == order
+        assert index.insert(order) == search_path
+
+
+def test_the_context_index_policy_plans_the_same() -> None:
+    policy = ContextIndexPolicy()
+    for order in BUILT.values():
+        policy.observe(blocks(order))
+    for context, order in (([2, 1, 4], [1, 2, 4]), ([5, 7, 8], [5, 7, 8]), ([1, 2, 9], [1, 2, 9])):
+        assert planned(policy, context) == order
+        policy.observe(blocks(order))
+
+
+# -- CRAFT -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [2, 100])
+def test_craft_orders_by_frequency(threshold: int) -> None:
+    """Counts 5, 4 and 1 for the blocks 2, 3 and 1."""
+    policy = FrequencyPolicy(promotion_threshold=threshold)
+    for request in ([2, 3], [2, 3], [2, 3], [2, 3], [2, 1]):
+        policy.observe(blocks(request))
+    assert planned(policy, [1, 2, 3]) == [2, 3, 1]
+
+
+def test_craft_promotes_blocks_that_reach_the_threshold() -> None:
+    """CRAFT's chunk-access table and chunk-prefix tree over three requests, threshold 2."""
+    policy = FrequencyPolicy(promotion_threshold=2)
+    policy.observe(blocks([1, 2]))
+    for request, reused, promoted, counts in (
+        ([1, 2, 5], 0, [1, 2], {1: 2, 2: 2, 5: 1}),
+        ([1, 2, 6], 2, [1, 2], {1: 3, 2: 3, 5: 1, 6: 1}),
+        ([1, 2, 6], 2, [1, 2, 6], {1: 4, 2: 4, 5: 1, 6: 2}),
+    ):
+        order = planned(policy, request)
+        assert order == request
+        assert promoted_prefix(policy, order) == reused
+        policy.observe(blocks(order))
+        assert promoted_prefix(policy, promoted) == len(promoted)
+        assert policy._promoted.resident_tokens == 100 * len(promoted), "more was promoted"
+        assert {name: policy._window.count(blocks([name])[0].fingerprint) for name in counts} == counts
+
+
+def test_craft_reuses_a_part_of_a_promoted_prefix() -> None:
+    """Prefix slicing."""
+    policy = FrequencyPolicy(promotion_threshold=2)
+    for _ in range(2):
+        policy.observe(blocks([1, 2, 3]))
+    assert promoted_prefix(policy, [1, 10, 11]) == 1
+    assert planned(policy, [10, 11, 1]) == planned(policy, [1, 10, 11]) == [1, 10, 11]
+
+
+def promoted_prefix(policy: FrequencyPolicy, names: Names) -> int:
+    return policy._promoted.match_prefix([block.fingerprint for block in blocks(names)]).blocks
+
+
+# -- CacheWeaver -------------------------------------------------------------------------------------------------------
+
+
+def test_cacheweaver_walks_cached_children_and_appends_the_rest() -> None:
+    """Alg. 1. F was cached, and has been evicted since."""
+    tree = PrefixTree[bytes]()
+    insert(tree, "F")
+    insert(tree, "ABCD")
+    assert tree.evict(100) == 100
+    assert planned(GreedyPolicy(), "ABCFD", tree) == list("ABCDF")
+
+
+def test_cacheweaver_passes_by_what_the_engine_no_longer_holds() -> None:
+    tree = PrefixTree[bytes]()
+    insert(tree, "F")
+    insert(tree, "ABCD")
+    tree.mark_stale([blocks("F")[0].fingerprint])
+    assert planned(GreedyPolicy(), "FABCD", tree) == list("ABCDF")
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [(GreedyPolicy(), "BAC"), (OraclePolicy(), "ABC"), (CoAccessPolicy(), "ABC")]
+)
+def test_the_greedy_walk_can_miss_the_deepest_path(policy: OrderingPolicy, order: str) -> None:
+    tree = PrefixTree[bytes]()
+    insert(tree, "BX")
+    insert(tree, "ABC")
+    assert planned(policy, "BAC", tree) == list(order)
+
+
+# -- the myopic trap ---------------------------------------------------------------------------------------------------
+
+
+def reused_blocks(policy: OrderingPolicy, requests: int = 6) -> list[int]:
+    """What each request `[x, x', x'', A, B]` with fresh x reuses."""
+    tree = PrefixTree[bytes]()
+    reused: list[int] = []
+    for i in range(requests):
+        order = planned(policy, [f"x{3 * i + 1}", f"x{3 * i + 2}", f"x{3 * i + 3}", "A", "B"], tree)
+        reused.append(insert(tree, order))
+        policy.observe(blocks(order))
+    return reused
+
+
+@pytest.mark.parametrize("policy", [RelevancePolicy(), GreedyPolicy(), OraclePolicy()])
+def test_leaving_the_tail_in_relevance_order_never_hits(policy: OrderingPolicy) -> None:
+    assert reused_blocks(policy) == [0] * 6
+
+
+@pytest.mark.parametrize("policy", [CoAccessPolicy(rank_prior=1), FrequencyPolicy(), ContextIndexPolicy()])
+def test_looking_ahead_hits_from_the_third_request_on(policy: OrderingPolicy) -> None:
+    assert reused_blocks(policy) == [0, 0, 2, 2, 2, 2]
+
+
+def test_the_default_rank_prior_waits_for_one_more_request() -> None:
+    """Three ranks out of five outweigh one co-access, but not two."""
+    assert reused_blocks(CoAccessPolicy()) == [0, 0, 0, 2, 2, 2]

@@ -1,0 +1,217 @@
+"""Bad, odd and huge input: what is refused, in which words, and what is simply served."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from warmprefix import ContextBlock, ContextPlanner, MemorySeenStore, Templates
+from warmprefix.ordering import CoAccessPolicy
+
+BLOCK = ContextBlock("evidence", id="e")
+
+
+# -- refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"text": b"bytes"}, TypeError, "text must be a str, got bytes"),
+        ({"text": None}, TypeError, "text must be a str, got NoneType"),
+        ({"text": "t", "id": 1.5}, TypeError, "id must be a str, an int or None, got float"),
+        ({"text": "t", "id": True}, TypeError, "id must be a str, an int or None, got bool"),
+        ({"text": "t", "tokens": -1}, ValueError, "tokens must be 0 or more, got -1"),
+        ({"text": "t", "tokens": 2.0}, TypeError, "tokens must be an int or None, got float"),
+        ({"text": "t", "tokens": True}, TypeError, "tokens must be an int or None, got bool"),
+        ({"text": "t", "pinned": "middle"}, ValueError, "pinned must be 'start', 'end' or None, got 'middle'"),
+        ({"text": "t", "pinned": True}, ValueError, "pinned must be 'start', 'end' or None, got True"),
+    ],
+)
+def test_a_bad_block_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}$"):
+        ContextBlock(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"blocks": "text"}, TypeError, "blocks must be a sequence of ContextBlock or str, got one str"),
+        ({"blocks": BLOCK}, TypeError, "blocks must be a sequence of ContextBlock or str, got one ContextBlock"),
+        ({"blocks": {"id": "text"}}, TypeError, "blocks must be a sequence of ContextBlock or str, got one dict"),
+        ({"blocks": None}, TypeError, "blocks must be a sequence of ContextBlock or str, got one NoneType"),
+        ({"blocks": [BLOCK, 7]}, TypeError, r"blocks\[1\] must be a ContextBlock or a str, got int"),
+        ({"blocks": [None]}, TypeError, r"blocks\[0\] must be a ContextBlock or a str, got NoneType"),
+        ({"placement": "middle"}, ValueError, "placement must be 'head' or 'tail', got 'middle'"),
+        ({"placement": None}, ValueError, "placement must be 'head' or 'tail', got None"),
+        ({"conversation": 42}, TypeError, "conversation must be a str or None, got int"),
+        ({"conversation": ""}, ValueError, "conversation must not be empty.*"),
+        ({"tenant": 42}, TypeError, "tenant must be a str or None, got int"),
+        ({"model": b"m"}, TypeError, "model must be a str or None, got bytes"),
+        ({"preamble": ["p"]}, TypeError, "preamble must be a str or None, got list"),
+        ({"history": "Hello."}, TypeError, "history must be a sequence of messages, got one str"),
+        ({"history": {"role": "user"}}, TypeError, "history must be a sequence of messages, got one dict"),
+        ({"history": 7}, TypeError, "history must be a sequence of messages, got one int"),
+        ({"history": [7]}, TypeError, "a message of history must be a str or a mapping, got int"),
+    ],
+)
+def test_a_bad_request_is_refused_and_leaves_no_trace(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    planner = ContextPlanner()
+    request: dict[str, Any] = {"blocks": [BLOCK], "conversation": "chat", "placement": "tail", **arguments}
+    with pytest.raises(error, match=f"^{message}$"):
+        planner.plan(request.pop("blocks"), **request)
+    assert planner.stats() == ContextPlanner().stats()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"policy": "fastest"}, ValueError, "policy must be one of coaccess, .*, got 'fastest'"),
+        ({"policy": CoAccessPolicy()}, TypeError, "policy must be a name or a callable .*, got CoAccessPolicy"),
+        ({"capacity_tokens": 0}, ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
+        ({"max_nodes": 0}, ValueError, "max_nodes must be 1 or more, got 0"),
+        ({"max_scopes": 0}, ValueError, "max_scopes must be 1 or more, got 0"),
+        ({"max_labels": -1}, ValueError, "max_labels must be 1 or more, got -1"),
+        ({"max_open_plans": 0}, ValueError, "max_open_plans must be 1 or more, got 0"),
+    ],
+)
+def test_a_bad_configuration_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}$"):
+        ContextPlanner(**arguments)
+
+
+@pytest.mark.parametrize("cached_tokens", [-1, 1.5, True, "64"])
+def test_a_bad_report_is_refused_and_the_plan_stays_open(cached_tokens: Any) -> None:
+    planner = ContextPlanner()
+    plan = planner.plan([BLOCK])
+    with pytest.raises((TypeError, ValueError), match="^cached_tokens must be .*, got (-1|float|bool|str)$"):
+        planner.commit(plan, cached_tokens=cached_tokens)
+    assert planner.commit(plan)
+
+
+@pytest.mark.parametrize("call", [ContextPlanner.commit, ContextPlanner.abandon])
+def test_only_a_plan_can_be_closed(call: Any) -> None:
+    with pytest.raises(TypeError, match="^plan must be a ContextPlan, got str$"):
+        call(ContextPlanner(), "plan")
+
+
+def test_a_foreign_plan_is_no_plan_of_ours() -> None:
+    assert not ContextPlanner().commit(ContextPlanner().plan([BLOCK]))
+
+
+@pytest.mark.parametrize("name", ["max_conversations", "max_blocks", "max_leases", "ttl", "lease_ttl"])
+def test_bad_store_bounds_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
+        MemorySeenStore(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    "template", ["no placeholder", "{order} {order}", "{order!r}", "{other}", "{order", "{order}\n"]
+)
+def test_bad_templates_are_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="^order template "):
+        Templates(order=template)
+
+
+# -- served --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["head", "tail"])
+def test_no_blocks_make_an_empty_plan(placement: Any) -> None:
+    planner = ContextPlanner()
+    with planner.planning([], conversation="chat", placement=placement) as plan:
+        assert (plan.blocks, plan.render(), plan.order_annotation, plan.total_tokens) == ((), "", None, 0)
+
+
+def test_an_empty_text_is_a_block_like_any_other() -> None:
+    plan = ContextPlanner().plan([ContextBlock("", id="empty"), ""])
+    assert [planned.label for planned in plan.blocks] == ["empty"]
+    assert plan.render() == "[empty] "
+    assert plan.total_tokens == 0
+
+
+def test_a_generator_of_plain_strings_will_do() -> None:
+    plan = ContextPlanner().plan(text for text in ("a", "b", "a"))
+    assert [planned.text for planned in plan.blocks] == ["a", "b"]
+
+
+def test_ten_megabytes_in_one_block() -> None:
+    text = "[x] 0123456789ab\n" * 620_000
+    planner = ContextPlanner()
+    with planner.planning([ContextBlock(text, id="big")], conversation="chat", placement="tail") as plan:
+        assert len(plan.render()) == len("[big] ") + len(text) + text.count("[")
+    assert planner.plan([ContextBlock(text)], conversation="chat", placement="tail").references
+
+
+def test_a_thousand_blocks() -> None:
+    planner = ContextPlanner()
+    request = [ContextBlock(f"text {i}", id=i) for i in range(1_000)]
+    for blocks in (request, request[::-1], request[500:] + request[:500]):
+        with planner.planning(blocks) as plan:
+            assert sorted(plan.order) == list(range(1_000))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\x00", "\u202eevil", "é", "e\u0301", "\ufeff", "🧑‍🔬" * 9])
+def test_any_unicode_is_kept_as_it_is(text: str) -> None:
+    planner = ContextPlanner()
+    with planner.planning([ContextBlock(text, id="u")], conversation="chat", placement="tail") as plan:
+        assert plan.render() == f"[u] {text}"
+    assert planner.plan([ContextBlock(text)], conversation="chat", placement="tail").references
+
+
+def test_equal_looking_spellings_are_two_blocks() -> None:
+    assert len(ContextPlanner().plan(["é", "e\u0301"]).blocks) == 2
+
+
+@pytest.mark.parametrize(
+    "bad", ["{label}", "a]b", "a\n[b]", "", " ", "a b", "x" * 41, "[a]", "é", "ctx-a", "a~b", "-a", "\ud800"]
+)
+def test_an_unsafe_id_never_reaches_the_prompt(bad: str) -> None:
+    plan = ContextPlanner().plan([ContextBlock("evidence", id=bad)])
+    assert plan.blocks[0].label == "ctx-2f235f9686cc"
+    assert plan.blocks[0].block.id == bad
+
+
+@pytest.mark.parametrize("name", ["{a}", "a\nb", "\ud800", "x" * 10_000, "💬"])
+def test_any_name_will_do_for_a_conversation_or_tenant(name: str) -> None:
+    planner = ContextPlanner()
+    with planner.planning([BLOCK], conversation=name, tenant=name, model=name, preamble=name, placement="tail") as plan:
+        assert str(plan.cache_salt).isalnum()
+    plan = planner.plan([BLOCK], conversation=name, tenant=name, placement="tail")
+    assert plan.references
+    assert not planner.plan([BLOCK], conversation=name + "x", tenant=name, placement="tail").references
+
+
+def test_scores_may_be_anything() -> None:
+    request = [ContextBlock(f"text {score}", score=score) for score in (math.nan, -math.inf, 0.5, None)]
+    assert ContextPlanner().plan(request).order == (0, 1, 2, 3)
+
+
+def test_blocks_without_tokens_weigh_nothing_and_are_placed_all_the_same() -> None:
+    planner = ContextPlanner(capacity_tokens=1)
+    request = [ContextBlock(f"text {i}", tokens=0) for i in range(3)]
+    for _ in range(3):
+        with planner.planning(request) as plan:
+            assert (len(plan.blocks), plan.total_tokens, plan.resident_tokens) == (3, 0, 0)
+
+
+def test_a_request_larger_than_the_cache_is_served() -> None:
+    planner = ContextPlanner(capacity_tokens=10)
+    request = [ContextBlock(f"text {i}", tokens=100) for i in range(5)]
+    for _ in range(3):
+        with planner.planning(request) as plan:
+            assert plan.resident_tokens <= 10
+
+
+def test_ids_and_no_ids_mix() -> None:
+    plan = ContextPlanner().plan([ContextBlock("a", id="a"), ContextBlock("b"), "c", ContextBlock("d", id=4)])
+    assert [planned.label[:4] for planned in plan.blocks] == ["a", "ctx-", "ctx-", "4"]
+
+
+def test_a_rendered_plan_survives_json() -> None:
+    plan = ContextPlanner().plan([ContextBlock("\ud800 [x]\u2028", id="u")])
+    assert json.loads(json.dumps({"content": plan.render()})) == {"content": plan.render()}
