@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from warmprefix.access import AccessWindow
 
 requests = st.lists(st.sampled_from("ABCDE"), unique=True, max_size=5)

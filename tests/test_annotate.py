@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from warmprefix import ContextBlock, ContextPlanner, Templates
 from warmprefix.labels import LABEL_CHARACTERS
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+
 from warmprefix import ContextBlock, ContextPlanner, MemorySeenStore, Templates
 from warmprefix.ordering import CoAccessPolicy
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from warmprefix import ContextBlock, fingerprint
 
 # Hypothesis leaves lone surrogates out unless asked.

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.ordering import POLICIES
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock

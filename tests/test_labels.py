@@ -6,6 +6,7 @@ import re
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from warmprefix import ContextBlock
 from warmprefix.labels import LABEL_CHARACTERS, LabelRegistry, content_label, label_candidates
 

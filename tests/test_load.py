@@ -7,6 +7,7 @@ import random
 import threading
 
 import pytest
+
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.ordering import POLICIES
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 import pytest
+
 from warmprefix import (
     BlockView,
     ContextBlock,

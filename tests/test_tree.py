@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
-import warmprefix.tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import warmprefix.tree
 from warmprefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
 LENGTHS = {"A": 3, "B": 5, "C": 1, "D": 0, "E": 8, "F": 2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from string import Formatter
@@ -12,8 +11,16 @@ from warmprefix.labels import LABEL_CHARACTERS
 
 __all__ = ["Templates"]
 
-_MARKER = re.compile(rf"\[[{LABEL_CHARACTERS}]{{1,64}}\]")
-_LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_MARKER = rf"(?=\[[{LABEL_CHARACTERS}]{{1,64}}\])"
+_BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+_BLANKS = (
+    r"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
+    r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u061c\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\\]*"
+)
+_HEADER = rf"(?:\A|[{_BREAKS}]){_BLANKS}{_MARKER}"
+"""The start of a line that shows a label first, but for blanks, invisible characters and backslashes."""
+
+_FORGED_HEADER = re.compile(_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +46,17 @@ class Templates:
     location: str = "Please refer to {label} in the previous conversation."
     """`{label}` stands for the label of a block that the conversation already holds: ``[Doc_1]``."""
 
-    _introductions: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
-    """What stands before each placeholder, folded, and how far back to look for it."""
+    _lead_ins: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """A word of each template that no forgery of it can do without."""
+
+    _forged: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    """What in a block's text could pass for a header or an annotation, up to its bracket."""
 
     def __post_init__(self) -> None:
-        lead_ins = (_lead_in("order", self.order), _lead_in("location", self.location))
-        # Twice the length leaves room for white space that folds to one blank.
-        introductions = tuple((_folded(lead_in), 2 * len(lead_in) + 8) for lead_in in lead_ins)
-        object.__setattr__(self, "_introductions", introductions)
+        lead_ins = [_lead_in("order", self.order).split(), _lead_in("location", self.location).split()]
+        phrases = "|".join(r"\s+".join(map(re.escape, words)) for words in lead_ins)
+        object.__setattr__(self, "_lead_ins", tuple(max(words, key=len).lower() for words in lead_ins))
+        object.__setattr__(self, "_forged", re.compile(rf"{_HEADER}|(?i:{phrases})[\s\\]*{_MARKER}"))
 
     def order_annotation(self, labels: Iterable[str]) -> str:
         """The note that restores the relevance order.
@@ -71,23 +81,10 @@ class Templates:
     def _escaped(self, text: str) -> str:
         if "[" not in text:
             return text
-        pieces: list[str] = []
-        copied = 0
-        for marker in _MARKER.finditer(text):
-            start = marker.start()
-            if _begins_line(text, start) or self._is_introduced(text, start):
-                pieces += (text[copied:start], "\\")
-                copied = start
-        return "".join((*pieces, text[copied:]))
-
-    def _is_introduced(self, text: str, position: int) -> bool:
-        end = position
-        while end and text[end - 1] == "\\":
-            end -= 1
-        return any(
-            _folded(text[max(0, end - reach) : end]).endswith(introduction)
-            for introduction, reach in self._introductions
-        )
+        lowered = text.lower()
+        # Searching for headers alone is many times faster, and nearly always enough.
+        forged = self._forged if any(word in lowered for word in self._lead_ins) else _FORGED_HEADER
+        return forged.sub(r"\g<0>\\", text)
 
 
 def _lead_in(name: str, template: str) -> str:
@@ -111,19 +108,3 @@ def _lead_in(name: str, template: str) -> str:
             f"{name} template needs words before {{{placeholder}}}, no bracket first, no backslash, got {template!r}"
         )
     return lead_in
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
-def _begins_line(text: str, position: int) -> bool:
-    """Whether nothing but blanks, invisible characters and backslashes precedes `position` on its line."""
-    while position:
-        character = text[position - 1]
-        if character in _LINE_BREAKS:
-            return True
-        if character != "\\" and not character.isspace() and unicodedata.category(character) not in ("Cc", "Cf"):
-            return False
-        position -= 1
-    return True

@@ -51,7 +51,7 @@ class ContextBlock:
     def __init__(
         self,
         text: str,
-        id: str | int | None = None,  # noqa: A002 - the field's name in every framework that hands us blocks
+        id: str | int | None = None,
         tokens: SupportsIndex | None = None,
         score: float | None = None,
         pinned: Pin | None = None,
@@ -76,7 +76,7 @@ class ContextBlock:
         if id is not None and not isinstance(id, str):
             if isinstance(id, bool) or not isinstance(id, int):
                 raise TypeError(f"id must be a str, an int or None, got {type(id).__name__}")
-            id = str(id)  # noqa: A001 - see above
+            id = str(id)
         if pinned not in _PINS:
             raise ValueError(f"pinned must be 'start', 'end' or None, got {pinned!r}")
         data = text.encode("utf-8", "surrogatepass")

@@ -7,9 +7,12 @@ dependencies.
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 from warmprefix import __version__
+from warmprefix.demo.errors import DemoError
+from warmprefix.demo.options import KV_BLOCKS, PREFILL_RATE, DemoOptions, PlacementChoice
 from warmprefix.emulator.config import EmulatorConfig
 from warmprefix.errors import MissingExtraError
 
@@ -23,6 +26,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 _ENGINE = EmulatorConfig()
+_DEMO = DemoOptions()
 
 
 def _print_version(asked: bool) -> None:
@@ -89,3 +93,63 @@ def emulate(
     )
     with suppress(KeyboardInterrupt):
         server.run()
+
+
+@app.command()
+def demo(
+    placement: Annotated[
+        PlacementChoice, typer.Option(help="Where context stands: in the system prompt, with the questions, or both.")
+    ] = _DEMO.placement,
+    k: Annotated[int, typer.Option("-k", help="Passages that are retrieved for a question.")] = _DEMO.k,
+    questions: Annotated[int, typer.Option(help="How many questions are asked.")] = _DEMO.questions,
+    seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = _DEMO.seed,
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = _DEMO.concurrency,
+    prefill_rate: Annotated[
+        float | None,
+        typer.Option(help="Uncached prompt tokens a second of the emulator.", show_default=f"{PREFILL_RATE:g}"),
+    ] = _DEMO.prefill_rate,
+    kv_blocks: Annotated[
+        int | None, typer.Option(help="Size of the emulator's cache in KV blocks.", show_default=str(KV_BLOCKS))
+    ] = _DEMO.kv_blocks,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1.",
+            show_default="an emulator",
+        ),
+    ] = _DEMO.endpoint,
+    model: Annotated[
+        str | None, typer.Option(help="The server's name for its model.", show_default="the first it lists")
+    ] = _DEMO.model,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="WARMPREFIX_DEMO_API_KEY", help="For a server that wants one.")
+    ] = _DEMO.api_key,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Where to write the numbers too.")
+    ] = _DEMO.json_file,
+) -> None:
+    """Show, on real text, how much prefill warmprefix saves. Takes about a minute."""
+    from warmprefix.demo.command import run_demo
+
+    try:
+        options = DemoOptions(
+            placement=placement,
+            k=k,
+            questions=questions,
+            seed=seed,
+            concurrency=concurrency,
+            prefill_rate=prefill_rate,
+            kv_blocks=kv_blocks,
+            endpoint=endpoint,
+            model=model,
+            api_key=api_key,
+            json_file=json_file,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        run_demo(options)
+    except DemoError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error

@@ -12,9 +12,10 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
-import warmprefix.tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import warmprefix.tree
 from warmprefix.ordering import (
     POLICIES,
     CoAccessPolicy,

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from warmprefix import ContextBlock
 from warmprefix.ordering import (
     CoAccessPolicy,

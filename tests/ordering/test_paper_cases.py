@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from warmprefix import ContextBlock
 from warmprefix.ordering import (
     CoAccessPolicy,
@@ -42,7 +43,7 @@ def insert(tree: PrefixTree[bytes], served: Names) -> int:
 @pytest.mark.parametrize(
     ("a", "b", "distance"),
     [
-        # Section 4, the example below Eq. 1: contexts A to D.
+        # ContextPilot's worked example.
         ([3, 5, 1, 7], [2, 6, 3, 5], 0.502),
         ([2, 6, 3, 5], [3, 5, 8, 9], 0.502),
         ([2, 6, 3, 5], [2, 6, 4, 0], 0.5),
@@ -69,7 +70,7 @@ def test_context_distance_weighs_positions_by_alpha() -> None:
 
 
 BUILT = {(2, 1, 3): [1, 2, 3], (2, 6, 1): [1, 2, 6], (4, 1, 0): [1, 4, 0]}
-"""The contexts of ContextPilot's figures 4 and 7 and their planned orders."""
+"""The contexts of ContextPilot's worked example of the index, and their planned orders."""
 
 
 def built_index() -> ContextIndex[int]:
@@ -98,7 +99,7 @@ def test_the_context_index_plans_what_it_was_built_from(context: tuple[int, ...]
 
 
 def test_the_context_index_online() -> None:
-    """ContextPilot, Alg. 1 and 2, and the search paths of figure 7."""
+    """ContextPilot, Alg. 1 and 2, with the contexts C6, C7 and C8 of figure 7."""
     index = built_index()
     found = index.search([2, 1, 4])
     assert (found.blocks, found.path) == ((1, 2), (0, 0))

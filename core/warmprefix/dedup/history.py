@@ -54,21 +54,25 @@ class VisibleHistory:
         A label that the history shows in front of another text names nothing any more: it is neither referred to nor
         given again. One comparison for each place where the history shows one of a block's possible labels.
         """
-        resolved: list[Resolved] = []
         given = set(labels)
-        for block, label in zip(blocks, labels, strict=True):
-            reference = self._reference(block, label, templates)
+        referred: set[str] = set()
+        resolved: dict[int, Resolved] = {}
+        # The longest text first: a shorter one that it begins with would match the same place in the history.
+        for i in sorted(range(len(blocks)), key=lambda i: -len(blocks[i].text)):
+            reference = self._reference(blocks[i], labels[i], referred, templates)
             if reference is not None:
-                resolved.append((reference.label, reference))
+                referred.add(reference.label)
+                resolved[i] = reference.label, reference
             else:
-                free = self._free_label(block, label, given)
+                free = self._free_label(blocks[i], labels[i], given)
                 given.add(free)
-                resolved.append((free, None))
-        return resolved
+                resolved[i] = free, None
+        return [resolved[i] for i in range(len(blocks))]
 
-    def _reference(self, block: ContextBlock, label: str, templates: Templates) -> Reference | None:
-        for candidate in (label, *label_candidates(block)):
-            if candidate in self._headers and self._holds(candidate, templates.block(candidate, block.text)):
+    def _reference(self, block: ContextBlock, label: str, referred: set[str], templates: Templates) -> Reference | None:
+        shown = (c for c in (label, *label_candidates(block)) if c in self._headers and c not in referred)
+        for candidate in shown:
+            if self._holds(candidate, templates.block(candidate, block.text)):
                 return Reference(candidate, None, templates.location_annotation(candidate))
         return None
 

@@ -74,7 +74,7 @@ class Warmprefix:
         self, placement: Placement, tenant: str, model: str, instructions: str, capacity_tokens: int | None
     ) -> None:
         self._planner = ContextPlanner(capacity_tokens=capacity_tokens)
-        self._placement = placement
+        self._placement: Placement = placement
         self._tenant = tenant
         self._model = model
         self._instructions = instructions

@@ -103,7 +103,12 @@ def _says_something(delta: Any) -> bool:
 
 def _reason(base_url: str, error: openai.OpenAIError) -> str:
     if isinstance(error, openai.APIStatusError):
+        said = error.body.get("message") if isinstance(error.body, dict) else None
         hint = " Does the URL end in /v1?" if error.status_code == 404 else ""
-        return f"{base_url} refused a request: {' '.join(error.message.split())}{hint}"
+        return f"{base_url} refused a request ({error.status_code}): {_one_line(said or error.message)}{hint}"
     cause = error.__cause__ or error
-    return f"No answer from {base_url}: {' '.join(str(cause).split()) or type(cause).__name__}"
+    return f"No answer from {base_url}: {_one_line(cause) or type(cause).__name__}"
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())

@@ -19,6 +19,7 @@ Runs = Mapping[Placement, tuple[Sequence[Served], Sequence[Served]]]
 
 _KV_BLOCK = 16
 _MESSAGE_END = 2  # tokens
+_LAST_OF_ANSWER = 1 + _MESSAGE_END  # the engine did not compute them when it gave the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def prompt_lines(served: Served, placement: Placement) -> list[PromptLine]:
     lines: list[PromptLine] = []
     if len(before) > 1:
         end = len(render_chat(before, add_generation_prompt=False))
-        lines.append(PromptLine(f"(history, {end:,} tokens)", False, _held(0, end, cached)))
+        lines.append(PromptLine(f"(history, {end:,} tokens)", False, _held(0, end - _LAST_OF_ANSWER, cached)))
     offset = 0
     for block in served.context.blocks:
         start = holder.text.index(block.text, offset)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from warmprefix.emulator.config import EmulatorConfig
 from warmprefix.plan import Placement
 
 __all__ = ["BASE_TTFT_MS", "KV_BLOCKS", "PREFILL_RATE", "DemoOptions", "PlacementChoice"]
@@ -22,7 +24,7 @@ class DemoOptions:
     """One run; the defaults take about a minute.
 
     Raises:
-        ValueError: A number is too small, or options of the emulator and of a real server are mixed.
+        ValueError: A number is out of range, or options of the emulator and of a real server are mixed.
     """
 
     placement: PlacementChoice = "both"
@@ -49,6 +51,19 @@ class DemoOptions:
             raise ValueError("--model and --api-key are for a real server; give its --endpoint too")
         if self.endpoint is not None and (self.prefill_rate is not None or self.kv_blocks is not None):
             raise ValueError("--prefill-rate and --kv-blocks are the emulator's; they do not go with --endpoint")
+        _ = self.emulator  # so that bad numbers fail here
+
+    @property
+    def emulator(self) -> EmulatorConfig | None:
+        """The engine to emulate; None where a real one is asked. Answers come at once: TTFT is what matters here."""
+        if self.endpoint is not None:
+            return None
+        return EmulatorConfig(
+            kv_blocks=KV_BLOCKS if self.kv_blocks is None else self.kv_blocks,
+            prefill_rate=PREFILL_RATE if self.prefill_rate is None else self.prefill_rate,
+            base_ttft_ms=BASE_TTFT_MS,
+            decode_rate=math.inf,
+        )
 
     @property
     def placements(self) -> tuple[Placement, ...]:

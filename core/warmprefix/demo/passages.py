@@ -18,13 +18,13 @@ _LONGEST_NAME = 36  # leaves room for a part's number in a label
 
 
 def passages(name: str, heading: str, docstring: str) -> tuple[ContextBlock, ...]:
-    """One block, or several that end where paragraphs end; none if there is too little text.
+    r"""One block, or several that end where paragraphs end; none if there is too little text.
 
     Each can be found and read by itself: the first begins with the heading, the others with the name. The ids are
     short enough to be labels.
 
     >>> words = "Sixty tokens are some forty words. " * 20
-    >>> [block.id for block in passages("json.dumps", "json.dumps(obj)", f"{words}\\n\\n{words}")]
+    >>> [block.id for block in passages("json.dumps", "json.dumps(obj)", f"{words}\n\n{words}")]
     ['json.dumps', 'json.dumps:2']
     """
     bodies = _bodies(docstring)

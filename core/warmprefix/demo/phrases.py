@@ -9,18 +9,22 @@ from warmprefix.demo.corpus import Entry
 __all__ = ["goal", "remarks", "spoken_name"]
 
 _VERBS = frozenset(
-    """
-    add allow append apply arrange ask assert attach bind block build call cancel change check choose clear close
-    collect combine compare compile complete compute configure connect construct convert copy count create decode
-    decompress delete describe detect determine disable display divide download draw dump emit enable encode escape
-    evaluate execute expand extract fetch fill filter find fix flush forget format generate get guess handle import
-    indicate initialize insert install invoke iterate join list load locate log look make map merge modify move open
-    override pack parse place plot pop prepare print process put query quote raise read receive record recursively
-    redirect register release reload remove rename render replace report request reset resolve restore retrieve reverse
-    rotate round run save scan schedule search seek select send serialize set show shut shuffle shutdown simulate sleep
-    sort split start stop store strip submit suspend swap take terminate test transform translate truncate try turn
-    undo unpack unregister update upload use validate verify wait walk wrap write yield
-    """.split()
+    re.findall(
+        r"\w+",
+        """
+        add allow append apply arrange ask assert attach bind block build call cancel change check choose clear close
+        collect combine compare compile complete compute configure connect construct convert copy count create decode
+        decompress delete describe detect determine disable display divide download draw dump emit enable encode
+        escape evaluate execute expand extract fetch fill filter find fix flush forget format generate get guess
+        handle import indicate initialize insert install invoke iterate join list load locate log look make map merge
+        modify move open override pack parse place plot pop prepare print process put query quote raise read receive
+        record recursively redirect register release reload remove rename render replace report request reset resolve
+        restore retrieve reverse rotate round run save scan schedule search seek select send serialize set show shut
+        shuffle shutdown simulate sleep sort split start stop store strip submit suspend swap take terminate test
+        transform translate truncate try turn undo unpack unregister update upload use validate verify wait walk wrap
+        write yield
+        """,
+    )
 )
 _SENTENCE_END = re.compile(r"[.:;](?=\s|$)|\s\(|\s--?\s")
 _PLAIN = re.compile(r"[A-Za-z][\w ,.'/*-]*", re.ASCII)
@@ -40,7 +44,7 @@ def goal(entry: Entry) -> str | None:
     verb, _, rest = sentence.partition(" ")
     verb = verb.lower()
     verb = verb if verb in _VERBS or verb == "return" else verb.removesuffix("s")
-    if not 1 < len(rest.split()) or len(sentence) > _LONGEST_GOAL or not _PLAIN.fullmatch(sentence):
+    if not len(rest.split()) > 1 or len(sentence) > _LONGEST_GOAL or not _PLAIN.fullmatch(sentence):
         return None
     if verb == "return":
         return None if rest.startswith(("True", "true")) else f"get {rest}"

@@ -9,8 +9,8 @@ from itertools import accumulate, count
 from typing import Generic, TypeVar
 
 from warmprefix.demo.corpus import Entry
-from warmprefix.demo.words import content_words
 from warmprefix.demo.wording import Wording, first_wordings, follow_up_wordings, wordings_about_another
+from warmprefix.demo.words import content_words
 
 __all__ = ["Question", "ask"]
 

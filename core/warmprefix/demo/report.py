@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 
-from warmprefix.demo.examples import Example, Held, pick_examples, prompt_lines
+from warmprefix.demo.examples import Example, pick_examples, prompt_lines
 from warmprefix.demo.options import DemoOptions
+from warmprefix.demo.runner import Served
 from warmprefix.demo.session import DemoResult
 from warmprefix.demo.summary import ArmSummary, summarize_arm, summarize_workload
 from warmprefix.errors import MissingExtraError
@@ -24,7 +27,7 @@ _PLACEMENTS: dict[Placement, str] = {
     "head": "head: context in the system prompt, made anew each turn",
     "tail": "tail: context comes with each question and stays in the chat",
 }
-_FEWEST_LINES = 5
+_LINES_SHOWN = 6
 _REFERENCE = "reference"
 _STYLES = {"all": "green", "part": "yellow", "none": "default", "unknown": "default", _REFERENCE: "cyan"}
 _MARKS = {"all": "\u25cf", "part": "\u25d0", "none": "\u25cb", "unknown": " ", _REFERENCE: "\u21a9"}
@@ -82,21 +85,66 @@ def _change(before: float, after: float) -> str:
 
 def _print_examples(result: DemoResult, console: Console) -> None:
     marks = _ASCII_MARKS if console.options.ascii_only else _MARKS
-    legend = {"all": "cached", "part": "in part", "none": "prefilled", _REFERENCE: "reference, text is in the history"}
     for i, example in enumerate(pick_examples(result.runs)):
         console.print()
-        heading = f"{example.title} ({example.placement}), turn {example.before.question.turn} of its conversation"
-        console.print(Text(heading, style="bold"))
-        if i == 0:
-            console.print(Text("  ".join(f"{marks[kind]} {meaning}" for kind, meaning in legend.items()), style="dim"))
-        console.print(Text(f"Question: {example.before.question.text}"), no_wrap=True, overflow="ellipsis")
+        where = f"{example.title}, {example.placement}, turn {example.before.question.turn}"
+        console.print(Text(where, style="bold"), Text("" if i else _legend(marks), style="dim"), sep="   ")
+        console.print(_clipped(f'"{example.before.question.text}"', console))
         console.print(_side_by_side(example, marks))
         annotation = example.after.context.order_annotation
         if annotation is not None:
-            console.print(Text(annotation, style="dim italic"), no_wrap=True, overflow="ellipsis")
+            console.print(_clipped(f"  then: {annotation}", console), style="dim")
 
 
-def _side_by_side(example: Example, marks: dict[str, str]) -> Table:
-    columns = [_lines(example.before, example.placement), _lines(example.after, example.placement)]
+def _clipped(text: str, console: Console) -> Text:
+    """One line of it."""
+    return Text(text if len(text) < console.width else f"{text[: console.width - 4]}...")
+
+
+def _legend(marks: Mapping[str, str]) -> str:
+    meanings = {"all": "cached", "part": "partly", "none": "prefilled", _REFERENCE: "said before: a reference"}
+    return "   ".join(f"{marks[kind]} {meaning}" for kind, meaning in meanings.items())
+
+
+def _side_by_side(example: Example, marks: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("  relevance order", min_width=36, no_wrap=True, overflow="crop")
+    table.add_column("  warmprefix", no_wrap=True, overflow="crop")
+    columns = (_cells(served, example.placement, marks) for served in (example.before, example.after))
+    for left, right in zip_longest(*columns):
+        table.add_row(left, right)
     return table
+
+
+def _cells(served: Served, placement: Placement, marks: Mapping[str, str]) -> Iterator[Text]:
+    lines = prompt_lines(served, placement)
+    for line in lines[:_LINES_SHOWN]:
+        kind = _REFERENCE if line.is_reference else line.held
+        yield Text(f"{marks[kind]} {line.label}", style=_STYLES[kind])
+    rest = Counter(_REFERENCE if line.is_reference else line.held for line in lines[_LINES_SHOWN:])
+    if rest:
+        yield Text("  and " + ", ".join(f"{number} {marks[kind]}" for kind, number in rest.items()), style="dim")
+
+
+def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    emulator = result.emulator
+    reordered = sum(each.context.order_annotation is not None for _, after in result.runs.values() for each in after)
+    requests = sum(len(after) for _, after in result.runs.values())
+    console.print()
+    if emulator is not None:
+        console.print(
+            f"Emulated: the engine. No model runs; what its cache holds is worked out as in vLLM, token for token,"
+            f" for KV blocks of {emulator.block_size} and room for {emulator.capacity_tokens:,} tokens, and TTFT is"
+            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} a second."
+        )
+    elif summarize_arm(next(iter(result.runs.values()))[0]).cached_tokens is None:
+        console.print(
+            "The server does not report cached tokens, so there is TTFT only."
+            " vLLM reports them with --enable-prompt-tokens-details."
+        )
+    console.print(
+        f"Order: changed in {reordered} of {requests} prompts, each of which also names the order of relevance. Whether"
+        " answers stay as good is up to your model's use of that note; measure it on questions of your own."
+    )
+    if emulator is not None:
+        console.print("Next, your engine: warmprefix demo --endpoint http://localhost:8000/v1 --model NAME")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,7 +14,7 @@ from warmprefix.demo.arms import Arm, RelevanceOrder, Warmprefix
 from warmprefix.demo.client import ChatClient
 from warmprefix.demo.corpus import read_standard_library
 from warmprefix.demo.examples import Runs
-from warmprefix.demo.options import BASE_TTFT_MS, KV_BLOCKS, PREFILL_RATE, DemoOptions
+from warmprefix.demo.options import DemoOptions
 from warmprefix.demo.prompts import INSTRUCTIONS
 from warmprefix.demo.questions import ask
 from warmprefix.demo.retriever import Bm25Retriever
@@ -62,19 +61,22 @@ async def run_session(options: DemoOptions, announce: Announce) -> DemoResult:
 
     Raises:
         DemoError: The text can't be read, or the server doesn't answer.
-        ValueError: An emulator can't be made of these numbers.
     """
     started = time.perf_counter()
-    emulator = _emulator(options) if options.endpoint is None else None
-    runs = [(placement, arm) for placement in options.placements for arm in _ARMS]
+    emulator = options.emulator
+    runs: list[tuple[Placement, str]] = [(placement, arm) for placement in options.placements for arm in _ARMS]
     async with AsyncExitStack() as stack:
         if emulator is None:
             clients = [await stack.enter_async_context(_real_client(options))] * len(runs)
         else:
             clients = [await stack.enter_async_context(_emulated_client(emulator)) for _ in runs]
+        read = announce("reading the documentation", 1)
         turns = prepare_turns(options)
+        read()
         jobs = [
-            partial(_serve, options, turns, placement, arm, client, emulator, announce(f"{placement}: {arm}", len(turns)))
+            partial(
+                _serve, options, turns, placement, arm, client, emulator, announce(f"{placement}: {arm}", len(turns))
+            )
             for (placement, arm), client in zip(runs, clients, strict=True)
         ]
         if emulator is None:
@@ -111,15 +113,6 @@ async def _serve(
     else:
         arm = RelevanceOrder(cache_salt=tenant)
     return await replay(turns, arm, placement, instructions, client, concurrency=options.concurrency, served=served)
-
-
-def _emulator(options: DemoOptions) -> EmulatorConfig:
-    return EmulatorConfig(
-        kv_blocks=KV_BLOCKS if options.kv_blocks is None else options.kv_blocks,
-        prefill_rate=PREFILL_RATE if options.prefill_rate is None else options.prefill_rate,
-        base_ttft_ms=BASE_TTFT_MS,
-        decode_rate=math.inf,
-    )
 
 
 @asynccontextmanager

@@ -56,9 +56,10 @@ def first_wordings(entry: Entry) -> list[Wording]:
 def follow_up_wordings(entry: Entry) -> list[Wording]:
     """Questions that leave the entry's name to the conversation."""
     name = spoken_name(entry)
-    wordings = [Wording("Is there something similar?", f"Alternatives to {name} in {entry.module}")]
-    for remark in remarks(entry)[:4]:
-        wordings.append(Wording(f'What does this mean: "{remark}"?', f"{name}: {remark}"))
+    wordings = [
+        Wording("Is there something similar?", f"Alternatives to {name} in {entry.module}"),
+        *(Wording(f'What does this mean: "{remark}"?', f"{name}: {remark}") for remark in remarks(entry)[:4]),
+    ]
     if entry.kind == "module":
         return [*wordings, Wording("Which functions does it have?", f"Functions in the {entry.name} module")]
     if entry.kind == "class":

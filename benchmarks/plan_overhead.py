@@ -1,0 +1,112 @@
+"""What planning costs a request, and that it costs the same after 100,000 requests as after 100.
+
+    python benchmarks/plan_overhead.py [--requests 100,10000,100000]
+
+Requests of 15 blocks over 400 Zipf-distributed topics. *Ordering* is `plan()` alone, on blocks that exist already;
+*whole* also makes the blocks from 4 kB texts (hashing them), renders the prompt and commits. Where the published
+`contextpilot` package is installed, its online path is timed beside ours on the same requests (at most 1,000 of them:
+its cost grows with their number, and it stops working at 1,000 children of one node).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import random
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from common import percentile, print_table, write_results, zipf_requests
+from warmprefix import ContextBlock, ContextPlanner
+
+SAMPLES = 3_000
+PEER_REQUESTS = 1_000
+POLICIES = ["coaccess", "relevance", "greedy", "frequency", "context-index"]
+HEADER = ["", "earlier requests", "p50 µs", "p99 µs"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", default="100,10000,100000", help="earlier requests, ascending")
+    checkpoints = [int(number) for number in parser.parse_args().requests.split(",")]
+    rng = random.Random(1)
+    blocks = [ContextBlock(f"block {i}", id=i, tokens=rng.randrange(50, 400)) for i in range(400 * 60)]
+    results: list[dict[str, object]] = []
+
+    def report(name: str, earlier: int, times: list[float]) -> None:
+        p50, p99 = percentile(times, 50) * 1e6, percentile(times, 99) * 1e6
+        results.append({"what": name, "earlier_requests": earlier, "p50_us": round(p50, 1), "p99_us": round(p99, 1)})
+
+    for policy in POLICIES:
+        planner = ContextPlanner(policy=policy)
+        ordering_after(planner, blocks, checkpoints, lambda n, times, name=policy: report(f"plan(), {name}", n, times))  # type: ignore[misc]
+    unbounded = ContextPlanner(capacity_tokens=None, max_nodes=10**9)
+    ordering_after(unbounded, blocks, checkpoints, lambda n, times: report("plan(), coaccess, unbounded", n, times))
+    report("blocks + plan() + render() + commit()", checkpoints[0], whole(checkpoints[0]))
+    if find_spec("contextpilot"):
+        peer_after([n for n in (100, PEER_REQUESTS) if n <= PEER_REQUESTS], report)
+    else:
+        print("contextpilot is not installed, so it is not timed.\n")
+    print_table(HEADER, [[r["what"], r["earlier_requests"], r["p50_us"], r["p99_us"]] for r in results])
+    write_results("plan_overhead", results)
+
+
+def ordering_after(
+    planner: ContextPlanner,
+    blocks: list[ContextBlock],
+    checkpoints: list[int],
+    report: Callable[[int, list[float]], None],
+) -> None:
+    """Serve requests up to each checkpoint, and there time `SAMPLES` plans that are not served."""
+    served = zipf_requests(checkpoints[-1])
+    done = 0
+    for checkpoint in checkpoints:
+        while done < checkpoint:
+            with planner.planning([blocks[i] for i in next(served)]):
+                done += 1
+        times: list[float] = []
+        for request in zipf_requests(SAMPLES, seed=2):
+            context = [blocks[i] for i in request]
+            start = time.perf_counter()
+            plan = planner.plan(context)
+            times.append(time.perf_counter() - start)
+            planner.abandon(plan)
+        report(checkpoint, times)
+
+
+def whole(earlier: int) -> list[float]:
+    rng = random.Random(3)
+    words = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "[1]", "and", "its", "tokens"]
+    texts = [" ".join(rng.choices(words, k=900))[:4_096] for _ in range(400 * 60 // 8)]
+    planner = ContextPlanner()
+    times: list[float] = []
+    for number, request in enumerate(zipf_requests(earlier + SAMPLES, topics=50, seed=4)):
+        context = [texts[i % len(texts)] for i in request]
+        start = time.perf_counter()
+        plan = planner.plan([ContextBlock(text) for text in context])
+        plan.render()
+        planner.commit(plan)
+        if number >= earlier:
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def peer_after(checkpoints: list[int], report: Callable[[str, int, list[float]], None]) -> None:
+    """ContextPilot's online path: one `reorder` a request, its prints discarded, timed over the last 100 requests."""
+    import contextpilot  # type: ignore[import-not-found]
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        peer = contextpilot.ContextPilot(use_gpu=False)
+        times: list[float] = []
+        for number, request in enumerate(zipf_requests(checkpoints[-1]), start=1):
+            start = time.perf_counter()
+            peer.reorder(request, conversation_id=str(number))
+            times.append(time.perf_counter() - start)
+            if number in checkpoints:
+                report("contextpilot reorder()", number, times[-100:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""`warmprefix demo`: runs a session at the console."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from warmprefix.demo.errors import DemoError
+from warmprefix.demo.export import as_json
+from warmprefix.demo.options import DemoOptions
+from warmprefix.demo.report import print_report
+from warmprefix.demo.session import run_session
+from warmprefix.errors import MissingExtraError
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["run_demo"]
+
+_PLAIN_WIDTH = 100
+
+
+def run_demo(options: DemoOptions) -> None:
+    """Run and report; write the JSON file, if one is asked for.
+
+    Raises:
+        DemoError: It can't be done, or the file can't be written.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+        asked = f"Asking {options.questions} questions, {2 * len(options.placements)} times each ..."
+        Console(stderr=True, highlight=False).print(asked)
+    progress = Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+    def announce(name: str, steps: int) -> Callable[[], None]:
+        task = progress.add_task(name, total=steps)
+        return lambda: progress.advance(task)
+
+    with progress:
+        result = asyncio.run(run_session(options, announce))
+    print_report(result, options, console)
+    if options.json_file is not None:
+        try:
+            options.json_file.write_text(json.dumps(as_json(result, options), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DemoError(f"Cannot write {options.json_file}: {error.strerror}.") from error

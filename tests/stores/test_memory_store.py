@@ -1,0 +1,64 @@
+"""What `MemorySeenStore` adds to the contract: its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock
+
+BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
+
+
+def serve(store: MemorySeenStore, chat: str) -> None:
+    conversation = Conversation(None, chat)
+    store.prepare(conversation, f"plan of {chat}", {BLOCK.fingerprint: BLOCK.label})
+    store.commit(conversation, f"plan of {chat}", [BLOCK])
+
+
+def remembered(store: MemorySeenStore, *chats: str) -> list[str]:
+    return [chat for chat in chats if store.inspect(Conversation(None, chat)) is not None]
+
+
+def test_the_conversation_not_used_longest_is_dropped() -> None:
+    store = MemorySeenStore(max_conversations=2)
+    for chat in ("one", "two", "one", "three"):
+        serve(store, chat)
+    assert remembered(store, "one", "two", "three") == ["one", "three"]
+
+
+def test_looking_is_not_using() -> None:
+    store = MemorySeenStore(max_conversations=2)
+    for chat in ("one", "two"):
+        serve(store, chat)
+    remembered(store, "one")
+    serve(store, "three")
+    assert remembered(store, "one", "two", "three") == ["two", "three"]
+
+
+def test_a_plan_of_a_dropped_conversation_commits_nothing() -> None:
+    store = MemorySeenStore(max_conversations=1)
+    one = Conversation(None, "one")
+    store.prepare(one, "p1", {})
+    serve(store, "two")
+    assert not store.commit(one, "p1", [BLOCK])
+    assert store.inspect(one) is None
+
+
+def test_labels_are_bounded_too() -> None:
+    store = MemorySeenStore(max_blocks=5)
+    chat = Conversation(None, "chat")
+    for turn in range(200):
+        fingerprint = turn.to_bytes(16, "big")
+        store.prepare(chat, str(turn), {fingerprint: str(turn)})
+        store.commit(chat, str(turn), [SeenBlock(fingerprint, str(turn), turn + 1, 1)])
+    assert len(store._states[chat].labels) <= 20
+
+
+@pytest.mark.parametrize("bound", ["max_conversations", "max_blocks", "max_leases", "ttl", "lease_ttl"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
+    arguments: dict[str, Any] = {bound: value}
+    with pytest.raises(ValueError, match=f"^{bound} must be positive, got {value}$"):
+        MemorySeenStore(**arguments)

@@ -1,0 +1,628 @@
+"""What every `SeenStore` promises. Another store joins by adding its kit to `KITS`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
+
+CHAT = Conversation("acme", "chat")
+
+
+class Kit(Protocol):
+    """Makes the stores of one kind, and lets their time pass."""
+
+    def store(self, **bounds: float) -> SeenStore: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+
+class MemoryKit:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def store(self, **bounds: float) -> SeenStore:
+        return MemorySeenStore(clock=lambda: self.now, **bounds)  # type: ignore[arg-type]
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+KITS: dict[str, type[Kit]] = {"memory": MemoryKit}
+
+
+@pytest.fixture(params=KITS.values(), ids=KITS.keys())
+def kit(request: pytest.FixtureRequest) -> Kit:
+    made: Kit = request.param()
+    return made
+
+
+@pytest.fixture
+def store(kit: Kit) -> SeenStore:
+    return kit.store()
+
+
+def key(name: str) -> bytes:
+    return name.encode().ljust(16, b"\xff")
+
+
+def labelled(names: str) -> dict[bytes, str]:
+    return {key(name): f"Doc_{name}" for name in names}
+
+
+def sent(names: str, turn: int = 1) -> list[SeenBlock]:
+    return [SeenBlock(key(name), f"Doc_{name}", turn, 100) for name in names]
+
+
+def prepare(store: SeenStore, plan: str, names: str = "", conversation: Conversation = CHAT) -> Prepared:
+    return store.prepare(conversation, plan, labelled(names))
+
+
+def serve(store: SeenStore, plan: str, names: str, conversation: Conversation = CHAT) -> bool:
+    turn = prepare(store, plan, names, conversation).turn + 1
+    return store.commit(conversation, plan, sent(names, turn))
+
+
+def seen(store: SeenStore, conversation: Conversation = CHAT) -> str:
+    """The names of all blocks that a plan would be told it may refer to."""
+    names = "ABCDEFGH"
+    found = prepare(store, "look", names, conversation).seen
+    store.abandon(conversation, "look")
+    return "".join(name for name in names if key(name) in found)
+
+
+def state(store: SeenStore, conversation: Conversation = CHAT) -> Snapshot:
+    snapshot = store.inspect(conversation)
+    assert snapshot is not None
+    return snapshot
+
+
+# -- prepare, commit, abandon --------------------------------------------------------------------------------------
+
+
+def test_a_new_conversation_has_seen_nothing(store: SeenStore) -> None:
+    assert prepare(store, "p1", "AB") == Prepared(0, {}, frozenset())
+
+
+def test_a_block_is_seen_only_once_a_plan_that_sent_it_is_committed(store: SeenStore) -> None:
+    prepare(store, "p1", "AB")
+    assert seen(store) == ""
+    assert store.commit(CHAT, "p1", sent("AB"))
+    assert seen(store) == "AB"
+
+
+def test_the_record_is_told_as_it_was_sent(store: SeenStore) -> None:
+    serve(store, "p1", "AB")
+    prepared = prepare(store, "p2", "BC")
+    assert prepared.turn == 1
+    assert dict(prepared.seen) == {key("B"): SeenBlock(key("B"), "Doc_B", 1, 100)}
+    assert prepared.taken == frozenset()
+
+
+def test_what_was_prepared_does_not_matter_but_what_was_sent(store: SeenStore) -> None:
+    prepare(store, "p1", "AB")
+    store.commit(CHAT, "p1", sent("C"))
+    assert seen(store) == "C"
+
+
+def test_turns_count_commits(store: SeenStore) -> None:
+    for turn, names in enumerate(["AB", "", "C"]):
+        assert prepare(store, f"p{turn}", names).turn == turn
+        assert store.commit(CHAT, f"p{turn}", sent(names, turn + 1))
+    assert state(store).turn == 3
+    assert {block.turn for block in state(store).blocks} == {1, 3}
+
+
+def test_a_second_commit_changes_nothing(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    before = state(store)
+    assert not store.commit(CHAT, "p1", sent("B", 2))
+    assert state(store) == before
+
+
+def test_an_abandoned_plan_leaves_nothing(store: SeenStore) -> None:
+    prepare(store, "p1", "A")
+    assert store.abandon(CHAT, "p1")
+    assert not store.abandon(CHAT, "p1")
+    assert not store.commit(CHAT, "p1", sent("A"))
+    assert seen(store) == ""
+    assert state(store).turn == 0
+
+
+def test_a_committed_plan_cannot_be_abandoned(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    assert not store.abandon(CHAT, "p1")
+    assert seen(store) == "A"
+
+
+def test_an_unknown_conversation_is_valid_everywhere(store: SeenStore) -> None:
+    assert not store.commit(CHAT, "p1", sent("A"))
+    assert not store.abandon(CHAT, "p1")
+    store.forget(CHAT)
+    assert store.inspect(CHAT) is None
+
+
+def test_an_unknown_plan_changes_nothing(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    before = state(store)
+    assert not store.commit(CHAT, "nobody", sent("C"))
+    assert not store.abandon(CHAT, "nobody")
+    assert state(store) == before
+
+
+def test_a_plan_is_known_to_its_own_conversation_alone(store: SeenStore) -> None:
+    other = Conversation("acme", "other")
+    prepare(store, "p1", "A")
+    prepare(store, "p2", "A", other)
+    assert not store.commit(other, "p1", sent("A"))
+    assert not store.abandon(other, "p1")
+    assert store.commit(CHAT, "p1", sent("A"))
+    assert seen(store, other) == ""
+
+
+def test_an_answer_is_not_changed_by_what_comes_later(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    prepared = prepare(store, "p2", "AB")
+    snapshot = state(store)
+    store.commit(CHAT, "p2", sent("B", 2))
+    store.forget(CHAT)
+    assert set(prepared.seen) == {key("A")}
+    assert [block.fingerprint for block in snapshot.blocks] == [key("A")]
+
+
+def test_inspect_tells_the_whole_state(store: SeenStore) -> None:
+    serve(store, "p1", "AB")
+    prepare(store, "p2", "C")
+    prepare(store, "p3", "C")
+    snapshot = state(store)
+    assert set(snapshot.blocks) == set(sent("AB"))
+    assert set(snapshot.leases) == {"p2", "p3"}
+    assert snapshot.turn == 1
+
+
+def test_any_bytes_and_any_names_will_do(store: SeenStore) -> None:
+    for i, name in enumerate(["", "\x00", "a\nb", "{chat}", "é\U0001f600", "x" * 500]):
+        chat = Conversation(name, name)
+        fingerprint = bytes([0, 255, 10, 13, i] + [0] * 11)
+        store.prepare(chat, "p:{1}", {fingerprint: "Doc:/é"})
+        assert store.commit(chat, "p:{1}", [SeenBlock(fingerprint, "Doc:/é", 1, 0)])
+        prepared = store.prepare(chat, "p2", {fingerprint: "Doc:/é"})
+        assert dict(prepared.seen) == {fingerprint: SeenBlock(fingerprint, "Doc:/é", 1, 0)}
+
+
+# -- plans side by side --------------------------------------------------------------------------------------------
+
+
+def test_of_two_plans_side_by_side_neither_stays_seen(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    prepare(store, "p3", "C")
+    assert store.commit(CHAT, "p2", sent("B", 2))
+    epoch = state(store).epoch
+    assert not store.commit(CHAT, "p3", sent("C", 2))
+    assert seen(store) == "A", "their common past is still seen, and nothing else"
+    assert state(store).epoch > epoch
+
+
+def test_all_since_the_common_past_is_forgotten(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    prepare(store, "slow", "H")
+    serve(store, "p2", "B")
+    serve(store, "p3", "C")
+    assert seen(store) == "ABC"
+    assert not store.commit(CHAT, "slow", sent("H", 2))
+    assert seen(store) == "A"
+
+
+def test_a_plan_prepared_before_a_conflict_and_committed_after_it_is_not_recorded(store: SeenStore) -> None:
+    prepare(store, "p1", "A")
+    prepare(store, "p2", "B")
+    store.commit(CHAT, "p1", sent("A"))
+    prepare(store, "p3", "AC")
+    assert not store.commit(CHAT, "p2", sent("B"))
+    assert not store.commit(CHAT, "p3", sent("C", 2))
+    assert seen(store) == ""
+
+
+def test_after_a_conflict_the_next_turn_is_recorded(store: SeenStore) -> None:
+    prepare(store, "p1", "A")
+    prepare(store, "p2", "B")
+    store.commit(CHAT, "p1", sent("A"))
+    store.commit(CHAT, "p2", sent("B"))
+    assert serve(store, "p3", "AB")
+    assert seen(store) == "AB"
+
+
+def test_an_abandoned_plan_is_no_conflict(store: SeenStore) -> None:
+    prepare(store, "p1", "A")
+    prepare(store, "p2", "B")
+    store.abandon(CHAT, "p1")
+    assert store.commit(CHAT, "p2", sent("B"))
+    assert seen(store) == "B"
+
+
+# -- forget and clear ----------------------------------------------------------------------------------------------
+
+
+def test_forget_leaves_nothing_seen_and_begins_an_epoch(store: SeenStore) -> None:
+    serve(store, "p1", "AB")
+    serve(store, "p2", "C")
+    epoch = state(store).epoch
+    store.forget(CHAT)
+    assert seen(store) == ""
+    assert state(store).blocks == ()
+    assert state(store).epoch > epoch
+
+
+def test_forget_ends_every_lease(store: SeenStore) -> None:
+    prepare(store, "p1", "A")
+    prepare(store, "p2", "B")
+    store.forget(CHAT)
+    assert state(store).leases == ()
+    assert not store.commit(CHAT, "p1", sent("A"))
+    assert not store.abandon(CHAT, "p2")
+    assert seen(store) == ""
+
+
+def test_after_forget_the_next_turn_is_recorded(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    store.forget(CHAT)
+    assert serve(store, "p2", "AB")
+    assert seen(store) == "AB"
+
+
+def test_forget_is_about_one_conversation_and_clear_about_all(store: SeenStore) -> None:
+    other = Conversation(None, "chat")
+    serve(store, "p1", "A")
+    serve(store, "p2", "B", other)
+    store.forget(CHAT)
+    assert seen(store, other) == "B"
+    store.clear()
+    assert store.inspect(CHAT) is store.inspect(other) is None
+    assert not store.commit(other, "p2", sent("B"))
+    assert seen(store, other) == ""
+
+
+# -- labels --------------------------------------------------------------------------------------------------------
+
+
+def test_a_label_that_names_another_block_is_taken(store: SeenStore) -> None:
+    store.prepare(CHAT, "p1", {key("A"): "x"})
+    store.commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 100)])
+    prepared = store.prepare(CHAT, "p2", {key("B"): "x", key("C"): "y"})
+    assert prepared.taken == {"x"}
+
+
+def test_a_label_is_not_taken_for_the_block_that_it_names(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    assert prepare(store, "p2", "A").taken == frozenset()
+
+
+def test_a_seen_block_needs_no_label(store: SeenStore) -> None:
+    """It keeps the one it was sent under, whatever it would be called now."""
+    serve(store, "p1", "AB")
+    prepared = store.prepare(CHAT, "p2", {key("B"): "Doc_A"})
+    assert prepared.seen[key("B")].label == "Doc_B"
+    assert prepared.taken == frozenset()
+
+
+def test_a_leased_label_is_not_taken(store: SeenStore) -> None:
+    prepare(store, "p1", "A")
+    assert store.prepare(CHAT, "p2", {key("B"): "Doc_A"}).taken == frozenset()
+
+
+@pytest.mark.parametrize("event", ["conflict", "forget"])
+def test_labels_stay_taken_when_their_blocks_are_no_longer_seen(store: SeenStore, event: str) -> None:
+    """The history may still show the texts that they name."""
+    prepare(store, "slow", "H")
+    serve(store, "p1", "A")
+    if event == "conflict":
+        store.commit(CHAT, "slow", sent("H"))
+    else:
+        store.forget(CHAT)
+    prepared = store.prepare(CHAT, "p2", {key("B"): "Doc_A"})
+    assert prepared.taken == {"Doc_A"}
+    assert store.prepare(CHAT, "p3", {key("A"): "Doc_A"}).taken == frozenset()
+
+
+def test_labels_are_taken_in_one_conversation_alone(store: SeenStore) -> None:
+    serve(store, "p1", "A")
+    assert store.prepare(Conversation("acme", "other"), "p2", {key("B"): "Doc_A"}).taken == frozenset()
+
+
+# -- isolation -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_shared_between_tenants_or_conversations(store: SeenStore) -> None:
+    """Whatever the names are, joining tenant and id to one string must not make two conversations one."""
+    chats = [
+        Conversation(tenant, id)
+        for tenant, id in [
+            ("a", "chat"),
+            ("b", "chat"),
+            (None, "chat"),
+            ("None", "chat"),
+            ("", "chat"),
+            ("a", "chat "),
+            ("a:chat", ""),
+            ("a", "b:c"),
+            ("a:b", "c"),
+            ("a\x00b", "c"),
+            ("a", "b\x00c"),
+        ]
+    ]
+    for i, chat in enumerate(chats):
+        serve(store, f"p{i}", "ABCDEFGH"[i % 8], chat)
+    for i, chat in enumerate(chats):
+        assert seen(store, chat) == "ABCDEFGH"[i % 8]
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_holds_for_its_time(kit: Kit) -> None:
+    store = kit.store(lease_ttl=60)
+    prepare(store, "p1", "A")
+    kit.wait(59)
+    assert store.commit(CHAT, "p1", sent("A"))
+
+
+def test_a_lease_that_timed_out_commits_nothing(kit: Kit) -> None:
+    store = kit.store(lease_ttl=60)
+    prepare(store, "p1", "A")
+    kit.wait(61)
+    assert not store.commit(CHAT, "p1", sent("A"))
+    assert seen(store) == ""
+    assert serve(store, "p2", "A")
+
+
+def test_a_late_plan_conflicts_with_those_beside_it_all_the_same(kit: Kit) -> None:
+    """The model did see its prompt, so it may be its answer that the history goes on from."""
+    store = kit.store(lease_ttl=60)
+    serve(store, "p0", "A")
+    prepare(store, "slow", "B")
+    kit.wait(50)
+    prepare(store, "beside", "D")
+    serve(store, "p1", "C")
+    kit.wait(20)
+    assert not store.commit(CHAT, "slow", sent("B", 2))
+    assert seen(store) == "A"
+    assert not store.commit(CHAT, "beside", sent("D", 2))
+    assert seen(store) == "A"
+
+
+def test_a_conversation_is_dropped_when_it_was_not_used_for_its_time(kit: Kit) -> None:
+    store = kit.store(ttl=600)
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    kit.wait(601)
+    assert store.inspect(CHAT) is None
+    assert not store.commit(CHAT, "p2", sent("B", 2))
+    assert prepare(store, "p3", "AB") == Prepared(0, {}, frozenset())
+
+
+@pytest.mark.parametrize("use", ["prepare", "commit"])
+def test_use_keeps_a_conversation(kit: Kit, use: str) -> None:
+    store = kit.store(ttl=600, lease_ttl=10_000)
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    kit.wait(500)
+    if use == "prepare":
+        prepare(store, "p3")
+    else:
+        store.commit(CHAT, "p2", sent("B", 2))
+    kit.wait(500)
+    assert seen(store) == ("A" if use == "prepare" else "AB")
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_blocks_beyond_the_bound_are_sent_again(kit: Kit) -> None:
+    store = kit.store(max_blocks=3)
+    serve(store, "p1", "AB")
+    serve(store, "p2", "CD")
+    assert seen(store) == "BCD"
+    assert len(state(store).blocks) == 3
+
+
+def test_a_block_sent_again_is_young_again(kit: Kit) -> None:
+    store = kit.store(max_blocks=2)
+    for plan, names in enumerate(["A", "B", "A", "C"]):
+        serve(store, f"p{plan}", names)
+    assert seen(store) == "AC"
+
+
+def test_a_label_outlives_its_block(kit: Kit) -> None:
+    store = kit.store(max_blocks=1)
+    serve(store, "p1", "A")
+    serve(store, "p2", "B")
+    assert store.prepare(CHAT, "p3", {key("C"): "Doc_A"}).taken == {"Doc_A"}
+
+
+def test_the_oldest_leases_beyond_the_bound_commit_nothing(kit: Kit) -> None:
+    store = kit.store(max_leases=2)
+    for plan in ("p1", "p2", "p3"):
+        prepare(store, plan, "A")
+    assert len(state(store).leases) == 2
+    assert not store.commit(CHAT, "p1", sent("A"))
+    assert store.commit(CHAT, "p3", sent("A"))
+
+
+def test_thousands_of_turns_hold_no_more_than_the_bounds(kit: Kit) -> None:
+    store = kit.store(max_blocks=10, max_leases=5)
+    for turn in range(2_000):
+        fingerprint = turn.to_bytes(16, "big")
+        store.prepare(CHAT, f"lost-{turn}", {fingerprint: str(turn)})
+        store.prepare(CHAT, f"p{turn}", {fingerprint: str(turn)})
+        assert store.commit(CHAT, f"p{turn}", [SeenBlock(fingerprint, str(turn), turn + 1, 1)])
+    assert len(state(store).blocks) <= 10
+    assert len(state(store).leases) <= 5
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager_switching() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_switching")
+def test_threads_on_one_conversation_never_lose_count(store: SeenStore) -> None:
+    barrier = threading.Barrier(4)
+
+    def work(worker: int) -> list[bool]:
+        barrier.wait()
+        return [serve(store, f"{worker}-{i}", "ABCD"[worker]) for i in range(100)]
+
+    with ThreadPoolExecutor(4) as pool:
+        recorded = [outcome for outcomes in pool.map(work, range(4)) for outcome in outcomes]
+    snapshot = state(store)
+    assert snapshot.turn == len(recorded) == 400
+    assert snapshot.leases == ()
+    assert (snapshot.epoch > 0) == (False in recorded)
+
+
+@pytest.mark.usefixtures("eager_switching")
+def test_threads_on_their_own_conversations_do_not_disturb_each_other(store: SeenStore) -> None:
+    barrier = threading.Barrier(4)
+
+    def work(worker: int) -> None:
+        chat = Conversation("acme", str(worker))
+        barrier.wait()
+        for turn in range(100):
+            prepared = prepare(store, f"{worker}-{turn}", "AB", chat)
+            assert prepared.turn == turn
+            assert len(prepared.seen) == (2 if turn else 0)
+            assert store.commit(chat, f"{worker}-{turn}", sent("" if turn else "AB"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+# -- against true histories ----------------------------------------------------------------------------------------
+
+History = tuple[frozenset[bytes], ...]
+"""The blocks that each turn sent in full."""
+
+
+@dataclass
+class Flight:
+    """A plan that the model is answering."""
+
+    conversation: Conversation
+    plan: str
+    sent: str
+    turn: int
+    bases: frozenset[History]
+    """What the history in front of it may be."""
+    commits: int
+    """How many plans of its conversation were committed before."""
+    deadline: float
+
+
+class TrueHistories(RuleBasedStateMachine):
+    """Whatever is called seen is in the history, however the application resolves plans made side by side.
+
+    The model keeps every history that a conversation may have: when a plan is committed, its answer continues the
+    history in front of which it was prepared; if others were committed meanwhile, those may as well have been kept
+    and this one dropped. A plan whose lease the store has dropped, to hold its bounds or because of `forget`, is
+    taken to be dropped by the application too.
+    """
+
+    kit: type[Kit]
+    flights = Bundle("flights")
+    chats = st.sampled_from([Conversation("a", "chat"), Conversation("b", "chat"), Conversation(None, "chat")])
+
+    @initialize(max_blocks=st.sampled_from([2, 100]), max_leases=st.sampled_from([2, 100]))
+    def start(self, max_blocks: int, max_leases: int) -> None:
+        self.tools = self.kit()
+        self.store = self.tools.store(max_blocks=max_blocks, max_leases=max_leases, ttl=1_000, lease_ttl=100)
+        self.now = 0.0
+        self.plans = 0
+        self.histories: dict[Conversation, frozenset[History]] = {}
+        self.commits: dict[Conversation, int] = {}
+
+    def history(self, chat: Conversation) -> frozenset[History]:
+        return self.histories.get(chat, frozenset({()}))
+
+    @rule(target=flights, chat=chats, names=st.sets(st.sampled_from("ABCDE"), max_size=3).map("".join))
+    def prepare(self, chat: Conversation, names: str) -> Flight:
+        self.plans += 1
+        plan = f"p{self.plans}"
+        prepared = prepare(self.store, plan, names, chat)
+        for history in self.history(chat):
+            assert set(prepared.seen) <= set().union(*history)
+        new = "".join(name for name in names if key(name) not in prepared.seen)
+        commits = self.commits.get(chat, 0)
+        return Flight(chat, plan, new, prepared.turn + 1, self.history(chat), commits, self.now + 100)
+
+    @rule(flight=consumes(flights))
+    def commit(self, flight: Flight) -> None:
+        chat = flight.conversation
+        snapshot = self.store.inspect(chat)
+        leased = snapshot is not None and flight.plan in snapshot.leases
+        alone = flight.commits == self.commits.get(chat, 0)
+        recorded = self.store.commit(chat, flight.plan, sent(flight.sent, flight.turn))
+        assert recorded == (leased and alone and self.now < flight.deadline)
+        if leased:
+            turn = frozenset(key(name) for name in flight.sent)
+            continued = frozenset((*base, turn) for base in flight.bases)
+            self.histories[chat] = continued if alone else self.history(chat) | continued
+            self.commits[chat] = self.commits.get(chat, 0) + 1
+        assert not self.store.commit(chat, flight.plan, sent("ABCDE", flight.turn))
+
+    @rule(flight=consumes(flights))
+    def abandon(self, flight: Flight) -> None:
+        self.store.abandon(flight.conversation, flight.plan)
+
+    @rule(flight=consumes(flights))
+    def crash(self, flight: Flight) -> None:
+        """The answer is lost, and nobody tells the store."""
+
+    @rule(chat=chats)
+    def cut(self, chat: Conversation) -> None:
+        self.histories[chat] = frozenset(history[:kept] for history in self.history(chat) for kept in (0, 1, 2))
+        self.store.forget(chat)
+
+    @rule(seconds=st.sampled_from([1, 99, 101, 1_001]))
+    def wait(self, seconds: int) -> None:
+        self.tools.wait(seconds)
+        self.now += seconds
+
+    @invariant()
+    def whatever_is_recorded_is_in_every_possible_history(self) -> None:
+        for chat, histories in getattr(self, "histories", {}).items():
+            snapshot = self.store.inspect(chat)
+            recorded = set() if snapshot is None else {block.fingerprint for block in snapshot.blocks}
+            for history in histories:
+                assert recorded <= set().union(*history)
+
+
+@pytest.mark.parametrize("kind", KITS.values(), ids=KITS.keys())
+def test_nothing_is_called_seen_that_is_not_in_the_history(kind: type[Kit]) -> None:
+    machine = type(f"TrueHistories{kind.__name__}", (TrueHistories,), {"kit": kind})
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
