@@ -95,6 +95,14 @@ def test_one_id_for_two_texts_names_the_first_of_them() -> None:
     assert second == f"a~{ContextBlock('two').fingerprint.hex()[:8]}"
 
 
+def test_a_block_asked_for_again_keeps_its_label_longer() -> None:
+    registry = LabelRegistry(max_labels=2)
+    for text in ("one", "two", "one", "three"):
+        registry.labels([ContextBlock(text, id=text)])
+    assert registry.labels([ContextBlock("another", id="two")]) == ["two"], "forgotten, so free"
+    assert registry.labels([ContextBlock("yet another", id="three")]) != ["three"]
+
+
 def test_labels_do_not_depend_on_the_place_in_the_request() -> None:
     request = [ContextBlock(text, id) for text, id in (("one", "a"), ("two", "b"), ("three", None))]
     registry = LabelRegistry()

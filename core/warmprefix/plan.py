@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from warmprefix.annotate import Templates
@@ -33,8 +34,7 @@ class Reference:
     """The note that takes the block's place."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBlock:
+class PlannedBlock(NamedTuple):
     """A block in its planned place: in full, or as a reference to its earlier occurrence in this very prompt."""
 
     block: ContextBlock
@@ -42,7 +42,8 @@ class PlannedBlock:
     """Where the request listed it, ascending: more than one place if it came more than once."""
     label: str
     reference: Reference | None
-    _templates: Templates = field(repr=False, compare=False)
+    templates: Templates
+    """The wording of the prompt that it stands in."""
 
     @property
     def rank(self) -> int:
@@ -58,7 +59,7 @@ class PlannedBlock:
         """The block as the prompt shows it: labelled in full, or its location annotation."""
         if self.reference is not None:
             return self.reference.annotation
-        return self._templates.block(self.label, self.block.text)
+        return self.templates.block(self.label, self.block.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,6 @@ class ContextPlan:
     """The conversation's turn, from 1 on; None without a conversation to count in."""
     blocks: tuple[PlannedBlock, ...]
     """In planned order."""
-    order_annotation: str | None
-    """The note that restores the relevance order; None where the planned order is that order."""
     resident_tokens: int
     """Tokens of context that the engine's prefix cache is predicted to hold already. Not counted: whatever stands
     before the context, and the blocks that a reference spares."""
@@ -87,9 +86,17 @@ class ContextPlan:
     """Whether its context follows the preamble directly, so that other conversations can share it as a prefix."""
 
     @property
+    def order_annotation(self) -> str | None:
+        """The note that restores the relevance order; None where the planned order is that order."""
+        if not self.reordered:
+            return None
+        labels = [planned.label for planned in sorted(self.blocks, key=attrgetter("rank"))]
+        return self.blocks[0].templates.order_annotation(labels)
+
+    @property
     def total_tokens(self) -> int:
         """Tokens of all blocks, those referred to included, without labels and annotations."""
-        return sum(planned.block.tokens for planned in self.blocks)
+        return sum([planned.block.tokens for planned in self.blocks])
 
     @property
     def reference_tokens(self) -> int:
@@ -104,7 +111,7 @@ class ContextPlan:
     @property
     def order(self) -> tuple[int, ...]:
         """For each place in planned order, the block's position in the request."""
-        return tuple(planned.positions[0] for planned in self.blocks)
+        return tuple([planned.positions[0] for planned in self.blocks])
 
     @property
     def reordered(self) -> bool:
@@ -115,6 +122,7 @@ class ContextPlan:
     def render(self) -> str:
         """The default prompt text: a paragraph a block, then the order annotation. Empty for an empty plan."""
         paragraphs = [planned.render() for planned in self.blocks]
-        if self.order_annotation is not None:
-            paragraphs.append(self.order_annotation)
+        annotation = self.order_annotation
+        if annotation is not None:
+            paragraphs.append(annotation)
         return "\n\n".join(paragraphs)

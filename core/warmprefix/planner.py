@@ -191,7 +191,6 @@ class ContextPlanner:
                 placement=placement,
                 turn=past.turn,
                 blocks=planned,
-                order_annotation=self._order_annotation(order, resolved),
                 resident_tokens=_resident_tokens(state.tree, planned) if past.is_empty else 0,
                 cache_salt=state.cache_salt,
                 tracked=past.tracked,
@@ -424,11 +423,6 @@ class ContextPlanner:
         first = self._counts["policy_errors"] == 1
         _log.log(logging.WARNING if first else logging.DEBUG, "ordering policy failed", exc_info=True)
 
-    def _order_annotation(self, order: Sequence[int], resolved: Sequence[Resolved]) -> str | None:
-        if list(order) == list(range(len(order))):
-            return None
-        return self._templates.order_annotation([label for label, _ in resolved])
-
     def _state(self, scope: Scope) -> _ScopeState:
         state = self._scopes.get(scope)
         if state is None:
@@ -449,7 +443,7 @@ class ContextPlanner:
         counts["plans"] += 1
         counts["planned_tokens"] += plan.total_tokens
         counts["resident_tokens"] += plan.resident_tokens
-        counts["reordered_plans"] += plan.order_annotation is not None
+        counts["reordered_plans"] += plan.reordered
         if not plan.opens_prompt:
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens

@@ -134,7 +134,7 @@ class PrefixTree(Generic[K]):
                 if matched > best_tokens:
                     best, best_tokens = trail, matched
             if offset + len(run) == len(node.keys):
-                ranks = _ranks_of_children(node, keys, index)
+                ranks = _ranks_of_children(node, index)
                 stack += [(node.children[keys[i]], 0, matched, trail) for i in reversed(ranks)]
         return _unwind(best)
 
@@ -154,7 +154,7 @@ class PrefixTree(Generic[K]):
                 if key not in index:
                     return path
                 path.append(index[key])
-            ranks = _ranks_of_children(node, keys, index)
+            ranks = _ranks_of_children(node, index)
             if not ranks:
                 return path
             node, offset = node.children[keys[ranks[0]]], 0
@@ -390,12 +390,12 @@ def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
     return limit
 
 
-def _ranks_of_children(node: _Node[K], keys: Sequence[K], index: dict[K, int]) -> list[int]:
-    """Positions in `keys`, ascending, of the blocks that begin a resident edge below `node`."""
+def _ranks_of_children(node: _Node[K], index: dict[K, int]) -> list[int]:
+    """The places in `index`, ascending, of the blocks that begin a resident edge below `node`. O(the smaller)."""
     children = node.children
-    if len(children) < len(keys):
-        return sorted(index[key] for key, child in children.items() if child.resident and key in index)
-    return [i for i, key in enumerate(keys) if key in children and children[key].resident]
+    if not children:
+        return []
+    return sorted([index[key] for key in children.keys() & index.keys() if children[key].resident])
 
 
 _Trail = tuple["_Trail", list[int]] | None

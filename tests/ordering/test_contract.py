@@ -277,6 +277,15 @@ def contents(item: Any) -> Iterator[object]:
 # -- bounded work ------------------------------------------------------------------------------------------------------
 
 
+SHORT_SIGHTED: dict[NewPolicy, NewPolicy] = {
+    CoAccessPolicy: lambda: CoAccessPolicy(window=100),
+    FrequencyPolicy: lambda: FrequencyPolicy(window=100),
+}
+
+BUDGETED: dict[NewPolicy, NewPolicy] = {OraclePolicy: lambda: OraclePolicy(max_blocks=4)}
+"""Up to `max_blocks` the oracle is exhaustive by design."""
+
+
 def work(task: Callable[[], object]) -> int:
     """Lines of Python executed: the cost of a task as a number that no machine changes."""
     lines = 0
@@ -306,10 +315,7 @@ def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind:
         return list(dict.fromkeys(blocks(*[(i * j) % 23 for j in (1, 5, 7)], *[(i, j) for j in range(2)])))
 
     # Past all windows, so that what is left to grow is the number of requests alone.
-    policy = {CoAccessPolicy: lambda: CoAccessPolicy(window=100), FrequencyPolicy: lambda: FrequencyPolicy(100)}.get(
-        policy, policy
-    )
-    served = Served(policy())
+    served = Served(SHORT_SIGHTED.get(policy, policy)())
     costs: list[int] = []
     for i in range(1_200):
         if i in range(150, 170) or i in range(1_180, 1_200):
@@ -322,8 +328,7 @@ def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind:
 @policies
 def test_cost_is_bounded_where_no_search_can_be_cut_short(policy: NewPolicy) -> None:
     """Each of 5,040 served orders leads on to a heavy block that is not asked for; the heavy one asked for is new."""
-    make = {OraclePolicy: lambda: OraclePolicy(max_blocks=4)}.get(policy, policy)  # within its bound it is exhaustive
-    served = Served(make())
+    served = Served(BUDGETED.get(policy, policy)())
     names = blocks(*range(7))
     for order in permutations(names):
         path = [*order, Block(b"heavy", 10_000)]

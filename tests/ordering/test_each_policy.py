@@ -21,8 +21,9 @@ from warmprefix.ordering import (
     RecencyPolicy,
     RelevancePolicy,
     SortedPolicy,
+    context_index,
 )
-from warmprefix.ordering.context_index import ContextIndex
+from warmprefix.ordering.context_index import ContextIndex, context_distance
 from warmprefix.tree import PrefixTree
 
 
@@ -74,8 +75,8 @@ def test_recency_puts_the_most_recently_served_first_in_served_order() -> None:
 
 
 def test_recency_forgets_the_least_recently_served() -> None:
-    policy = observed(RecencyPolicy(max_blocks=2), "A", "BC")
-    assert planned(policy, "XABC") == "BCXA"
+    policy = observed(RecencyPolicy(max_blocks=2), "A", "B", "A", "C")
+    assert planned(policy, "XABC") == "CAXB"
 
 
 # -- frequency ---------------------------------------------------------------------------------------------------------
@@ -162,6 +163,23 @@ def test_context_index_rejects_weights_and_bounds_out_of_range() -> None:
             ContextIndexPolicy(alpha=alpha)
     with pytest.raises(ValueError, match="max_nodes must be 1 or more, got 0"):
         ContextIndexPolicy(max_nodes=0)
+
+
+def test_context_index_compares_few_children_however_many_share_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(a: Sequence[bytes], b: Sequence[bytes], alpha: float) -> float:
+        nonlocal compared
+        compared += 1
+        return context_distance(a, b, alpha)
+
+    monkeypatch.setattr(context_index, "context_distance", counted)
+    policy = ContextIndexPolicy()
+    for i in range(200):
+        policy.observe(blocks([i, "A", "B"]))
+    assert planned(policy, "XBA") == "ABX"
+    assert compared <= 8
+    assert max(map(len, policy._index._root.recent.values())) <= 16
 
 
 @given(

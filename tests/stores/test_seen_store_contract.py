@@ -49,7 +49,7 @@ class MemoryKit:
 KITS: dict[str, type[Kit]] = {"memory": MemoryKit}
 
 
-@pytest.fixture(params=KITS.values(), ids=KITS.keys())
+@pytest.fixture(params=list(KITS.values()), ids=list(KITS))
 def kit(request: pytest.FixtureRequest) -> Kit:
     made: Kit = request.param()
     return made
@@ -622,7 +622,7 @@ class TrueHistories(RuleBasedStateMachine):
                 assert recorded <= set().union(*history)
 
 
-@pytest.mark.parametrize("kind", KITS.values(), ids=KITS.keys())
+@pytest.mark.parametrize("kind", KITS.values(), ids=KITS)
 def test_nothing_is_called_seen_that_is_not_in_the_history(kind: type[Kit]) -> None:
     machine = type(f"TrueHistories{kind.__name__}", (TrueHistories,), {"kit": kind})
     run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))

@@ -45,9 +45,12 @@ class ChatClient:
     async def ask(self, messages: Sequence[Message], cache_salt: str | None) -> Answer:
         """Send one chat and read the whole of a short answer."""
         try:
-            return await self._ask(messages, cache_salt)
-        except openai.OpenAIError as error:
+            answer = await self._ask(messages, cache_salt)
+        except Exception as error:  # the SDK lets some errors of its transport and parser through
             raise DemoError(_reason(self.base_url, error)) from error
+        if not answer.text and answer.prompt_tokens is None:
+            raise DemoError(f"{self.base_url} answers, but not as an OpenAI-compatible server.")
+        return answer
 
     async def _ask(self, messages: Sequence[Message], cache_salt: str | None) -> Answer:
         sent = time.perf_counter()
@@ -83,7 +86,7 @@ class ChatClient:
         if not self.model:
             try:
                 models = await self._client.models.list()
-            except openai.OpenAIError as error:
+            except Exception as error:  # as above
                 raise DemoError(_reason(self.base_url, error)) from error
             if not models.data:
                 raise DemoError(f"{self.base_url} lists no model; name one with --model.")
@@ -101,10 +104,10 @@ def _says_something(delta: Any) -> bool:
     return bool(delta.content or thought)
 
 
-def _reason(base_url: str, error: openai.OpenAIError) -> str:
+def _reason(base_url: str, error: Exception) -> str:
     if isinstance(error, openai.APIStatusError):
         said = error.body.get("message") if isinstance(error.body, dict) else None
-        hint = " Does the URL end in /v1?" if error.status_code == 404 else ""
+        hint = " Should the URL end in /v1?" if error.status_code == 404 and "/v1" not in base_url else ""
         return f"{base_url} refused a request ({error.status_code}): {_one_line(said or error.message)}{hint}"
     cause = error.__cause__ or error
     return f"No answer from {base_url}: {_one_line(cause) or type(cause).__name__}"

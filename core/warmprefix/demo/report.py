@@ -27,7 +27,7 @@ _PLACEMENTS: dict[Placement, str] = {
     "head": "head: context in the system prompt, made anew each turn",
     "tail": "tail: context comes with each question and stays in the chat",
 }
-_LINES_SHOWN = 6
+_LINES_SHOWN = 5
 _REFERENCE = "reference"
 _STYLES = {"all": "green", "part": "yellow", "none": "default", "unknown": "default", _REFERENCE: "cyan"}
 _MARKS = {"all": "\u25cf", "part": "\u25d0", "none": "\u25cb", "unknown": " ", _REFERENCE: "\u21a9"}
@@ -89,7 +89,7 @@ def _print_examples(result: DemoResult, console: Console) -> None:
         console.print()
         where = f"{example.title}, {example.placement}, turn {example.before.question.turn}"
         console.print(Text(where, style="bold"), Text("" if i else _legend(marks), style="dim"), sep="   ")
-        console.print(_clipped(f'"{example.before.question.text}"', console))
+        console.print(_clipped(f"Q: {example.before.question.text}", console))
         console.print(_side_by_side(example, marks))
         annotation = example.after.context.order_annotation
         if annotation is not None:
@@ -102,8 +102,8 @@ def _clipped(text: str, console: Console) -> Text:
 
 
 def _legend(marks: Mapping[str, str]) -> str:
-    meanings = {"all": "cached", "part": "partly", "none": "prefilled", _REFERENCE: "said before: a reference"}
-    return "   ".join(f"{marks[kind]} {meaning}" for kind, meaning in meanings.items())
+    meanings = {"all": "cached", "part": "partly", "none": "prefilled", _REFERENCE: "reference"}
+    return "  ".join(f"{marks[kind]} {meaning}" for kind, meaning in meanings.items())
 
 
 def _side_by_side(example: Example, marks: Mapping[str, str]) -> Table:
@@ -133,9 +133,9 @@ def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> 
     console.print()
     if emulator is not None:
         console.print(
-            f"Emulated: the engine. No model runs; what its cache holds is worked out as in vLLM, token for token,"
-            f" for KV blocks of {emulator.block_size} and room for {emulator.capacity_tokens:,} tokens, and TTFT is"
-            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} a second."
+            "Emulated: the engines, one for each column. No model runs; what is cached is worked out as in vLLM, for KV"
+            f" blocks of {emulator.block_size} tokens and room for {emulator.capacity_tokens:,}. TTFT is modelled:"
+            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} a second, and HTTP on top."
         )
     elif summarize_arm(next(iter(result.runs.values()))[0]).cached_tokens is None:
         console.print(

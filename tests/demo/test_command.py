@@ -1,0 +1,65 @@
+"""`warmprefix demo` as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warmprefix.errors import MissingExtraError
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "warmprefix", "demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60)
+
+
+def test_a_short_demo(tmp_path: Path) -> None:
+    file = tmp_path / "demo.json"
+    result = run("--questions", "8", "--json", str(file))
+    assert (result.returncode, result.stderr) == (0, "Asking 8 questions, 4 times each ...\n")
+    assert "hit ratio" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert json.loads(file.read_text())["options"]["questions"] == 8
+
+
+def test_a_server_that_is_not_there_is_one_line_with_status_2() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        result = run("--endpoint", url, "--model", "any")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith(f"No answer from {url}: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--questions", "0"], "--questions"),
+        (["--kv-blocks", "1"], "kv_blocks is 1"),
+        (["--placement", "middle"], "middle"),
+        (["--model", "mine"], "--endpoint"),
+        (["--endpoint", "http://127.0.0.1:1/v1", "--prefill-rate", "5"], "--prefill-rate"),
+    ],
+)
+def test_a_wrong_call_is_explained_with_status_2(arguments: list[str], said: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("module", ["bm25s", "openai", "rich", "uvicorn"])
+def test_without_the_extra_the_command_says_how_to_get_it(module: str) -> None:
+    script = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv = ['warmprefix', 'demo', '--questions', '1'];"
+        " from warmprefix.__main__ import main; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('cli', module)}\n")

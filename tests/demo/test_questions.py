@@ -1,0 +1,97 @@
+"""The questions: seeded, interleaved, in people's words, and not the same one over and over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter, defaultdict
+
+import pytest
+
+from warmprefix.demo.corpus import Entry
+from warmprefix.demo.options import DemoOptions
+from warmprefix.demo.phrases import goal
+from warmprefix.demo.questions import Question, ask
+from warmprefix.demo.session import prepare_turns
+from warmprefix.demo.words import content_words
+
+
+@pytest.fixture(scope="module")
+def questions(entries: tuple[Entry, ...]) -> tuple[Question, ...]:
+    return ask(entries, 240, seed=0)
+
+
+def test_the_seed_alone_decides(entries: tuple[Entry, ...], questions: tuple[Question, ...]) -> None:
+    assert ask(entries, 240, seed=0) == questions
+    assert ask(entries, 240, seed=1) != questions
+
+
+def test_other_hash_seeds_give_the_same_questions_and_retrievals() -> None:
+    script = textwrap.dedent(
+        """
+        import json
+        from warmprefix.demo.options import DemoOptions
+        from warmprefix.demo.session import prepare_turns
+        turns = prepare_turns(DemoOptions(questions=60))
+        print(json.dumps([(turn.question.query, [block.id for block in turn.blocks]) for turn in turns]))
+        """
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    there = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert there.stderr == ""
+    here = prepare_turns(DemoOptions(questions=60))
+    assert json.loads(there.stdout) == [[turn.question.query, [block.id for block in turn.blocks]] for turn in here]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 50])
+def test_there_are_as_many_as_asked_for(entries: tuple[Entry, ...], count: int) -> None:
+    assert len(ask(entries, count, seed=3)) == count
+
+
+def test_conversations_have_one_user_and_up_to_four_turns_in_order(questions: tuple[Question, ...]) -> None:
+    conversations: defaultdict[int, list[Question]] = defaultdict(list)
+    for question in questions:
+        conversations[question.conversation].append(question)
+    for turns in conversations.values():
+        assert [turn.turn for turn in turns] == [1, 2, 3, 4][: len(turns)]
+        assert len({turn.user for turn in turns}) == 1
+    assert {len(turns) for turns in conversations.values()} == {1, 2, 3, 4}
+    assert len({question.user for question in questions}) > 20
+
+
+def test_conversations_interleave(questions: tuple[Question, ...]) -> None:
+    pairs = list(zip(questions, questions[1:], strict=False))
+    assert sum(one.conversation != next_one.conversation for one, next_one in pairs) > 0.8 * len(pairs)
+
+
+def test_hardly_two_queries_mean_the_same_words(questions: tuple[Question, ...]) -> None:
+    words = Counter(frozenset(content_words(question.query)) for question in questions)
+    assert len(words) > 0.95 * len(questions)
+
+
+def test_a_follow_up_may_leave_out_what_its_query_names(questions: tuple[Question, ...]) -> None:
+    assert all(question.text == question.query for question in questions if question.turn == 1)
+    rewritten = [question for question in questions if question.turn > 1 and question.text != question.query]
+    assert len(rewritten) > 0.8 * sum(question.turn > 1 for question in questions)
+    assert any(question.text == "What does it return?" for question in rewritten)
+    assert all("it" not in question.query.split() for question in rewritten)
+
+
+@pytest.mark.parametrize(
+    ("name", "phrase"),
+    [
+        ("json.dumps", "serialize obj to a JSON formatted str"),
+        ("collections.namedtuple", "get a new subclass of tuple with named fields"),
+        ("textwrap.dedent", "remove any common leading whitespace from every line in text"),
+        ("os.walk", None),  # "Directory tree generator."
+        ("json", None),
+    ],
+)
+def test_goals_are_the_docstrings_own_words(entries: tuple[Entry, ...], name: str, phrase: str | None) -> None:
+    (entry,) = (entry for entry in entries if entry.name == name)
+    assert goal(entry) == phrase
