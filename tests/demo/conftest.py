@@ -26,5 +26,5 @@ def options() -> DemoOptions:
 
 
 @pytest.fixture(scope="session")
-def result(options: DemoOptions) -> DemoResult:
-    return asyncio.run(run_session(options, lambda name, steps: lambda: None))
+def result(options: DemoOptions, entries: tuple[Entry, ...]) -> DemoResult:
+    return asyncio.run(run_session(options, lambda name, steps: lambda: None, entries))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pytest
 
@@ -29,13 +30,14 @@ def test_the_seed_alone_decides(entries: tuple[Entry, ...], questions: tuple[Que
     assert ask(entries, 240, seed=1) != questions
 
 
-def test_other_hash_seeds_give_the_same_questions_and_retrievals() -> None:
+def test_other_hash_seeds_give_the_same_questions_and_retrievals(entries: tuple[Entry, ...]) -> None:
     script = textwrap.dedent(
         """
         import json
+        from warmprefix.demo.corpus import read_standard_library
         from warmprefix.demo.options import DemoOptions
         from warmprefix.demo.session import prepare_turns
-        turns = prepare_turns(DemoOptions(questions=60))
+        turns = prepare_turns(read_standard_library(), DemoOptions(questions=60))
         print(json.dumps([(turn.question.query, [block.id for block in turn.blocks]) for turn in turns]))
         """
     )
@@ -44,7 +46,7 @@ def test_other_hash_seeds_give_the_same_questions_and_retrievals() -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert there.stderr == ""
-    here = prepare_turns(DemoOptions(questions=60))
+    here = prepare_turns(entries, DemoOptions(questions=60))
     assert json.loads(there.stdout) == [[turn.question.query, [block.id for block in turn.blocks]] for turn in here]
 
 
@@ -65,7 +67,7 @@ def test_conversations_have_one_user_and_up_to_four_turns_in_order(questions: tu
 
 
 def test_conversations_interleave(questions: tuple[Question, ...]) -> None:
-    pairs = list(zip(questions, questions[1:], strict=False))
+    pairs = list(pairwise(questions))
     assert sum(one.conversation != next_one.conversation for one, next_one in pairs) > 0.8 * len(pairs)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from warmprefix.demo.examples import pick_examples, prompt_lines
+from warmprefix.demo.examples import Runs, pick_examples, prompt_lines
 from warmprefix.demo.export import as_json
 from warmprefix.demo.options import DemoOptions
 from warmprefix.demo.report import print_report
@@ -55,7 +55,10 @@ def test_what_the_server_does_not_report_is_not_made_up(result: DemoResult) -> N
     def silent(served: Served) -> Served:
         return replace(served, answer=replace(served.answer, cached_tokens=None))
 
-    runs = {placement: tuple([silent(each) for each in arm] for arm in arms) for placement, arms in result.runs.items()}
+    runs: Runs = {
+        placement: ([silent(each) for each in before], [silent(each) for each in after])
+        for placement, (before, after) in result.runs.items()
+    }
     real = replace(result, runs=runs, emulator=None)
     text = printed(real, DemoOptions(endpoint="http://engine:8000/v1"))
     assert "does not report cached tokens" in text

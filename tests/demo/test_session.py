@@ -9,13 +9,15 @@ import pytest
 
 from warmprefix import Templates
 from warmprefix.demo.arms import RelevanceOrder
-from warmprefix.demo.client import ChatClient
+from warmprefix.demo.client import ANSWER_TOKENS, ChatClient
+from warmprefix.demo.corpus import Entry
 from warmprefix.demo.errors import DemoError
 from warmprefix.demo.options import DemoOptions
 from warmprefix.demo.runner import Served, replay
 from warmprefix.demo.session import DemoResult, run_session
 from warmprefix.demo.summary import summarize_arm
-from warmprefix.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, encode, render_chat
+from warmprefix.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
+from warmprefix.emulator.answer import compose_answer
 from warmprefix.plan import Placement
 
 PLACEMENTS: tuple[Placement, ...] = ("head", "tail")
@@ -53,12 +55,13 @@ def test_the_reported_hits_are_those_of_an_independent_recount(
     cache = PrefixCache(options.kv_blocks)
     for served in result.runs[placement][arm]:
         prompt = render_chat([ChatMessage(message["role"], message["content"]) for message in served.messages])
-        answer = encode(served.answer.text)
-        sequence = cache.allocate(prompt, room_for=len(answer))
+        answer = compose_answer(prompt, ANSWER_TOKENS)
+        assert answer.text == served.answer.text
+        sequence = cache.allocate(prompt, room_for=len(answer.token_ids) - 1)
         assert sequence is not None
         assert (served.answer.prompt_tokens, served.answer.cached_tokens) == (len(prompt), sequence.cached_tokens)
         cache.store(sequence)
-        for token in answer[:-1]:  # the last one is never fed back
+        for token in answer.token_ids[:-1]:  # the last one is never fed back
             cache.append(sequence, token)
         cache.free(sequence)
 
@@ -121,10 +124,12 @@ def test_concurrent_requests_keep_the_order_of_each_conversation(result: DemoRes
     assert all(len(each.messages) == 2 * each.question.turn for each in served)
 
 
-def test_a_real_server_gets_one_run_after_the_other_and_none_profits_from_another() -> None:
+def test_a_real_server_gets_one_run_after_the_other_and_none_profits_from_another(
+    entries: tuple[Entry, ...],
+) -> None:
     with EmulatorServer(INSTANT) as server:
         options = DemoOptions(questions=12, endpoint=server.base_url)
-        runs = [asyncio.run(run_session(options, lambda name, steps: lambda: None)).runs for _ in range(2)]
+        runs = [asyncio.run(run_session(options, lambda name, steps: lambda: None, entries)).runs for _ in range(2)]
     first, second = (
         [served.answer.cached_tokens for arms in run.values() for arm in arms for served in arm] for run in runs
     )

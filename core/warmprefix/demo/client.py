@@ -16,9 +16,10 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "openai") from exc
 
-__all__ = ["Answer", "ChatClient"]
+__all__ = ["ANSWER_TOKENS", "Answer", "ChatClient"]
 
-_ANSWER_TOKENS = 48
+ANSWER_TOKENS = 48
+"""Most that an answer may have: the demo times its beginning."""
 _TIMEOUT = 300.0
 
 
@@ -60,7 +61,7 @@ class ChatClient:
         stream = await self._client.chat.completions.create(
             model=self.model,
             messages=cast(Any, messages),
-            max_tokens=_ANSWER_TOKENS,
+            max_tokens=ANSWER_TOKENS,
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},

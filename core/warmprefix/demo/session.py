@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from functools import partial
 
 from warmprefix.demo.arms import Arm, RelevanceOrder, Warmprefix
 from warmprefix.demo.client import ChatClient
-from warmprefix.demo.corpus import read_standard_library
+from warmprefix.demo.corpus import Entry, read_standard_library
 from warmprefix.demo.examples import Runs
 from warmprefix.demo.options import DemoOptions
 from warmprefix.demo.prompts import INSTRUCTIONS
@@ -44,16 +44,15 @@ class DemoResult:
     seconds: float
 
 
-def prepare_turns(options: DemoOptions) -> tuple[Turn, ...]:
-    """Read, index, ask and retrieve: the same for both arms, and for every run with the same options."""
-    entries = read_standard_library()
+def prepare_turns(entries: Sequence[Entry], options: DemoOptions) -> tuple[Turn, ...]:
+    """Index, ask and retrieve: the same for both arms, and for every run with the same text and options."""
     retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
     questions = ask(entries, options.questions, options.seed)
     return tuple(Turn(question, retriever.retrieve(question.query, options.k)) for question in questions)
 
 
-async def run_session(options: DemoOptions, announce: Announce) -> DemoResult:
-    """Serve every question once for each arm and placement.
+async def run_session(options: DemoOptions, announce: Announce, entries: Sequence[Entry] | None = None) -> DemoResult:
+    """Serve every question once for each arm and placement; `entries` are the standard library's by default.
 
     Emulated engines are one for each of these runs, which then go on side by side. A real server gets one run after
     the other; a cache salt and a line of its own in front of the instructions keep each from profiting from the
@@ -71,7 +70,7 @@ async def run_session(options: DemoOptions, announce: Announce) -> DemoResult:
         else:
             clients = [await stack.enter_async_context(_emulated_client(emulator)) for _ in runs]
         read = announce("reading the documentation", 1)
-        turns = prepare_turns(options)
+        turns = prepare_turns(read_standard_library() if entries is None else entries, options)
         read()
         jobs = [
             partial(
@@ -104,8 +103,9 @@ async def _serve(
     emulator: EmulatorConfig | None,
     served: Callable[[], object],
 ) -> list[Served]:
-    tenant = f"demo-{uuid.uuid4().hex}"
-    instructions = INSTRUCTIONS if emulator is not None else f"Session {tenant}. {INSTRUCTIONS}"
+    session = f"{secrets.randbelow(10**12):012}"  # digits, so that each is as many tokens as the next
+    tenant = f"demo-{session}"
+    instructions = INSTRUCTIONS if emulator is not None else f"Session {session}. {INSTRUCTIONS}"
     arm: Arm
     if arm_name == "warmprefix":
         capacity = _CAPACITY_TOKENS if emulator is None else emulator.capacity_tokens
