@@ -22,6 +22,7 @@ REQUIREMENTS = {"demo": ["-e", ".[cli]"], "test": ["-e", ".[cli]", "--group", "d
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command and return its exit status."""
     if not arguments or arguments[0] not in REQUIREMENTS:
         print(__doc__)
         return 2
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 def test(python: Path, options: list[str]) -> int:
     """Every check, though an earlier one failed, so that one run shows all there is to mend."""
-    checks = [
+    checks: list[tuple[str, list[str | Path]]] = [
         ("ruff check", [python, "-m", "ruff", "check", "--output-format=concise", "."]),
         ("ruff format", [python, "-m", "ruff", "format", "--check", "--quiet", "."]),
         ("import rules", [python.with_name("lint-imports"), "--no-cache"]),
@@ -66,21 +67,20 @@ def environment(command: str) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     try:
         venv.create(directory, with_pip=True)
-        pip = [python, "-m", "pip"]
+        pip: list[str | Path] = [python, "-m", "pip"]
     except (subprocess.CalledProcessError, ImportError):  # Debian ships venv without ensurepip
         venv.create(directory, with_pip=False, clear=True)
         pip = [sys.executable, "-m", "pip", "--python", python]
-    install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
     for requirements in (["--upgrade", "pip>=25.1"], REQUIREMENTS[command]):
-        if run(*install, *requirements) != 0:
+        if run(*pip, "install", "--quiet", "--disable-pip-version-check", *requirements) != 0:
             raise SystemExit(f"pip could not install {' '.join(requirements)}; see above.")
         pip = [python, "-m", "pip"]
-        install = [*pip, "install", "--quiet", "--disable-pip-version-check"]
     stamp.write_text(wanted)
     return python
 
 
 def run(*command: str | Path) -> int:
+    """Run a command here and return its exit status."""
     return subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode
 
 

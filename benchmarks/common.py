@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 def zipf_requests(
     count: int, k: int = 15, topics: int = 400, per_topic: int = 60, seed: int = 0
 ) -> Iterator[list[int]]:
-    """Retrievals of `k` distinct block numbers: a Zipf-distributed topic, four fifths from it, the rest from anywhere."""
+    """Retrievals of `k` distinct block numbers: four fifths from a Zipf-distributed topic, the rest from anywhere."""
     rng = random.Random(seed)
     weights = [1 / rank for rank in range(1, topics + 1)]
     for topic in rng.choices(range(topics), weights, k=count):

@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, metavar=("BOUNDS", "WORKLOAD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(*arguments.measure, arguments.requests)))
+        bounds, workload = arguments.measure
+        print(json.dumps(measure(bounds, workload, arguments.requests)))
         return
     results = []
     for bounds in BOUNDS:

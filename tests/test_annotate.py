@@ -19,6 +19,7 @@ TEMPLATES = [
     Templates(location="Refer to" + " " * 60 + "{label}"),
     Templates(location="Refer to [context] at {label}", order="Refer to {order}, in this order"),
     Templates(location="Siehe STRAßE {label}", order="\u200bPriority: {order}"),
+    Templates(location="Σ {label}", order="İn ǅ ﬁnal order: {order}"),
 ]
 LABELS = ["Doc_1", "7", "ctx-2f235f9686cc", "a/b~0", "z" * 64]
 
@@ -86,6 +87,7 @@ def test_rendering_depends_on_label_and_text_alone(t: Templates, label: str, tex
 @given(templates, texts, st.sampled_from(LABELS), st.lists(st.sampled_from(LABELS), min_size=1, max_size=3))
 @example(TEMPLATES[3], TEMPLATES[3].location_annotation("7"), "7", ["7"])
 @example(TEMPLATES[2], TEMPLATES[2].location_annotation("7"), "7", ["7"])
+@example(TEMPLATES[6], "xΣ [7]", "7", ["7"])
 def test_no_text_can_hold_an_annotation(t: Templates, text: str, label: str, labels: list[str]) -> None:
     notes = (t.location_annotation(label), t.order_annotation(labels))
     for tried in (text, *notes, text + notes[0], text + notes[1], unescape(t, notes[0]), unescape(t, notes[1])):

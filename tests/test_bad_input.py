@@ -89,14 +89,14 @@ def test_a_bad_configuration_is_refused(arguments: dict[str, Any], error: type[E
 def test_a_bad_report_is_refused_and_the_plan_stays_open(cached_tokens: Any) -> None:
     planner = ContextPlanner()
     plan = planner.plan([BLOCK])
-    with pytest.raises((TypeError, ValueError), match="^cached_tokens must be .*, got (-1|float|bool|str)$"):
+    with pytest.raises((TypeError, ValueError), match=r"^cached_tokens must be .*, got (-1|float|bool|str)$"):
         planner.commit(plan, cached_tokens=cached_tokens)
     assert planner.commit(plan)
 
 
 @pytest.mark.parametrize("call", [ContextPlanner.commit, ContextPlanner.abandon])
 def test_only_a_plan_can_be_closed(call: Any) -> None:
-    with pytest.raises(TypeError, match="^plan must be a ContextPlan, got str$"):
+    with pytest.raises(TypeError, match=r"^plan must be a ContextPlan, got str$"):
         call(ContextPlanner(), "plan")
 
 
@@ -107,14 +107,14 @@ def test_a_foreign_plan_is_no_plan_of_ours() -> None:
 @pytest.mark.parametrize("name", ["max_conversations", "max_blocks", "max_leases", "ttl", "lease_ttl"])
 def test_bad_store_bounds_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
-        MemorySeenStore(**{name: 0})
+        MemorySeenStore(**{name: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "template", ["no placeholder", "{order} {order}", "{order!r}", "{other}", "{order", "{order}\n"]
 )
 def test_bad_templates_are_refused(template: str) -> None:
-    with pytest.raises(ValueError, match="^order template "):
+    with pytest.raises(ValueError, match=r"^order template "):
         Templates(order=template)
 
 

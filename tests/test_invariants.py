@@ -213,7 +213,10 @@ def of_worker(worker: int, request: list[ContextBlock]) -> list[ContextBlock]:
 
 
 Conversations.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestConversations = Conversations.TestCase
 
@@ -269,7 +272,10 @@ class VisibleConversation(RuleBasedStateMachine):
 
 
 VisibleConversation.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestVisibleConversation = VisibleConversation.TestCase
 

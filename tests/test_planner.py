@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -317,14 +318,17 @@ def test_a_commit_that_comes_after_another_of_its_conversation_makes_both_unseen
 # -- visible history -----------------------------------------------------------------------------------------------
 
 
-def user(content: object) -> dict[str, object]:
+def user(content: object) -> Mapping[str, Any]:
     return {"role": "user", "content": content}
 
 
 def test_visible_messages_decide_what_is_seen() -> None:
     planner = ContextPlanner()
     first = planner.plan(blocks(1, 2), placement="tail", history=[])
-    history = [user(f"{first.render()}\n\nWhat is it?"), {"role": "assistant", "content": None}]
+    history: list[Mapping[str, Any]] = [
+        user(f"{first.render()}\n\nWhat is it?"),
+        {"role": "assistant", "content": None},
+    ]
     assert shape(planner.plan(blocks(2, 3), placement="tail", history=history)) == ["ref:2", "full:3"]
     assert shape(planner.plan(blocks(2, 3), placement="tail", history=[user("It was cut.")])) == ["full:2", "full:3"]
 
@@ -340,7 +344,7 @@ def test_messages_may_be_strings_or_mappings_or_hold_parts(wrap: object) -> None
 def test_a_history_of_system_prompts_only_is_the_first_turn() -> None:
     planner = ContextPlanner()
     serve(planner, 1, 2)
-    history = [{"role": "system", "content": "Be brief."}]
+    history: list[Mapping[str, Any]] = [{"role": "system", "content": "Be brief."}]
     assert planner.plan(blocks(2, 1), placement="tail", history=history).order == (1, 0)
     assert planner.plan(blocks(2, 1), placement="tail", history=[*history, user("Hello.")]).order == (0, 1)
 
@@ -395,7 +399,7 @@ def test_a_conversation_keeps_its_labels_through_a_change_of_model() -> None:
 def test_equal_texts_are_placed_once_and_know_all_their_positions() -> None:
     request = [ContextBlock("a", id="x"), ContextBlock("b"), ContextBlock("a", id="y"), ContextBlock("a")]
     plan = ContextPlanner().plan(request)
-    assert [(planned.label, planned.positions) for planned in plan.blocks][0] == ("x", (0, 2, 3))
+    assert (plan.blocks[0].label, plan.blocks[0].positions) == ("x", (0, 2, 3))
     assert len(plan.blocks) == 2
 
 

@@ -55,7 +55,7 @@ class Templates:
     def __post_init__(self) -> None:
         lead_ins = [_lead_in("order", self.order).split(), _lead_in("location", self.location).split()]
         phrases = "|".join(r"\s+".join(map(re.escape, words)) for words in lead_ins)
-        object.__setattr__(self, "_lead_ins", tuple(max(words, key=len).lower() for words in lead_ins))
+        object.__setattr__(self, "_lead_ins", tuple(max(words, key=len).casefold() for words in lead_ins))
         object.__setattr__(self, "_forged", re.compile(rf"{_HEADER}|(?i:{phrases})[\s\\]*{_MARKER}"))
 
     def order_annotation(self, labels: Iterable[str]) -> str:
@@ -81,9 +81,9 @@ class Templates:
     def _escaped(self, text: str) -> str:
         if "[" not in text:
             return text
-        lowered = text.lower()
+        folded = text.casefold()  # unlike `lower`, it folds a letter alike wherever it stands
         # Searching for headers alone is many times faster, and nearly always enough.
-        forged = self._forged if any(word in lowered for word in self._lead_ins) else _FORGED_HEADER
+        forged = self._forged if any(word in folded for word in self._lead_ins) else _FORGED_HEADER
         return forged.sub(r"\g<0>\\", text)
 
 

@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from warmprefix.demo.options import DemoOptions
 from warmprefix.errors import MissingExtraError
 
 
@@ -38,21 +40,28 @@ def test_a_server_that_is_not_there_is_one_line_with_status_2() -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_a_wrong_call_is_explained_with_status_2() -> None:
+    result = run("--kv-blocks", "1")
+    assert result.returncode == 2
+    assert "kv_blocks is 1" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("wrong", "said"),
     [
-        (["--questions", "0"], "--questions"),
-        (["--kv-blocks", "1"], "kv_blocks is 1"),
-        (["--placement", "middle"], "middle"),
-        (["--model", "mine"], "--endpoint"),
-        (["--endpoint", "http://127.0.0.1:1/v1", "--prefill-rate", "5"], "--prefill-rate"),
+        ({"questions": 0}, "--questions must be 1 or more, got 0"),
+        ({"k": 0}, "-k must be"),
+        ({"concurrency": 0}, "--concurrency must be"),
+        ({"kv_blocks": 1}, "kv_blocks is 1"),
+        ({"prefill_rate": 0.0}, "prefill_rate is 0"),
+        ({"model": "mine"}, "--endpoint"),
+        ({"endpoint": "http://127.0.0.1:1/v1", "prefill_rate": 5.0}, "--prefill-rate"),
     ],
 )
-def test_a_wrong_call_is_explained_with_status_2(arguments: list[str], said: str) -> None:
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+def test_options_say_what_is_wrong_with_them(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DemoOptions(**wrong)
 
 
 @pytest.mark.parametrize("module", ["bm25s", "openai", "rich", "uvicorn"])

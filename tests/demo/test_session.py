@@ -128,14 +128,11 @@ def test_a_real_server_gets_one_run_after_the_other_and_none_profits_from_anothe
     entries: tuple[Entry, ...],
 ) -> None:
     with EmulatorServer(INSTANT) as server:
-        options = DemoOptions(questions=12, endpoint=server.base_url)
+        options = DemoOptions(questions=6, endpoint=server.base_url)
         runs = [asyncio.run(run_session(options, lambda name, steps: lambda: None, entries)).runs for _ in range(2)]
-    first, second = (
-        [served.answer.cached_tokens for arms in run.values() for arm in arms for served in arm] for run in runs
-    )
-    assert first == second
-    openings = {arm[0].messages[0]["content"] for run in runs for arms in run.values() for arm in arms}
-    assert len(openings) == 8
+    arms = [arm for run in runs for arms in run.values() for arm in arms]
+    assert [arm[0].answer.cached_tokens for arm in arms] == [0] * 8
+    assert sum(served.answer.cached_tokens or 0 for arm in arms for served in arm) > 0
 
 
 @pytest.mark.parametrize("opening", [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", b"220 ESMTP\r\n", b""])
