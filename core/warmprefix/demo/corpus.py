@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,9 @@ def _sources(root: Path) -> Iterator[tuple[str, Path]]:
 
 def _parsed(path: Path) -> ast.Module | None:
     try:
-        return ast.parse(path.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escape sequences that a later Python will refuse
+            return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
