@@ -43,7 +43,7 @@ def picked(keys: str, indices: Sequence[int]) -> str:
 def test_an_empty_tree_matches_nothing() -> None:
     tree = PrefixTree[str]()
     assert tree.match_prefix("ABC") == PrefixMatch(0, 0)
-    assert tree.deepest_path("ABC", [1, 1, 1]) == tree.greedy_path("ABC") == []
+    assert tree.deepest_path("ABC") == tree.greedy_path("ABC") == []
     assert (tree.nodes, tree.resident_tokens) == (0, 0)
 
 
@@ -227,53 +227,53 @@ def test_marking_an_unknown_path_changes_nothing() -> None:
 
 def test_the_deepest_path_is_not_always_the_first_child() -> None:
     tree = tree_of("BX", "ABC")
-    assert picked("BAC", tree.deepest_path("BAC", lengths("BAC"))) == "ABC"
+    assert picked("BAC", tree.deepest_path("BAC")) == "ABC"
     assert picked("BAC", tree.greedy_path("BAC")) == "B"
 
 
 def test_the_deepest_path_may_end_within_an_edge() -> None:
     tree = tree_of("ABCX")
-    assert picked("CBA", tree.deepest_path("CBA", [1, 1, 1])) == "ABC"
-    assert picked("BA", tree.deepest_path("BA", [1, 1])) == "AB"
+    assert picked("CBA", tree.deepest_path("CBA")) == "ABC"
+    assert picked("BA", tree.deepest_path("BA")) == "AB"
     assert picked("BA", tree.greedy_path("BA")) == "AB"
 
 
 def test_depth_is_measured_in_tokens_not_blocks() -> None:
     tree = tree_of("ACF", "EX")
-    assert picked("ACFE", tree.deepest_path("ACFE", lengths("ACFE"))) == "E"
+    assert picked("ACFE", tree.deepest_path("ACFE")) == "E"
 
 
 def test_of_two_paths_with_as_many_tokens_the_more_relevant_wins() -> None:
     tree = tree_of("BA", "AB")
-    assert picked("AB", tree.deepest_path("AB", [5, 5])) == "AB"
-    assert picked("BA", tree.deepest_path("BA", [5, 5])) == "BA"
+    assert picked("AB", tree.deepest_path("AB")) == "AB"
+    assert picked("BA", tree.deepest_path("BA")) == "BA"
 
 
 def test_paths_continue_from_the_blocks_already_placed() -> None:
     tree = tree_of("ABC", "CB")
-    assert picked("CB", tree.deepest_path("CB", [1, 1], after="A")) == "BC"
+    assert picked("CB", tree.deepest_path("CB", after="A")) == "BC"
     assert picked("CB", tree.greedy_path("CB", after="A")) == "BC"
-    assert picked("C", tree.deepest_path("C", [1], after="AB")) == "C"
-    assert tree.deepest_path("AB", [1, 1], after="C") == [1]
+    assert picked("C", tree.deepest_path("C", after="AB")) == "C"
+    assert tree.deepest_path("AB", after="C") == [1]
 
 
 def test_nothing_follows_blocks_that_are_not_resident() -> None:
     tree = tree_of("ABC", stale=["ABC"])
-    assert tree.deepest_path("BC", [1, 1], after="A") == []
+    assert tree.deepest_path("BC", after="A") == []
     assert tree.greedy_path("BC", after="A") == []
-    assert tree_of("ABC").deepest_path("C", [1], after="AX") == []
-    assert tree_of("AB").deepest_path("C", [1], after="ABX") == []
+    assert tree_of("ABC").deepest_path("C", after="AX") == []
+    assert tree_of("AB").deepest_path("C", after="ABX") == []
 
 
 def test_stale_edges_are_not_followed() -> None:
     tree = tree_of("AB", "AC")
     tree.mark_stale("AB", resident_blocks=1)
-    assert picked("BCA", tree.deepest_path("BCA", [5, 1, 1])) == "AC"
+    assert picked("BCA", tree.deepest_path("BCA")) == "AC"
     assert picked("BCA", tree.greedy_path("BCA")) == "AC"
 
 
 def test_no_budget_no_path() -> None:
-    assert tree_of("A").deepest_path("A", [1], budget=0) == []
+    assert tree_of("A").deepest_path("A", budget=0) == []
 
 
 # -- scale ---------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_one_block_shared_by_thousands_of_requests() -> None:
         tree.insert([0, i], [1, 1])
     tree.check_integrity()
     assert tree.nodes == 5_001
-    assert tree.deepest_path([4_711, 0], [1, 1]) == [1, 0]
+    assert tree.deepest_path([4_711, 0]) == [1, 0]
     assert tree.greedy_path([4_711, 0]) == [1, 0]
 
 
@@ -311,7 +311,7 @@ def test_a_path_of_thousands_of_blocks() -> None:
     keys = list(range(5_000))
     tree.insert(keys, [1] * 5_000)
     assert tree.match_prefix(keys) == PrefixMatch(5_000, 5_000)
-    assert tree.deepest_path(keys[::-1], [1] * 5_000) == keys[::-1]
+    assert tree.deepest_path(keys[::-1]) == keys[::-1]
     assert tree.greedy_path(keys) == keys
     tree.mark_stale(keys, resident_blocks=2_500)
     assert tree.mark_resident(keys[:4_000]) == 4_000
@@ -326,7 +326,7 @@ def test_thousands_of_nested_nodes() -> None:
     for end in range(1_500, 0, -1):
         tree.insert(keys[:end], [1] * end)
     assert tree.nodes == 1_500
-    assert tree.deepest_path(keys, [1] * 1_500, budget=None) == keys
+    assert tree.deepest_path(keys, budget=None) == keys
     assert tree.greedy_path(keys) == keys
     tree.mark_stale(keys)
     assert tree.mark_resident(keys) == 1_500
@@ -339,7 +339,7 @@ def test_the_search_keeps_to_its_budget_where_nothing_can_be_cut(monkeypatch: py
     tree = PrefixTree[int]()
     for order in permutations(range(7)):
         tree.insert([*order, 100], [1] * 7 + [1_000])
-    keys, tokens = [*range(7), 200], [1] * 7 + [1_000]
+    keys = [*range(7), 200]
     walked = 0
     ranks_of_children = warmprefix.tree._ranks_of_children
 
@@ -349,11 +349,11 @@ def test_the_search_keeps_to_its_budget_where_nothing_can_be_cut(monkeypatch: py
         return ranks_of_children(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(warmprefix.tree, "_ranks_of_children", counted)
-    assert tree.deepest_path(keys, tokens, budget=None) == list(range(7))
+    assert tree.deepest_path(keys, budget=None) == list(range(7))
     assert walked > 3_000
     for budget in (1, 10, SEARCH_BUDGET, 1_000):
         walked = 0
-        path = tree.deepest_path(keys, tokens, budget=budget)
+        path = tree.deepest_path(keys, budget=budget)
         assert walked <= budget
         assert tree.match_prefix([keys[i] for i in path]).blocks == len(path)
 
@@ -371,7 +371,7 @@ trees = st.builds(
 @given(tree=trees, keys=orders, placed=st.integers(0, 2))
 def test_the_deepest_path_is_the_best_of_all_permutations(tree: PrefixTree[str], keys: Path, placed: int) -> None:
     after, keys = keys[:placed], keys[placed:]
-    path = [keys[i] for i in tree.deepest_path(keys, lengths(keys), after, budget=None)]
+    path = [keys[i] for i in tree.deepest_path(keys, after, budget=None)]
     front = tree.match_prefix(after)
     if front.blocks < len(after):
         assert path == []
@@ -387,13 +387,13 @@ def test_ties_go_to_the_path_that_is_first_in_rank_order(tree: PrefixTree[str], 
     resident = {order[: tree.match_prefix([keys[i] for i in order]).blocks] for order in permutations(range(5))}
     tokens = {order: sum(LENGTHS[keys[i]] for i in order) for order in resident}
     best = min(order for order, total in tokens.items() if total == max(tokens.values()))
-    assert tuple(tree.deepest_path(keys, lengths(keys), budget=None)) == best
+    assert tuple(tree.deepest_path(keys, budget=None)) == best
 
 
 @given(tree=trees, keys=orders, budget=st.integers(0, 8))
 def test_a_budget_costs_depth_but_never_truth(tree: PrefixTree[str], keys: Path, budget: int) -> None:
-    exact = [keys[i] for i in tree.deepest_path(keys, lengths(keys), budget=None)]
-    path = [keys[i] for i in tree.deepest_path(keys, lengths(keys), budget=budget)]
+    exact = [keys[i] for i in tree.deepest_path(keys, budget=None)]
+    path = [keys[i] for i in tree.deepest_path(keys, budget=budget)]
     assert len(set(path)) == len(path)
     assert tree.match_prefix(path).blocks == len(path)
     assert sum(lengths(path)) <= sum(lengths(exact))
@@ -421,8 +421,8 @@ def follows(tree: PrefixTree[str], front: Sequence[str], key: str) -> bool:
 def test_asking_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
     before = ring(tree), edges(tree)
     tree.match_prefix(keys)
-    tree.deepest_path(keys, lengths(keys))
-    tree.deepest_path(keys[2:], lengths(keys[2:]), after=keys[:2], budget=None)
+    tree.deepest_path(keys)
+    tree.deepest_path(keys[2:], after=keys[:2], budget=None)
     tree.greedy_path(keys)
     assert (ring(tree), edges(tree)) == before
 

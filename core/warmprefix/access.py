@@ -34,23 +34,20 @@ class AccessWindow(Generic[K]):
         self._requests: dict[K, int] = {}
 
     def observe(self, keys: Sequence[K]) -> None:
-        """Add one request and, once the window is full, forget the oldest. O(len(keys)).
-
-        Args:
-            keys: The request's distinct blocks, in any order.
-        """
+        """Add one request's blocks and, once the window is full, forget the oldest request. O(len(keys))."""
         slot = self._next
         bit = 1 << slot
         requests = self._requests
+        distinct = tuple(dict.fromkeys(keys))
         for key in self._slots[slot]:
             left = requests[key] & ~bit
             if left:
                 requests[key] = left
             else:
                 del requests[key]
-        for key in keys:
+        for key in distinct:
             requests[key] = requests.get(key, 0) | bit
-        self._slots[slot] = tuple(keys)
+        self._slots[slot] = distinct
         self._next = (slot + 1) % self.size
 
     def requests(self, keys: Iterable[K]) -> list[int]:

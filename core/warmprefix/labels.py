@@ -44,8 +44,8 @@ def content_label(block: ContextBlock) -> str:
 class LabelRegistry:
     """One label a block and one block a label, for as long as either is remembered.
 
-    The first id that comes with a text names it from then on. Bounded: the block not asked for longest is forgotten
-    first. Not thread-safe.
+    The first id that comes with a text names it from then on. Bounded, between two calls: the block not asked for
+    longest is forgotten first. Not thread-safe.
     """
 
     def __init__(self, max_labels: int = 65_536) -> None:
@@ -64,14 +64,14 @@ class LabelRegistry:
             else:
                 used(block.fingerprint)
             labels.append(label)
+        while len(known) > self._max_labels:
+            del self._owners[known.popitem(last=False)[1]]
         return labels
 
     def _choose(self, block: ContextBlock) -> str:
         label = next(candidate for candidate in label_candidates(block) if candidate not in self._owners)
         self._labels[block.fingerprint] = label
         self._owners[label] = block.fingerprint
-        if len(self._labels) > self._max_labels:
-            del self._owners[self._labels.popitem(last=False)[1]]
         return label
 
     def __len__(self) -> int:

@@ -38,7 +38,7 @@ class PrefixTree(Generic[K]):
     PrefixMatch(blocks=0, tokens=0)
     >>> tree.match_prefix(["A", "B", "X"])
     PrefixMatch(blocks=2, tokens=150)
-    >>> tree.deepest_path(["X", "B", "A"], [10, 50, 100])
+    >>> tree.deepest_path(["X", "B", "A"])
     [2, 1]
     """
 
@@ -88,18 +88,16 @@ class PrefixTree(Generic[K]):
     def deepest_path(
         self,
         keys: Sequence[K],
-        tokens: Sequence[int],
         after: Sequence[K] = (),
         budget: int | None = SEARCH_BUDGET,
     ) -> list[int]:
         """The resident path of most tokens that follows `after` and holds nothing but `keys`.
 
-        Depth-first, children in the order of `keys`. A subtree is cut when its reach, or all that was asked for,
-        could not beat the best path so far.
+        Depth-first, children in the order of `keys`. A subtree is cut when its reach could not beat the best path so
+        far, and the search ends with a path that holds all `keys`.
 
         Args:
             keys: Distinct blocks in relevance order; of two paths with as many tokens the more relevant wins.
-            tokens: Their lengths.
             after: Blocks already placed in front. Nothing follows them unless they are resident themselves.
             budget: Most edges walked; past it, the best path so far is the answer. None for an exact answer, at
                 a cost that grows with the nodes of the tree.
@@ -111,15 +109,14 @@ class PrefixTree(Generic[K]):
         if start is None:
             return []
         index = {key: i for i, key in enumerate(keys)}
-        wanted = sum(tokens)
         best: _Trail = None
         best_tokens = 0
         edges_left = -1 if budget is None else budget
-        # One entry an edge still to walk: from which offset, with how many tokens and which trail before it.
-        stack: list[tuple[_Node[K], int, int, _Trail]] = [(*start, 0, None)]
+        # One entry an edge still to walk: from which offset, with how many blocks, tokens and which trail before it.
+        stack: list[tuple[_Node[K], int, int, int, _Trail]] = [(*start, 0, 0, None)]
         while stack and edges_left:
-            node, offset, matched, trail = stack.pop()
-            if min(wanted, matched + node.reach) <= best_tokens:
+            node, offset, placed, matched, trail = stack.pop()
+            if matched + node.reach <= best_tokens:
                 continue
             edges_left -= 1
             run: list[int] = []
@@ -128,14 +125,17 @@ class PrefixTree(Generic[K]):
                 if i is None:
                     break
                 run.append(i)
-                matched += tokens[i]
             if run:
+                placed += len(run)
+                matched += sum(node.tokens[offset : offset + len(run)])
                 trail = (trail, run)
                 if matched > best_tokens:
                     best, best_tokens = trail, matched
+                if placed == len(keys):
+                    break
             if offset + len(run) == len(node.keys):
                 ranks = _ranks_of_children(node, index)
-                stack += [(node.children[keys[i]], 0, matched, trail) for i in reversed(ranks)]
+                stack += [(node.children[keys[i]], 0, placed, matched, trail) for i in reversed(ranks)]
         return _unwind(best)
 
     def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:

@@ -160,13 +160,33 @@ def test_an_unknown_conversation_is_valid_everywhere(store: SeenStore) -> None:
     assert store.inspect(CHAT) is None
 
 
-def test_an_unknown_plan_changes_nothing(store: SeenStore) -> None:
+def test_abandoning_an_unknown_plan_changes_nothing(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
     before = state(store)
-    assert not store.commit(CHAT, "nobody", sent("C"))
     assert not store.abandon(CHAT, "nobody")
     assert state(store) == before
+
+
+def test_a_commit_whose_lease_is_gone_voids_the_record(store: SeenStore) -> None:
+    """The history may go on from a past of which the store knows nothing."""
+    prepare(store, "p1", "A")
+    store.forget(CHAT)
+    serve(store, "p2", "B")
+    prepare(store, "p3", "C")
+    assert not store.commit(CHAT, "p1", sent("A"))
+    assert seen(store) == ""
+    assert not store.commit(CHAT, "p3", sent("C"))
+    assert serve(store, "p4", "D")
+
+
+def test_a_label_that_two_plans_gave_to_two_texts_is_taken_for_both(store: SeenStore) -> None:
+    prepare(store, "p1")
+    prepare(store, "p2")
+    store.commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 1)])
+    store.commit(CHAT, "p2", [SeenBlock(key("B"), "x", 1, 1)])
+    for name in "ABC":
+        assert store.prepare(CHAT, "p3", {key(name): "x"}).taken == {"x"}
 
 
 def test_a_plan_is_known_to_its_own_conversation_alone(store: SeenStore) -> None:
@@ -465,7 +485,7 @@ def test_the_oldest_leases_beyond_the_bound_commit_nothing(kit: Kit) -> None:
         prepare(store, plan, "A")
     assert len(state(store).leases) == 2
     assert not store.commit(CHAT, "p1", sent("A"))
-    assert store.commit(CHAT, "p3", sent("A"))
+    assert not store.commit(CHAT, "p3", sent("A")), "it was prepared beside p1"
 
 
 def test_thousands_of_turns_hold_no_more_than_the_bounds(kit: Kit) -> None:
@@ -549,8 +569,7 @@ class TrueHistories(RuleBasedStateMachine):
 
     The model keeps every history that a conversation may have: when a plan is committed, its answer continues the
     history in front of which it was prepared; if others were committed meanwhile, those may as well have been kept
-    and this one dropped. A plan whose lease the store has dropped, to hold its bounds or because of `forget`, is
-    taken to be dropped by the application too.
+    and this one dropped. It makes no difference that the store dropped the plan's lease before.
     """
 
     kit: type[Kit]
@@ -588,11 +607,10 @@ class TrueHistories(RuleBasedStateMachine):
         alone = flight.commits == self.commits.get(chat, 0)
         recorded = self.store.commit(chat, flight.plan, sent(flight.sent, flight.turn))
         assert recorded == (leased and alone and self.now < flight.deadline)
-        if leased:
-            turn = frozenset(key(name) for name in flight.sent)
-            continued = frozenset((*base, turn) for base in flight.bases)
-            self.histories[chat] = continued if alone else self.history(chat) | continued
-            self.commits[chat] = self.commits.get(chat, 0) + 1
+        turn = frozenset(key(name) for name in flight.sent)
+        continued = frozenset((*base, turn) for base in flight.bases)
+        self.histories[chat] = continued if alone else self.history(chat) | continued
+        self.commits[chat] = self.commits.get(chat, 0) + 1
         assert not self.store.commit(chat, flight.plan, sent("ABCDE", flight.turn))
 
     @rule(flight=consumes(flights))

@@ -62,8 +62,7 @@ class PrefixView:
 
     def deepest_path(self, blocks: Sequence[BlockView], budget: int | None = SEARCH_BUDGET) -> list[int]:
         """Indices of the resident path of most tokens among `blocks`; see `PrefixTree.deepest_path`."""
-        keys = [block.fingerprint for block in blocks]
-        return self._tree.deepest_path(keys, [block.tokens for block in blocks], self._after, budget)
+        return self._tree.deepest_path([block.fingerprint for block in blocks], self._after, budget)
 
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
         """Indices of the path that takes the first resident child in rank order; see `PrefixTree.greedy_path`."""

@@ -17,13 +17,14 @@ class CoAccessPolicy:
 
     *Head*: the resident path of most tokens among the request's blocks. *Tail*: again and again the block that most
     requests of the window hold together with everything placed so far, so that requests on one topic grow one common
-    path. Retrieval rank counts as up to `rank_prior` such requests and decides ties.
+    path. The last rank costs a block almost `rank_prior` such requests, the first none:
+    with the default, rank decides ties and no more.
 
     A request whose blocks neither lie on a resident path nor came up in the window keeps its relevance order.
     O(k^2) bitset operations for k blocks, and for at most 64 places: the rest, if any, stays in relevance order.
     """
 
-    def __init__(self, window: int = 1_000, rank_prior: float = 2.0) -> None:
+    def __init__(self, window: int = 1_000, rank_prior: float = 1.0) -> None:
         if rank_prior < 0:
             raise ValueError(f"rank_prior must be 0 or more, got {rank_prior}")
         self.rank_prior = rank_prior

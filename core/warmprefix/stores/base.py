@@ -51,9 +51,10 @@ class SeenStore(Protocol):
     errs towards *unseen*: a block wrongly sent again costs tokens, a block wrongly believed seen is evidence lost.
 
     - A block is seen only once a plan that sent it is committed.
-    - A lease that timed out, was abandoned, or that `forget` overtook commits nothing.
     - Plans of one conversation that were prepared side by side cannot all be part of one linear history. When the
       second of them is committed, all that was recorded since their common past is forgotten, and `epoch` grows.
+    - So it is, too, when a plan is committed whose lease timed out. If the lease is gone altogether, lost to a bound
+      or ended by `forget`, nothing is known of that past, and all is forgotten.
     - Every operation on an unknown conversation or plan is valid, and does nothing.
     - State is bounded, and a conversation dropped for that is one that nothing is known of.
     """
@@ -71,7 +72,7 @@ class SeenStore(Protocol):
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         """The model saw the plan's prompt: record the blocks that it holds in full. True if they were recorded.
 
-        A second commit of one plan changes nothing and is False.
+        False also for a plan that was committed or abandoned lately, and then nothing changes.
         """
         ...
 
@@ -82,7 +83,7 @@ class SeenStore(Protocol):
     def forget(self, conversation: Conversation) -> None:
         """The history is no longer what was recorded: nothing is seen any more, `epoch` grows, every lease ends.
 
-        Labels stay taken, for the history may still show some of the texts that they name.
+        Labels stay taken and turns go on counting, for the history may still hold some of them.
         """
         ...
 

@@ -12,6 +12,9 @@ from warmprefix.stores.base import Conversation, Prepared, SeenBlock, Snapshot
 
 __all__ = ["MemorySeenStore"]
 
+_NOBODY = b""
+"""The owner of a label that names two texts, after plans that did not know of each other; so none may have it."""
+
 
 class MemorySeenStore:
     """A `SeenStore` in memory, bounded by count and by time. Thread-safe; every operation O(blocks of the request).
@@ -73,28 +76,29 @@ class MemorySeenStore:
         with self._lock:
             now = self._clock()
             state = self._use(conversation, now)
-            lease = state.leases.pop(plan_id, None) if state is not None else None
-            if state is None or lease is None:
+            if state is None or plan_id in state.closed:
                 return False
-            recorded = lease.turn == state.turn and now < lease.expires
+            lease = state.close(plan_id, self._max_leases)
+            recorded = lease is not None and lease.turn == state.turn and now < lease.expires
             if recorded:
-                state.record(sent, self._max_blocks)
+                state.record(sent)
             else:  # late or not, the model saw it: plans prepared beside it may not be in the history
-                state.roll_back(lease.turn)
+                state.roll_back(0 if lease is None else lease.turn)
+            state.take_labels(sent)
+            state.trim(self._max_blocks)
             state.turn += 1
             return recorded
 
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
         with self._lock:
-            state = self._states.get(conversation)
-            return state is not None and state.leases.pop(plan_id, None) is not None
+            state = self._use(conversation, self._clock())
+            return state is not None and state.close(plan_id, self._max_leases) is not None
 
     def forget(self, conversation: Conversation) -> None:
         with self._lock:
             state = self._states.get(conversation)
             if state is not None:
                 state.roll_back(0)
-                state.turn = 0
                 state.leases.clear()
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
@@ -134,21 +138,35 @@ class _State:
     blocks: OrderedDict[bytes, SeenBlock] = field(default_factory=OrderedDict)
     labels: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     leases: OrderedDict[str, _Lease] = field(default_factory=OrderedDict)
+    closed: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """The last plans that were committed or abandoned."""
 
-    def record(self, sent: Sequence[SeenBlock], max_blocks: int) -> None:
+    def close(self, plan_id: str, max_closed: int) -> _Lease | None:
+        self.closed[plan_id] = None
+        while len(self.closed) > max_closed:
+            self.closed.popitem(last=False)
+        return self.leases.pop(plan_id, None)
+
+    def record(self, sent: Sequence[SeenBlock]) -> None:
         for block in sent:
             self.blocks[block.fingerprint] = block
             self.blocks.move_to_end(block.fingerprint)
-            self.labels[block.label] = block.fingerprint
+
+    def take_labels(self, sent: Sequence[SeenBlock]) -> None:
+        for block in sent:
+            owner = self.labels.get(block.label, block.fingerprint)
+            self.labels[block.label] = block.fingerprint if owner == block.fingerprint else _NOBODY
             self.labels.move_to_end(block.label)
-        while len(self.blocks) > max_blocks:
-            self.blocks.popitem(last=False)
-        # A label outlives its block's record, since the history may still show the text that it names.
-        while len(self.labels) > 4 * max_blocks:
-            self.labels.popitem(last=False)
 
     def roll_back(self, turn: int) -> None:
         """Forget every block recorded after `turn`."""
         self.epoch += 1
         for block in [block for block in self.blocks.values() if block.turn > turn]:
             del self.blocks[block.fingerprint]
+
+    def trim(self, max_blocks: int) -> None:
+        while len(self.blocks) > max_blocks:
+            self.blocks.popitem(last=False)
+        # A label outlives its block's record, since the history may still show the text that it names.
+        while len(self.labels) > 4 * max_blocks:
+            self.labels.popitem(last=False)
