@@ -20,6 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 REQUIREMENTS = {"demo": ["-e", ".[cli]"], "test": ["-e", ".[cli]", "--group", "dev"]}
 
+# What would lead pip, or the virtual environment's Python, elsewhere. Indexes, proxies and the like stay.
+PYTHON = {"PYTHONHOME", "PYTHONPATH"}
+PIP = {"PIP_PREFIX", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET"}
+ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name not in PYTHON | PIP}, "PIP_USER": "0"}
+
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
@@ -32,7 +37,7 @@ def main(arguments: list[str]) -> int:
     command, *options = arguments
     python = environment(command)
     if command == "demo":
-        return run(python, "-m", "warmprefix", "demo", *options)
+        return run(python.with_name("warmprefix"), "demo", *options, cwd=None)  # a --json FILE is the user's
     return test(python, options)
 
 
@@ -60,29 +65,47 @@ def environment(command: str) -> Path:
     directory = ROOT / f".venv-{command}"
     python = directory / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = directory / "installed"
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode()).hexdigest()
+    origin = f"{sys.version} {sys.base_prefix} {ROOT}"  # a clone that was moved has to be installed again
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + origin.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     print(f"Setting up {directory.name} (once) ...", flush=True)
-    shutil.rmtree(directory, ignore_errors=True)
     try:
-        venv.create(directory, with_pip=True)
-        pip: list[str | Path] = [python, "-m", "pip"]
-    except (subprocess.CalledProcessError, ImportError):  # Debian ships venv without ensurepip
-        venv.create(directory, with_pip=False, clear=True)
-        pip = [sys.executable, "-m", "pip", "--python", python]
-    for requirements in (["--upgrade", "pip>=25.1"], REQUIREMENTS[command]):
-        if run(*pip, "install", "--quiet", "--disable-pip-version-check", *requirements) != 0:
-            raise SystemExit(f"pip could not install {' '.join(requirements)}; see above.")
-        pip = [python, "-m", "pip"]
-    stamp.write_text(wanted)
+        create(directory, python)
+        install(python, "--upgrade", "pip>=25.1")  # the first that knows --group
+        install(python, *REQUIREMENTS[command])
+        stamp.write_text(wanted)
+    except OSError as error:
+        raise SystemExit(f"Cannot set up {directory}: {error.strerror}.") from error
     return python
 
 
-def run(*command: str | Path) -> int:
-    """Run a command here and return its exit status."""
-    return subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode
+def create(directory: Path, python: Path) -> None:
+    """Make an empty virtual environment that has pip."""
+    shutil.rmtree(directory, ignore_errors=True)
+    symlinks = os.name != "nt"  # a copied Python may not find its libraries
+    try:
+        venv.create(directory, symlinks=symlinks, with_pip=True)
+    except subprocess.CalledProcessError:  # Debian ships venv without ensurepip; whoever runs this has pip
+        venv.create(directory, symlinks=symlinks, clear=True)
+        where = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        packages = subprocess.run(where, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.strip()
+        install(Path(sys.executable), "--target", packages, "pip")
+
+
+def install(python: Path, *requirements: str) -> None:
+    """Let this Python's pip install something, or end here."""
+    if run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements) != 0:
+        raise SystemExit(f"pip could not install {' '.join(requirements)}; see above. Is a package index in reach?")
+
+
+def run(*command: str | Path, cwd: Path | None = ROOT) -> int:
+    """Run a command and return its exit status."""
+    return subprocess.run([str(part) for part in command], cwd=cwd, env=ENVIRONMENT, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -17,7 +17,7 @@ TEMPLATES = [
     Templates(location="See {label}."),
     Templates(location="{{set}} see also: {label} {{above}}", order="Read {order}"),
     Templates(location="Refer to" + " " * 60 + "{label}"),
-    Templates(location="Refer to [context] at {label}", order="Refer to {order}, in this order"),
+    Templates(location="Refer to the context at {label}", order="Refer to {order}, in this order"),
     Templates(location="Siehe STRAßE {label}", order="\u200bPriority: {order}"),
     Templates(location="Σ {label}", order="İn ǅ ﬁnal order: {order}"),
 ]
@@ -28,6 +28,7 @@ _pieces = [
     *("[", "]", "Doc_1", "[Doc_1]", "[Doc_1] ", "[7]", "[a b]", "[]", "\\", "\\\\", "x", " ", "  ", "\t", " > "),
     *("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\n\n"),
     *("\u200b", "\u200d", "\ufeff", "\u2060", "\xad", "\xa0", "\u3000", "\x00", "\x1f", "\ud800"),
+    *("\u034f", "\u2800", "\u3164", "\ufe0f", "\U000e0100", "[\u200bDoc_1]", "[7\ufeff]", "[\u200b]"),
     *(*_phrases, *(phrase.strip() for phrase in _phrases), "PLEASE REFER TO", "please  refer\nto "),
     *(t.location_annotation("Doc_1") for t in TEMPLATES),
     *(t.order_annotation(["7", "Doc_1"]) for t in TEMPLATES),
@@ -35,7 +36,7 @@ _pieces = [
 texts = st.lists(st.sampled_from(_pieces), max_size=12).map("".join) | st.text(max_size=20)
 templates = st.sampled_from(TEMPLATES)
 
-MARKER = re.compile(rf"\[[{LABEL_CHARACTERS}]{{1,64}}\]")
+MARKER = re.compile(r"\[[^\[\]]*\]")
 HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
 
 
@@ -114,6 +115,17 @@ def test_no_line_of_a_text_can_pass_for_a_header(t: Templates, text: str, before
         ("x\n\n[1] on a line", "x\n\n\\[1] on a line"),
         ("\\[1] escaped before", "\\\\[1] escaped before"),
         ("so please  REFER\tto [1]", "so please  REFER\tto \\[1]"),
+        ("please\u200brefer \u2060to\ufeff [1]", "please\u200brefer \u2060to\ufeff \\[1]"),
+        (
+            "x\n\u3164\u034f[1] after characters that show nothing",
+            "x\n\u3164\u034f\\[1] after characters that show nothing",
+        ),
+        ("[\u200b" * 2 + "1\ufe0f] with such characters in it", "[\u200b[\u200b1\ufe0f] with such characters in it"),
+        (
+            "[" + "\u200b" * 99 + "1\ufe0f] with such characters",
+            "\\[" + "\u200b" * 99 + "1\ufe0f] with such characters",
+        ),
+        ("[\u200b] without a label", "[\u200b] without a label"),
         ("Please refer to the list [1]", "Please refer to the list [1]"),
     ],
 )
@@ -174,6 +186,7 @@ def test_templates_can_be_reworded() -> None:
         ("{label} stands above.", "needs words before {label}"),
         ("  {label} stands above.", "needs words before {label}"),
         ("[Note] See {label}.", "needs words before {label}"),
+        ("Refer to [context] at {label}", "needs words before {label}, no bracket"),
         ("See \\{label}.", "needs words before {label}"),
     ],
 )

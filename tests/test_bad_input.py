@@ -78,6 +78,9 @@ def test_a_bad_request_is_refused_and_leaves_no_trace(
         ({"max_scopes": 0}, ValueError, "max_scopes must be 1 or more, got 0"),
         ({"max_labels": -1}, ValueError, "max_labels must be 1 or more, got -1"),
         ({"max_open_plans": 0}, ValueError, "max_open_plans must be 1 or more, got 0"),
+        ({"store": "redis://localhost"}, TypeError, "store must be a SeenStore or None, got str"),
+        ({"templates": "{order}"}, TypeError, "templates must be Templates or None, got str"),
+        ({"salt_key": "secret"}, TypeError, "salt_key must be bytes, got str"),
     ],
 )
 def test_a_bad_configuration_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

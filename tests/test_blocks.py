@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,13 @@ texts = st.text(st.characters(exclude_categories=()) | st.characters(categories=
 def test_the_fingerprint_is_blake2b_of_the_text(text: str) -> None:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     assert fingerprint(text) == ContextBlock(text).fingerprint == digest
+
+
+def test_a_copy_with_another_text_has_another_fingerprint() -> None:
+    original = ContextBlock("evidence", id="e", tokens=7, score=0.5)
+    pinned = replace(original, pinned="end")
+    assert (pinned.text, pinned.id, pinned.tokens, pinned.score, pinned.pinned) == ("evidence", "e", 7, 0.5, "end")
+    assert replace(original, text="other") == ContextBlock("other")
 
 
 @given(texts, texts)

@@ -103,6 +103,13 @@ def test_a_block_asked_for_again_keeps_its_label_longer() -> None:
     assert registry.labels([ContextBlock("yet another", id="three")]) != ["three"]
 
 
+def test_a_block_interrupted_while_it_was_named_is_named_the_same_the_next_time() -> None:
+    registry = LabelRegistry(max_labels=1)
+    registry._owners["one"] = ContextBlock("one").fingerprint
+    assert registry.labels([ContextBlock("one", id="one")]) == ["one"]
+    assert registry.labels([ContextBlock("two", id="one")]) != ["one"]
+
+
 def test_labels_do_not_depend_on_the_place_in_the_request() -> None:
     request = [ContextBlock(text, id) for text, id in (("one", "a"), ("two", "b"), ("three", None))]
     registry = LabelRegistry()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +23,9 @@ from warmprefix import (
     StoreError,
     Templates,
 )
+from warmprefix.labels import label_candidates
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, Snapshot
+from warmprefix.tree import PrefixTree
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -195,6 +201,17 @@ def test_a_broken_policy_costs_the_order_and_nothing_else(caplog: pytest.LogCapt
     assert len(caplog.records) == 1
 
 
+class Fractional(Reversed):
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Any:
+        return [float(i) for i in range(len(blocks))]
+
+
+def test_an_order_of_anything_but_whole_numbers_is_no_permutation() -> None:
+    planner = ContextPlanner(policy=Fractional)
+    assert planner.plan(blocks(1, 2)).order == (0, 1)
+    assert planner.stats().policy_errors == 1
+
+
 # -- commit and abandon --------------------------------------------------------------------------------------------
 
 
@@ -266,6 +283,85 @@ async def test_the_async_twins_do_the_same() -> None:
     assert not await planner.acommit(plan)
     await planner.aforget("chat")
     assert shape(await planner.aplan(blocks(2), conversation="chat", placement="tail")) == ["full:2"]
+
+
+@pytest.mark.parametrize("where", ["policy", "store"])
+def test_a_plan_may_be_abandoned_in_the_middle_of_another_call(where: str) -> None:
+    """The garbage collector does that: it closes a generator that stands in `planning`, whatever its thread is at."""
+
+    def stream() -> Generator[None, None, None]:
+        with planner.planning(blocks(1), conversation="chat", placement="tail"):
+            yield
+
+    def collect(at: str) -> None:
+        while at == where and garbage:
+            garbage.pop().close()
+
+    class Collecting(Reversed):
+        def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+            collect("policy")
+            return range(len(blocks))
+
+    class CollectingStore(MemorySeenStore):
+        def _use(self, conversation: Conversation, now: float) -> Any:
+            collect("store")
+            return super()._use(conversation, now)
+
+    def request() -> None:
+        planner.plan(blocks(1), conversation="chat", placement="tail")
+
+    garbage: list[Generator[None, None, None]] = []
+    planner = ContextPlanner(policy=Collecting, store=CollectingStore())
+    abandoned = stream()
+    next(abandoned)
+    garbage.append(abandoned)
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "deadlock"
+    assert (planner.stats().abandons, planner.stats().open_plans) == (1, 1)
+
+
+@pytest.mark.parametrize("step", ["insert", "_touch", "_fit"])
+def test_an_interrupt_while_learning_costs_what_was_learned_and_nothing_else(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    planner = ContextPlanner()
+    serve(planner, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixTree, step, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            serve(planner, 1, 3)
+    assert planner.stats().scopes == 0
+    serve(planner, 1, 2)
+    assert serve(planner, 2, 1).order == (1, 0)
+
+
+def test_a_commit_that_comes_too_late_makes_plans_beside_it_unseen() -> None:
+    planner = ContextPlanner(max_open_plans=2)
+    kept = planner.plan(blocks(1), conversation="chat", placement="tail")
+    retry = planner.plan(blocks(2), conversation="chat", placement="tail")
+    planner.plan(blocks(3))
+    assert planner.commit(retry)
+    assert not planner.commit(kept)
+    assert shape(planner.plan(blocks(1, 2), conversation="chat", placement="tail")) == ["full:1", "full:2"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_plans_of_a_forked_planner_have_ids_of_their_own() -> None:
+    script = """if True:
+        import os
+        from warmprefix import ContextPlanner
+        planner = ContextPlanner()
+        if os.fork():
+            os.wait()
+        print(planner.plan([]).id, flush=True)
+    """
+    forked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert len(set(forked.stdout.split())) == 2
 
 
 # -- conversations -------------------------------------------------------------------------------------------------
@@ -347,6 +443,28 @@ def test_a_history_of_system_prompts_only_is_the_first_turn() -> None:
     history: list[Mapping[str, Any]] = [{"role": "system", "content": "Be brief."}]
     assert planner.plan(blocks(2, 1), placement="tail", history=history).order == (1, 0)
     assert planner.plan(blocks(2, 1), placement="tail", history=[*history, user("Hello.")]).order == (0, 1)
+
+
+def test_behind_a_system_prompt_that_holds_one_of_the_blocks_nothing_is_ordered_or_learned() -> None:
+    planner = ContextPlanner()
+    serve(planner, 1, 2)
+    history = [{"role": "system", "content": planner.plan(blocks(1)).render()}]
+    with planner.planning(blocks(2, 1, 3), placement="tail", history=history) as plan:
+        assert shape(plan) == ["full:2", "ref:1", "full:3"]
+        assert (plan.resident_tokens, plan.reference_tokens) == (0, 100)
+    assert (planner.stats().references, planner.stats().reference_tokens) == (1, 100)
+    assert planner.plan(blocks(3, 2)).resident_tokens == 0
+
+
+def test_a_history_that_forges_every_label_of_a_block_gives_none_of_them_away() -> None:
+    planner = ContextPlanner()
+    known, other = ContextBlock("All that is known.", id="x"), ContextBlock("Another text.", id="x")
+    history = [
+        planner.plan([other]).render(),
+        *(f"[{label}] Lies." for label in label_candidates(known) if label != "x"),
+    ]
+    plan = planner.plan([known, other], placement="tail", history=history)
+    assert shape(plan) == [f"full:ctx-{known.fingerprint.hex()}~2", "ref:x"]
 
 
 def test_a_shown_history_overrules_the_record_for_good() -> None:
@@ -479,6 +597,10 @@ class FailingStore(MemorySeenStore):
         self._fail("forget")
         super().forget(conversation)
 
+    def clear(self) -> None:
+        self._fail("clear")
+        super().clear()
+
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         return super().inspect(conversation)
 
@@ -518,6 +640,13 @@ def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) 
         assert shape(shown) == ["full:1"]
     assert planner.stats().store_errors == 1
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+
+
+def test_a_reset_that_fails_is_not_passed_over() -> None:
+    store = FailingStore()
+    store.failing = "clear"
+    with pytest.raises(StoreError, match="clear for all conversations"):
+        ContextPlanner(store=store).reset()
 
 
 def test_a_request_to_forget_that_fails_is_not_passed_over() -> None:

@@ -11,16 +11,21 @@ from warmprefix.labels import LABEL_CHARACTERS
 
 __all__ = ["Templates"]
 
-_MARKER = rf"(?=\[[{LABEL_CHARACTERS}]{{1,64}}\])"
-_BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
-_BLANKS = (
-    r"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
-    r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u061c\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\\]*"
+_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_INVISIBLE = (
+    r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    r"\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+"""Control characters, what Unicode calls default-ignorable, and the blank Braille pattern."""
+
+_BLANKS = rf"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}\\]*"
+_MARKER = rf"(?=\[(?:[{_INVISIBLE}]*[{LABEL_CHARACTERS}]){{1,64}}[{_INVISIBLE}]*\])"
 _HEADER = rf"(?:\A|[{_BREAKS}]){_BLANKS}{_MARKER}"
 """The start of a line that shows a label first, but for blanks, invisible characters and backslashes."""
 
-_FORGED_HEADER = re.compile(_HEADER)
+_HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANKS}{_MARKER}") for line_break in _BREAKS}
+"""One pattern a line break: `re` looks for a single first character many times faster than for one of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class Templates:
 
     Raises:
         TypeError: A template is no str.
-        ValueError: A template lacks its placeholder, has another one, spans several lines, begins with a placeholder
-            or bracket, or has a backslash before the placeholder.
+        ValueError: A template lacks its placeholder, has another one, spans several lines, begins with the placeholder,
+            or has a bracket or backslash before it.
     """
 
     order: str = "Please read the context in the following priority order: {order} and answer the question."
@@ -53,10 +58,13 @@ class Templates:
     """What in a block's text could pass for a header or an annotation, up to its bracket."""
 
     def __post_init__(self) -> None:
-        lead_ins = [_lead_in("order", self.order).split(), _lead_in("location", self.location).split()]
-        phrases = "|".join(r"\s+".join(map(re.escape, words)) for words in lead_ins)
+        lead_ins = [
+            _lead_in("order", "order", self.order).split(),
+            _lead_in("location", "label", self.location).split(),
+        ]
+        phrases = "|".join(rf"[\s{_INVISIBLE}]+".join(map(re.escape, words)) for words in lead_ins)
         object.__setattr__(self, "_lead_ins", tuple(max(words, key=len).casefold() for words in lead_ins))
-        object.__setattr__(self, "_forged", re.compile(rf"{_HEADER}|(?i:{phrases})[\s\\]*{_MARKER}"))
+        object.__setattr__(self, "_forged", re.compile(rf"{_HEADER}|(?i:{phrases})[\s{_INVISIBLE}\\]*{_MARKER}"))
 
     def order_annotation(self, labels: Iterable[str]) -> str:
         """The note that restores the relevance order.
@@ -82,14 +90,18 @@ class Templates:
         if "[" not in text:
             return text
         folded = text.casefold()  # unlike `lower`, it folds a letter alike wherever it stands
+        if any(word in folded for word in self._lead_ins):
+            return self._forged.sub(r"\g<0>\\", text)
         # Searching for headers alone is many times faster, and nearly always enough.
-        forged = self._forged if any(word in folded for word in self._lead_ins) else _FORGED_HEADER
-        return forged.sub(r"\g<0>\\", text)
+        text = "\n" + text
+        for line_break, header in _HEADER_AFTER.items():
+            if line_break in text:
+                text = header.sub(r"\g<0>\\", text)
+        return text[1:]
 
 
-def _lead_in(name: str, template: str) -> str:
-    """The text before the one placeholder of a template, which must be called `name`-wise right."""
-    placeholder = "order" if name == "order" else "label"
+def _lead_in(name: str, placeholder: str, template: str) -> str:
+    """Check a template, and return the words before its placeholder."""
     if not isinstance(template, str):
         raise TypeError(f"{name} template must be a str, got {type(template).__name__}")
     try:
@@ -102,9 +114,10 @@ def _lead_in(name: str, template: str) -> str:
     if template.splitlines() != [template]:
         raise ValueError(f"{name} template must be one line, got {template!r}")
     lead_in = template.format(**{placeholder: "\n"}).partition("\n")[0]
-    # Without words in front it could pass for a block's header; a backslash there would pass for our escape.
-    if lead_in.lstrip()[:1] in ("", "[") or "\\" in lead_in:
+    # Without words in front it could pass for a block's header; a backslash there would pass for our escape, and a
+    # forged phrase could hide a forged header in its own brackets.
+    if not lead_in.strip() or "[" in lead_in or "\\" in lead_in:
         raise ValueError(
-            f"{name} template needs words before {{{placeholder}}}, no bracket first, no backslash, got {template!r}"
+            f"{name} template needs words before {{{placeholder}}}, no bracket, no backslash, got {template!r}"
         )
     return lead_in

@@ -46,7 +46,7 @@ class ContextBlock:
     tokens: int = field(compare=False)
     score: float | None = field(compare=False)
     pinned: Pin | None = field(compare=False)
-    fingerprint: bytes = field(repr=False)
+    fingerprint: bytes = field(init=False, repr=False)
 
     def __init__(
         self,

@@ -69,9 +69,10 @@ class LabelRegistry:
         return labels
 
     def _choose(self, block: ContextBlock) -> str:
-        label = next(candidate for candidate in label_candidates(block) if candidate not in self._owners)
-        self._labels[block.fingerprint] = label
-        self._owners[label] = block.fingerprint
+        key, owners = block.fingerprint, self._owners
+        label = next(candidate for candidate in label_candidates(block) if owners.get(candidate, key) == key)
+        owners[label] = key  # before the other, so that an interrupt between the two leaves nothing to trip over
+        self._labels[key] = label
         return label
 
     def __len__(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import operator
+import os
 import threading
 import uuid
 from collections import Counter, OrderedDict
@@ -93,7 +95,8 @@ class ContextPlanner:
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
 
         Raises:
-            TypeError: `policy` is a policy itself instead of what makes one.
+            TypeError: `policy` is a policy itself instead of what makes one, or `store`, `templates` or `salt_key` has
+                another type than the above.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
         for name, value in (
@@ -103,6 +106,12 @@ class ContextPlanner:
         ):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        if store is not None and not isinstance(store, SeenStore):
+            raise TypeError(f"store must be a SeenStore or None, got {type(store).__name__}")
+        if templates is not None and not isinstance(templates, Templates):
+            raise TypeError(f"templates must be Templates or None, got {type(templates).__name__}")
+        if not isinstance(salt_key, bytes):
+            raise TypeError(f"salt_key must be bytes, got {type(salt_key).__name__}")
         PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
         self._new_policy = _policy_factory(policy)
         self._capacity_tokens = capacity_tokens
@@ -114,7 +123,9 @@ class ContextPlanner:
         self._templates = Templates() if templates is None else templates
         self._salt_key = salt_key
         self._instance = uuid.uuid4().hex
-        self._lock = threading.Lock()  # guards all below; never held while the store works
+        # Guards all below; never held while the store works. Re-entrant, because the garbage collector may close a
+        # generator that stands in `planning`, and so call `abandon`, in the middle of any other call.
+        self._lock = threading.RLock()
         self._scopes: OrderedDict[Scope, _ScopeState] = OrderedDict()
         self._open: OrderedDict[str, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
@@ -171,7 +182,7 @@ class ContextPlanner:
             state = self._state(scope)
             labels = state.labels.labels(distinct)
             self._planned += 1
-            plan_id = f"{self._instance}-{self._planned}"
+            plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
         if placement == "head":
             past = _Past.none(labels)
         elif visible is not None:
@@ -182,7 +193,7 @@ class ContextPlanner:
             past = _Past.none(labels)
         resolved, templates = past.resolved, self._templates
         with self._lock:
-            order = range(len(distinct)) if order_locked else self._order(state, distinct, past.is_empty)
+            order = range(len(distinct)) if order_locked else self._order(state, distinct, past.opens_prompt)
             planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
             plan = ContextPlan(
                 id=plan_id,
@@ -191,10 +202,10 @@ class ContextPlanner:
                 placement=placement,
                 turn=past.turn,
                 blocks=planned,
-                resident_tokens=_resident_tokens(state.tree, planned) if past.is_empty else 0,
+                resident_tokens=_resident_tokens(state.tree, planned) if past.opens_prompt else 0,
                 cache_salt=state.cache_salt,
                 tracked=past.tracked,
-                opens_prompt=past.is_empty,
+                opens_prompt=past.opens_prompt,
             )
             self._open[plan_id] = None
             if len(self._open) > self._max_open_plans:
@@ -245,6 +256,10 @@ class ContextPlanner:
         Returns:
             Whether all of that was recorded. It is not, and does no harm, if the plan was committed or abandoned
             before, or came too late, or if another plan of its conversation was committed since it was made.
+
+        Raises:
+            TypeError: An argument has another type than the above.
+            ValueError: `cached_tokens` is negative.
         """
         _check_plan(plan)
         if cached_tokens is not None and (isinstance(cached_tokens, bool) or not isinstance(cached_tokens, int)):
@@ -252,16 +267,16 @@ class ContextPlanner:
         if cached_tokens is not None and cached_tokens < 0:
             raise ValueError(f"cached_tokens must be 0 or more, got {cached_tokens}")
         with self._lock:
-            if not self._close(plan):
-                self._counts["late_commits"] += 1
-                return False
-            self._counts["commits"] += 1
-            if cached_tokens is not None:
+            in_time = self._close(plan)
+            self._counts["commits" if in_time else "late_commits"] += 1
+            if in_time and cached_tokens is not None:
                 self._counts["reported_commits"] += 1
                 self._counts["reported_cached_tokens"] += cached_tokens
-            if plan.opens_prompt:
+            if in_time and plan.opens_prompt:
                 self._learn(plan)
-        return not plan.tracked or self._record_as_seen(plan)
+        # The store must know of a late one too: if the model saw it, plans made beside it may not be in the history.
+        recorded = not plan.tracked or self._record_as_seen(plan, in_time)
+        return in_time and recorded
 
     def abandon(self, plan: ContextPlan) -> bool:
         """The model did not see the plan's prompt: nothing is remembered of it. True if the plan was open."""
@@ -305,12 +320,19 @@ class ContextPlanner:
         self.forget(conversation, tenant=tenant)
 
     def reset(self) -> None:
-        """Forget everything: scopes, labels, conversations, open plans and counts."""
+        """Forget everything: scopes, labels, open plans, counts, and all conversations of the store, whoever shares it.
+
+        Raises:
+            StoreError: The store failed, so conversations may still be remembered; all else is forgotten.
+        """
         with self._lock:
             self._scopes.clear()
             self._open.clear()
             self._counts.clear()
-        self._store.clear()
+        try:
+            self._store.clear()
+        except Exception as error:
+            raise StoreError("clear", "all conversations") from error
 
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""
@@ -339,7 +361,9 @@ class ContextPlanner:
             except Exception:
                 self._store_failed("forget")
         resolved = visible.resolve(blocks, labels, self._templates)
-        return _Past(visible.is_empty, None, resolved, tracked=False)
+        # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
+        opens_prompt = visible.is_empty and all(reference is None for _, reference in resolved)
+        return _Past(opens_prompt, None, resolved, tracked=False)
 
     def _past_from_store(
         self, conversation: Conversation, plan_id: str, blocks: Sequence[ContextBlock], labels: Sequence[str]
@@ -353,7 +377,7 @@ class ContextPlanner:
         resolved = resolve_from_record(blocks, labels, record, self._templates)
         return _Past(record.turn == 0, record.turn + 1, resolved, tracked=True)
 
-    def _record_as_seen(self, plan: ContextPlan) -> bool:
+    def _record_as_seen(self, plan: ContextPlan, in_time: bool) -> bool:
         assert plan.turn is not None
         sent = [
             SeenBlock(planned.block.fingerprint, planned.label, plan.turn, planned.block.tokens)
@@ -365,7 +389,7 @@ class ContextPlanner:
         except Exception:
             self._store_failed("commit")
             return False
-        if not recorded:
+        if in_time and not recorded:
             with self._lock:
                 self._counts["conflicts"] += 1
         return recorded
@@ -399,7 +423,7 @@ class ContextPlanner:
         self, state: _ScopeState, blocks: Sequence[ContextBlock], after: Sequence[bytes]
     ) -> Sequence[int]:
         try:
-            order = list(state.policy.order(blocks, PrefixView(state.tree, after)))
+            order = [operator.index(i) for i in state.policy.order(blocks, PrefixView(state.tree, after))]
             if sorted(order) != list(range(len(blocks))):
                 raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
         except Exception:
@@ -408,14 +432,19 @@ class ContextPlanner:
         return order
 
     def _learn(self, plan: ContextPlan) -> None:
+        served = [planned.block for planned in plan.blocks]
+        if not served:
+            return
         state = self._state(plan.scope)
-        served = [planned.block for planned in plan.blocks if planned.reference is None]
-        if served:
+        try:
             state.tree.insert([block.fingerprint for block in served], [block.tokens for block in served])
             try:
                 state.policy.observe(served)
             except Exception:
                 self._policy_failed()
+        except BaseException:  # such as KeyboardInterrupt: a scope that has half learned is not to be trusted
+            self._scopes.pop(plan.scope, None)
+            raise
 
     def _policy_failed(self) -> None:
         """The one place where a failing policy degrades to relevance order."""
@@ -444,7 +473,7 @@ class ContextPlanner:
         counts["planned_tokens"] += plan.total_tokens
         counts["resident_tokens"] += plan.resident_tokens
         counts["reordered_plans"] += plan.reordered
-        if not plan.opens_prompt:
+        if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens
 
@@ -461,7 +490,8 @@ class _ScopeState(NamedTuple):
 class _Past(NamedTuple):
     """What stands between the preamble and the context, and what of the context it already holds."""
 
-    is_empty: bool
+    opens_prompt: bool
+    """Whether nothing does: the context follows the preamble directly."""
     turn: int | None
     resolved: Sequence[Resolved]
     tracked: bool

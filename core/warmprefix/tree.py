@@ -31,7 +31,7 @@ class PrefixTree(Generic[K]):
     """Served orders of blocks and what of them is resident, bounded in tokens and in nodes.
 
     Keys are any hashable, in practice fingerprints; a path holds a key once. Not thread-safe: the planner calls it
-    under its scope's lock.
+    under its lock.
 
     >>> tree = PrefixTree[str]()
     >>> tree.insert(["A", "B", "C"], [100, 50, 50])

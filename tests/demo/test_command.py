@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from warmprefix.demo.options import DemoOptions
 from warmprefix.errors import MissingExtraError
 
+COMMAND = [sys.executable, "-m", "warmprefix", "demo"]
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "warmprefix", "demo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, encoding="utf-8", timeout=60)
 
 
 def test_a_short_demo(tmp_path: Path) -> None:
@@ -27,6 +29,28 @@ def test_a_short_demo(tmp_path: Path) -> None:
     assert "hit ratio" in result.stdout
     assert "\x1b" not in result.stdout
     assert json.loads(file.read_text())["options"]["questions"] == 8
+
+
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    script = textwrap.dedent(
+        """
+        import signal, sys
+        from warmprefix.__main__ import main
+        from warmprefix.demo.client import ChatClient
+
+        ask, asked = ChatClient.ask, []
+        async def interrupted(*arguments):
+            asked.append(arguments)
+            if len(asked) == 10:
+                signal.raise_signal(signal.SIGINT)
+            return await ask(*arguments)
+        ChatClient.ask = interrupted
+        sys.argv = ["warmprefix", "demo"]
+        main()
+        """
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (130, "Asking 240 questions, 4 times each ...\n")
 
 
 def test_a_server_that_is_not_there_is_one_line_with_status_2() -> None:

@@ -74,6 +74,13 @@ def test_recency_puts_the_most_recently_served_first_in_served_order() -> None:
     assert planned(observed(policy, "BE"), "XABCDY") == "BDCAXY"
 
 
+def test_bounds_below_one_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^max_blocks must be 1 or more, got 0$"):
+        RecencyPolicy(max_blocks=0)
+    with pytest.raises(ValueError, match=r"^promotion_threshold must be 1 or more, got 0$"):
+        FrequencyPolicy(promotion_threshold=0)
+
+
 def test_recency_forgets_the_least_recently_served() -> None:
     policy = observed(RecencyPolicy(max_blocks=2), "A", "B", "A", "C")
     assert planned(policy, "XABC") == "CAXB"

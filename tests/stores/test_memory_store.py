@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,6 +55,48 @@ def test_labels_are_bounded_too() -> None:
         store.prepare(chat, str(turn), {fingerprint: str(turn)})
         store.commit(chat, str(turn), [SeenBlock(fingerprint, str(turn), turn + 1, 1)])
     assert len(store._states[chat].labels) <= 20
+
+
+def test_a_label_is_kept_as_long_as_its_block() -> None:
+    """Turns that were sent and not recorded take labels too, and could push out those of the record."""
+    now = 0.0
+    store = MemorySeenStore(max_blocks=2, lease_ttl=1, clock=lambda: now)
+    serve(store, "chat")
+    chat = Conversation(None, "chat")
+    for turn in range(20):
+        store.prepare(chat, str(turn), {})
+        now += 1
+        assert not store.commit(chat, str(turn), [SeenBlock(turn.to_bytes(16, "big"), str(turn), turn + 2, 1)])
+    prepared = store.prepare(chat, "next", {BLOCK.fingerprint: BLOCK.label, b"other": BLOCK.label})
+    assert set(prepared.seen) == {BLOCK.fingerprint}
+    assert prepared.taken == {BLOCK.label}
+    assert len(store._states[chat].labels) <= 8
+
+
+def test_conversations_whose_time_is_over_are_not_kept() -> None:
+    now = 0.0
+    store = MemorySeenStore(ttl=10, clock=lambda: now)
+    for i in range(100):
+        now += 1
+        serve(store, str(i))
+    assert len(store._states) == 10
+
+
+class Interrupted(list[SeenBlock]):
+    def __iter__(self) -> Iterator[SeenBlock]:
+        yield from list(self[:1])
+        raise KeyboardInterrupt
+
+
+def test_a_commit_that_is_interrupted_leaves_nothing_half_recorded() -> None:
+    store = MemorySeenStore()
+    serve(store, "chat")
+    chat = Conversation(None, "chat")
+    store.prepare(chat, "p", {})
+    other = SeenBlock(b"B" * 16, "Doc_B", 2, 100)
+    with pytest.raises(KeyboardInterrupt):
+        store.commit(chat, "p", Interrupted([other, other]))
+    assert store.inspect(chat) is None
 
 
 @pytest.mark.parametrize("bound", ["max_conversations", "max_blocks", "max_leases", "ttl", "lease_ttl"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.exact import Resolved
-from warmprefix.labels import LABEL_CHARACTERS, label_candidates
+from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
 from warmprefix.plan import Reference
 
 __all__ = ["Message", "VisibleHistory"]
@@ -87,8 +88,10 @@ class VisibleHistory:
     def _free_label(self, block: ContextBlock, label: str, given: set[str]) -> str:
         if label not in self._headers:
             return label
-        others = (candidate for candidate in label_candidates(block) if candidate not in given)
-        return next((candidate for candidate in others if candidate not in self._headers), label)
+        # Whoever knows a text can forge all its candidates; no history is long enough for all numbers.
+        numbered = (f"{content_label(block)}~{number}" for number in count(2))
+        candidates = chain(label_candidates(block), numbered)
+        return next(free for free in candidates if free not in given and free not in self._headers)
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from warmprefix.demo.errors import DemoError
 from warmprefix.demo.export import as_json
 from warmprefix.demo.options import DemoOptions
 from warmprefix.demo.report import print_report
-from warmprefix.demo.session import run_session
+from warmprefix.demo.session import Announce, DemoResult, run_session
 from warmprefix.errors import MissingExtraError
 
 try:
@@ -49,11 +51,23 @@ def run_demo(options: DemoOptions) -> None:
         task = progress.add_task(name, total=steps)
         return lambda: progress.advance(task)
 
-    with progress:
-        result = asyncio.run(run_session(options, announce))
+    try:
+        with progress:
+            result = asyncio.run(_session(options, announce))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     print_report(result, options, console)
     if options.json_file is not None:
         try:
             options.json_file.write_text(json.dumps(as_json(result, options), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise DemoError(f"Cannot write {options.json_file}: {error.strerror}.") from error
+
+
+async def _session(options: DemoOptions, announce: Announce) -> DemoResult:
+    """Run it; Ctrl-C cancels it, so that it ends in order, as `asyncio.run` itself sees to from Python 3.11 on."""
+    running = asyncio.current_task()
+    assert running is not None
+    with suppress(NotImplementedError):  # Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, running.cancel)
+    return await run_session(options, announce)

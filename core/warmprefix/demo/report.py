@@ -147,4 +147,4 @@ def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> 
         " answers stay as good is up to your model's use of that note; measure it on questions of your own."
     )
     if emulator is not None:
-        console.print("Next, your engine: warmprefix demo --endpoint http://localhost:8000/v1 --model NAME")
+        console.print("Next, your engine: the same command with --endpoint http://localhost:8000/v1")

@@ -25,7 +25,7 @@ class BlockView(Protocol):
 
 
 class OrderingPolicy(Protocol):
-    """Decides the order of a request's blocks. One object serves one scope, under that scope's lock.
+    """Decides the order of a request's blocks. One object serves one scope, one call at a time.
 
     A policy is pure but for what `observe` tells it: no clock, no random numbers, no I/O. The planner falls back to
     relevance order, and counts it, when a policy raises or answers with anything but a permutation.

@@ -120,7 +120,7 @@ class ContextIndex(Generic[K]):
             if child is None:
                 child = node.add_child(blocks)
                 self._nodes += 1
-            elif (common := _common_prefix(child.blocks, blocks)) < len(child.blocks):
+            elif (common := _common_prefix(child.blocks, blocks, len(node.blocks))) < len(child.blocks):
                 child = node.split_child(child, common)
                 self._nodes += 1
             node = child
@@ -137,6 +137,8 @@ class ContextIndex(Generic[K]):
         for key in context:
             shared.update(node.recent.get(key, ()))
         candidates = [node.children[number] for number, _ in shared.most_common(_COMPARED_CHILDREN)]
+        if len(candidates) == 1:
+            return candidates[0]
         return min(
             candidates,
             key=lambda child: (context_distance(context, child.blocks, self._alpha), child.number),
@@ -216,8 +218,7 @@ class _Node(Generic[K]):
                 del numbers[0]
 
 
-def _common_prefix(a: Sequence[K], b: Sequence[K]) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+def _common_prefix(a: Sequence[K], b: Sequence[K], known: int) -> int:
+    """How many first blocks are the same, given that the first `known` are."""
+    limit = min(len(a), len(b))
+    return next((i for i in range(known, limit) if a[i] != b[i]), limit)

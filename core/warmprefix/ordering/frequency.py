@@ -21,6 +21,8 @@ class FrequencyPolicy:
     """
 
     def __init__(self, window: int = 1_000, promotion_threshold: int = 2, max_nodes: int = 65_536) -> None:
+        if promotion_threshold < 1:
+            raise ValueError(f"promotion_threshold must be 1 or more, got {promotion_threshold}")
         self.promotion_threshold = promotion_threshold
         self._window = AccessWindow[bytes](window)
         self._promoted = PrefixTree[bytes](max_nodes=max_nodes)

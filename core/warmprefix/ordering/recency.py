@@ -15,6 +15,8 @@ class RecencyPolicy:
 
     def __init__(self, max_blocks: int = 65_536) -> None:
         """Remember at most `max_blocks` blocks, dropping the least recently served."""
+        if max_blocks < 1:
+            raise ValueError(f"max_blocks must be 1 or more, got {max_blocks}")
         self._served: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_blocks = max_blocks
         self._requests = 0

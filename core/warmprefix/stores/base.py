@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = ["Conversation", "Prepared", "SeenBlock", "SeenStore", "Snapshot"]
 
@@ -44,6 +44,7 @@ class Snapshot(NamedTuple):
     leases: tuple[str, ...]
 
 
+@runtime_checkable
 class SeenStore(Protocol):
     """Remembers, per conversation, the blocks that its history holds; digests and labels only, never text.
 

@@ -52,7 +52,7 @@ class MemorySeenStore:
         self._ttl = ttl
         self._lease_ttl = lease_ttl
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a plan may be abandoned by the garbage collector, in the middle of anything
         self._states: OrderedDict[Conversation, _State] = OrderedDict()
 
     def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
@@ -80,13 +80,17 @@ class MemorySeenStore:
                 return False
             lease = state.close(plan_id, self._max_leases)
             recorded = lease is not None and lease.turn == state.turn and now < lease.expires
-            if recorded:
-                state.record(sent)
-            else:  # late or not, the model saw it: plans prepared beside it may not be in the history
-                state.roll_back(0 if lease is None else lease.turn)
-            state.take_labels(sent)
-            state.trim(self._max_blocks)
-            state.turn += 1
+            try:
+                if recorded:
+                    state.record(sent)
+                else:  # late or not, the model saw it: plans prepared beside it may not be in the history
+                    state.roll_back(0 if lease is None else lease.turn)
+                state.take_labels(sent)
+                state.trim(self._max_blocks)
+                state.turn += 1
+            except BaseException:  # such as KeyboardInterrupt: of a conversation half recorded nothing is known
+                self._states.pop(conversation, None)
+                raise
             return recorded
 
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
@@ -104,7 +108,7 @@ class MemorySeenStore:
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         with self._lock:
             state = self._states.get(conversation)
-            if state is None or state.used + self._ttl <= self._clock():
+            if state is None or self._is_over(conversation, self._clock()):
                 return None
             return Snapshot(state.epoch, state.turn, tuple(state.blocks.values()), tuple(state.leases))
 
@@ -113,15 +117,16 @@ class MemorySeenStore:
             self._states.clear()
 
     def _use(self, conversation: Conversation, now: float) -> _State | None:
+        while self._states and self._is_over(oldest := next(iter(self._states)), now):
+            self._states.pop(oldest, None)
         state = self._states.get(conversation)
-        if state is None:
-            return None
-        if state.used + self._ttl <= now:
-            del self._states[conversation]
-            return None
-        state.used = now
-        self._states.move_to_end(conversation)
+        if state is not None:
+            state.used = now
+            self._states.move_to_end(conversation)
         return state
+
+    def _is_over(self, conversation: Conversation, now: float) -> bool:
+        return self._states[conversation].used + self._ttl <= now
 
 
 @dataclass(slots=True)
@@ -167,6 +172,9 @@ class _State:
     def trim(self, max_blocks: int) -> None:
         while len(self.blocks) > max_blocks:
             self.blocks.popitem(last=False)
-        # A label outlives its block's record, since the history may still show the text that it names.
+        # A label outlives its block's record, since the history may still show the text that it names; never the
+        # other way round, or another text could get it.
         while len(self.labels) > 4 * max_blocks:
-            self.labels.popitem(last=False)
+            label, owner = self.labels.popitem(last=False)
+            if owner in self.blocks and self.blocks[owner].label == label:
+                self.labels[label] = owner
