@@ -24,6 +24,7 @@ _MARKER = rf"(?=\[(?:[{_INVISIBLE}]*[{LABEL_CHARACTERS}]){{1,64}}[{_INVISIBLE}]*
 _HEADER = rf"(?:\A|[{_BREAKS}]){_BLANKS}{_MARKER}"
 """The start of a line that shows a label first, but for blanks, invisible characters and backslashes."""
 
+_HEADER_AT_START = re.compile(rf"\A{_BLANKS}{_MARKER}")
 _HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANKS}{_MARKER}") for line_break in _BREAKS}
 """One pattern a line break: `re` looks for a single first character many times faster than for one of several."""
 
@@ -51,8 +52,8 @@ class Templates:
     location: str = "Please refer to {label} in the previous conversation."
     """`{label}` stands for the label of a block that the conversation already holds: ``[Doc_1]``."""
 
-    _lead_ins: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """A word of each template that no forgery of it can do without."""
+    _telling_words: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Words of the templates, folded, of which every forgery of an annotation holds one."""
 
     _forged: re.Pattern[str] = field(init=False, repr=False, compare=False)
     """What in a block's text could pass for a header or an annotation, up to its bracket."""
@@ -63,7 +64,9 @@ class Templates:
             _lead_in("location", "label", self.location).split(),
         ]
         phrases = "|".join(rf"[\s{_INVISIBLE}]+".join(map(re.escape, words)) for words in lead_ins)
-        object.__setattr__(self, "_lead_ins", tuple(max(words, key=len).casefold() for words in lead_ins))
+        shared = [word for word in lead_ins[0] if word in lead_ins[1]]
+        telling = [max(words, key=len).casefold() for words in ([shared] if shared else lead_ins)]
+        object.__setattr__(self, "_telling_words", tuple(telling))
         object.__setattr__(self, "_forged", re.compile(rf"{_HEADER}|(?i:{phrases})[\s{_INVISIBLE}\\]*{_MARKER}"))
 
     def order_annotation(self, labels: Iterable[str]) -> str:
@@ -90,14 +93,14 @@ class Templates:
         if "[" not in text:
             return text
         folded = text.casefold()  # unlike `lower`, it folds a letter alike wherever it stands
-        if any(word in folded for word in self._lead_ins):
+        if any(word in folded for word in self._telling_words):
             return self._forged.sub(r"\g<0>\\", text)
         # Searching for headers alone is many times faster, and nearly always enough.
-        text = "\n" + text
+        text = _HEADER_AT_START.sub(r"\g<0>\\", text)
         for line_break, header in _HEADER_AFTER.items():
             if line_break in text:
                 text = header.sub(r"\g<0>\\", text)
-        return text[1:]
+        return text
 
 
 def _lead_in(name: str, placeholder: str, template: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from warmprefix.demo.errors import DemoError
 from warmprefix.demo.export import as_json
@@ -52,7 +52,7 @@ def run_demo(options: DemoOptions) -> None:
         return lambda: progress.advance(task)
 
     try:
-        with progress:
+        with progress if console.is_terminal else nullcontext():  # an older rich ends a disabled one with a newline
             result = asyncio.run(_session(options, announce))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
