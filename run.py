@@ -4,7 +4,8 @@
     python3 run.py demo [options of `warmprefix demo`]    see the saving on real text
     python3 run.py test [options of pytest]               lint, types, import rules and all tests
 
-Each makes its own virtual environment beside this file the first time, and again when pyproject.toml changes.
+Each makes its own virtual environment beside this file the first time, and again when pyproject.toml
+changes or the clone moves.
 """
 
 from __future__ import annotations

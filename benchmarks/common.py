@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import random
@@ -36,7 +37,7 @@ def zipf_requests(
 def percentile(values: Sequence[float], percent: float) -> float:
     """Nearest-rank percentile."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+    return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -53,7 +54,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def write_results(name: str, results: Any) -> None:
-    """Write `results/NAME.json` with the machine, the versions and the commit."""
+    """Write `results/NAME.json` with the machine, the versions and the commit; for runs of full length only."""
     RESULTS.mkdir(exist_ok=True)
     document = {"benchmark": name, "environment": environment(), "results": results}
     path = RESULTS / f"{name}.json"
@@ -64,7 +65,7 @@ def write_results(name: str, results: Any) -> None:
 def environment() -> dict[str, object]:
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "cores": os.cpu_count(),
         "warmprefix": warmprefix.__version__,
@@ -82,6 +83,11 @@ def processor() -> str:
 
 
 def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """What is checked out, and whether the package differs from it."""
+    head = git("rev-parse", "--short=12", "HEAD")
+    return f"{head}-dirty" if git("status", "--porcelain", "--", "core") else head or "unknown"
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

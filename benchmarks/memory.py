@@ -47,7 +47,8 @@ def main() -> None:
     points = [str(arguments.requests * step // STEPS) for step in range(1, STEPS + 1)]
     print("MB after so many requests\n")
     print_table(["", *points], [[f"{r['bounds']}, {r['workload']}", *r["megabytes"]] for r in results])
-    write_results("memory", {"requests": points, "rows": results})
+    if arguments.requests == parser.get_default("requests"):
+        write_results("memory", {"requests": points, "rows": results})
 
 
 def measure(bounds: str, workload: str, requests: int) -> list[float]:

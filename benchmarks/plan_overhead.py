@@ -2,10 +2,12 @@
 
     python benchmarks/plan_overhead.py [--requests 100,10000,100000]
 
-Requests of 15 blocks over 400 Zipf-distributed topics. *Ordering* is `plan()` alone, on blocks that exist already;
-*whole* also makes the blocks from 4 kB texts (hashing them), renders the prompt and commits. Where the published
-`contextpilot` package is installed, its online path is timed beside ours on the same requests (at most 1,000 of them:
-its cost grows with their number, and it stops working at 1,000 children of one node).
+Requests of 15 blocks over 400 Zipf-distributed topics. `plan()` and `commit()` are timed on blocks that exist already;
+where `blocks` are timed too, they are made from 4 kB texts, which hashes them, and the prompt is rendered. Text with
+brackets costs more, since what could pass for a label is looked for. Where the published `contextpilot` package is
+installed, its `reorder()`, which orders and records, is timed on the same requests, like for like with our
+`plan() + commit()` (on at most 1,000: its cost grows with their number, and it stops working at 1,000 children of one
+node). Only a run with the default `--requests` is written to `results/`.
 """
 
 from __future__ import annotations
@@ -15,27 +17,31 @@ import contextlib
 import io
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from common import percentile, print_table, write_results, zipf_requests
 from warmprefix import ContextBlock, ContextPlanner
 
 SAMPLES = 3_000
-PEER_REQUESTS = 1_000
+LAST_SERVED = 100
+PEER_CHECKPOINTS = (100, 1_000)
 POLICIES = ["coaccess", "relevance", "greedy", "frequency", "context-index"]
+WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and", "its", "tokens"]
 HEADER = ["", "earlier requests", "p50 µs", "p99 µs"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", default="100,10000,100000", help="earlier requests, ascending")
-    checkpoints = [int(number) for number in parser.parse_args().requests.split(",")]
+    asked: str = parser.parse_args().requests
+    checkpoints = [int(number) for number in asked.split(",")]
     rng = random.Random(1)
     blocks = [ContextBlock(f"block {i}", id=i, tokens=rng.randrange(50, 400)) for i in range(400 * 60)]
     results: list[dict[str, object]] = []
 
-    def report(name: str, earlier: int, times: list[float]) -> None:
+    def report(name: str, earlier: int, times: Sequence[float]) -> None:
         p50, p99 = percentile(times, 50) * 1e6, percentile(times, 99) * 1e6
         results.append({"what": name, "earlier_requests": earlier, "p50_us": round(p50, 1), "p99_us": round(p99, 1)})
 
@@ -44,13 +50,22 @@ def main() -> None:
         ordering_after(planner, blocks, checkpoints, lambda n, times, name=policy: report(f"plan(), {name}", n, times))  # type: ignore[misc]
     unbounded = ContextPlanner(capacity_tokens=None, max_nodes=10**9)
     ordering_after(unbounded, blocks, checkpoints, lambda n, times: report("plan(), coaccess, unbounded", n, times))
-    report("blocks + plan() + render() + commit()", checkpoints[0], whole(checkpoints[0]))
+    for name, extra in (("plain text", []), ("text full of [1]", ["[1]"])):
+        report(f"blocks + plan() + render() + commit(), {name}", checkpoints[0], whole(checkpoints[0], WORDS + extra))
+    planner = ContextPlanner()
+    serving(
+        "plan() + commit(), coaccess",
+        lambda number, request: planner.commit(planner.plan([blocks[i] for i in request])),
+        sorted({*checkpoints, *PEER_CHECKPOINTS}),
+        report,
+    )
     if find_spec("contextpilot"):
-        peer_after([n for n in (100, PEER_REQUESTS) if n <= PEER_REQUESTS], report)
+        peer_after(PEER_CHECKPOINTS, report)
     else:
         print("contextpilot is not installed, so it is not timed.\n")
     print_table(HEADER, [[r["what"], r["earlier_requests"], r["p50_us"], r["p99_us"]] for r in results])
-    write_results("plan_overhead", results)
+    if asked == parser.get_default("requests"):
+        write_results("plan_overhead", results)
 
 
 def ordering_after(
@@ -76,9 +91,8 @@ def ordering_after(
         report(checkpoint, times)
 
 
-def whole(earlier: int) -> list[float]:
+def whole(earlier: int, words: list[str]) -> list[float]:
     rng = random.Random(3)
-    words = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "[1]", "and", "its", "tokens"]
     texts = [" ".join(rng.choices(words, k=900))[:4_096] for _ in range(400 * 60 // 8)]
     planner = ContextPlanner()
     times: list[float] = []
@@ -93,19 +107,34 @@ def whole(earlier: int) -> list[float]:
     return times
 
 
-def peer_after(checkpoints: list[int], report: Callable[[str, int, list[float]], None]) -> None:
-    """ContextPilot's online path: one `reorder` a request, its prints discarded, timed over the last 100 requests."""
+def serving(
+    name: str,
+    serve: Callable[[int, list[int]], object],
+    checkpoints: Sequence[int],
+    report: Callable[[str, int, Sequence[float]], None],
+) -> None:
+    """Call `serve` for one request after the other; the last `LAST_SERVED` before each checkpoint count."""
+    times: deque[float] = deque(maxlen=LAST_SERVED)
+    for number, request in enumerate(zipf_requests(checkpoints[-1]), start=1):
+        start = time.perf_counter()
+        serve(number, request)
+        times.append(time.perf_counter() - start)
+        if number in checkpoints:
+            report(name, number, times)
+
+
+def peer_after(checkpoints: Sequence[int], report: Callable[[str, int, Sequence[float]], None]) -> None:
+    """ContextPilot's online path, its prints discarded."""
     import contextpilot  # type: ignore[import-not-found]
 
     with contextlib.redirect_stdout(io.StringIO()):
         peer = contextpilot.ContextPilot(use_gpu=False)
-        times: list[float] = []
-        for number, request in enumerate(zipf_requests(checkpoints[-1]), start=1):
-            start = time.perf_counter()
-            peer.reorder(request, conversation_id=str(number))
-            times.append(time.perf_counter() - start)
-            if number in checkpoints:
-                report("contextpilot reorder()", number, times[-100:])
+        serving(
+            "contextpilot reorder()",
+            lambda number, request: peer.reorder(request, conversation_id=str(number)),
+            checkpoints,
+            report,
+        )
 
 
 if __name__ == "__main__":

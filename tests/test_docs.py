@@ -1,4 +1,4 @@
-"""The code blocks of README.md run as they stand, one after the other, against the emulator."""
+"""The code blocks of README.md and docs/ run as they stand, one after the other, against the emulator."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def test_the_readmes_code_runs(application: dict[str, Any]) -> None:
         exec(compile(block, "README.md", "exec"), application)
         assert application["answer"].choices[0].message.content
     assert application["planner"].stats().commits == 3
+
+
+def test_the_emulators_example_prints_what_its_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = CODE.findall((ROOT / "docs/emulator.md").read_text())
+    exec(compile(block, "emulator.md", "exec"), {})
+    assert capsys.readouterr().out == "0\n96\n"
 
 
 def test_the_readme_has_exactly_two_set_up_commands() -> None:

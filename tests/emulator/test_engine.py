@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -200,6 +201,16 @@ def test_a_prefill_that_is_cancelled_leaves_nothing_in_the_cache() -> None:
         check_nothing_is_held(engine)
 
     in_virtual_time(main())
+
+
+async def test_however_fast_it_decodes_it_lets_others_run_between_two_tokens() -> None:
+    engine = EmulatorEngine(EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf))
+    ran: list[bool] = []
+    async with engine.generate([1], compose_answer([1], 4)) as generation:
+        await anext(generation)
+        asyncio.get_running_loop().call_soon(ran.append, True)
+        await anext(generation)
+        assert ran
 
 
 @dataclass(frozen=True)

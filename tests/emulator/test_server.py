@@ -197,6 +197,7 @@ def test_closing_with_a_request_in_progress_ends_it_with_an_error(scrape: Scrape
         ({"block_size": 0}, "block_size is 0"),
         ({"prefill_rate": 0}, "prefill_rate is 0"),
         ({"base_ttft_ms": -1}, "base_ttft_ms is -1"),
+        ({"base_ttft_ms": math.inf}, "base_ttft_ms is inf"),
         ({"decode_rate": math.nan}, "decode_rate is nan"),
         ({"model": ""}, "model is ''"),
         ({"kv_blocks": 11, "max_model_len": 161}, "max_model_len is 161; it must be between 2 and 160"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["EmulatorConfig"]
@@ -31,7 +32,7 @@ class EmulatorConfig:
         _require(self.kv_blocks >= 2, "kv_blocks", self.kv_blocks, "at least 2: one is the null block")
         _require(self.block_size >= 1, "block_size", self.block_size, "at least 1")
         _require(self.prefill_rate > 0, "prefill_rate", self.prefill_rate, "above 0")
-        _require(self.base_ttft_ms >= 0, "base_ttft_ms", self.base_ttft_ms, "0 or more")
+        _require(0 <= self.base_ttft_ms < math.inf, "base_ttft_ms", self.base_ttft_ms, "0 or more, and finite")
         _require(self.decode_rate > 0, "decode_rate", self.decode_rate, "above 0")
         _require(bool(self.model), "model", self.model, "a name")
         _require(

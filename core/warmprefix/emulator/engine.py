@@ -136,9 +136,8 @@ class EmulatorEngine:
 
     async def _decode(self, sequence: KvSequence, answer: Answer, first_token_at: float, position: int) -> None:
         if position:
-            remaining = first_token_at + position / self.config.decode_rate - self._clock()
-            if remaining > 0:
-                await self._sleep(remaining)
+            due = first_token_at + position / self.config.decode_rate
+            await self._sleep(max(due - self._clock(), 0))  # 0 too: it lets the loop notice a client that has left
             self.cache.append(sequence, answer.token_ids[position - 1])
         self._observer.generated()
 
