@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from warmprefix.blocks import ContextBlock
 
@@ -44,8 +44,8 @@ def content_label(block: ContextBlock) -> str:
 class LabelRegistry:
     """One label a block and one block a label, for as long as either is remembered.
 
-    The first id that comes with a text names it from then on. Bounded, between two calls: the block not asked for
-    longest is forgotten first. Not thread-safe.
+    The first id that comes with a text names it from then on. Bounded, between two calls: first forgotten is the
+    block that was not asked for longest since the registry was half full. Not thread-safe.
     """
 
     def __init__(self, max_labels: int = 65_536) -> None:
@@ -53,15 +53,17 @@ class LabelRegistry:
         self._labels: OrderedDict[bytes, str] = OrderedDict()
         self._owners: dict[str, bytes] = {}
 
-    def labels(self, blocks: Iterable[ContextBlock]) -> list[str]:
+    def labels(self, blocks: Sequence[ContextBlock]) -> list[str]:
         """A label for each block, chosen now for those that have none. O(1) a block."""
         known, used = self._labels, self._labels.move_to_end
+        # Far from the bound, nothing will be forgotten soon, and remembering the order of use is not worth its time.
+        filling = len(known) + len(blocks) > self._max_labels // 2
         labels: list[str] = []
         for block in blocks:
             label = known.get(block.fingerprint)
             if label is None:
                 label = self._choose(block)
-            else:
+            elif filling:
                 used(block.fingerprint)
             labels.append(label)
         while len(known) > self._max_labels:

@@ -133,9 +133,13 @@ class PrefixTree(Generic[K]):
                     best, best_tokens = trail, matched
                 if placed == len(keys):
                     break
-            if offset + len(run) == len(node.keys):
+            if offset + len(run) == len(node.keys) and node.children:
                 ranks = _ranks_of_children(node, index)
-                stack += [(node.children[keys[i]], 0, placed, matched, trail) for i in reversed(ranks)]
+                ranks.reverse()
+                for i in ranks:
+                    child = node.children[keys[i]]
+                    if matched + child.reach > best_tokens:
+                        stack.append((child, 0, placed, matched, trail))
         return _unwind(best)
 
     def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:
@@ -393,9 +397,8 @@ def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
 def _ranks_of_children(node: _Node[K], index: dict[K, int]) -> list[int]:
     """The places in `index`, ascending, of the blocks that begin a resident edge below `node`. O(the smaller)."""
     children = node.children
-    if not children:
-        return []
-    return sorted([index[key] for key in children.keys() & index.keys() if children[key].resident])
+    shared = children.keys() & index.keys()
+    return sorted([index[key] for key in shared if children[key].resident]) if shared else []
 
 
 _Trail = tuple["_Trail", list[int]] | None
