@@ -649,6 +649,27 @@ def test_a_reset_that_fails_is_not_passed_over() -> None:
         ContextPlanner(store=store).reset()
 
 
+@pytest.mark.parametrize("correction", ["commit", "shown history", "forget"])
+def test_a_record_that_the_store_failed_to_correct_is_not_trusted_afterwards(correction: str) -> None:
+    """The history goes on without block 1, and the store, failing just then, does not hear of it."""
+    store = FailingStore()
+    planner = ContextPlanner(store=store)
+    kept = planner.plan(blocks(2), conversation="chat", placement="tail")
+    serve(planner, 1, conversation="chat", placement="tail")  # its answer is thrown away for the other's
+    store.failing = "all"
+    if correction == "commit":
+        assert not planner.commit(kept)
+    elif correction == "shown history":
+        planner.plan(blocks(3), conversation="chat", placement="tail", history=[user("Cut.")])
+    else:
+        with pytest.raises(StoreError):
+            planner.forget("chat")
+    assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
+    store.failing = ""
+    assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
+    assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
+
+
 def test_a_request_to_forget_that_fails_is_not_passed_over() -> None:
     store = FailingStore()
     store.failing = "forget"

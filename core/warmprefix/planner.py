@@ -89,7 +89,8 @@ class ContextPlanner:
             max_nodes: Most nodes of the prefix tree, a scope.
             max_scopes: Most scopes; beyond it the one not used longest is forgotten.
             max_labels: Most blocks whose labels are remembered, a scope.
-            max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed.
+            max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed. Also
+                the most conversations remembered whose record the store failed to correct.
             store: Where conversations are remembered; in this process by default.
             templates: The wording of the annotations.
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
@@ -128,6 +129,7 @@ class ContextPlanner:
         self._lock = threading.RLock()
         self._scopes: OrderedDict[Scope, _ScopeState] = OrderedDict()
         self._open: OrderedDict[str, None] = OrderedDict()
+        self._doubtful: OrderedDict[Conversation, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._planned = 0
 
@@ -306,13 +308,14 @@ class ContextPlanner:
         Needed only where `plan` is not shown the `history`. Plans in flight will count as unseen.
 
         Raises:
-            StoreError: The store failed, so the conversation may still be remembered.
+            StoreError: The store failed. This planner will not trust the record all the same; another may.
         """
         _check_names(conversation=conversation, tenant=tenant)
         key = Conversation(tenant, conversation)
         try:
             self._store.forget(key)
         except Exception as error:
+            self._doubt(key)
             raise StoreError("forget", key) from error
 
     async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
@@ -333,6 +336,8 @@ class ContextPlanner:
             self._store.clear()
         except Exception as error:
             raise StoreError("clear", "all conversations") from error
+        with self._lock:
+            self._doubtful.clear()
 
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""
@@ -356,9 +361,11 @@ class ContextPlanner:
     ) -> _Past:
         if conversation is not None:
             # The record no longer follows this conversation, so no later plan may trust it.
+            key = Conversation(tenant, conversation)
             try:
-                self._store.forget(Conversation(tenant, conversation))
+                self._store.forget(key)
             except Exception:
+                self._doubt(key)
                 self._store_failed("forget")
         resolved = visible.resolve(blocks, labels, self._templates)
         # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
@@ -370,6 +377,7 @@ class ContextPlanner:
     ) -> _Past:
         proposed = {block.fingerprint: label for block, label in zip(blocks, labels, strict=True)}
         try:
+            self._settle_doubt(conversation)
             record = self._store.prepare(conversation, plan_id, proposed)
         except Exception:
             self._store_failed("prepare")
@@ -387,12 +395,32 @@ class ContextPlanner:
         try:
             recorded = self._store.commit(_conversation(plan), plan.id, sent)
         except Exception:
+            # What was recorded beside this plan may not be in the history, and the store does not know.
+            self._doubt(_conversation(plan))
             self._store_failed("commit")
             return False
         if in_time and not recorded:
             with self._lock:
                 self._counts["conflicts"] += 1
         return recorded
+
+    def _doubt(self, conversation: Conversation) -> None:
+        """The store failed to correct this conversation's record, so it must be voided before it is trusted."""
+        with self._lock:
+            self._doubtful[conversation] = None
+            if len(self._doubtful) > self._max_open_plans:
+                self._doubtful.popitem(last=False)
+
+    def _settle_doubt(self, conversation: Conversation) -> None:
+        """Void a doubtful record; raises what the store raises, and then the doubt stays."""
+        with self._lock:
+            doubtful = self._doubtful.pop(conversation, self) is not self
+        if doubtful:
+            try:
+                self._store.forget(conversation)
+            except BaseException:
+                self._doubt(conversation)
+                raise
 
     def _store_failed(self, operation: str) -> None:
         """The one place where a failing store degrades to nothing de-duplicated."""
