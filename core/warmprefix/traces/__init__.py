@@ -1,0 +1,1 @@
+"""Retrieval traces: what a retriever returned, request by request, with lengths instead of text."""
