@@ -36,6 +36,18 @@ def test_requests_are_bitsets_of_the_window_places(size: int, observed: list[lis
     assert window.requests("ABCDEX") == expected
 
 
+@given(size=st.integers(1, 6), observed=st.lists(requests, min_size=1, max_size=20), data=st.data())
+def test_the_latest_of_some_requests(size: int, observed: list[list[str]], data: st.DataObject) -> None:
+    window = AccessWindow[str](size)
+    places: list[int] = []
+    for request in observed:
+        places.append(window.next_place)
+        window.observe(request)
+    recent = places[-size:]
+    chosen = data.draw(st.lists(st.integers(0, len(recent) - 1), min_size=1, unique=True))
+    assert window.latest(sum(1 << recent[i] for i in chosen)) == recent[max(chosen)]
+
+
 def test_nothing_was_requested_together_with_nothing() -> None:
     window = AccessWindow[str]()
     window.observe(["A"])

@@ -55,6 +55,16 @@ class AccessWindow(Generic[K]):
         requests = self._requests
         return [requests.get(key, 0) for key in keys]
 
+    @property
+    def next_place(self) -> int:
+        """The bit of the request that is observed next, and until then that of the oldest, once the window is full."""
+        return self._next
+
+    def latest(self, places: int) -> int:
+        """The bit of the most recent of some requests, given as a bitset of one or more."""
+        before_the_wrap = places & ((1 << self._next) - 1)
+        return (before_the_wrap or places).bit_length() - 1
+
     def count(self, key: K) -> int:
         """How many requests of the window hold `key`."""
         return self._requests.get(key, 0).bit_count()

@@ -27,6 +27,7 @@ from warmprefix.ordering import (
     PrefixView,
     RecencyPolicy,
     RelevancePolicy,
+    ServedBlock,
     SortedPolicy,
 )
 from warmprefix.tree import PrefixTree
@@ -59,8 +60,8 @@ class Served:
         order = self.order(request)
         assert sorted(order) == list(range(len(request)))
         served = [request[i] for i in order]
-        self.tree.insert([block.fingerprint for block in served], [block.tokens for block in served])
-        self.policy.observe(served)
+        held = self.tree.insert([block.fingerprint for block in served], [block.tokens for block in served]).blocks
+        self.policy.observe([ServedBlock(*block, order[place], place < held) for place, block in enumerate(served)])
         return order
 
 

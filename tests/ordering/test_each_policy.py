@@ -234,69 +234,97 @@ def check_context_index(index: ContextIndex[str]) -> int:
 # -- coaccess ----------------------------------------------------------------------------------------------------------
 
 
+def by_requests(window: int = 1_000) -> CoAccessPolicy:
+    """One similar request outweighs any rank."""
+    return CoAccessPolicy(window, trust=0.001)
+
+
 def test_coaccess_leaves_a_cold_request_in_relevance_order() -> None:
     assert planned(CoAccessPolicy(), "CAB") == "CAB"
-    assert planned(observed(CoAccessPolicy(rank_prior=0), "XY", "YZ"), "CAB", "XYZ") == "CAB"
+    assert planned(observed(by_requests(), "XY", "YZ"), "CAB", "XYZ") == "CAB"
 
 
 def test_coaccess_begins_with_the_deepest_resident_path() -> None:
-    policy = observed(CoAccessPolicy(rank_prior=0), *["B"] * 9)
+    policy = observed(by_requests(), *["B"] * 9)
     assert planned(policy, "BXAC", "B", "ACX") == "ACXB"
     assert planned(policy, "BCA", "XAC", "B", after="X") == "ACB"
 
 
 def test_coaccess_groups_blocks_that_were_requested_together() -> None:
-    policy = observed(CoAccessPolicy(rank_prior=0), "AB", "AB", "AB", "CD", "CD")
+    policy = observed(by_requests(), "AB", "AB", "AB", "CD", "CD")
     assert planned(policy, "DACB") == "ABDC"
     assert planned(policy, "DXC") == "DCX"
 
 
 def test_coaccess_counts_only_requests_that_hold_everything_placed() -> None:
     """B is frequent, but never came up with A, which is resident."""
-    policy = observed(CoAccessPolicy(rank_prior=0), "AC", *["B"] * 5)
+    policy = observed(by_requests(), "AC", *["B"] * 5)
     assert planned(policy, "ABC", "A") == "ACB"
-    assert planned(policy, "ABC") == "BAC"
+
+
+def test_requests_count_by_how_much_they_share() -> None:
+    """Each of the two holds a third of what the one has in common with the request."""
+    policy = observed(by_requests(), "BCD", "AX", "AY")
+    assert planned(policy, "ABCD") == "BCDA"
+    assert planned(observed(policy, "AZ", "AW"), "ABCD") == "ABCD"
+
+
+def test_a_request_that_shares_less_than_a_third_of_the_most_does_not_count() -> None:
+    assert planned(observed(by_requests(), "BCDE", *["A"] * 9), "ABCDE") == "BCDEA"
+    assert planned(observed(by_requests(), "BCD", *["A"] * 9), "ABCD") == "ABCD"
+
+
+def test_of_blocks_equally_likely_the_longer_comes_first() -> None:
+    policy = observed(CoAccessPolicy(), "ABC")
+    request = [ContextBlock("A", tokens=100), ContextBlock("B", tokens=5_000), ContextBlock("X", tokens=100)]
+    assert list(policy.order(request, PrefixView(PrefixTree[bytes]()))) == [1, 0, 2]
 
 
 def test_coaccess_breaks_ties_by_rank() -> None:
-    policy = observed(CoAccessPolicy(rank_prior=0), "ABC", "ABC")
+    policy = observed(CoAccessPolicy(), "ABC", "ABC")
     for request in permutations("ABC"):
         assert planned(policy, "".join(request)) == "".join(request)
 
 
-def test_rank_counts_as_so_many_requests() -> None:
-    """Of four blocks, the last is three quarters of the prior behind the first."""
-    for prior, order in ((0, "DABC"), (3.9, "DABC"), (4.1, "ABCD")):
-        policy = observed(CoAccessPolicy(rank_prior=prior), *["D"] * 3, *[""] * 5)
-        assert planned(policy, "ABCD") == order
+def test_rank_outweighs_few_requests_and_many_outweigh_rank() -> None:
+    assert planned(observed(CoAccessPolicy(trust=50), "D", "C", "B", "A", "X"), "ABCD") == "ABCD"
+    assert planned(observed(CoAccessPolicy(trust=50), *["D"] * 100), "ABCD") == "DABC"
+
+
+def test_coaccess_learns_which_ranks_recur() -> None:
+    """Of each request only the last blocks come up again; so the last is put first, though no request holds it."""
+    policy = CoAccessPolicy()
+    for i in range(300):
+        policy.observe(blocks([f"x{i}", f"y{i}", f"z{i}", "A", "B"]))
+    assert planned(observed(policy, "UVSTQ"), "WVPRO") == "OWVPR"
 
 
 def test_coaccess_forgets_what_the_window_has_passed() -> None:
-    policy = observed(CoAccessPolicy(window=3, rank_prior=0), "B", "X", "Y")
+    policy = observed(by_requests(window=3), "B", "X", "Y")
     assert planned(policy, "AB") == "BA"
     assert planned(observed(policy, "Z"), "AB") == "AB"
 
 
-def test_coaccess_places_at_most_64_blocks_by_co_access() -> None:
+def test_coaccess_places_at_most_64_blocks_by_what_they_save() -> None:
     """Of a hundred blocks each is requested once more often than the one before it in rank."""
-    policy = CoAccessPolicy(rank_prior=0)
-    for start in range(100):
+    policy = by_requests()
+    for start in range(66):  # so that each shares at least a third
         policy.observe(blocks(range(start, 100)))
-    order = policy.order(blocks(range(100)), PrefixView(PrefixTree[bytes]()))
-    assert list(order) == [*range(99, 35, -1), *range(36)]
+    order = list(policy.order(blocks(range(100)), PrefixView(PrefixTree[bytes]())))
+    assert order[64:] == list(range(36))
+    assert sorted(order[:64]) == list(range(36, 100))
 
 
 def test_the_cap_spares_the_resident_path() -> None:
-    policy = CoAccessPolicy(rank_prior=0)
     tree = PrefixTree[bytes]()
     tree.insert(keys(range(99, -1, -1)), [100] * 100)
-    assert list(policy.order(blocks(range(100)), PrefixView(tree))) == list(range(99, -1, -1))
+    assert list(by_requests().order(blocks(range(100)), PrefixView(tree))) == list(range(99, -1, -1))
 
 
-@pytest.mark.parametrize("prior", [-1, -0.001])
-def test_a_negative_rank_prior_is_rejected(prior: float) -> None:
-    with pytest.raises(ValueError, match=f"rank_prior must be 0 or more, got {prior}"):
-        CoAccessPolicy(rank_prior=prior)
+@pytest.mark.parametrize("trust", [0, -1, float("nan")])
+def test_trust_must_be_positive(trust: float) -> None:
+    with pytest.raises(ValueError, match=f"trust must be above 0, got {trust}"):
+        CoAccessPolicy(trust=trust)
 
 
 # -- what a policy is shown --------------------------------------------------------------------------------------------

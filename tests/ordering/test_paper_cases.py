@@ -216,8 +216,3 @@ def test_leaving_the_tail_in_relevance_order_never_hits(policy: OrderingPolicy) 
 @pytest.mark.parametrize("policy", [CoAccessPolicy(), FrequencyPolicy(), ContextIndexPolicy()])
 def test_looking_ahead_hits_from_the_third_request_on(policy: OrderingPolicy) -> None:
     assert reused_blocks(policy) == [0, 0, 2, 2, 2, 2]
-
-
-def test_a_larger_rank_prior_waits_for_one_more_request() -> None:
-    """Three ranks out of five then outweigh one co-access, but not two."""
-    assert reused_blocks(CoAccessPolicy(rank_prior=2)) == [0, 0, 0, 2, 2, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from warmprefix.ordering.base import BlockView, OrderingPolicy, PrefixView
+from warmprefix.ordering.base import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.ordering.coaccess import CoAccessPolicy
 from warmprefix.ordering.context_index import ContextIndexPolicy
 from warmprefix.ordering.frequency import FrequencyPolicy
@@ -27,6 +27,7 @@ __all__ = [
     "PrefixView",
     "RecencyPolicy",
     "RelevancePolicy",
+    "ServedBlock",
     "SortedPolicy",
 ]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from warmprefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
-__all__ = ["BlockView", "OrderingPolicy", "PrefixView"]
+__all__ = ["BlockView", "OrderingPolicy", "PrefixView", "ServedBlock"]
 
 
 class BlockView(Protocol):
@@ -41,8 +41,19 @@ class OrderingPolicy(Protocol):
         ...
 
     def observe(self, served: Sequence[BlockView]) -> None:
-        """Learn from an order that reached the engine."""
+        """Learn from an order that reached the engine. A planner hands over `ServedBlock`s."""
         ...
+
+
+class ServedBlock(NamedTuple):
+    """A block in an order that reached the engine."""
+
+    fingerprint: bytes
+    tokens: int
+    rank: int
+    """Its place in relevance order."""
+    resident: bool
+    """Whether the engine was predicted to hold it, and all before it."""
 
 
 class PrefixView:
@@ -73,3 +84,13 @@ def then_the_rest(head: Sequence[int], total: int) -> list[int]:
     """`head`, then all other indices below `total` in relevance order."""
     placed = set(head)
     return [*head, *(i for i in range(total) if i not in placed)]
+
+
+def by_rank(served: Sequence[BlockView]) -> list[BlockView]:
+    """What was served, in relevance order; blocks that do not tell their rank stand as they were served."""
+    return sorted(served, key=lambda block: getattr(block, "rank", 0))
+
+
+def is_resident(served: BlockView) -> bool:
+    """Whether the engine was predicted to hold it; not, if it does not tell."""
+    return getattr(served, "resident", False)

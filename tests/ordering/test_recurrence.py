@@ -1,0 +1,56 @@
+"""What is learned of ranks, against shares worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix.ordering.recurrence import Outcome, RecurrenceByRank, part_of
+
+outcomes = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=200)
+
+
+@pytest.mark.parametrize(("blocks", "parts"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (5, [0, 0, 1, 1, 2])])
+def test_ranks_are_cut_into_thirds(blocks: int, parts: list[int]) -> None:
+    assert [part_of(rank, blocks) for rank in range(blocks)] == parts
+
+
+def test_before_anything_is_learned_chances_fall_with_rank() -> None:
+    chances = RecurrenceByRank().chances(15)
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] == pytest.approx(0.633)
+    assert chances[7] == pytest.approx(0.5)
+    assert chances[14] == pytest.approx(0.367)
+
+
+def test_shares_are_learned_and_joined_by_straight_lines() -> None:
+    recurrence = RecurrenceByRank()
+    recurrence.learn([(0, False), (1, True)] * 60_000)
+    assert recurrence.chances(3) == pytest.approx([0.02, 0.98, 0.367], abs=0.001)
+    assert recurrence.chances(6)[1:5] == pytest.approx([0.26, 0.74, 0.82725, 0.52025], abs=0.001)
+
+
+def test_the_latest_request_alike_counts_for_more_and_only_here() -> None:
+    recurrence = RecurrenceByRank()
+    before = recurrence.chances(3)
+    assert recurrence.chances(3, [(0, False), (2, True)]) == pytest.approx(
+        [0.633 * 60 / 68, 0.5, (0.367 * 60 + 8) / 68]
+    )
+    assert recurrence.chances(3) == before
+
+
+def test_a_change_is_noticed_however_much_was_learned_before() -> None:
+    recurrence = RecurrenceByRank()
+    recurrence.learn([(2, False)] * 100_000)
+    recurrence.learn([(2, True)] * 20_000)
+    assert recurrence.chances(3)[2] > 0.8
+
+
+@given(learned=outcomes, latest=outcomes, blocks=st.integers(0, 40))
+def test_chances_are_chances(learned: list[Outcome], latest: list[Outcome], blocks: int) -> None:
+    recurrence = RecurrenceByRank()
+    recurrence.learn(learned)
+    chances = recurrence.chances(blocks, latest)
+    assert len(chances) == blocks
+    assert all(0.02 <= chance <= 0.98 for chance in chances)
