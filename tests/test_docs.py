@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from warmprefix import ContextBlock, TraceRecorder
 from warmprefix.emulator import EmulatorConfig, EmulatorServer
+from warmprefix.traces.reader import read_trace
 
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -44,6 +47,55 @@ def test_the_emulators_example_prints_what_its_comment_says(capsys: pytest.Captu
     (block,) = CODE.findall((ROOT / "docs/emulator.md").read_text())
     exec(compile(block, "emulator.md", "exec"), {})
     assert capsys.readouterr().out == "0\n96\n"
+
+
+def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/record.md").read_text()
+    planned, *recorded = CODE.findall(page)
+    names: dict[str, Any] = {
+        # What the frameworks' retrievers return, in the fields that the page uses.
+        "retriever": SimpleNamespace(
+            search=lambda question: [SimpleNamespace(text="Passage.", id="plain", score=0.5)],
+            invoke=lambda question: [SimpleNamespace(page_content="Document.", id="langchain")],
+            retrieve=lambda question: [
+                SimpleNamespace(node=SimpleNamespace(get_content=lambda: "Node.", node_id="llamaindex"), score=0.25)
+            ],
+        ),
+        "memory": SimpleNamespace(
+            search=lambda question, filters: {"results": [{"memory": "Memory.", "id": "mem0", "score": 0.75}]}
+        ),
+        "count_tokens": lambda text: 1000 + len(text),
+        "system_prompt": "You are terse.",
+        **dict.fromkeys(("question", "session_id", "thread_id", "user", "model"), "x"),
+    }
+    exec(compile(planned, "record.md", "exec"), names)
+    names["planner"].plan(["a"])
+    assert len(read_trace("planned.jsonl.gz").requests) == 1
+    assert len(recorded) == 5
+    for block in recorded:
+        exec(compile(block, "record.md", "exec"), names)
+    trace = read_trace("day.jsonl.gz")
+    assert [request.blocks for request in trace.requests] == [
+        (id,) for id in ("plain", "langchain", "llamaindex", "mem0", "plain")
+    ]
+    assert [request.scores for request in trace.requests] == [(0.5,), (), (0.25,), (0.75,), ()]
+    assert [request.conversation for request in trace.requests] == [0, 0, None, None, None]
+    assert trace.requests[-1].query_tokens == 1001
+    assert len({request.scope for request in trace.requests}) == 3
+
+
+def test_the_trace_that_is_shown_is_one(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/record.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "day.jsonl").write_text(shown)
+    with TraceRecorder(tmp_path / "ours.jsonl") as recorder:
+        recorder.record([ContextBlock("a"), ContextBlock("b")])
+    ours, theirs = (
+        [list(json.loads(line)) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("ours.jsonl", "day.jsonl")
+    )
+    assert ours == theirs
+    assert read_trace(tmp_path / "day.jsonl").requests[0].blocks == ("handbook#12", "handbook#40")
 
 
 def test_the_readme_has_exactly_two_set_up_commands() -> None:

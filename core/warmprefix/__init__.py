@@ -2,12 +2,14 @@
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, fingerprint
-from warmprefix.errors import MissingExtraError, StoreError, WarmprefixError
+from warmprefix.errors import MissingExtraError, StoreError, TraceError, WarmprefixError
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.telemetry import PlannerStats
+from warmprefix.traces.base import NoRecorder, RequestRecorder
+from warmprefix.traces.recorder import TraceRecorder
 
 __all__ = [
     "BlockView",
@@ -16,16 +18,20 @@ __all__ = [
     "ContextPlanner",
     "MemorySeenStore",
     "MissingExtraError",
+    "NoRecorder",
     "OrderingPolicy",
     "Placement",
     "PlannedBlock",
     "PlannerStats",
     "PrefixView",
     "Reference",
+    "RequestRecorder",
     "Scope",
     "SeenStore",
     "StoreError",
     "Templates",
+    "TraceError",
+    "TraceRecorder",
     "WarmprefixError",
     "fingerprint",
 ]

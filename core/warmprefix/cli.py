@@ -14,7 +14,11 @@ from warmprefix import __version__
 from warmprefix.demo.errors import DemoError
 from warmprefix.demo.options import KV_BLOCKS, PREFILL_RATE, DemoOptions, PlacementChoice
 from warmprefix.emulator.config import EmulatorConfig
-from warmprefix.errors import MissingExtraError
+from warmprefix.errors import MissingExtraError, TraceError
+from warmprefix.plan import Placement
+from warmprefix.replay.errors import ReplayError
+from warmprefix.replay.options import CAPACITIES, POLICY_NAMES, ReplayOptions, parse_capacities, parse_policies
+from warmprefix.replay.workload import DEFAULT_K
 
 try:
     import typer
@@ -151,5 +155,97 @@ def demo(
     try:
         run_demo(options)
     except DemoError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def record(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="Where the trace goes, gzipped if the name ends in .gz. No file is overwritten."
+        ),
+    ],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", help="What starts the application, with its own options.")
+    ],
+    text: Annotated[
+        bool, typer.Option("--text", help="Write the blocks' texts too, not only ids and lengths.")
+    ] = False,
+) -> None:
+    """Run an application, and write what its planners are asked to plan as a trace for `warmprefix replay`."""
+    from warmprefix.traces.command import run_recorded
+
+    try:
+        status = run_recorded(command, trace, text=text, say=lambda line: typer.echo(line, err=True))
+    except TraceError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    raise typer.Exit(status)
+
+
+@app.command()
+def replay(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="JSONL files, gzipped or not.")],
+    policies: Annotated[
+        str, typer.Option(metavar="NAMES", help="Ordering policies, with commas between them, or all.")
+    ] = POLICY_NAMES,
+    capacity_tokens: Annotated[
+        str, typer.Option(metavar="SIZES", help="Cache sizes in tokens, such as 100000 or 500k, or unbounded.")
+    ] = CAPACITIES,
+    k: Annotated[
+        int | None,
+        typer.Option("-k", help="Blocks of a request that count.", show_default=f"{DEFAULT_K}, or all if fewer"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="How many requests of each trace are replayed.", show_default="all")
+    ] = None,
+    placement: Annotated[
+        Placement, typer.Option(help="Where context stands: in front of the history, or behind it.")
+    ] = "head",
+    answer_tokens: Annotated[int, typer.Option(help="With tail: the length of the answers in the history.")] = 0,
+    prefill_rate: Annotated[
+        float | None, typer.Option(help="Uncached prompt tokens a second, for a column of times to first token.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Of a million uncached prompt tokens, for a column of costs.")
+    ] = None,
+    cached_price: Annotated[
+        float | None, typer.Option(help="Of a million cached ones.", show_default="nothing")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Where to write the numbers too; - for standard output."),
+    ] = None,
+    orders_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write each served order, for a recount.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write a page of charts.")] = None,
+) -> None:
+    """Show what warmprefix would save on recorded retrieval traces, by policy and cache size."""
+    from warmprefix.replay.command import run_replay
+
+    try:
+        options = ReplayOptions(
+            traces=tuple(traces),
+            policies=parse_policies(policies),
+            capacities=parse_capacities(capacity_tokens),
+            k=k,
+            limit=limit,
+            placement=placement,
+            answer_tokens=answer_tokens,
+            prefill_rate=prefill_rate,
+            price=price,
+            cached_price=cached_price,
+            json_file=json_file,
+            orders_file=orders_out,
+            html_file=html,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        run_replay(options)
+    except (ReplayError, TraceError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

@@ -5,7 +5,7 @@ A caller's mistake is a plain `ValueError` or `TypeError`. Everything else deriv
 
 from __future__ import annotations
 
-__all__ = ["MissingExtraError", "StoreError", "WarmprefixError"]
+__all__ = ["MissingExtraError", "StoreError", "TraceError", "WarmprefixError"]
 
 
 class WarmprefixError(Exception):
@@ -32,3 +32,19 @@ class StoreError(WarmprefixError):
         super().__init__(f"seen-block store failed in {operation} for {key}")
         self.operation = operation
         self.key = key
+
+
+class TraceError(WarmprefixError):
+    """A trace file can't be used; names the file and the line.
+
+    >>> str(TraceError("day.jsonl", 7, "tokens must be an integer, 0 or more, got -3"))
+    'day.jsonl, line 7: tokens must be an integer, 0 or more, got -3'
+    """
+
+    def __init__(self, path: str, line: int | None, problem: str) -> None:
+        place = path if line is None else f"{path}, line {line}"
+        super().__init__(f"{place}: {problem}")
+        self.path = path
+        self.line = line
+        """From 1 on; None for the file as a whole."""
+        self.problem = problem

@@ -20,10 +20,12 @@ from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import Message, VisibleHistory
 from warmprefix.errors import StoreError
 from warmprefix.labels import LabelRegistry
-from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView
+from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock, SeenStore
 from warmprefix.telemetry import PlannerStats
+from warmprefix.traces.base import RequestRecorder
+from warmprefix.traces.environment import recorder_from_environment
 from warmprefix.tree import PrefixTree
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class ContextPlanner:
         store: SeenStore | None = None,
         templates: Templates | None = None,
         salt_key: bytes = b"",
+        recorder: RequestRecorder | None = None,
     ) -> None:
         """Start with nothing learned.
 
@@ -94,10 +97,12 @@ class ContextPlanner:
             store: Where conversations are remembered; in this process by default.
             templates: The wording of the annotations.
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
+            recorder: Is told of every request as it came; by default, what `warmprefix record` asks for, if it runs
+                the application, and nothing otherwise.
 
         Raises:
-            TypeError: `policy` is a policy itself instead of what makes one, or `store`, `templates` or `salt_key` has
-                another type than the above.
+            TypeError: `policy` is a policy itself instead of what makes one, or `store`, `templates`, `salt_key` or
+                `recorder` has another type than the above.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
         for name, value in (
@@ -113,6 +118,8 @@ class ContextPlanner:
             raise TypeError(f"templates must be Templates or None, got {type(templates).__name__}")
         if not isinstance(salt_key, bytes):
             raise TypeError(f"salt_key must be bytes, got {type(salt_key).__name__}")
+        if recorder is not None and not isinstance(recorder, RequestRecorder):
+            raise TypeError(f"recorder must be a RequestRecorder or None, got {type(recorder).__name__}")
         PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
         self._new_policy = _policy_factory(policy)
         self._capacity_tokens = capacity_tokens
@@ -123,6 +130,7 @@ class ContextPlanner:
         self._store: SeenStore = MemorySeenStore() if store is None else store
         self._templates = Templates() if templates is None else templates
         self._salt_key = salt_key
+        self._recorder = recorder_from_environment() if recorder is None else recorder
         self._instance = uuid.uuid4().hex
         # Guards all below; never held while the store works. Re-entrant, because the garbage collector may close a
         # generator that stands in `planning`, and so call `abandon`, in the middle of any other call.
@@ -180,6 +188,10 @@ class ContextPlanner:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         visible = None if history is None else VisibleHistory(history)
         scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        try:
+            self._recorder.record(distinct, conversation=conversation, tenant=tenant, model=model, preamble=preamble)
+        except Exception:
+            self._recorder_failed()
         with self._lock:
             state = self._state(scope)
             labels = state.labels.labels(distinct)
@@ -434,6 +446,13 @@ class ContextPlanner:
             exc_info=True,
         )
 
+    def _recorder_failed(self) -> None:
+        """The one place where a failing recorder degrades to a request that is not recorded."""
+        with self._lock:
+            self._counts["recorder_errors"] += 1
+            first = self._counts["recorder_errors"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "request recorder failed", exc_info=True)
+
     # -- the order; the lock is held ---------------------------------------------------------------------------
 
     def _order(self, state: _ScopeState, blocks: Sequence[ContextBlock], opens_prompt: bool) -> Sequence[int]:
@@ -460,14 +479,20 @@ class ContextPlanner:
         return order
 
     def _learn(self, plan: ContextPlan) -> None:
-        served = [planned.block for planned in plan.blocks]
-        if not served:
+        if not plan.blocks:
             return
+        keys = [planned.block.fingerprint for planned in plan.blocks]
+        tokens = [planned.block.tokens for planned in plan.blocks]
         state = self._state(plan.scope)
         try:
-            state.tree.insert([block.fingerprint for block in served], [block.tokens for block in served])
+            resident = state.tree.insert(keys, tokens).blocks
             try:
-                state.policy.observe(served)
+                state.policy.observe(
+                    [
+                        ServedBlock(key, length, planned.rank, i < resident)
+                        for i, (key, length, planned) in enumerate(zip(keys, tokens, plan.blocks, strict=True))
+                    ]
+                )
             except Exception:
                 self._policy_failed()
         except BaseException:  # such as KeyboardInterrupt: a scope that has half learned is not to be trusted

@@ -36,6 +36,8 @@ class PlannerStats:
     """Requests served in relevance order because the ordering policy failed."""
     store_errors: int = 0
     """Store operations that failed; the request went on with nothing de-duplicated."""
+    recorder_errors: int = 0
+    """Requests of which the recorder raised; they went on."""
     open_plans: int = 0
     """Plans neither committed nor abandoned."""
     scopes: int = 0

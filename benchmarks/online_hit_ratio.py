@@ -1,0 +1,317 @@
+"""How much of the context each ordering policy finds in the prefix cache, trace by trace, cache by cache.
+
+    python benchmarks/online_hit_ratio.py [TRACE_OR_FOLDER ...] [--check] [--variants as-recorded,shuffled,half,k=3]
+
+Without an argument the traces are those in the folder that the environment variable WARMPREFIX_TRACES names, or, if
+there is none, three generated ones. Each is replayed in order of arrival through every policy of warmprefix, and
+through the online path of the published `contextpilot` package where that is installed, each beside a prefix cache of
+its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15 at most, unless
+`REPORTED_K` or `--k NAME=K` says otherwise.
+
+*bound*: no order can find more, whatever the cache: of each request, what it shares with the earlier request that it
+shares most with. *margin*: the default policy less the best of the other columns, in points; `--check` ends with
+status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; fewer blocks, `k=3`.
+
+Only a run of all policies on traces that were given, without `--limit`, is written to `results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from common import percentile, print_table, write_results, zipf_requests
+from warmprefix.ordering import POLICIES
+from warmprefix.replay.arrange import Arranged
+from warmprefix.replay.engine import Replay
+from warmprefix.replay.workload import DEFAULT_K, Request, Workload
+from warmprefix.traces.format import BlockId, Trace, TraceRequest
+from warmprefix.traces.reader import read_trace
+
+CAPACITIES = (None, 500_000, 100_000)
+DEFAULT = "coaccess"
+PEER = "contextpilot"
+TOLERANCE = 0.05
+REPORTED_K = {"nqopen_records_bm25_k20": 5}
+FOLDER = "WARMPREFIX_TRACES"
+TEXT_BUNDLE = ".text.jsonl"
+
+
+def main() -> None:
+    options = arguments()
+    paths = files(options.traces or [Path(os.environ[FOLDER])] if options.traces or FOLDER in os.environ else [])
+    traces = [read_trace(path, options.limit) for path in paths] if paths else list(generated())
+    reported = REPORTED_K | dict(options.k)
+    policies = [*options.policies, *([PEER] if peer_is_there() else [])]
+    rows: list[dict[str, object]] = []
+    below: list[str] = []
+    for variant in options.variants:
+        for trace in traces:
+            varied = vary(trace, variant, reported.get(trace.name, min(trace.k or DEFAULT_K, DEFAULT_K)), options.seed)
+            if varied is None:
+                print(f"{trace.name}: no variant {variant}, it has no more blocks than that a request")
+                continue
+            row = measure(varied, policies, {"trace": trace.name, "variant": variant})
+            rows.append(row)
+            below += falls_short(row)
+            print(f"{trace.name}, {variant}: done in {row['seconds']:.0f} s", file=sys.stderr)
+    for capacity in CAPACITIES:
+        print_rows(rows, policies, capacity)
+    print_notes(rows, policies)
+    if paths and options.limit is None and set(POLICIES) <= set(policies):
+        write_results("online_hit_ratio", rows)
+    if options.check:
+        print(
+            "\n".join([f"\n{DEFAULT} is below another column:", *below])
+            if below
+            else f"\n{DEFAULT} is below no column."
+        )
+        sys.exit(1 if below else 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", type=Path, help="trace files, or folders of them")
+    parser.add_argument("--policies", type=names, default=list(POLICIES), help="with commas between them")
+    parser.add_argument("--variants", type=names, default=["as-recorded"], help="as-recorded, shuffled, half, k=N")
+    parser.add_argument("--k", type=name_and_number, action="append", default=[], metavar="NAME=K")
+    parser.add_argument("--limit", type=int, help="requests of each trace")
+    parser.add_argument("--seed", type=int, default=0, help="of shuffled and half")
+    parser.add_argument("--check", action="store_true", help="status 1 if the default is not the best")
+    options = parser.parse_args()
+    for name in options.policies:
+        if name not in POLICIES:
+            parser.error(f"--policies takes {', '.join(POLICIES)}; got {name}")
+    for variant in options.variants:
+        if variant not in ("as-recorded", "shuffled", "half") and not variant.removeprefix("k=").isdecimal():
+            parser.error(f"--variants takes as-recorded, shuffled, half and k=N; got {variant}")
+    if options.check and DEFAULT not in options.policies:
+        parser.error(f"--check needs {DEFAULT} among the policies")
+    return options
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def name_and_number(text: str) -> tuple[str, int]:
+    name, _, number = text.rpartition("=")
+    return name, int(number)
+
+
+def files(given: Sequence[Path]) -> list[Path]:
+    """The trace files among them and in the folders among them; a bundle of texts is no trace."""
+    found: list[Path] = []
+    for path in given:
+        inside = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
+        found += [file for file in inside if TEXT_BUNDLE not in file.name]
+    if given and not found:
+        sys.exit(f"no traces in {', '.join(map(str, given))}")
+    return found
+
+
+def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
+    """The trace with its requests in another order, some of them missing, or some of their blocks."""
+    rng = random.Random(seed)
+    requests = list(trace.requests)
+    if variant == "shuffled":
+        rng.shuffle(requests)
+    elif variant == "half":
+        requests = [request for request in requests if rng.random() < 0.5]
+    elif variant.startswith("k="):
+        fewer = int(variant.removeprefix("k="))
+        if fewer >= k:
+            return None
+        k = fewer
+    return Workload(replace(trace, requests=tuple(requests)), k)
+
+
+def measure(workload: Workload, policies: Sequence[str], identity: dict[str, object]) -> dict[str, object]:
+    """All hit ratios of one trace, in %."""
+    started = time.perf_counter()
+    replay = Replay(workload)
+    peer = Peer(workload) if PEER in policies else None
+    ratios: dict[str, dict[str, float]] = {}
+    row: dict[str, object] = {**identity, "requests": len(workload.requests), "k": workload.k, "hit_percent": ratios}
+    for policy in policies:
+        ratios[policy] = {}
+        for capacity in CAPACITIES:
+            if policy == PEER and peer is not None:
+                result = replay.run_arranger(peer.again(), capacity, name=PEER)
+            else:
+                result = replay.run(policy, capacity)
+            ratios[policy][size(capacity)] = round(100 * result.hit_ratio, 2)
+            if policy == DEFAULT and capacity is None:
+                row["plan_us_p50"], row["plan_us_p99"] = round(result.plan_us_p50, 1), round(result.plan_us_p99, 1)
+    if peer is not None:
+        row |= peer.report()
+    row["bound_percent"] = round(100 * bound(workload), 2)
+    row["seconds"] = round(time.perf_counter() - started, 1)
+    return row
+
+
+def bound(workload: Workload) -> float:
+    """The share of tokens that no order can exceed: a hit is a set of blocks shared with one earlier request."""
+    holders: dict[int, list[int]] = {}
+    most = total = 0
+    for number, request in enumerate(workload.requests):
+        shared: Counter[int] = Counter()
+        for key, tokens in zip(request.keys, request.tokens, strict=True):
+            earlier = holders.setdefault(key, [])
+            for other in earlier:
+                shared[other] += tokens
+            earlier.append(number)
+        most += max(shared.values(), default=0)
+        total += request.context_tokens
+    return most / max(total, 1)
+
+
+def size(capacity: int | None) -> str:
+    return "unbounded" if capacity is None else str(capacity)
+
+
+def margin(row: dict[str, object], capacity: int | None) -> float | None:
+    """The default's points above the best of the others; None where it was not run."""
+    ratios = row["hit_percent"]
+    assert isinstance(ratios, dict)
+    others = [ratio[size(capacity)] for policy, ratio in ratios.items() if policy != DEFAULT]
+    return ratios[DEFAULT][size(capacity)] - max(others) if DEFAULT in ratios and others else None
+
+
+def falls_short(row: dict[str, object]) -> list[str]:
+    found: list[str] = []
+    for capacity in CAPACITIES:
+        points = margin(row, capacity)
+        if points is not None and points < -TOLERANCE:
+            found.append(f"  {row['trace']}, {row['variant']}, {size(capacity)}: {points:+.2f}")
+    return found
+
+
+def print_rows(rows: Sequence[dict[str, object]], policies: Sequence[str], capacity: int | None) -> None:
+    print(f"\nhit ratio in %, cache {'without bound' if capacity is None else f'of {capacity:,} tokens'}\n")
+    header = ["trace (requests, k)", *policies, "bound", "margin"]
+    lines: list[list[object]] = []
+    for row in rows:
+        ratios = row["hit_percent"]
+        assert isinstance(ratios, dict)
+        name = f"{row['trace']} ({row['requests']}, {row['k']})"
+        if row["variant"] != "as-recorded":
+            name += f" {row['variant']}"
+        points = margin(row, capacity)
+        shown = "" if points is None else f"{points:+.1f}{' <' if points < -TOLERANCE else '  '}"
+        lines.append(
+            [name, *(f"{ratios[policy][size(capacity)]:.1f}" for policy in policies), row["bound_percent"], shown]
+        )
+    print_table(header, lines)
+
+
+def print_notes(rows: Sequence[dict[str, object]], policies: Sequence[str]) -> None:
+    print(f"\nmargin: {DEFAULT} less the best other column, in points; '<' marks where it is below.")
+    if PEER not in policies:
+        print(f"{PEER} is not installed, so its column is missing.")
+    for row in rows:
+        if row.get("peer_failed"):
+            print(
+                f"{PEER} raised in {row['peer_failed']} of {row['requests']} requests of {row['trace']},"
+                f" {row['variant']}, from number {row['peer_failed_first']} on; those count in relevance order."
+            )
+
+
+# -- contextpilot ------------------------------------------------------------------------------------------------------
+
+
+def peer_is_there() -> bool:
+    return find_spec(PEER) is not None
+
+
+class Peer:
+    """The orders of ContextPilot's online path, one instance for the trace, its prints discarded.
+
+    It knows no cache size, so its orders are worked out once. A request in which it raises counts in relevance order.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        import contextpilot  # type: ignore[import-not-found]
+
+        self._orders: list[tuple[int, ...]] = []
+        self._failed: list[int] = []
+        self._times: list[float] = []
+        with contextlib.redirect_stdout(io.StringIO()):
+            pilot = contextpilot.ContextPilot(use_gpu=False)
+            for number, request in enumerate(workload.requests):
+                if not request.keys:
+                    self._orders.append(())
+                    continue
+                started = time.perf_counter()
+                try:
+                    (context,), _ = pilot.reorder(list(request.keys), conversation_id=str(number))
+                    order = tuple(request.keys.index(key) for key in context)
+                    if sorted(order) != list(request.relevance):
+                        raise ValueError("not the blocks that it was given")
+                except Exception:
+                    self._failed.append(number)
+                    order = request.relevance
+                self._times.append(time.perf_counter() - started)
+                self._orders.append(order)
+
+    def again(self) -> Repeated:
+        return Repeated(self._orders)
+
+    def report(self) -> dict[str, object]:
+        return {
+            "peer_us_p50": round(1e6 * percentile(self._times, 50), 1),
+            "peer_failed": len(self._failed),
+            "peer_failed_first": self._failed[0] if self._failed else None,
+        }
+
+
+class Repeated:
+    """Serves orders that were worked out before."""
+
+    def __init__(self, orders: Sequence[tuple[int, ...]]) -> None:
+        self._orders = iter(orders)
+
+    def arrange(self, request: Request) -> Arranged:
+        return Arranged(next(self._orders))
+
+
+# -- traces for those who have none ------------------------------------------------------------------------------------
+
+
+def generated() -> Iterator[Trace]:
+    yield trace_of("generated_topics", zipf_requests(2_000, k=10, topics=50, per_topic=40))
+    yield trace_of("generated_bursts", bursts(600))
+    yield trace_of("generated_control", ([5 * i + j for j in range(5)] for i in range(500)))
+
+
+def bursts(count: int, seed: int = 1) -> Iterator[list[int]]:
+    """Ten requests after each other about one region of ten blocks, five blocks each; regions come back."""
+    rng = random.Random(seed)
+    for _ in range(count // 10):
+        region = rng.randrange(40)
+        for _ in range(10):
+            yield rng.sample(range(10 * region, 10 * region + 10), 5)
+
+
+def trace_of(name: str, contexts: Iterator[list[int]], seed: int = 2) -> Trace:
+    requests = tuple(TraceRequest(i, tuple(blocks)) for i, blocks in enumerate(contexts))
+    rng = random.Random(seed)
+    tokens: dict[BlockId, int] = {}
+    for request in requests:
+        for block in request.blocks:
+            tokens.setdefault(block, rng.randrange(50, 400))
+    return Trace(name, requests, tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A trace made ready to be replayed: cut to its `k`, with the blocks that a planner takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from warmprefix.annotate import Templates
+from warmprefix.blocks import ContextBlock
+from warmprefix.labels import label_candidates
+from warmprefix.traces.format import BlockId, Trace, TraceRequest
+
+__all__ = ["DEFAULT_K", "Request", "Workload", "estimated_tokens"]
+
+DEFAULT_K = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One retrieval, whose distinct blocks are told in several ways, all in relevance order."""
+
+    source: TraceRequest
+    ids: tuple[BlockId, ...]
+    """The trace's own names."""
+    blocks: tuple[ContextBlock, ...]
+    keys: tuple[int, ...]
+    """What the cache knows them by: one number a block and scope, so that scopes share no prefix."""
+    tokens: tuple[int, ...]
+    relevance: tuple[int, ...]
+    """The planned order that is relevance order."""
+    context_tokens: int
+    new_tokens: int
+    """Of blocks that no earlier request of the scope had. No order can save them."""
+    annotation_tokens: int
+    """What the order annotation is estimated to add to the prompt, where the order changed."""
+    conversation: str | None
+    """As the planner names it."""
+
+
+class Workload:
+    """The requests of one trace, prepared once for any number of runs."""
+
+    def __init__(self, trace: Trace, k: int | None = None) -> None:
+        """Take the first `k` blocks of each request; `DEFAULT_K`, or all if they are fewer, unless told.
+
+        Raises:
+            ValueError: `k` is below 1.
+        """
+        if k is not None and k < 1:
+            raise ValueError(f"k must be 1 or more, got {k}")
+        most = max((len(request.blocks) for request in trace.requests), default=0)
+        self.name = trace.name
+        self.k = min(DEFAULT_K if k is None else k, max(most, trace.k or 0))
+        self.requests = tuple(_requests(trace, self.k))
+        self.scopes = len({request.source.scope for request in self.requests})
+        self.conversations = len({(request.source.scope, request.conversation) for request in self.requests})
+        self.keys = 1 + max((key for request in self.requests for key in request.keys), default=-1)
+        """No block has this number or a higher one."""
+
+
+def _requests(trace: Trace, k: int) -> Iterator[Request]:
+    blocks: dict[BlockId, ContextBlock] = {}
+    labels: dict[BlockId, str] = {}
+    keys: dict[tuple[str | None, BlockId], int] = {}
+    numbers = count()
+    templates = Templates()
+    for source in trace.requests:
+        ids = tuple(dict.fromkeys(source.blocks[:k]))
+        for id in ids:
+            if id not in blocks:
+                blocks[id] = ContextBlock(json.dumps(id), id=id, tokens=trace.tokens[id])
+                labels[id] = next(label_candidates(blocks[id]))
+        tokens = tuple([trace.tokens[id] for id in ids])
+        new = [id for id in ids if (source.scope, id) not in keys]
+        keys.update({(source.scope, id): next(numbers) for id in new})
+        yield Request(
+            source=source,
+            ids=ids,
+            blocks=tuple([blocks[id] for id in ids]),
+            keys=tuple([keys[source.scope, id] for id in ids]),
+            tokens=tokens,
+            relevance=tuple(range(len(ids))),
+            context_tokens=sum(tokens),
+            new_tokens=sum(trace.tokens[id] for id in new),
+            annotation_tokens=estimated_tokens(templates.order_annotation([labels[id] for id in ids])),
+            conversation=None if source.conversation is None else json.dumps(source.conversation),
+        )
+
+
+def estimated_tokens(text: str) -> int:
+    """The planner's own estimate: a quarter of the UTF-8 bytes, rounded up."""
+    return ContextBlock(text).tokens

@@ -1,0 +1,27 @@
+"""The recorder that `warmprefix record` asks for, through the environment of the application it runs."""
+
+from __future__ import annotations
+
+import os
+
+from warmprefix.traces.base import NoRecorder, RequestRecorder
+from warmprefix.traces.recorder import TraceRecorder
+
+__all__ = ["PATH_VARIABLE", "TEXT_VARIABLE", "recorder_from_environment"]
+
+PATH_VARIABLE = "WARMPREFIX_RECORD"
+"""Where the trace goes; nothing is recorded where it is unset or empty."""
+
+TEXT_VARIABLE = "WARMPREFIX_RECORD_TEXT"
+"""`1` to write texts too."""
+
+_recorders: dict[tuple[str, bool], TraceRecorder] = {}
+
+
+def recorder_from_environment() -> RequestRecorder:
+    """What the environment asks for now: the same recorder each time, so that a process has one trace."""
+    path = os.environ.get(PATH_VARIABLE)
+    if not path:
+        return NoRecorder()
+    wanted = path, os.environ.get(TEXT_VARIABLE) == "1"
+    return _recorders.setdefault(wanted, TraceRecorder(path, text=wanted[1]))

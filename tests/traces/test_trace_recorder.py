@@ -1,0 +1,393 @@
+"""What `TraceRecorder` writes is what `read_trace` reads, is what the planner was given, and nothing more."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix import ContextBlock, ContextPlanner, NoRecorder, RequestRecorder, TraceRecorder
+from warmprefix.traces.environment import PATH_VARIABLE, TEXT_VARIABLE
+from warmprefix.traces.format import BlockId, Trace
+from warmprefix.traces.reader import read_trace
+
+
+class Request(NamedTuple):
+    """The arguments of one `plan`."""
+
+    blocks: Sequence[ContextBlock]
+    conversation: str | None = None
+    tenant: str | None = None
+    model: str | None = None
+    preamble: str | None = None
+
+    @property
+    def distinct(self) -> list[ContextBlock]:
+        return list(dict.fromkeys(self.blocks))
+
+    @property
+    def scope(self) -> tuple[str | None, ...]:
+        return self.tenant, self.model, self.preamble
+
+
+def blocks(*names: object) -> list[ContextBlock]:
+    return [ContextBlock(f"All there is to say about {name}.", id=f"Doc_{name}") for name in names]
+
+
+def read_back(path: Path, requests: Sequence[Request], **options: Any) -> Trace:
+    """Plan the requests, recording them; read the trace."""
+    path.unlink(missing_ok=True)
+    with TraceRecorder(path, **options) as recorder:
+        planner = ContextPlanner(recorder=recorder)
+        for request in requests:
+            planner.plan(
+                request.blocks,
+                conversation=request.conversation,
+                tenant=request.tenant,
+                model=request.model,
+                preamble=request.preamble,
+            )
+        assert (recorder.requests, recorder.lost) == (len(requests), 0)
+    return read_trace(path)
+
+
+# -- the round trip ------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(alphabet=st.sampled_from('abc\n"\\é中\ud800\u2028'), max_size=2)
+IDS = st.none() | st.sampled_from(["a", "b", "a~1", "a\nb", "é", "\udc00", "", "x" * 300, 7]) | TEXTS
+SCORES = st.none() | st.floats() | st.integers(-3, 3)
+CONTEXT_BLOCKS = st.builds(ContextBlock, TEXTS, IDS, st.none() | st.integers(0, 10**12), SCORES)
+NAMES = st.none() | st.sampled_from(["x", "y", "z\n"])
+REQUESTS = st.builds(
+    Request,
+    st.lists(CONTEXT_BLOCKS, max_size=6),
+    st.none() | st.sampled_from(["chat", "chat\n2", "\ud800"]),
+    NAMES,
+    NAMES,
+    NAMES,
+)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recorded")
+
+
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=12),
+    suffix=st.sampled_from([".jsonl", ".jsonl.gz"]),
+    text=st.booleans(),
+)
+def test_what_is_read_is_what_the_planner_was_given(
+    scratch: Path, requests: list[Request], suffix: str, text: bool
+) -> None:
+    trace = read_back(scratch / f"trace{suffix}", requests, text=text)
+    names: dict[bytes, BlockId] = {}
+    lengths: dict[bytes, int] = {}
+    conversations: dict[tuple[str | None, str], tuple[BlockId | None, int]] = {}
+    scopes: dict[tuple[str | None, ...], str | None] = {(None, None, None): None}
+    assert [request.request for request in trace.requests] == list(range(len(requests)))
+    for asked, read in zip(requests, trace.requests, strict=True):
+        assert len(read.blocks) == len(asked.distinct)
+        for block, name in zip(asked.distinct, read.blocks, strict=True):
+            assert names.setdefault(block.fingerprint, name) == name
+            assert trace.tokens[name] == lengths.setdefault(block.fingerprint, min(block.tokens, 10**9))
+        scores = [block.score for block in asked.distinct]
+        finite = all(score is not None and math.isfinite(score) for score in scores)
+        assert list(read.scores) == (scores if finite else [])
+        if asked.conversation is None:
+            assert (read.conversation, read.turn) == (None, 0)
+        else:
+            number, turn = conversations.get((asked.tenant, asked.conversation), (read.conversation, 0))
+            assert (read.conversation, read.turn) == (number, turn + 1)
+            conversations[asked.tenant, asked.conversation] = number, turn + 1
+        assert scopes.setdefault(asked.scope, read.scope) == read.scope
+    for mapping in (names, scopes):
+        assert len(set(mapping.values())) == len(mapping)
+    assert len({number for number, _ in conversations.values()}) == len(conversations)
+    times = [request.seconds for request in trace.requests]
+    assert times[0] == 0.0
+    assert times == sorted(times, key=lambda seconds: seconds or 0.0)
+
+
+def test_ids_are_names(tmp_path: Path) -> None:
+    trace = read_back(tmp_path / "t", [Request(blocks(1, 2)), Request([ContextBlock("by number", id=7), *blocks(2)])])
+    assert [request.blocks for request in trace.requests] == [("Doc_1", "Doc_2"), ("7", "Doc_2")]
+
+
+def test_a_block_without_an_id_goes_by_its_fingerprint(tmp_path: Path) -> None:
+    block = ContextBlock("nameless")
+    assert read_back(tmp_path / "t", [Request([block])]).requests[0].blocks == (block.fingerprint.hex(),)
+
+
+def test_two_ids_with_one_text_are_one_block_and_one_id_with_two_texts_is_two(tmp_path: Path) -> None:
+    new = ContextBlock("The new text.", id="Doc_1", tokens=9)
+    again = ContextBlock(blocks(1)[0].text, id="other", tokens=500)
+    trace = read_back(tmp_path / "t", [Request(blocks(1)), Request([new, again]), Request([new])])
+    assert [request.blocks for request in trace.requests] == [
+        ("Doc_1",),
+        (new.fingerprint.hex(), "Doc_1"),
+        (new.fingerprint.hex(),),
+    ]
+    assert trace.tokens == {"Doc_1": blocks(1)[0].tokens, new.fingerprint.hex(): 9}
+
+
+def test_an_id_that_looks_like_another_blocks_made_up_name_takes_nothing_from_it(tmp_path: Path) -> None:
+    victim = ContextBlock("the victim", tokens=3)
+    name = victim.fingerprint.hex()
+    thieves = [ContextBlock("thief one", id=name, tokens=1), ContextBlock("thief two", id=f"{name}~3", tokens=2)]
+    trace = read_back(tmp_path / "t", [Request([*thieves, victim])])
+    assert len(set(trace.requests[0].blocks)) == 3
+    assert [trace.tokens[block] for block in trace.requests[0].blocks] == [1, 2, 3]
+
+
+def test_the_header_tells_what_the_file_is(tmp_path: Path) -> None:
+    trace = read_back(tmp_path / "monday.jsonl.gz", [Request(blocks(1))])
+    assert trace.name == "monday"
+    assert set(trace.header) == {"name", "source", "recorded", "notes"}
+    assert read_back(tmp_path / "monday.jsonl.gz", [Request(blocks(1))], name="mine\ud800").name == "mine?"
+
+
+def test_arguments_beyond_the_planners(tmp_path: Path) -> None:
+    with TraceRecorder(tmp_path / "t") as recorder:
+        recorder.record(["a string", *blocks(1), "a string"], query_tokens=12)
+    (request,) = read_trace(tmp_path / "t").requests
+    assert (len(request.blocks), request.query_tokens) == (2, 12)
+
+
+def test_the_lines_have_every_field_that_a_trace_has(tmp_path: Path) -> None:
+    read_back(tmp_path / "t", [Request(blocks(1), conversation="c", tenant="acme")])
+    request = json.loads((tmp_path / "t").read_text().splitlines()[-1])
+    assert list(request) == ["request", "conversation", "turn", "query_tokens", "blocks", "scores", "t", "scope"]
+
+
+# -- no more than that ---------------------------------------------------------------------------------------------
+
+SECRET = st.text(alphabet="ßþðøæ", min_size=4, max_size=30)
+
+
+@given(secrets=st.lists(SECRET, min_size=5, max_size=9, unique=True), text=st.booleans())
+def test_no_text_and_no_name_of_anyone_is_in_the_file(scratch: Path, secrets: list[str], text: bool) -> None:
+    path = scratch / "secret.jsonl"
+    path.unlink(missing_ok=True)
+    who, passages = secrets[:4], secrets[4:]
+    with TraceRecorder(path, text=text) as recorder:
+        planner = ContextPlanner(recorder=recorder)
+        context = [ContextBlock(passage, id=f"id{n}") for n, passage in enumerate(passages)]
+        for request in ([ContextBlock(passages[0], id=passages[0])], context):
+            planner.plan(request, conversation=who[0], tenant=who[1], model=who[2], preamble=who[3])
+    file = path.read_text()
+    parsed = [json.loads(line) for line in file.splitlines()]
+    assert [line["text"] for line in parsed if "text" in line] == (passages if text else [])
+    if not text:
+        assert not set(file) & set("ßþðøæ")
+    elif not any(name in passage for name in who for passage in passages):
+        assert not any(name in file for name in who)
+
+
+def test_the_digest_of_a_scope_cannot_be_computed_by_who_guesses_it(tmp_path: Path) -> None:
+    scopes = {
+        read_back(tmp_path / f"{n}.jsonl", [Request(blocks(1), tenant="acme")]).requests[0].scope for n in range(3)
+    }
+    assert len(scopes) == 3
+
+
+# -- bounded -------------------------------------------------------------------------------------------------------
+
+
+@given(places=st.lists(st.integers(0, 9), max_size=60), ids=st.booleans(), varying=st.booleans())
+def test_beyond_the_bound_names_stay_what_they_were(scratch: Path, places: list[int], ids: bool, varying: bool) -> None:
+    """However often a block was forgotten; and if its length varies, then with its length."""
+    context = [
+        ContextBlock(f"text {n}", id=f"Doc_{n}" if ids else None, tokens=n + (i % 2 if varying else 0))
+        for i, n in enumerate(places)
+    ]
+    trace = read_back(scratch / "bounded", [Request([block]) for block in context] or [Request([])], max_blocks=3)
+    known: dict[tuple[bytes, int], BlockId] = {}
+    for block, request in zip(context, trace.requests, strict=False):
+        assert (
+            known.setdefault((block.fingerprint, trace.tokens[request.blocks[0]]), request.blocks[0])
+            == request.blocks[0]
+        )
+    assert len(set(known.values())) == len(known)
+    if ids:
+        first = list(dict.fromkeys(places))[:3]
+        assert {f"Doc_{n}" for n in first} <= set(trace.tokens)
+
+
+def test_memory_does_not_grow_with_the_blocks_and_conversations() -> None:
+    recorder = TraceRecorder(io.StringIO(), max_blocks=10, max_conversations=5)
+    for n in range(500):
+        recorder.record(blocks(n), conversation=str(n))
+    lines = recorder._lines
+    assert len(lines._turns) == 5
+    assert len(lines._names._names) == len(lines._names._owners) == len(lines._names._declared_lately) == 10
+
+
+def test_a_conversation_that_was_forgotten_is_a_new_one(tmp_path: Path) -> None:
+    names = ["a", "b", "a", "c", "a", "b"]
+    trace = read_back(tmp_path / "t", [Request(blocks(1), name) for name in names], max_conversations=2)
+    assert [(request.conversation, request.turn) for request in trace.requests] == [
+        (0, 1),
+        (1, 1),
+        (0, 2),
+        (2, 1),
+        (0, 3),
+        (3, 1),
+    ]
+
+
+# -- what the caller gets wrong ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"target": 5}, TypeError, "target must be a path or a text stream, got int"),
+        ({"name": 5}, TypeError, "name must be a str or None, got int"),
+        ({"max_blocks": 0}, ValueError, "max_blocks must be 1 or more, got 0"),
+        ({"max_conversations": 0}, ValueError, "max_conversations must be 1 or more, got 0"),
+    ],
+)
+def test_a_wrong_recorder_is_refused(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        TraceRecorder(**{"target": io.StringIO(), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("request_blocks", "arguments", "error", "said"),
+    [
+        ("text", {}, TypeError, "blocks must be a sequence of ContextBlock or str, got one str"),
+        (None, {}, TypeError, "blocks must be a sequence"),
+        ([3], {}, TypeError, r"blocks\[0\] must be a ContextBlock or a str, got int"),
+        ([], {"conversation": 3}, TypeError, "conversation must be a str or None, got int"),
+        ([], {"tenant": b"x"}, TypeError, "tenant must be a str or None, got bytes"),
+        ([], {"query_tokens": 1.5}, TypeError, "query_tokens must be an int, got float"),
+        ([], {"query_tokens": True}, TypeError, "query_tokens must be an int, got bool"),
+        ([], {"query_tokens": -1}, ValueError, "query_tokens must be from 0 to 1000000000, got -1"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_not_recorded(
+    request_blocks: Any, arguments: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    recorder = TraceRecorder(io.StringIO())
+    with pytest.raises(error, match=said):
+        recorder.record(request_blocks, **arguments)
+    assert (recorder.requests, recorder.lost) == (0, 0)
+
+
+# -- the planner's side --------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A recorder that never works."""
+
+    def record(self, blocks: Sequence[ContextBlock], **told: object) -> None:
+        raise OSError("no space left on the moon")
+
+
+def test_a_failing_recorder_changes_nothing_but_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    planners = [ContextPlanner(recorder=recorder) for recorder in (NoRecorder(), Failing())]
+    rng = random.Random(2)
+    with caplog.at_level(logging.DEBUG, "warmprefix"):
+        for n in range(30):
+            request = blocks(*rng.sample(range(8), 4))
+            rendered = []
+            for planner in planners:
+                with planner.planning(request, conversation=str(n % 3), placement="tail") as plan:
+                    rendered.append(plan.render())
+            assert rendered[0] == rendered[1]
+    assert [planner.stats().recorder_errors for planner in planners] == [0, 30]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] + 29 * ["DEBUG"]
+    assert "no space left on the moon" in caplog.text
+
+
+def test_a_refused_request_is_not_recorded() -> None:
+    recorder = TraceRecorder(io.StringIO())
+    planner = ContextPlanner(recorder=recorder)
+    for arguments in ({"placement": "middle"}, {"conversation": ""}, {"history": "text"}):
+        with pytest.raises((TypeError, ValueError)):
+            planner.plan(blocks(1), **arguments)  # type: ignore[arg-type]
+    assert recorder.requests == 0
+
+
+def test_the_recorder_sees_relevance_order_whatever_is_planned(tmp_path: Path) -> None:
+    recorder = TraceRecorder(tmp_path / "t")
+    planner = ContextPlanner(recorder=recorder)
+    planner.commit(planner.plan(blocks(1, 2, 3)))
+    plan = planner.plan(blocks(3, 2, 1))
+    assert plan.reordered
+    recorder.close()
+    assert [request.blocks[0] for request in read_trace(tmp_path / "t").requests] == ["Doc_1", "Doc_3"]
+
+
+async def test_the_async_twins_record_too() -> None:
+    recorder = TraceRecorder(io.StringIO())
+    planner = ContextPlanner(recorder=recorder)
+    async with planner.aplanning(blocks(1)):
+        assert recorder.requests == 1
+
+
+def test_what_is_no_recorder_is_refused() -> None:
+    with pytest.raises(TypeError, match="recorder must be a RequestRecorder or None, got str"):
+        ContextPlanner(recorder="trace.jsonl")  # type: ignore[arg-type]
+    assert isinstance(NoRecorder(), RequestRecorder)
+    assert isinstance(TraceRecorder(io.StringIO()), RequestRecorder)
+
+
+def test_the_environment_gives_all_planners_of_a_process_one_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "env.jsonl"))
+    monkeypatch.setenv(TEXT_VARIABLE, "1")
+    for n in range(3):
+        ContextPlanner().plan(blocks(n))
+    ContextPlanner(recorder=NoRecorder()).plan(blocks(9))
+    monkeypatch.setenv(PATH_VARIABLE, "")
+    ContextPlanner().plan(blocks(9))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["env.jsonl"]
+    assert [request.blocks for request in read_trace(tmp_path / "env.jsonl").requests] == [
+        ("Doc_0",),
+        ("Doc_1",),
+        ("Doc_2",),
+    ]
+    assert "All there is to say about 2." in (tmp_path / "env.jsonl").read_text()
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_threads_share_a_recorder(tmp_path: Path, name: str) -> None:
+    recorder = TraceRecorder(tmp_path / name)
+    planner = ContextPlanner(recorder=recorder)
+    start = threading.Barrier(8)
+
+    def serve(worker: int) -> None:
+        start.wait()
+        for n in range(50):
+            planner.plan(blocks(n, f"own-{worker}"), conversation=f"chat-{worker}")
+
+    threads = [threading.Thread(target=serve, args=[worker]) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.close()
+    trace = read_trace(tmp_path / name)
+    assert [request.request for request in trace.requests] == list(range(400))
+    for number in range(8):
+        turns = [request for request in trace.requests if request.conversation == number]
+        assert [request.turn for request in turns] == list(range(1, 51))
+        assert [request.blocks[0] for request in turns] == [f"Doc_{n}" for n in range(50)]
+        assert len({request.blocks[1] for request in turns}) == 1
