@@ -20,6 +20,7 @@ from warmprefix import (
     ContextPlanner,
     PrefixView,
     Scope,
+    ServedBlock,
     StoreError,
     Templates,
 )
@@ -180,6 +181,24 @@ class Reversed:
 
 def test_the_policy_can_be_the_callers_own() -> None:
     assert ContextPlanner(policy=Reversed).plan(blocks(1, 2, 3)).order == (2, 1, 0)
+
+
+class Attentive(Reversed):
+    def __init__(self, observed: list[tuple[int, bool]]) -> None:
+        self.observed = observed
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        self.observed += [(block.rank, block.resident) for block in served if isinstance(block, ServedBlock)]
+
+
+def test_a_policy_is_told_of_each_served_block_its_rank_and_whether_it_was_resident() -> None:
+    observed: list[tuple[int, bool]] = []
+    planner = ContextPlanner(policy=lambda: Attentive(observed))
+    serve(planner, 1, 2, 3)
+    assert observed == [(2, False), (1, False), (0, False)]
+    observed.clear()
+    serve(planner, 4, 2, 3)
+    assert observed == [(2, True), (1, True), (0, False)]
 
 
 class Broken(Reversed):

@@ -3,7 +3,7 @@
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.errors import MissingExtraError, StoreError, TraceError, WarmprefixError
-from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView
+from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
 from warmprefix.stores import MemorySeenStore, SeenStore
@@ -28,6 +28,7 @@ __all__ = [
     "RequestRecorder",
     "Scope",
     "SeenStore",
+    "ServedBlock",
     "StoreError",
     "Templates",
     "TraceError",

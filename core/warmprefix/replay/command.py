@@ -64,7 +64,7 @@ def run_replay(options: ReplayOptions) -> None:
         else:
             _write(options.json_file, text)
     if options.html_file is not None:
-        _write(options.html_file, replay_page(results))
+        _write(options.html_file, replay_page(results, estimates))
     print_results(results, estimates, console)
 
 
