@@ -99,6 +99,17 @@ def test_any_state_gives_a_permutation_and_stays_as_it_was(
     assert snapshot(served.tree) == tree
 
 
+@pytest.mark.parametrize("policy", [CoAccessPolicy, OraclePolicy])
+@given(history=histories, request=requests)
+def test_no_request_finds_less_than_in_relevance_order(
+    policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
+) -> None:
+    served = after(policy(), history)
+    view = PrefixView(served.tree)
+    planned = [request[i] for i in served.order(request)]
+    assert view.match_prefix(planned).tokens >= view.match_prefix(request).tokens
+
+
 def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int], bool]]:
     """Every node, the next to be evicted first."""
     return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in warmprefix.tree._ring(tree._root)]
