@@ -40,6 +40,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
 
+def size(capacity: int | None) -> str:
+    """How result files name a cache of so many tokens."""
+    return "unbounded" if capacity is None else str(capacity)
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]

@@ -8,9 +8,11 @@ through the online path of the published `contextpilot` package where that is in
 its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15 at most, unless
 `REPORTED_K` or `--k NAME=K` says otherwise.
 
-*bound*: no order can find more, whatever the cache: of each request, what it shares with the earlier request that it
+*counts*: the rule that the default began with: the deepest path, then co-access counts (docs/ordering.md). *bound*: no
+order can find more, whatever the cache: of each request, what it shares with the earlier request that it
 shares most with. *margin*: the default policy less the best of the other columns, in points; `--check` ends with
-status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; fewer blocks, `k=3`.
+status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; the last 60 % of
+them, `last=60`; fewer blocks, `k=3`.
 
 Only a run of all policies on traces that were given, without `--limit`, is written to `results/`.
 """
@@ -20,44 +22,40 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
-import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from common import percentile, print_table, write_results, zipf_requests
-from warmprefix.ordering import POLICIES
+from common import percentile, print_table, size, write_results
+from experimental_ordering import ExperimentalPolicy, Rule
+from traces import generated, given_files, is_variant, reported_k, vary
+from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.replay.arrange import Arranged
 from warmprefix.replay.engine import Replay
-from warmprefix.replay.workload import DEFAULT_K, Request, Workload
-from warmprefix.traces.format import BlockId, Trace, TraceRequest
+from warmprefix.replay.workload import Request, Workload
 from warmprefix.traces.reader import read_trace
 
 CAPACITIES = (None, 500_000, 100_000)
 DEFAULT = "coaccess"
+COUNTS = "counts"
 PEER = "contextpilot"
 TOLERANCE = 0.05
-REPORTED_K = {"nqopen_records_bm25_k20": 5}
-FOLDER = "WARMPREFIX_TRACES"
-TEXT_BUNDLE = ".text.jsonl"
 
 
 def main() -> None:
     options = arguments()
-    paths = files(options.traces or [Path(os.environ[FOLDER])] if options.traces or FOLDER in os.environ else [])
+    paths = given_files(options.traces)
     traces = [read_trace(path, options.limit) for path in paths] if paths else list(generated())
-    reported = REPORTED_K | dict(options.k)
-    policies = [*options.policies, *([PEER] if peer_is_there() else [])]
+    asked = dict(options.k)
+    policies = [*options.policies, COUNTS, *([PEER] if peer_is_there() else [])]
     rows: list[dict[str, object]] = []
     below: list[str] = []
     for variant in options.variants:
         for trace in traces:
-            varied = vary(trace, variant, reported.get(trace.name, min(trace.k or DEFAULT_K, DEFAULT_K)), options.seed)
+            varied = vary(trace, variant, asked.get(trace.name, reported_k(trace)), options.seed)
             if varied is None:
                 print(f"{trace.name}: no variant {variant}, it has no more blocks than that a request")
                 continue
@@ -83,7 +81,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path, help="trace files, or folders of them")
     parser.add_argument("--policies", type=names, default=list(POLICIES), help="with commas between them")
-    parser.add_argument("--variants", type=names, default=["as-recorded"], help="as-recorded, shuffled, half, k=N")
+    parser.add_argument(
+        "--variants", type=names, default=["as-recorded"], help="as-recorded, shuffled, half, last=PERCENT, k=N"
+    )
     parser.add_argument("--k", type=name_and_number, action="append", default=[], metavar="NAME=K")
     parser.add_argument("--limit", type=int, help="requests of each trace")
     parser.add_argument("--seed", type=int, default=0, help="of shuffled and half")
@@ -93,8 +93,8 @@ def arguments() -> argparse.Namespace:
         if name not in POLICIES:
             parser.error(f"--policies takes {', '.join(POLICIES)}; got {name}")
     for variant in options.variants:
-        if variant not in ("as-recorded", "shuffled", "half") and not variant.removeprefix("k=").isdecimal():
-            parser.error(f"--variants takes as-recorded, shuffled, half and k=N; got {variant}")
+        if not is_variant(variant):
+            parser.error(f"--variants takes as-recorded, shuffled, half, last=PERCENT and k=N; got {variant}")
     if options.check and DEFAULT not in options.policies:
         parser.error(f"--check needs {DEFAULT} among the policies")
     return options
@@ -107,33 +107,6 @@ def names(text: str) -> list[str]:
 def name_and_number(text: str) -> tuple[str, int]:
     name, _, number = text.rpartition("=")
     return name, int(number)
-
-
-def files(given: Sequence[Path]) -> list[Path]:
-    """The trace files among them and in the folders among them; a bundle of texts is no trace."""
-    found: list[Path] = []
-    for path in given:
-        inside = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
-        found += [file for file in inside if TEXT_BUNDLE not in file.name]
-    if given and not found:
-        sys.exit(f"no traces in {', '.join(map(str, given))}")
-    return found
-
-
-def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
-    """The trace with its requests in another order, some of them missing, or some of their blocks."""
-    rng = random.Random(seed)
-    requests = list(trace.requests)
-    if variant == "shuffled":
-        rng.shuffle(requests)
-    elif variant == "half":
-        requests = [request for request in requests if rng.random() < 0.5]
-    elif variant.startswith("k="):
-        fewer = int(variant.removeprefix("k="))
-        if fewer >= k:
-            return None
-        k = fewer
-    return Workload(replace(trace, requests=tuple(requests)), k)
 
 
 def measure(workload: Workload, policies: Sequence[str], identity: dict[str, object]) -> dict[str, object]:
@@ -149,7 +122,7 @@ def measure(workload: Workload, policies: Sequence[str], identity: dict[str, obj
             if policy == PEER and peer is not None:
                 result = replay.run_arranger(peer.again(), capacity, name=PEER)
             else:
-                result = replay.run(policy, capacity)
+                result = replay.run(counts if policy == COUNTS else policy, capacity, name=policy)
             ratios[policy][size(capacity)] = round(100 * result.hit_ratio, 2)
             if policy == DEFAULT and capacity is None:
                 row["plan_us_p50"], row["plan_us_p99"] = round(result.plan_us_p50, 1), round(result.plan_us_p99, 1)
@@ -158,6 +131,11 @@ def measure(workload: Workload, policies: Sequence[str], identity: dict[str, obj
     row["bound_percent"] = round(100 * bound(workload), 2)
     row["seconds"] = round(time.perf_counter() - started, 1)
     return row
+
+
+def counts() -> OrderingPolicy:
+    """The rule that the default began with: deepest path, then most requests in common with all before it."""
+    return ExperimentalPolicy(Rule(odds=False, prior=2.0, levels=(), learn="none"))
 
 
 def bound(workload: Workload) -> float:
@@ -174,10 +152,6 @@ def bound(workload: Workload) -> float:
         most += max(shared.values(), default=0)
         total += request.context_tokens
     return most / max(total, 1)
-
-
-def size(capacity: int | None) -> str:
-    return "unbounded" if capacity is None else str(capacity)
 
 
 def margin(row: dict[str, object], capacity: int | None) -> float | None:
@@ -283,34 +257,6 @@ class Repeated:
 
     def arrange(self, request: Request) -> Arranged:
         return Arranged(next(self._orders))
-
-
-# -- traces for those who have none ------------------------------------------------------------------------------------
-
-
-def generated() -> Iterator[Trace]:
-    yield trace_of("generated_topics", zipf_requests(2_000, k=10, topics=50, per_topic=40))
-    yield trace_of("generated_bursts", bursts(600))
-    yield trace_of("generated_control", ([5 * i + j for j in range(5)] for i in range(500)))
-
-
-def bursts(count: int, seed: int = 1) -> Iterator[list[int]]:
-    """Ten requests after each other about one region of ten blocks, five blocks each; regions come back."""
-    rng = random.Random(seed)
-    for _ in range(count // 10):
-        region = rng.randrange(40)
-        for _ in range(10):
-            yield rng.sample(range(10 * region, 10 * region + 10), 5)
-
-
-def trace_of(name: str, contexts: Iterator[list[int]], seed: int = 2) -> Trace:
-    requests = tuple(TraceRequest(i, tuple(blocks)) for i, blocks in enumerate(contexts))
-    rng = random.Random(seed)
-    tokens: dict[BlockId, int] = {}
-    for request in requests:
-        for block in request.blocks:
-            tokens.setdefault(block, rng.randrange(50, 400))
-    return Trace(name, requests, tokens)
 
 
 if __name__ == "__main__":
