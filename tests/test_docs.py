@@ -67,22 +67,23 @@ def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         "count_tokens": lambda text: 1000 + len(text),
         "system_prompt": "You are terse.",
+        "piece": "Piece.",
         **dict.fromkeys(("question", "session_id", "thread_id", "user", "model"), "x"),
     }
     exec(compile(planned, "record.md", "exec"), names)
     names["planner"].plan(["a"])
     assert len(read_trace("planned.jsonl.gz").requests) == 1
-    assert len(recorded) == 5
+    assert len(recorded) == 6
     for block in recorded:
         exec(compile(block, "record.md", "exec"), names)
     trace = read_trace("day.jsonl.gz")
     assert [request.blocks for request in trace.requests] == [
-        (id,) for id in ("plain", "langchain", "llamaindex", "mem0", "plain")
+        (id,) for id in ("plain", "langchain", "llamaindex", "mem0", ContextBlock("Piece.").fingerprint.hex(), "plain")
     ]
-    assert [request.scores for request in trace.requests] == [(0.5,), (), (0.25,), (0.75,), ()]
-    assert [request.conversation for request in trace.requests] == [0, 0, None, None, None]
+    assert [request.scores for request in trace.requests] == [(0.5,), (), (0.25,), (0.75,), (), ()]
+    assert [request.conversation for request in trace.requests] == [0, 0, None, None, None, None]
     assert trace.requests[-1].query_tokens == 1001
-    assert len({request.scope for request in trace.requests}) == 3
+    assert len({request.scope for request in trace.requests}) == 4
 
 
 def test_the_trace_that_is_shown_is_one(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["ContextBlock", "Pin", "fingerprint"]
+__all__ = ["ContextBlock", "Pin", "as_blocks", "fingerprint"]
 
 Pin = Literal["start", "end"]
 
@@ -87,6 +88,23 @@ class ContextBlock:
         assign(self, "score", score)
         assign(self, "pinned", pinned)
         assign(self, "fingerprint", _digest(data))
+
+
+def as_blocks(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
+    """What a request is given as blocks: a string is a block without an id.
+
+    Raises:
+        TypeError: `blocks` is one string or a mapping, or no iterable, or holds something else.
+    """
+    if isinstance(blocks, str | bytes | Mapping) or not isinstance(blocks, Iterable):
+        raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
+    return [block if isinstance(block, ContextBlock) else _as_block(i, block) for i, block in enumerate(blocks)]
+
+
+def _as_block(i: int, block: object) -> ContextBlock:
+    if not isinstance(block, str):
+        raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
+    return ContextBlock(block)
 
 
 def _token_count(tokens: SupportsIndex) -> int:

@@ -6,6 +6,8 @@ dependencies.
 
 from __future__ import annotations
 
+import io
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +15,13 @@ from typing import Annotated
 from warmprefix import __version__
 from warmprefix.demo.errors import DemoError
 from warmprefix.demo.options import KV_BLOCKS, PREFILL_RATE, DemoOptions, PlacementChoice
+from warmprefix.doctor.errors import DoctorError
+from warmprefix.doctor.options import DoctorOptions
 from warmprefix.emulator.config import EmulatorConfig
 from warmprefix.errors import MissingExtraError, TraceError
+from warmprefix.outputs import OutputError
+from warmprefix.page.markup import visible
 from warmprefix.plan import Placement
-from warmprefix.replay.errors import ReplayError
 from warmprefix.replay.options import CAPACITIES, POLICY_NAMES, ReplayOptions, parse_capacities, parse_policies
 from warmprefix.replay.workload import DEFAULT_K
 
@@ -47,6 +52,9 @@ def warmprefix(
     ] = False,
 ) -> None:
     """Arrange retrieved context so that the LLM engine's prefix cache already holds it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack a character; that is no reason to stop
 
 
 @app.command()
@@ -178,9 +186,9 @@ def record(
     from warmprefix.traces.command import run_recorded
 
     try:
-        status = run_recorded(command, trace, text=text, say=lambda line: typer.echo(line, err=True))
+        status = run_recorded(command, trace, text=text, say=lambda line: typer.echo(visible(line), err=True))
     except TraceError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(visible(str(error)), err=True)
         raise typer.Exit(2) from error
     raise typer.Exit(status)
 
@@ -246,6 +254,49 @@ def replay(
         raise typer.BadParameter(str(error)) from error
     try:
         run_replay(options)
-    except (ReplayError, TraceError) as error:
-        typer.echo(str(error), err=True)
+    except (OutputError, TraceError) as error:
+        typer.echo(visible(str(error)), err=True)
         raise typer.Exit(2) from error
+
+
+@app.command()
+def doctor(
+    logs: Annotated[
+        list[Path],
+        typer.Argument(metavar="REQUESTS...", help="Captured requests: JSONL, or vLLM's own log; gzipped or not."),
+    ],
+    kv_block_size: Annotated[int, typer.Option(help="Tokens in a KV block of your engine.")] = 16,
+    capacity_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that the prefix cache can hold.", show_default="no bound")
+    ] = None,
+    fail_over: Annotated[
+        float | None,
+        typer.Option(metavar="PERCENT", help="Exit with status 1 if the findings cost more than that of all tokens."),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Where to write the report too; - for standard output."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it as a page.")] = None,
+) -> None:
+    """Say what keeps the prefix cache cold in logged chat requests, worst first, and what to do about it."""
+    from warmprefix.doctor.command import run_doctor
+
+    try:
+        options = DoctorOptions(
+            logs=tuple(logs),
+            kv_block_size=kv_block_size,
+            capacity_tokens=capacity_tokens,
+            fail_over=fail_over,
+            json_file=json_file,
+            html_file=html,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        passed = run_doctor(options)
+    except (DoctorError, OutputError) as error:
+        typer.echo(visible(str(error)), err=True)
+        raise typer.Exit(2) from error
+    if not passed:
+        raise typer.Exit(1)

@@ -10,12 +10,12 @@ import os
 import threading
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from warmprefix.annotate import Templates
-from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.blocks import ContextBlock, as_blocks, fingerprint
 from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import Message, VisibleHistory
 from warmprefix.errors import StoreError
@@ -189,7 +189,9 @@ class ContextPlanner:
         visible = None if history is None else VisibleHistory(history)
         scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
         try:
-            self._recorder.record(distinct, conversation=conversation, tenant=tenant, model=model, preamble=preamble)
+            self._recorder.record(
+                tuple(distinct), conversation=conversation, tenant=tenant, model=model, preamble=preamble
+            )
         except Exception:
             self._recorder_failed()
         with self._lock:
@@ -568,9 +570,7 @@ def _policy_factory(policy: str | Callable[[], OrderingPolicy]) -> Callable[[], 
 
 def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[list[ContextBlock], list[tuple[int, ...]]]:
     """The blocks without repetitions, and where each of them stood."""
-    if isinstance(blocks, str | bytes | Mapping) or not isinstance(blocks, Iterable):
-        raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
-    listed = [block if isinstance(block, ContextBlock) else _as_block(i, block) for i, block in enumerate(blocks)]
+    listed = as_blocks(blocks)
     first: dict[bytes, ContextBlock] = {}
     for block in listed:
         first.setdefault(block.fingerprint, block)
@@ -580,12 +580,6 @@ def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[list[ContextBlock],
     for i, block in enumerate(listed):
         places[block.fingerprint].append(i)
     return list(first.values()), [tuple(place) for place in places.values()]
-
-
-def _as_block(i: int, block: object) -> ContextBlock:
-    if not isinstance(block, str):
-        raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
-    return ContextBlock(block)
 
 
 def _check_names(**names: str | None) -> None:

@@ -41,8 +41,8 @@ def pages(results: list[ReplayResult], report: Report, tmp_path_factory: pytest.
         "replay": replay_page(results),
         "doctor": doctor_page(report),
         "hostile-doctor": doctor_page(report_of(hostile, report)),
-        "one-trace": replay_page(results[:8], generated_for="the campus help desk"),
-        "hostile": replay_page([replace(result, trace=hostile) for result in results[:8]], generated_for=hostile),
+        "one-trace": replay_page(results[:8]),
+        "hostile": replay_page([replace(result, trace=hostile) for result in results[:8]]),
     }
     directory = tmp_path_factory.mktemp("pages")
     for name, page in written.items():

@@ -217,6 +217,48 @@ def test_an_output_that_cannot_be_written_is_told_before_any_is_run(trace: Path,
     assert result.stderr == f"Cannot write {file}: there is no directory {file.parent}.\n"
 
 
+def test_the_trace_is_never_written_over(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl", requests=20)
+    before = path.read_bytes()
+    result = run(path, "--html", path, TERMINAL_WIDTH="300")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "t.jsonl is to be read" in result.stderr
+    assert path.read_bytes() == before
+
+
+HOSTILE = "evil\x1b]0;title\x07\x9b31m\u202ename"
+
+
+def test_names_from_a_trace_control_no_terminal(tmp_path: Path) -> None:
+    hostile, bad = tmp_path / "t.jsonl", tmp_path / "bad.jsonl"
+    write_trace(hostile, requests=20, name=HOSTILE)
+    bad.write_text(json.dumps({"name": "bad"}) + "\n" + json.dumps({"request": 0, "blocks": [HOSTILE]}) + "\n")
+    for path, status in ((hostile, 0), (bad, 2)):
+        result = run(path, "--policies", "relevance")
+        assert result.returncode == status
+        assert "title" in result.stdout + result.stderr
+        assert not set(result.stdout + result.stderr) & set("\x1b\x07\x9b\u202e")
+
+
+def test_conversations_are_pointed_to(trace: Path, tmp_path: Path) -> None:
+    hint = "60 conversations of several turns: if your application keeps their earlier context in the history"
+    options = ["--policies", "relevance", "--capacity-tokens", "unbounded"]
+    assert hint in " ".join(run(trace, *options).stdout.split())
+    assert "conversations" not in run(trace, *options, "--placement", "tail").stdout
+    assert "conversations" not in run(trace, *options, "--limit", 50).stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("options", [[], ["--json", "-"]])
+def test_a_full_disk_behind_standard_output_is_said(trace: Path, options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [*COMMAND, str(trace), "--limit", "20", "--policies", "relevance", *options]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.endswith("Cannot write standard output: No space left on device.\n")
+    assert "Traceback" not in result.stderr
+
+
 def test_ctrl_c_ends_it_without_a_traceback_and_leaves_no_half_file(trace: Path, tmp_path: Path) -> None:
     script = textwrap.dedent(
         """

@@ -40,9 +40,10 @@ def test_another_capacity_is_refused(wrong: str) -> None:
         ({"limit": 0}, "--limit must be"),
         ({"answer_tokens": -1}, "--answer-tokens must be"),
         ({"answer_tokens": 5}, "--answer-tokens is for --placement tail"),
-        ({"prefill_rate": 0.0}, "--prefill-rate must be above 0, got 0"),
+        ({"prefill_rate": 0.5}, "--prefill-rate must be from 1 to 1,000,000,000,000, got 0.5"),
         ({"prefill_rate": float("inf")}, "--prefill-rate must be"),
-        ({"price": -1.0}, "--price must be 0 or more, got -1"),
+        ({"price": -1.0}, "--price must be from 0 to 1,000,000,000,000, got -1"),
+        ({"price": 1e300}, "--price must be"),
         ({"price": float("nan")}, "--price must be"),
         ({"price": 1.0, "cached_price": -1.0}, "--cached-price must be"),
         ({"cached_price": 1.0}, "--cached-price needs --price"),
@@ -54,3 +55,19 @@ def test_another_capacity_is_refused(wrong: str) -> None:
 def test_options_say_what_is_wrong_with_them(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ReplayOptions((Path("t.jsonl"),), ("relevance",), (None,), **wrong)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "./t.jsonl", "link.jsonl"])
+def test_no_trace_is_written_over(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.jsonl").symlink_to("t.jsonl")
+    with pytest.raises(
+        ValueError, match=r"t\.jsonl is to be read, so --json, --orders-out and --html can't be written"
+    ):
+        ReplayOptions((tmp_path / "t.jsonl",), ("relevance",), (None,), html_file=Path(name))
+
+
+def test_two_names_of_one_file_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="different files"):
+        ReplayOptions((Path("t"),), ("relevance",), (None,), json_file=tmp_path / "x", html_file=Path("x"))

@@ -129,6 +129,23 @@ def test_nothing_is_run_if_the_trace_has_no_place(tmp_path: Path) -> None:
     assert done.stderr == f"{tmp_path / 'absent' / 't.jsonl'}: no file can be made in {tmp_path / 'absent'}\n"
 
 
+@pytest.mark.parametrize("place", [".", "program/t.jsonl"])
+def test_nor_if_its_place_is_a_folder_or_in_a_file(tmp_path: Path, place: str) -> None:
+    (tmp_path / "program").touch(0o755)
+    done = run(tmp_path / place, "--", *python("print('hello')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{tmp_path / place}: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_names_control_no_terminal(tmp_path: Path) -> None:
+    done = run(
+        tmp_path / "t\x1b[31m.jsonl", "--", *python("import warmprefix; warmprefix.ContextPlanner().plan(['a'])")
+    )
+    assert "Recorded 1 request to " in done.stderr
+    assert "\x1b" not in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["t.jsonl"], ["t.jsonl", "--"], ["t.jsonl", "--txt", "--", "true"]])
 def test_a_wrong_call_is_explained_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
     done = run(*arguments, cwd=tmp_path)

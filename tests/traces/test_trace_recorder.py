@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -310,6 +310,49 @@ def test_a_failing_recorder_changes_nothing_but_a_count(caplog: pytest.LogCaptur
     assert [planner.stats().recorder_errors for planner in planners] == [0, 30]
     assert [record.levelname for record in caplog.records] == ["WARNING"] + 29 * ["DEBUG"]
     assert "no space left on the moon" in caplog.text
+
+
+class Greedy:
+    """A recorder that tries to keep what it is shown."""
+
+    def record(self, blocks: Any, **told: object) -> None:
+        blocks.clear()
+
+
+def test_a_recorder_can_take_nothing_from_the_request() -> None:
+    planner = ContextPlanner(recorder=Greedy())
+    assert [planned.block.id for planned in planner.plan(blocks(1, 2)).blocks] == ["Doc_1", "Doc_2"]
+
+
+class Restless(io.StringIO):
+    """A stream in the middle of whose second write a signal's handler does something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handler: Callable[[], object] = list
+        self.writes = 0
+
+    def write(self, lines: str) -> int:
+        self.writes += 1
+        if self.writes == 2:
+            self.handler()
+        return super().write(lines)
+
+
+def test_a_signals_handler_may_record_and_close() -> None:
+    """It runs in the thread that is in `record`, and must not wait for it."""
+    stream = Restless()
+    recorder = TraceRecorder(stream)
+    stream.handler = lambda: recorder.record(blocks(9))
+    for n in range(3):
+        recorder.record(blocks(n))
+    assert (recorder.requests, recorder.lost) == (3, 1)
+    stream.writes, stream.handler = 1, recorder.close
+    recorder.record(blocks(3))
+    recorder.record(blocks(4))
+    assert (recorder.requests, recorder.lost) == (4, 2)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["blocks"] for line in lines if "request" in line] == [[f"Doc_{n}"] for n in range(4)]
 
 
 def test_a_refused_request_is_not_recorded() -> None:

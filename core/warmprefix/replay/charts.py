@@ -9,10 +9,11 @@ from warmprefix.page.bars import bars, scale_top, stack, swatch
 from warmprefix.page.lines import Line, line_chart, line_rows
 from warmprefix.page.markup import Markup, element, outside
 from warmprefix.page.tables import data, row, table
+from warmprefix.plan import Placement
 from warmprefix.replay.compared import Comparison, cache_name
 from warmprefix.replay.result import Misses, ReplayResult
 
-__all__ = ["by_policy", "cache_size", "listed", "misses", "over_time", "per_request", "today"]
+__all__ = ["by_policy", "cache_size", "listed", "misses", "over_time", "per_request"]
 
 _OTHERS_DRAWN = 3
 _UNKNOWN = "\u2013"
@@ -23,6 +24,11 @@ _CAUSES: tuple[tuple[str, str, Callable[[Misses], int]], ...] = (
     ("other", "questions and references", lambda misses: misses.other),
 )
 
+_OTHER_ORDER: dict[Placement, str] = {
+    "head": "are what ordering might still save",
+    "tail": "had come before, but behind other context or another history",
+}
+
 
 def by_policy(comparison: Comparison) -> Markup:
     """Chart and table in one: a row for each policy, a bar and a number for each cache size."""
@@ -32,7 +38,7 @@ def by_policy(comparison: Comparison) -> Markup:
         for policy in dict.fromkeys(result.policy for size in sizes for result in comparison.at(size))
     }
     best = [comparison.at(size)[0].hit_ratio for size in sizes]
-    untouched = [today(comparison.at(size)[0]) for size in sizes]
+    untouched = [comparison.at(size)[0].today_hit_ratio for size in sizes]
     top = scale_top(max(best + untouched))
     rows = [
         _ratios_row(outside(policy), found, best, top, _look(comparison, policy)) for policy, found in ratios.items()
@@ -116,8 +122,9 @@ def misses(comparison: Comparison) -> Markup | None:
         element("h3", label),
         element(
             "figcaption",
-            f"Tokens prefilled, {_with_cache(comparison)}. New ones had never come before. Those of another order are"
-            f" what ordering might still save; evicted ones, what a larger cache would keep.{_left_out(comparison)}",
+            f"Tokens prefilled, {_with_cache(comparison)}. New ones had never come before. Those of another order"
+            f" {_OTHER_ORDER[comparison.placement]}; evicted ones are what a larger cache would keep."
+            f"{_left_out(comparison)}",
         ),
         element("ul", *(element("li", swatch(class_), name) for class_, name, _ in causes), class_="legend"),
         table(label, ("Order", "", "Tokens"), bars_of, class_="barred"),
@@ -173,11 +180,6 @@ def _every_row(result: ReplayResult) -> Markup:
         f"{result.annotation_tokens:,}",
         *map(duration, (result.plan_us_p50, result.plan_us_p99, result.commit_us_p50, result.commit_us_p99)),
     )
-
-
-def today(result: ReplayResult) -> float:
-    """The hit ratio if nothing is ordered and nothing de-duplicated."""
-    return result.today_saved_tokens / result.today_total_tokens if result.today_total_tokens else 0.0
 
 
 def cache_size(capacity: int | None) -> str:

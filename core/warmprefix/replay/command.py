@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.page.amounts import counted
+from warmprefix.page.markup import visible
 from warmprefix.replay.arrange import Arranged
 from warmprefix.replay.engine import Replay
 from warmprefix.replay.estimates import Estimates
 from warmprefix.replay.export import as_json, order_line
 from warmprefix.replay.options import STDOUT, ReplayOptions
-from warmprefix.replay.outputs import check_writable, text_file
+from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.replay.page import replay_page
 from warmprefix.replay.result import ReplayResult
-from warmprefix.replay.table import print_results
+from warmprefix.replay.table import print_conversations, print_results
 from warmprefix.replay.workload import Request, Workload
 from warmprefix.traces.format import Trace
 from warmprefix.traces.reader import read_trace
@@ -43,12 +45,10 @@ def run_replay(options: ReplayOptions) -> None:
 
     Raises:
         TraceError: A file is no trace. All are read before the first is run.
-        ReplayError: A file can't be written.
+        OutputError: A file can't be written.
     """
-    files = [options.json_file, options.orders_file, options.html_file]
-    for file in files:
-        if file is not None and file != STDOUT:
-            check_writable(file)
+    for file in options.outputs:
+        check_writable(file)
     traces = _read(options.traces, options.limit)
     console = Console(stderr=options.json_file == STDOUT, highlight=False)
     if not console.is_terminal:
@@ -57,15 +57,17 @@ def run_replay(options: ReplayOptions) -> None:
     with ExitStack() as stack:
         write = None if options.orders_file is None else stack.enter_context(text_file(options.orders_file))
         results = _run(traces, options, write)
-    if options.json_file is not None:
-        text = json.dumps(as_json(results, estimates), indent=1) + "\n"
-        if options.json_file == STDOUT:
-            print(text, end="")  # noqa: T201
-        else:
-            _write(options.json_file, text)
+    numbers = "" if options.json_file is None else json.dumps(as_json(results, estimates), indent=1, allow_nan=False)
+    if options.json_file is not None and options.json_file != STDOUT:
+        _write(options.json_file, f"{numbers}\n")
     if options.html_file is not None:
         _write(options.html_file, replay_page(results, estimates))
-    print_results(results, estimates, console)
+    with standard_output():
+        if options.json_file == STDOUT:
+            print(numbers)  # noqa: T201
+        print_results(results, estimates, console)
+        if options.placement == "head":
+            print_conversations(traces, console)
 
 
 def _read(paths: Sequence[Path], limit: int | None) -> list[Trace]:
@@ -92,14 +94,14 @@ def _run(traces: Sequence[Trace], options: ReplayOptions, write: Write | None) -
     runs = len(options.capacities) * len(options.policies)
     results: list[ReplayResult] = []
     if not console.is_terminal:
-        console.print(f"Replaying {len(traces)} trace{'s' if len(traces) > 1 else ''}, {runs} runs each ...")
+        console.print(f"Replaying {counted(len(traces), 'trace')}, {counted(runs, 'run')} each ...")
     with progress if console.is_terminal else nullcontext():
         task = progress.add_task("", total=runs * sum(len(trace.requests) for trace in traces))
         for trace in traces:
             replay = Replay(Workload(trace, options.k), options.placement, options.answer_tokens)
             for capacity in options.capacities:
                 for policy in options.policies:
-                    progress.update(task, description=f"{trace.name[:30]} {policy}")
+                    progress.update(task, description=f"{visible(trace.name)[:30]} {policy}")
                     observe = _Observer(trace.name, policy, capacity, write, partial(progress.advance, task))
                     results.append(replay.run(policy, capacity, observe=observe))
                     observe.finish()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from warmprefix.plan import Placement
+from warmprefix.replay.arrange import TODAY
 from warmprefix.replay.result import ReplayResult
 
 __all__ = ["Comparison", "cache_name", "compare"]
 
-_BEFORE = "relevance"
 _DEFAULT = "coaccess"
 
 
@@ -43,13 +43,13 @@ class Comparison:
     def after(self) -> ReplayResult:
         """The default policy; where it was not asked for, the one that found most, relevance order last of all."""
         preferred = [result for result in self.headline if result.policy == _DEFAULT]
-        others = [result for result in self.headline if result.policy != _BEFORE]
+        others = [result for result in self.headline if result.policy != TODAY]
         return [*preferred, *others, *self.headline][0]
 
     @property
     def before(self) -> ReplayResult | None:
         """Relevance order, if it was replayed, and something else too."""
-        result = self.cells.get((_BEFORE, self.capacities[0]))
+        result = self.cells.get((TODAY, self.capacities[0]))
         return None if result is self.after else result
 
     def best(self, number: int) -> list[ReplayResult]:

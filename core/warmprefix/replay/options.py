@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ POLICY_NAMES = "relevance,frequency,greedy,coaccess"
 CAPACITIES = "100000,unbounded"
 STDOUT = Path("-")
 
+_MOST = 1e12  # seconds and money stay finite
 _CAPACITY = re.compile(r"([0-9][0-9_]*)(k|m|)")
 _MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000}
 
@@ -55,19 +56,28 @@ class ReplayOptions:
             raise ValueError(f"--answer-tokens must be 0 or more, got {self.answer_tokens}")
         if self.answer_tokens and self.placement == "head":
             raise ValueError("--answer-tokens is for --placement tail: with head, no history stands before the context")
-        if self.prefill_rate is not None and not 0 < self.prefill_rate < math.inf:
-            raise ValueError(f"--prefill-rate must be above 0, got {self.prefill_rate:g}")
+        if self.prefill_rate is not None and not 1 <= self.prefill_rate <= _MOST:
+            raise ValueError(f"--prefill-rate must be from 1 to {_MOST:,.0f}, got {self.prefill_rate:g}")
         for name, price in (("--price", self.price), ("--cached-price", self.cached_price)):
-            if price is not None and not 0 <= price < math.inf:
-                raise ValueError(f"{name} must be 0 or more, got {price:g}")
+            if price is not None and not 0 <= price <= _MOST:
+                raise ValueError(f"{name} must be from 0 to {_MOST:,.0f}, got {price:g}")
         if self.cached_price is not None and self.price is None:
             raise ValueError("--cached-price needs --price too: what a token costs that is not cached")
         for name, file in (("--orders-out", self.orders_file), ("--html", self.html_file)):
             if file == STDOUT:
                 raise ValueError(f"{name} needs the name of a file; only --json takes - for standard output")
-        outputs = [file for file in (self.json_file, self.orders_file, self.html_file) if file is not None]
+        outputs = [os.path.realpath(file) for file in self.outputs]
         if len(set(outputs)) < len(outputs):
             raise ValueError("--json, --orders-out and --html must name different files")
+        for trace in self.traces:
+            if os.path.realpath(trace) in outputs:
+                raise ValueError(f"{trace} is to be read, so --json, --orders-out and --html can't be written there")
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The files that are written."""
+        files = (self.json_file, self.orders_file, self.html_file)
+        return [file for file in files if file is not None and file != STDOUT]
 
 
 def parse_policies(text: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from warmprefix.page.document import document
 from warmprefix.page.markup import Markup, element, join, outside
 from warmprefix.page.tables import data, row
 from warmprefix.plan import Placement
-from warmprefix.replay.charts import by_policy, cache_size, listed, misses, over_time, per_request, today
+from warmprefix.replay.charts import by_policy, cache_size, listed, misses, over_time, per_request
 from warmprefix.replay.compared import Comparison, cache_name, compare
 from warmprefix.replay.estimates import Estimates
 from warmprefix.replay.result import ReplayResult
@@ -27,13 +27,10 @@ _PLACEMENTS: dict[Placement, str] = {
 }
 
 
-def replay_page(
-    results: Sequence[ReplayResult], estimates: Estimates | None = None, *, generated_for: str | None = None
-) -> str:
+def replay_page(results: Sequence[ReplayResult], estimates: Estimates | None = None) -> str:
     """One self-contained HTML page about at least one result; the same bytes for the same arguments.
 
     Headlines, and the charts that have room for one cache size, are about the first that a trace's results came with.
-    `generated_for` stands under the title.
     """
     if not results:
         raise ValueError("results is empty: there is nothing to show")
@@ -42,14 +39,14 @@ def replay_page(
     return document(
         _TITLE,
         fills(),
-        _header(comparisons, generated_for),
+        _header(comparisons),
         _overview(comparisons) if len(comparisons) > 1 else None,
         *(_section(comparison, estimates, number) for number, comparison in enumerate(comparisons, 1)),
         _footer(estimates),
     )
 
 
-def _header(comparisons: Sequence[Comparison], generated_for: str | None) -> Markup:
+def _header(comparisons: Sequence[Comparison]) -> Markup:
     policies = {policy for comparison in comparisons for policy, _ in comparison.cells}
     sizes = list(dict.fromkeys(size for comparison in comparisons for size in comparison.capacities))
     what = f"{counted(len(comparisons), 'recorded trace')}, replayed in {counted(len(policies), 'order')} of context"
@@ -58,7 +55,6 @@ def _header(comparisons: Sequence[Comparison], generated_for: str | None) -> Mar
     return element(
         "header",
         element("h1", _TITLE),
-        None if generated_for is None else element("p", "For ", outside(generated_for)),
         element("p", f"{what}, {caches}.{first}"),
         element(
             "p",
@@ -70,7 +66,7 @@ def _header(comparisons: Sequence[Comparison], generated_for: str | None) -> Mar
 
 
 def _overview(comparisons: Sequence[Comparison]) -> Markup:
-    top = scale_top(max(ratio for each in comparisons for ratio in (today(each.after), each.after.hit_ratio)))
+    top = scale_top(max(ratio for each in comparisons for ratio in (each.after.today_hit_ratio, each.after.hit_ratio)))
     head = ("Trace", "Cache", "Requests", "Today", "Order", "Hit ratio", "Points", "To prefill", "Found most")
     return element(
         "section",
@@ -102,7 +98,7 @@ def _overall(comparisons: Sequence[Comparison]) -> str:
 
 
 def _glance(comparison: Comparison, number: int, top: float) -> Markup:
-    before, after = today(comparison.after), comparison.after.hit_ratio
+    before, after = comparison.after.today_hit_ratio, comparison.after.hit_ratio
     return element(
         "li",
         element("a", outside(comparison.trace), href=f"#trace-{number}"),
@@ -121,10 +117,10 @@ def _glance_rows(comparison: Comparison) -> Iterator[Markup]:
             outside(comparison.trace),
             cache_size(capacity),
             f"{most.requests:,}",
-            percent(today(most)),
+            percent(most.today_hit_ratio),
             outside(comparison.after.policy),
             percent(after.hit_ratio) if after else _UNKNOWN,
-            points(after.hit_ratio - today(after)) if after else _UNKNOWN,
+            points(after.hit_ratio - after.today_hit_ratio) if after else _UNKNOWN,
             change(after.prefill_change) if after else _UNKNOWN,
             join(outside(most.policy), f" {percent(most.hit_ratio)}"),
         )
@@ -154,7 +150,7 @@ def _section(comparison: Comparison, estimates: Estimates, number: int) -> Marku
 
 def _tiles(after: ReplayResult, estimates: Estimates) -> Iterator[Markup]:
     yield _tile(percent(after.hit_ratio), f"hit ratio with {after.policy}", class_="hero")
-    yield _tile(percent(today(after)), "hit ratio today")
+    yield _tile(percent(after.today_hit_ratio), "hit ratio today")
     spared = after.today_prefilled_tokens - after.prefilled_tokens - after.annotation_tokens
     yield _tile(change(after.prefill_change), f"to prefill: {rounded(abs(spared))} tokens {_direction(spared)}")
     if after.reference_tokens:
@@ -178,7 +174,7 @@ def _direction(spared: int) -> str:
 
 def _footer(estimates: Estimates) -> Markup:
     assumed = [
-        None if estimates.prefill_rate is None else f"a prefill of {estimates.prefill_rate:,.0f} tokens a second",
+        None if estimates.prefill_rate is None else f"a prefill of {estimates.prefill_rate:,.15g} tokens a second",
         None if estimates.price is None else f"a price of {estimates.price:g} for a million prefilled tokens",
         None if estimates.price is None else f"{estimates.cached_price:g} for a million cached ones",
     ]

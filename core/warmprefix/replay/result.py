@@ -97,6 +97,10 @@ class ReplayResult:
         return self.total_tokens - self.saved_tokens
 
     @property
+    def today_hit_ratio(self) -> float:
+        return self.today_saved_tokens / self.today_total_tokens if self.today_total_tokens else 0.0
+
+    @property
     def today_prefilled_tokens(self) -> int:
         return self.today_total_tokens - self.today_saved_tokens
 

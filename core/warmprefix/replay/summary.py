@@ -21,11 +21,10 @@ def summary(comparison: Comparison) -> str:
 
 def _finding(result: ReplayResult) -> str:
     what = "context" if result.placement == "head" else "prompts"
-    today = result.today_saved_tokens / result.today_total_tokens
     found = percent(result.hit_ratio)
     return (
         f"With a cache {cache_name(result.capacity_tokens)}, {result.policy} would have found {found} of the {what} in"
-        f" it; as things are, it is {percent(today)}."
+        f" it; as things are, it is {percent(result.today_hit_ratio)}."
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.page.amounts import counted
+from warmprefix.page.markup import visible
 from warmprefix.replay.compared import Comparison, compare
 from warmprefix.replay.estimates import Estimates
 from warmprefix.replay.result import ReplayResult
 from warmprefix.replay.summary import summary
+from warmprefix.traces.format import Trace
 
 try:
     from rich.console import Console
@@ -17,19 +20,34 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["print_results"]
+__all__ = ["print_conversations", "print_results"]
 
 _TEXT_WIDTH = 100
+_ANY_WIDTH = 10_000
+
+_Column = tuple[str, Callable[[ReplayResult], str]]
+"""A heading of two lines, and what stands under it."""
 
 
 def print_results(results: Sequence[ReplayResult], estimates: Estimates, console: Console) -> None:
     """A table for each trace, what it means, and how to read the columns."""
     for comparison in compare(results):
         console.print(Text(_title(comparison), style="bold"))
-        console.print(_table(comparison, estimates))
+        _print_table(comparison, estimates, console)
         _print_text(summary(comparison), console)
         console.print()
     for line in [*_failures(results), *_legend(estimates)]:
+        _print_text(line, console, style="dim")
+
+
+def print_conversations(traces: Sequence[Trace], console: Console) -> None:
+    """What a replay with placement `head` leaves out of traces with conversations."""
+    number = sum(trace.conversations for trace in traces)
+    if number:
+        line = (
+            f"{counted(number, 'conversation')} of several turns: if your application keeps their earlier context in"
+            " the history, --placement tail says what references would spare."
+        )
         _print_text(line, console, style="dim")
 
 
@@ -38,40 +56,59 @@ def _print_text(text: str, console: Console, style: str = "default") -> None:
 
 
 def _title(comparison: Comparison) -> str:
-    requests = comparison.headline[0].requests
-    return f"{comparison.trace}: {requests:,} requests, k = {comparison.k}, placement {comparison.placement}"
+    requests = counted(comparison.headline[0].requests, "request")
+    return f"{visible(comparison.trace)}: {requests}, k = {comparison.k}, placement {comparison.placement}"
 
 
-def _table(comparison: Comparison, estimates: Estimates) -> Table:
+def _print_table(comparison: Comparison, estimates: Estimates, console: Console) -> None:
+    """In two parts, one below the other, where the console is too narrow for one; no number is ever cut."""
+    counts, times = _columns(comparison, estimates)
+    whole = _table(comparison, [*counts, *times])
+    fits = whole.width is not None and whole.width <= console.width
+    for table in [whole] if fits else [_table(comparison, counts), _table(comparison, times)]:
+        console.print(table, crop=False)
+
+
+def _columns(comparison: Comparison, estimates: Estimates) -> tuple[list[_Column], list[_Column]]:
+    """What is counted; and what takes time or money."""
+    counts: list[_Column] = [
+        ("hit\nratio", lambda result: f"{result.hit_ratio:.1%}"),
+        ("tokens\nsaved", lambda result: f"{result.saved_tokens:,}"),
+        ("referred\nto", lambda result: f"{result.reference_tokens:,}"),
+        ("\nprefill", lambda result: f"{result.prefill_change:+.1%}"),
+        ("requests\nbetter", lambda result: _share(result.gained_requests, result)),
+        ("\nworse", lambda result: _share(result.lost_requests, result)),
+    ]
+    if not any(result.reference_tokens for result in comparison.cells.values()):
+        del counts[2]
+    times: list[_Column] = [
+        ("plan µs\np50", lambda result: f"{result.plan_us_p50:,.0f}"),
+        ("\np99", lambda result: f"{result.plan_us_p99:,.0f}"),
+    ]
+    if estimates.prefill_rate is not None:
+        times.append(("est. TTFT\nms", lambda result: f"{1e3 * (estimates.ttft_seconds(result) or 0.0):,.1f}"))
+    if estimates.price is not None:
+        times.append(("est.\ncost", lambda result: f"{estimates.cost(result) or 0.0:,.2f}"))
+    return counts, times
+
+
+def _table(comparison: Comparison, columns: Sequence[_Column]) -> Table:
+    """As wide as it has to be, whatever the console is."""
     results = list(comparison.cells.values())
-    references = any(result.reference_tokens for result in results)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("cache\n  policy", no_wrap=True)
-    columns = ["hit\nratio", "tokens\nsaved", *(["referred\nto"] if references else []), "\nprefill"]
-    columns += ["requests\nbetter", "\nworse", "plan µs\np50", "\np99"]
-    columns += [] if estimates.prefill_rate is None else ["est. TTFT\nms"]
-    columns += [] if estimates.price is None else ["est.\ncost"]
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
     for capacity in comparison.capacities:
         same_size = [result for result in results if result.capacity_tokens == capacity]
         least = min(result.prefill_change for result in same_size)
         table.add_row(Text("no bound" if capacity is None else f"{capacity:,} tokens", style="dim"))
         for result in same_size:
             best = result.prefill_change == least < 0
-            table.add_row(*_cells(result, estimates, references), style="bold" if best else None)
+            cells = [cell(result) for _, cell in columns]
+            table.add_row(f"  {result.policy}", *cells, style="bold" if best else None)
+    table.width = Console(width=_ANY_WIDTH).measure(table).maximum
     return table
-
-
-def _cells(result: ReplayResult, estimates: Estimates, references: bool) -> list[str]:
-    cells = [f"  {result.policy}", f"{result.hit_ratio:.1%}", f"{result.saved_tokens:,}"]
-    cells += [f"{result.reference_tokens:,}"] if references else []
-    cells += [f"{result.prefill_change:+.1%}", _share(result.gained_requests, result)]
-    cells += [_share(result.lost_requests, result), f"{result.plan_us_p50:,.0f}", f"{result.plan_us_p99:,.0f}"]
-    seconds, cost = estimates.ttft_seconds(result), estimates.cost(result)
-    cells += [] if seconds is None else [f"{1e3 * seconds:,.1f}"]
-    cells += [] if cost is None else [f"{cost:,.2f}"]
-    return cells
 
 
 def _share(requests: int, result: ReplayResult) -> str:
@@ -80,7 +117,8 @@ def _share(requests: int, result: ReplayResult) -> str:
 
 def _failures(results: Sequence[ReplayResult]) -> list[str]:
     return [
-        f"{result.policy} failed in {result.policy_errors:,} requests of {result.trace}; they count in relevance order."
+        f"{result.policy} failed in {counted(result.policy_errors, 'request')} of {visible(result.trace)};"
+        " they count in relevance order."
         for result in results
         if result.policy_errors
     ]
@@ -93,7 +131,7 @@ def _legend(estimates: Estimates) -> list[str]:
     ]
     if estimates.prefill_rate is not None:
         lines.append(
-            f"est. TTFT: the prefill of a request at {estimates.prefill_rate:,.0f} tokens a second, mean, on an idle"
+            f"est. TTFT: the prefill of a request at {estimates.prefill_rate:,.15g} tokens a second, mean, on an idle"
             " engine; what stands around the context is left out."
         )
     if estimates.price is not None:

@@ -23,14 +23,16 @@ _CANNOT_RUN, _NOT_FOUND, _SIGNALLED = 126, 127, 128  # as env(1) and shells have
 
 
 def run_recorded(command: Sequence[str], trace: Path, *, text: bool, say: Callable[[str], object]) -> int:
-    """Run `command` to its end, say what was recorded, and return its exit status.
+    """Run `command` to its end, say what was recorded, line by line, and return its exit status.
 
     Signals go on to it. If one ends it, the status is 128 and the signal's number.
 
     Raises:
-        TraceError: The trace's folder can't be written; nothing was run.
+        TraceError: The trace is a folder, or its folder can't be written; nothing was run.
     """
-    if not os.access(trace.parent, os.R_OK | os.W_OK | os.X_OK):
+    if trace.is_dir():
+        raise TraceError(str(trace), None, "a trace is a file, and this is a folder")
+    if not trace.parent.is_dir() or not os.access(trace.parent, os.R_OK | os.W_OK | os.X_OK):
         raise TraceError(str(trace), None, f"no file can be made in {trace.parent.absolute()}")
     before = recorded_files(str(trace))
     try:
@@ -89,7 +91,5 @@ def _report(paths: Sequence[str], say: Callable[[str], object]) -> None:
     if readable:
         say(f"Next: {shlex.join(['warmprefix', 'replay', *readable])}")
     elif not paths:
-        say(
-            "No request was recorded: no ContextPlanner planned one, or each was given a recorder of its own.\n"
-            "An application that has no planner yet records with one line; docs/record.md has it."
-        )
+        say("No request was recorded: no ContextPlanner planned one, or each was given a recorder of its own.")
+        say("An application that has no planner yet records with one line; docs/record.md has it.")

@@ -18,7 +18,7 @@ from warmprefix.traces.format import MAX_TOKENS, RECORDED, BlockId, Trace, Trace
 
 try:
     from pydantic import BaseModel, ConfigDict, Field, ValidationError
-    from pydantic_core import from_json
+    from pydantic_core import ErrorDetails, from_json
 except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
@@ -203,26 +203,16 @@ def _validated(kind: type[_LineT], fields: dict[str, Any]) -> _LineT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _BadFileError(_problem(fields, str(error.errors(include_url=False)[0]["loc"][0]))) from None
+        raise _BadFileError(_problem(error.errors(include_url=False)[0])) from None
 
 
-def _problem(fields: dict[str, Any], name: str) -> str:
-    allowed = _ALLOWED[name]
-    if name not in fields:
+def _problem(details: ErrorDetails) -> str:
+    name, *inside = details["loc"]
+    allowed = _ALLOWED[str(name)]
+    if details["type"] == "missing":
         return f"{name} is missing; it must be {allowed}"
-    value = fields[name]
-    if isinstance(value, list) and allowed.startswith("a list"):
-        place, value = next((i, entry) for i, entry in enumerate(value) if not _fits(name, entry))
-        return f"{name} must be {allowed}, got {_shown(value)} at place {place}"
-    return f"{name} must be {allowed}, got {_shown(value)}"
-
-
-def _fits(name: str, entry: object) -> bool:
-    try:
-        _RequestLine.model_validate({"request": 0, "blocks": [], name: [entry]})
-    except ValidationError:
-        return False
-    return True
+    place = f" at place {inside[0]}" if inside and isinstance(inside[0], int) else ""
+    return f"{name} must be {allowed}, got {_shown(details['input'])}{place}"
 
 
 def _shown(value: object) -> str:

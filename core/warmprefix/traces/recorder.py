@@ -15,7 +15,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, TextIO
 
-from warmprefix.blocks import ContextBlock
+from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.traces.format import MAX_TOKENS, RECORDED
 from warmprefix.traces.names import BlockNames
 from warmprefix.traces.sink import FileSink, Sink, StreamSink
@@ -89,7 +89,9 @@ class TraceRecorder:
         _recorders.add(self)
 
     def _start(self, over: bool = False) -> None:
-        self._lock = threading.Lock()  # guards all below
+        # Guards all below. Re-entrant, because a signal's handler may record or close in the middle of `record`.
+        self._lock = threading.RLock()
+        self._writing = False
         self._sink: Sink | None = None
         self._lines = _Lines(self._text, self._max_blocks, self._max_conversations)
         self._over = over
@@ -109,7 +111,7 @@ class TraceRecorder:
 
     @property
     def lost(self) -> int:
-        """How many came when the trace could not be written, or was closed."""
+        """How many came when the trace could not be written or was closed, or from a signal's handler in `record`."""
         return self._lost
 
     def record(
@@ -136,7 +138,9 @@ class TraceRecorder:
             TypeError: An argument has another type than the above.
             ValueError: `query_tokens` is negative or above a billion.
         """
-        distinct = _distinct(blocks)
+        distinct: dict[bytes, ContextBlock] = {}
+        for block in as_blocks(blocks):
+            distinct.setdefault(block.fingerprint, block)
         for argument, value in (
             ("conversation", conversation),
             ("tenant", tenant),
@@ -151,10 +155,10 @@ class TraceRecorder:
             raise ValueError(f"query_tokens must be from 0 to {MAX_TOKENS}, got {query_tokens}")
         try:
             with self._lock:
-                if self._over:
+                if self._over or self._writing:
                     self._lost += 1
                     return
-                self._write(distinct, conversation, (tenant, model, preamble), query_tokens)
+                self._write(list(distinct.values()), conversation, (tenant, model, preamble), query_tokens)
         except Exception as error:
             _log.warning("trace recording ended: %s", error, exc_info=not isinstance(error, OSError))
 
@@ -163,7 +167,7 @@ class TraceRecorder:
         try:
             with self._lock:
                 self._over = True
-                if self._sink is not None:
+                if self._sink is not None and not self._writing:
                     self._sink.close()
         except OSError as error:
             _log.warning("trace recording ended: %s", error)
@@ -185,6 +189,7 @@ class TraceRecorder:
     ) -> None:
         """The lock is held. Whatever is raised here, an interrupt included, ends the trace behind a whole line."""
         try:
+            self._writing = True
             lines = self._lines.of(blocks, conversation, scope, query_tokens)
             if self._sink is None:
                 self._sink = self._open()
@@ -196,6 +201,8 @@ class TraceRecorder:
             if self._sink is not None:
                 self._sink.abandon()
             raise
+        finally:
+            self._writing = False
         self._requests += 1
 
     def _open(self) -> Sink:
@@ -317,19 +324,6 @@ def _scores(blocks: Sequence[ContextBlock]) -> list[float]:
             return []
         scores.append(score)
     return scores
-
-
-def _distinct(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
-    if isinstance(blocks, str | bytes | Mapping) or not isinstance(blocks, Iterable):
-        raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
-    distinct: dict[bytes, ContextBlock] = {}
-    for i, block in enumerate(blocks):
-        if isinstance(block, str):
-            block = ContextBlock(block)
-        elif not isinstance(block, ContextBlock):
-            raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
-        distinct.setdefault(block.fingerprint, block)
-    return list(distinct.values())
 
 
 _recorders: weakref.WeakSet[TraceRecorder] = weakref.WeakSet()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warmprefix.replay.errors import ReplayError
-from warmprefix.replay.outputs import check_writable, text_file
+from warmprefix.outputs import OutputError, check_writable, text_file
 
 FULL = Path("/dev/full")
 
@@ -60,15 +59,28 @@ def test_a_device_is_written_to_as_it_is(tmp_path: Path) -> None:
         os.close(reader)
 
 
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "latest.json"
+    link.symlink_to(tmp_path / "real" / "today.json")
+    for text in ("first", "second"):
+        check_writable(link)
+        with text_file(link) as write:
+            write(text)
+        assert link.is_symlink()
+        assert (tmp_path / "real" / "today.json").read_text() == text
+    assert len(list((tmp_path / "real").iterdir())) == 1
+
+
 def test_what_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
     check_writable(tmp_path / "new.json")
-    with pytest.raises(ReplayError, match=r"Cannot write .*: it is a directory"):
+    with pytest.raises(OutputError, match=r"Cannot write .*: it is a directory"):
         check_writable(tmp_path)
-    with pytest.raises(ReplayError, match=r"Cannot write .*: there is no directory .*missing"):
+    with pytest.raises(OutputError, match=r"Cannot write .*: there is no directory .*missing"):
         check_writable(tmp_path / "missing" / "new.json")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
 def test_a_full_disk_is_one_error() -> None:
-    with pytest.raises(ReplayError, match="Cannot write /dev/full: No space left on device"), text_file(FULL) as write:
+    with pytest.raises(OutputError, match="Cannot write /dev/full: No space left on device"), text_file(FULL) as write:
         write("x" * 100_000)

@@ -1,0 +1,1 @@
+"""`warmprefix doctor`: what keeps the prefix cache cold, read from a log of requests."""

@@ -1,0 +1,44 @@
+"""Scores, ranks and times of retrieval in the text of passages."""
+
+from __future__ import annotations
+
+import re
+
+from warmprefix.doctor.checks.base import TextCheck
+from warmprefix.doctor.checks.timestamp import mask_times
+
+__all__ = ["CHECK", "mask_scores"]
+
+_SCORE = re.compile(
+    r"""(?ix)\b(?:(?:relevance|similarity|confidence|match|rerank(?:er|ing)?|cosine|vector|bm25|search|retrieval)[ _-]?)*
+    (?:score|relevance|relevancy|similarity|distance|confidence|rank|weight|cosine|bm25)
+    (["']?\s*(?:[:=]|is|of)\s*["']?|\s+(?=\d*\.\d|\d+\s*%))[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%|\s?/\s?\d+)?"""
+)
+_BARE = re.compile(r"(?<=[(\[|])\s*(?:~|≈)?(?:[01]?\.\d{2,}|\d{1,3}(?:\.\d+)?\s?%)\s*(?=[)\]|])")
+_AGO = re.compile(
+    r"(?i)\b(?:\d+|an?|one) (?:second|minute|hour|day|week|month|year)s? ago\b|\byesterday\b|\bjust now\b"
+)
+
+
+def mask_scores(segment: str) -> str:
+    """The segment with placeholders for scores, ranks, dates and ages.
+
+    >>> mask_scores("[Doc_7] (score: 0.8312, retrieved 2 hours ago) Tides rise.")
+    '[Doc_7] (<score>, retrieved <time>) Tides rise.'
+    """
+    return mask_times(_AGO.sub("<time>", _mask_numbers(segment)))
+
+
+def _mask_numbers(segment: str) -> str:
+    return _BARE.sub("<score>", _SCORE.sub("<score>", segment))
+
+
+CHECK = TextCheck(
+    "passage-scores",
+    "Scores, ranks or dates of retrieval stand in the text of passages",
+    "Leave them out of the passage: the order says what the score says. If the model must know, put them behind the"
+    " context, with the question.",
+    mask_scores,
+    "inside",
+    elsewhere=_mask_numbers,  # not every passage stands in what is recognised as a list
+)

@@ -1,0 +1,58 @@
+"""`warmprefix doctor`: looks at a log at the console."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from warmprefix.doctor.diagnosis import diagnose
+from warmprefix.doctor.export import as_json
+from warmprefix.doctor.options import STDOUT, DoctorOptions
+from warmprefix.doctor.page import doctor_page
+from warmprefix.doctor.readers import read_log
+from warmprefix.doctor.table import print_report
+from warmprefix.errors import MissingExtraError
+from warmprefix.outputs import check_writable, standard_output, text_file
+
+try:
+    from rich.console import Console
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["run_doctor"]
+
+_PLAIN_WIDTH = 100
+
+
+def run_doctor(options: DoctorOptions) -> bool:
+    """Read, look, and report; write the files that are asked for.
+
+    Returns:
+        Whether no more is lost than `options.fail_over` allows.
+
+    Raises:
+        DoctorError: No request could be read.
+        OutputError: A file can't be written.
+    """
+    for file in options.outputs:
+        check_writable(file)
+    report = diagnose(read_log(options.logs), options.kv_block_size, options.capacity_tokens)
+    console = Console(stderr=options.json_file == STDOUT, highlight=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    with standard_output():
+        if options.json_file is not None:
+            text = json.dumps(as_json(report), indent=1) + "\n"
+            if options.json_file == STDOUT:
+                print(text, end="")  # noqa: T201
+            else:
+                _write(options.json_file, text)
+        if options.html_file is not None:
+            _write(options.html_file, doctor_page(report))
+        print_report(report, console)
+    return options.fail_over is None or 100 * report.lost_share <= options.fail_over
+
+
+def _write(path: Path, text: str) -> None:
+    with text_file(path) as write:
+        write(text)

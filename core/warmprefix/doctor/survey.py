@@ -1,0 +1,245 @@
+"""What is known of a log before anything is mended: lists, conversations, what is widespread and what is not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from warmprefix.doctor.checks.base import MessageCheck, TextCheck
+from warmprefix.doctor.conversations import Thread, threads
+from warmprefix.doctor.layout import ItemList, Layout
+from warmprefix.doctor.prompts import TOOLS, Log, Message
+from warmprefix.doctor.segments import EMPTY, Ids
+from warmprefix.doctor.slots import Slots
+from warmprefix.doctor.wording import Wording
+from warmprefix.errors import MissingExtraError
+
+try:
+    import numpy as np
+    from numpy.typing import NDArray
+except ImportError as exc:
+    raise MissingExtraError("cli", "numpy") from exc
+
+__all__ = ["Survey"]
+
+_MEMORY = re.compile(r"(?i)memor(?:y|ies)|remember|recall|known facts|facts about|know(?:n)? about|preferences|profile")
+_MEMORY_LABEL = re.compile(r"(?i)[\s<\[(#*-]*(?:memor(?:y|ies)|facts?)\b")
+_SHORT_ITEM = 48
+"""Tokens."""
+_MOSTLY = 0.6
+
+
+@dataclass(slots=True)
+class _Cells:
+    """Memo of one survey."""
+
+    plain: dict[Message, Message] = field(default_factory=dict)
+    keys: dict[Message, bytes] = field(default_factory=dict)
+    braces: dict[Message, bool] = field(default_factory=dict)
+    mended: dict[tuple[str, Message], Message] = field(default_factory=dict)
+    list_keys: dict[ItemList, Hashable] = field(default_factory=dict)
+    memories: dict[Hashable, bool] = field(default_factory=dict)
+    bare: dict[int, int] = field(default_factory=dict)
+    spaced: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+class Survey:
+    """One log, looked at from all sides; everything here is about the log as it stands."""
+
+    short_requests: frozenset[int] = frozenset()
+    """Requests whose prompt is no longer than one KV block."""
+
+    def __init__(self, log: Log, text_checks: Sequence[TextCheck]) -> None:
+        self.log = log
+        self.pool = log.pool
+        self._memo = _Cells()
+        self.arrangements: dict[Hashable, dict[Hashable, Any]] = {}
+        """Memo of the checks that order lists."""
+        self.uses: Counter[Message] = Counter()
+        for request in log.requests:
+            self.uses.update(set(request.messages))
+        self.wording = wording = Wording(log.pool, text_checks)
+        self._corpus = np.concatenate([message.ids for message in self.uses])
+        self._ends = np.concatenate(([0], np.cumsum([len(message.ids) for message in self.uses])))
+        self.layout = Layout(log.pool)
+        spread = self._spread(self._corpus)
+        self.layout.learn(self.uses, spread, lambda ids: wording.mended(ids, wording.all_kinds))
+        wording.learn({message: self.layout.lists(message) for message in self.uses})
+        self._memo.plain.update(self.all_mended(wording.all_kinds))
+
+    def plain(self, message: Message) -> Message:
+        """The message with every defect of wording mended."""
+        plain = self._memo.plain.get(message)
+        if plain is None:
+            ids = self.wording.mended(message.ids, self.wording.all_kinds)
+            plain = self._memo.plain[message] = message.made_into(ids)
+        return plain
+
+    def key(self, message: Message) -> bytes:
+        """Equal for messages that say the same, whatever their wording."""
+        key = self._memo.keys.get(message)
+        if key is None:
+            ids = self.plain(message).ids
+            key = self._memo.keys[message] = message.role.encode() + b"\n" + ids[ids != EMPTY].tobytes()
+        return key
+
+    def all_mended(self, kinds: frozenset[str]) -> dict[Message, Message]:
+        """Every message of the log without these defects of wording."""
+        mended = self.wording.mended(self._corpus, kinds)
+        ends, messages = self._ends, list(self.uses)
+        changed: NDArray[np.int64] = np.concatenate(([0], np.cumsum(mended != self._corpus)))
+        touched = changed[ends[1:]] > changed[ends[:-1]]
+        made = dict(zip(messages, messages, strict=True))
+        for index in np.flatnonzero(touched).tolist():
+            message = messages[index]
+            made[message] = Message(message.role, mended[ends[index] : ends[index + 1]], message)
+        return made
+
+    def mended(self, check: MessageCheck, message: Message) -> Message:
+        """The message without that defect."""
+        made = self._memo.mended.get((check.kind, message))
+        if made is None:
+            made = self._memo.mended[check.kind, message] = check.mend(self, message)
+        return made
+
+    def has_json(self, message: Message) -> bool:
+        """Whether a JSON object may be written out in it."""
+        found = self._memo.braces.get(message)
+        if found is None:
+            found = self._memo.braces[message] = bool(self.wording.braces(message.ids))
+        return found
+
+    def lists(self, message: Message) -> tuple[ItemList, ...]:
+        """The lists in a message, or in the one that it was made from."""
+        return self.layout.lists(message)
+
+    def list_key(self, each: ItemList, message: Message) -> Hashable:
+        """Equal for lists that stand in the same place of a prompt: of one style, behind one heading."""
+        key = self._memo.list_keys.get(each)
+        if key is None:
+            heading = None
+            if each.start:
+                heading = int(self.plain(message.source).ids[each.start - 1])
+                if heading >= len(self.plain_spread) or self.plain_spread[heading] < 2:
+                    heading = None
+            key = self._memo.list_keys[each] = (message.role, each.style, heading)
+        return key
+
+    def item_keys(self, each: ItemList, message: Message) -> list[bytes]:
+        """What each item of a list says, wording apart."""
+        ids = self.plain(message.source).ids
+        keys = []
+        for item in each.items:
+            bare = self.without_space(int(ids[item.start]))
+            rest = ids[item.start + 1 : item.end]
+            keys.append(bare.to_bytes(4, "little") + rest[rest != EMPTY].tobytes())
+        return keys
+
+    def is_memory(self, each: ItemList, message: Message) -> bool:
+        """Whether a list is one of memories: by its heading or labels, or because it stays with its conversation."""
+        key = self.list_key(each, message)
+        known = self._memo.memories.get(key)
+        if known is None:
+            source = message.source
+            texts = [self.pool.texts[int(i)] for i in source.ids[max(each.start - 1, 0) : each.start + 1]]
+            named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
+            known = bool(named) or key in self._short_and_kept
+            self._memo.memories[key] = known
+        return known
+
+    @cached_property
+    def _short_and_kept(self) -> set[Hashable]:
+        """Lists of short items most of which come back in the next request of the conversation."""
+        shares: dict[Hashable, list[float]] = {}
+        tokens = self.pool.token_counts
+        for index, thread in enumerate(self.threads):
+            if thread is None:
+                continue
+            old = {}
+            for message in self.log.requests[thread.earlier].messages[:2]:
+                for each in self.lists(message):
+                    old[self.list_key(each, message)] = set(self.item_keys(each, message))
+            for message in self.log.requests[index].messages[:2]:
+                for each in self.lists(message):
+                    key = self.list_key(each, message)
+                    size = int(tokens[message.ids[each.start : each.end]].sum()) / len(each.items)
+                    if key in old and size <= _SHORT_ITEM and message.role in ("system", "developer"):
+                        keys = self.item_keys(each, message)
+                        shares.setdefault(key, []).append(sum(k in old[key] for k in keys) / len(keys))
+        return {key for key, found in shares.items() if sum(found) / len(found) >= _MOSTLY}
+
+    def without_space(self, segment: int) -> int:
+        """The segment without the white space in front of it."""
+        made = self._memo.bare.get(segment)
+        if made is None:
+            made = self._memo.bare[segment] = self.pool.intern(self.pool.texts[segment].lstrip())
+        return made
+
+    def with_space_of(self, other: int, segment: int) -> int:
+        """The segment with the line feeds that stand in front of another, instead of its own white space."""
+        made = self._memo.spaced.get((other, segment))
+        if made is None:
+            text = self.pool.texts[other]
+            space = text[: len(text) - len(text.lstrip())]
+            made = self.pool.intern(space.lstrip(" \t") + self.pool.texts[segment].lstrip())
+            self._memo.spaced[other, segment] = made
+        return made
+
+    def tools_message(self, request: int) -> Message | None:
+        """The tools of a request."""
+        first = self.log.requests[request].messages[0]
+        return first if first.role == TOOLS else None
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Places of templates where each request has something else."""
+        return Slots(self)
+
+    @cached_property
+    def threads(self) -> list[Thread | None]:
+        """For each request, how it follows an earlier one of its conversation."""
+        return threads(self.log.requests, self.key, self._alike)
+
+    def _alike(self, old: Message, new: Message) -> float:
+        """How much of the shorter message the longer one has."""
+        if old.role != new.role:
+            return 0.0
+        one, other = (set(self.plain(message).ids.tolist()) - {EMPTY} for message in (old, new))
+        return len(one & other) / max(min(len(one), len(other)), 1)
+
+    @cached_property
+    def roots(self) -> list[int]:
+        """For each request, the first one of its conversation."""
+        roots: list[int] = []
+        for request, thread in enumerate(self.threads):
+            roots.append(request if thread is None else roots[thread.earlier])
+        return roots
+
+    @cached_property
+    def owners(self) -> list[str | None]:
+        """For each request, whom it is for, as well as can be told: a user, a session, a conversation."""
+        sizes = Counter(self.roots)
+        return [
+            request.user or request.session or (f"#{root}" if sizes[root] > 1 else None)
+            for request, root in zip(self.log.requests, self.roots, strict=True)
+        ]
+
+    @cached_property
+    def plain_spread(self) -> NDArray[np.int64]:
+        """How many requests have each segment, wording apart."""
+        return self._spread(self.wording.mended(self._corpus, self.wording.all_kinds))
+
+    def _spread(self, corpus: Ids) -> NDArray[np.int64]:
+        """For the segments of all messages, one message after another."""
+        owners = np.repeat(np.arange(len(self.uses)), np.diff(self._ends))
+        pairs = owners << 32 | corpus
+        pairs.sort()
+        pairs = pairs[np.concatenate(([True], pairs[1:] != pairs[:-1]))]
+        uses = np.fromiter(self.uses.values(), np.int64, len(self.uses))
+        spread = np.bincount(pairs & 0xFFFF_FFFF, weights=uses[pairs >> 32], minlength=len(self.pool)).astype(np.int64)
+        spread[EMPTY] = 0
+        return spread
