@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from common import print_table, write_results
-
 from warmprefix.demo.corpus import read_standard_library
 from warmprefix.doctor.diagnosis import diagnose
 from warmprefix.doctor.readers import read_log
@@ -31,14 +30,10 @@ PASSAGE_TOKENS = 420
 
 
 def write_log(path: Path, requests: int, *, distinct: bool) -> None:
-    """Write the log; with `distinct`, no two passages of it are the same."""
+    """Write the log; with `distinct`, hardly a sentence of its passages comes twice."""
     rng = random.Random(SEED)
-    sentences = [
-        f"{sentence.strip()}."
-        for entry in read_standard_library()
-        for sentence in entry.docstring.split(". ")
-        if sentence.strip()
-    ]
+    texts = [[word.strip(".!?") for word in entry.docstring.split()] for entry in read_standard_library()]
+    sentences = [f"{' '.join(text[start : start + 7])}." for text in texts for start in range(0, len(text) - 7, 7)]
     passages = [passage(rng, sentences, PASSAGE_TOKENS) for _ in range(PASSAGES)]
     rules = passage(rng, sentences, 1_200)
     tools = [tool(rng, sentences, number) for number in range(8)]
@@ -47,11 +42,10 @@ def write_log(path: Path, requests: int, *, distinct: bool) -> None:
     with path.open("w", encoding="utf-8") as file:
         for number in range(requests):
             clock += timedelta(seconds=rng.randint(1, 40))
-            found = (
-                [passage(rng, sentences, PASSAGE_TOKENS) for _ in range(14)]
-                if distinct
-                else rng.choices(passages, weights, k=14)
-            )
+            if distinct:
+                found = [passage(rng, sentences, PASSAGE_TOKENS, mixed=True) for _ in range(14)]
+            else:
+                found = rng.choices(passages, weights, k=14)
             context = "\n\n".join(f"[{place}] {text}" for place, text in enumerate(dict.fromkeys(found), 1))
             body = {
                 "model": "m",

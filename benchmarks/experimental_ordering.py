@@ -64,6 +64,8 @@ class Rule:
     """Where there is no head."""
     frequency_trust: float | None = None
     """What is expected is the block's frequency in the window, which so many requests outweigh what its rank says."""
+    estimates: int = 4
+    """With odds: they are estimated anew for so many places, and once for those behind; for every place if 0."""
     look_ahead: int = 0
     """The best so many are compared pairwise, by what both orders of the two would save."""
     discount: float = 0.0
@@ -254,6 +256,9 @@ class ExperimentalPolicy:
                 scores = savings(candidates, common, 0 if order else rule.discount, served)
             else:
                 scores = [(common & block.holders).bit_count() - block.penalty for block in candidates]
+            if rule.odds and len(order) == rule.estimates > 0:
+                by_score = sorted(range(len(candidates)), key=scores.__getitem__, reverse=True)
+                return order + [candidates[j].place for j in by_score]
             if rule.look_ahead:
                 best = first_of_pairs(candidates, scores, common, rule.look_ahead)
             else:

@@ -129,6 +129,7 @@ def series() -> Series:
         DEFAULT, "likeness by rank", "In the overlap the upper half of the ranks counts twice.", first_half_twice=True
     )
     e.change(DEFAULT, "likeness by rare blocks", "Only blocks of at most 50 requests count in the overlap.", rare=50)
+    e.change(DEFAULT, "every place", "p is estimated anew for every place, not for the first 4.", estimates=0)
     e.change(DEFAULT, "look-ahead", "Compare the best 3 by joint counts, not as if independent.", look_ahead=3)
     e.change(DEFAULT, "seen and unseen apart", "Learn the ranks apart for blocks new to the window.", by_novelty=True)
     discount = "For the first place, requests with a block that was ever served behind this head {}."

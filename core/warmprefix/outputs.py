@@ -20,7 +20,7 @@ class OutputError(WarmprefixError):
 
 
 def check_writable(path: Path) -> None:
-    """Raise a OutputError now rather than after the run."""
+    """Raise an OutputError now rather than after the run."""
     file = _meant(path)
     problem = None
     if file.is_dir():
@@ -75,7 +75,7 @@ def text_file(path: Path) -> Iterator[Callable[[str], object]]:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """For what is printed: a full disk is a OutputError, and a reader who leaves early is none."""
+    """For what is printed: a full disk is an OutputError, and a reader who leaves early is none."""
     try:
         yield
         if sys.stdout is not None:  # as it is where it was closed

@@ -305,20 +305,14 @@ def test_coaccess_forgets_what_the_window_has_passed() -> None:
     assert planned(observed(policy, "Z"), "AB") == "AB"
 
 
-def test_coaccess_places_at_most_64_blocks_by_what_they_save() -> None:
+def test_behind_the_first_places_all_are_ordered_by_one_estimate() -> None:
     """Of a hundred blocks each is requested once more often than the one before it in rank."""
     policy = by_requests()
     for start in range(66):  # so that each shares at least a third
         policy.observe(blocks(range(start, 100)))
     order = list(policy.order(blocks(range(100)), PrefixView(PrefixTree[bytes]())))
-    assert order[64:] == list(range(36))
-    assert sorted(order[:64]) == list(range(36, 100))
-
-
-def test_the_cap_spares_the_resident_path() -> None:
-    tree = PrefixTree[bytes]()
-    tree.insert(keys(range(99, -1, -1)), [100] * 100)
-    assert list(by_requests().order(blocks(range(100)), PrefixView(tree))) == list(range(99, -1, -1))
+    assert order[:35] == [65, 66, 67, 68, *range(69, 100)], "all requests hold these"
+    assert order[35:] == list(range(64, -1, -1))
 
 
 @pytest.mark.parametrize("trust", [0, -1, float("nan")])

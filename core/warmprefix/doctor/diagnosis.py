@@ -99,12 +99,10 @@ def _candidates(survey: Survey) -> Kinds:
     found = {check.kind for check in TEXT_CHECKS if survey.wording.merges(check.kind)}
     changes = {change for thread in survey.threads if thread is not None for change in thread.changes}
     found |= {check.kind for check in HISTORY_CHECKS if check.change in changes}
-    found |= {
-        check.kind for check in MESSAGE_CHECKS if any(survey.mended(check, each) is not each for each in survey.uses)
-    }
-    if any(survey.is_memory(each, message) for message in survey.uses for each in survey.lists(message)):
+    found |= {check.kind for check in MESSAGE_CHECKS if any(a is not b for a, b in survey.mended(check).items())}
+    if any(map(survey.memories, survey.uses)):
         found.add("memory-reranked")
-    if any(not survey.is_memory(each, message) for message in survey.uses for each in survey.lists(message)):
+    if any(map(survey.passages, survey.uses)):
         found.add("passage-order")
     personal = {
         survey.slots.is_personal(run.slot) for request in log.requests for _, run in survey.slots.runs(request.messages)

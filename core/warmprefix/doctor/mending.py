@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warmprefix.doctor.cache import Outcome, simulate
 from warmprefix.doctor.checks import DRAFT_CHECKS, HISTORY_CHECKS, MESSAGE_CHECKS
+from warmprefix.doctor.checks.base import MessageCheck
 from warmprefix.doctor.checks.history import keep_histories
 from warmprefix.doctor.prompts import Draft, Message
 from warmprefix.doctor.survey import Survey
@@ -54,12 +55,23 @@ class Mender:
             keep_histories(survey, draft, changes)
         for check in MESSAGE_CHECKS:
             if check.kind in kinds:
-                draft.prompts = [tuple(survey.mended(check, each) for each in prompt) for prompt in draft.prompts]
+                self._mend_messages(draft, check)
         self._mend_wording(draft, kinds & survey.wording.all_kinds)
         for each in DRAFT_CHECKS:
             if each.kind in kinds:
                 draft = each.mend(survey, draft)
         return draft
+
+    def _mend_messages(self, draft: Draft, check: MessageCheck) -> None:
+        survey, known, mend = self._survey, self._survey.mended(check), check.mend
+
+        def mended(message: Message) -> Message:
+            made = known.get(message)
+            if made is None:
+                made = known[message] = mend(survey, message)
+            return made
+
+        draft.prompts = [tuple(map(mended, prompt)) for prompt in draft.prompts]
 
     def _mend_wording(self, draft: Draft, kinds: Kinds) -> None:
         if not kinds:

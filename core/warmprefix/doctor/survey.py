@@ -40,8 +40,9 @@ class _Cells:
     plain: dict[Message, Message] = field(default_factory=dict)
     keys: dict[Message, bytes] = field(default_factory=dict)
     braces: dict[Message, bool] = field(default_factory=dict)
-    mended: dict[tuple[str, Message], Message] = field(default_factory=dict)
+    mended: dict[str, dict[Message, Message]] = field(default_factory=dict)
     list_keys: dict[ItemList, Hashable] = field(default_factory=dict)
+    lists: dict[Message, tuple[tuple[ItemList, ...], tuple[ItemList, ...]]] = field(default_factory=dict)
     memories: dict[Hashable, bool] = field(default_factory=dict)
     bare: dict[int, int] = field(default_factory=dict)
     spaced: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Survey:
         self.log = log
         self.pool = log.pool
         self._memo = _Cells()
+        self._line_feeds: NDArray[np.int16] = np.zeros(0, np.int16)
         self.arrangements: dict[Hashable, dict[Hashable, Any]] = {}
         """Memo of the checks that order lists."""
         self.uses: Counter[Message] = Counter()
@@ -99,11 +101,11 @@ class Survey:
             made[message] = Message(message.role, mended[ends[index] : ends[index + 1]], message)
         return made
 
-    def mended(self, check: MessageCheck, message: Message) -> Message:
-        """The message without that defect."""
-        made = self._memo.mended.get((check.kind, message))
+    def mended(self, check: MessageCheck) -> dict[Message, Message]:
+        """Every message of the log without that defect."""
+        made = self._memo.mended.get(check.kind)
         if made is None:
-            made = self._memo.mended[check.kind, message] = check.mend(self, message)
+            made = self._memo.mended[check.kind] = {message: check.mend(self, message) for message in self.uses}
         return made
 
     def has_json(self, message: Message) -> bool:
@@ -139,7 +141,23 @@ class Survey:
             keys.append(bare.to_bytes(4, "little") + rest[rest != EMPTY].tobytes())
         return keys
 
-    def is_memory(self, each: ItemList, message: Message) -> bool:
+    def memories(self, message: Message) -> tuple[ItemList, ...]:
+        """The lists of memories in a message."""
+        return self._sorted_lists(message)[0]
+
+    def passages(self, message: Message) -> tuple[ItemList, ...]:
+        """All other lists in it."""
+        return self._sorted_lists(message)[1]
+
+    def _sorted_lists(self, message: Message) -> tuple[tuple[ItemList, ...], tuple[ItemList, ...]]:
+        found = self._memo.lists.get(message.source)
+        if found is None:
+            lists = self.lists(message)
+            memories = tuple(each for each in lists if self._is_memory(each, message))
+            found = self._memo.lists[message.source] = memories, tuple(each for each in lists if each not in memories)
+        return found
+
+    def _is_memory(self, each: ItemList, message: Message) -> bool:
         """Whether a list is one of memories: by its heading or labels, or because it stays with its conversation."""
         key = self.list_key(each, message)
         known = self._memo.memories.get(key)
@@ -178,6 +196,16 @@ class Survey:
         if made is None:
             made = self._memo.bare[segment] = self.pool.intern(self.pool.texts[segment].lstrip())
         return made
+
+    def other_space(self, places: Ids, segments: Ids) -> NDArray[np.bool_]:
+        """Which of the segments have not the line feeds in front that stand in front of their place."""
+        done = len(self._line_feeds)
+        if done < len(self.pool):
+            texts = self.pool.texts[done:]
+            counts = np.fromiter(map(_line_feeds, texts), np.int16, len(texts))
+            self._line_feeds = np.concatenate((self._line_feeds, counts))
+        feeds = self._line_feeds
+        return (feeds[places] != feeds[segments]) | (feeds[places] < 0)
 
     def with_space_of(self, other: int, segment: int) -> int:
         """The segment with the line feeds that stand in front of another, instead of its own white space."""
@@ -243,3 +271,10 @@ class Survey:
         spread = np.bincount(pairs & 0xFFFF_FFFF, weights=uses[pairs >> 32], minlength=len(self.pool)).astype(np.int64)
         spread[EMPTY] = 0
         return spread
+
+
+def _line_feeds(segment: str) -> int:
+    """How many line feeds, and nothing else, a segment begins with; -1 if it begins with other white space."""
+    text = segment.lstrip()
+    space = segment[: len(segment) - len(text)]
+    return -1 if space.strip("\n") else len(space)

@@ -68,9 +68,10 @@ class Wording:
         for check in self._checks:
             table = self._tables[check.kind]
             reach = np.flatnonzero(listed[: len(table)])
-            if check.part != "everywhere":
-                wrong = np.flatnonzero(table != np.arange(len(table)))
-                self._rewrite(check, np.union1d(wrong, reach).tolist(), table)
+            if check.part == "headers":
+                self._rewrite(check, [number for number in reach.tolist() if self._flag(number) & _HEADER], table)
+            elif check.part != "everywhere":  # done everywhere so far: undo what should not have been
+                self._rewrite(check, np.flatnonzero(table != np.arange(len(table))).tolist(), table)
             moved = reach[table[reach] != reach].tolist()
             for number in moved:
                 self._inherit(int(table[number]), number)

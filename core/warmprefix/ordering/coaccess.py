@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nlargest
 
 from warmprefix.access import AccessWindow
 from warmprefix.bitsets import BitCounter
@@ -12,7 +11,7 @@ from warmprefix.ordering.recurrence import Outcome, RecurrenceByRank, part_of
 
 __all__ = ["CoAccessPolicy"]
 
-_MAX_TAIL = 64
+_ESTIMATES = 4
 _LEVELS = 3
 
 
@@ -28,8 +27,9 @@ class CoAccessPolicy:
     of the most that any request has. `trust` such requests weigh as much as the block's rank, and what the rank
     tells is learned too.
 
-    A request of which neither a path is resident nor a block came up in the window keeps its relevance order.
-    O(k^2) bitset operations for k blocks, and for at most 64 places: the rest, if any, stays in relevance order.
+    p is estimated anew for each of the first places, and once for the places behind them, which are seldom reached.
+    Once no request holds everything placed, the rest stays in relevance order: so does a request of which neither a
+    path is resident nor a block came up in the window. O(k) bitset operations, O(k log k) in all, for k blocks.
     """
 
     def __init__(self, window: int = 1_000, trust: float = 11.0) -> None:
@@ -111,15 +111,15 @@ def _most_saving_first(tail: list[_Candidate], common: int) -> list[int]:
         tail: In relevance order.
         common: The requests that hold everything placed so far.
     """
-    if len(tail) > _MAX_TAIL:
-        savings = _savings(tail, common)
-        tail = [tail[j] for j in sorted(nlargest(_MAX_TAIL, range(len(tail)), key=savings.__getitem__))]
     order: list[int] = []
-    while tail and common:
+    while tail and common and len(order) < _ESTIMATES:
         savings = _savings(tail, common)
-        best = tail.pop(savings.index(max(savings)))
-        order.append(best[0])
-        common &= best[1]
+        index, holders, *_ = tail.pop(savings.index(max(savings)))
+        order.append(index)
+        common &= holders
+    if tail and common:
+        savings = _savings(tail, common)
+        order += [tail[j][0] for j in sorted(range(len(tail)), key=savings.__getitem__, reverse=True)]
     return order
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.page.amounts import counted
 from warmprefix.page.markup import visible
 from warmprefix.replay.arrange import Arranged
@@ -18,7 +19,6 @@ from warmprefix.replay.engine import Replay
 from warmprefix.replay.estimates import Estimates
 from warmprefix.replay.export import as_json, order_line
 from warmprefix.replay.options import STDOUT, ReplayOptions
-from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.replay.page import replay_page
 from warmprefix.replay.result import ReplayResult
 from warmprefix.replay.table import print_conversations, print_results

@@ -49,8 +49,11 @@ class Arrangement:
     def apply(self, survey: Survey, ids: Ids) -> Ids:
         """The same message in this order, whatever its wording."""
         arranged = ids[self.order]
-        places, segments = ids[self.before].tolist(), arranged[self.starts].tolist()
-        arranged[self.starts] = list(map(survey.with_space_of, places, segments))
+        places, segments = ids[self.before], arranged[self.starts]
+        other = survey.other_space(places, segments)
+        if other.any():
+            made = map(survey.with_space_of, places[other].tolist(), segments[other].tolist())
+            arranged[self.starts[other]] = list(made)
         return arranged
 
 
@@ -70,7 +73,7 @@ def _arrangement(message: Message, orders: Iterable[tuple[ItemList, list[int]]])
     return Arrangement(order, np.array(starts), np.array(places_before))
 
 
-Arrange = Callable[[int, Message, list[ItemList]], Arrangement]
+Arrange = Callable[[int, Message, tuple[ItemList, ...]], Arrangement]
 
 
 def _arranged(
@@ -82,7 +85,7 @@ def _arranged(
         changed = list(prompt)
         for at in range(head_of(prompt)):
             message = prompt[at]
-            lists = [each for each in survey.lists(message) if survey.is_memory(each, message) == memories]
+            lists = (survey.memories if memories else survey.passages)(message)
             if not lists:
                 continue
             key = (survey.roots[index], message.source)
@@ -106,7 +109,7 @@ def _order_passages(survey: Survey, draft: Draft) -> Draft:
     """As warmprefix would have: one planner, and each request in its turn."""
     planner = ContextPlanner(capacity_tokens=None, max_nodes=_NODES)
 
-    def arrange(index: int, message: Message, lists: list[ItemList]) -> Arrangement:
+    def arrange(index: int, message: Message, lists: tuple[ItemList, ...]) -> Arrangement:
         orders = []
         for each in lists:
             keys = survey.item_keys(each, message)
@@ -131,7 +134,7 @@ def _order_memories(survey: Survey, draft: Draft) -> Draft:
     """In the order in which each owner's first came up."""
     ranks: dict[Hashable, dict[bytes, int]] = {}
 
-    def arrange(index: int, message: Message, lists: list[ItemList]) -> Arrangement:
+    def arrange(index: int, message: Message, lists: tuple[ItemList, ...]) -> Arrangement:
         orders = []
         for each in lists:
             keys = survey.item_keys(each, message)
@@ -166,9 +169,8 @@ def _spot_of(memories: bool) -> Callable[[Survey, int, int], SpotPair | None]:
 def _lists(survey: Survey, request: int, memories: bool) -> Iterator[tuple[Hashable, tuple[int, Message, ItemList]]]:
     messages = survey.log.requests[request].messages
     for at, message in enumerate(messages[: head_of(messages)]):
-        for each in survey.lists(message):
-            if survey.is_memory(each, message) == memories:
-                yield survey.list_key(each, message), (at, message, each)
+        for each in (survey.memories if memories else survey.passages)(message):
+            yield survey.list_key(each, message), (at, message, each)
 
 
 def _at(survey: Survey, at: int, message: Message, item: Item) -> Spot:
