@@ -107,6 +107,20 @@ def test_the_readme_has_exactly_two_set_up_commands() -> None:
     ]
 
 
+def test_the_readmes_hit_ratios_are_those_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/online_hit_ratio.json").read_text())["results"]
+    policies = ("relevance", "contextpilot", "frequency", "greedy", "oracle", "coaccess")
+    expected = [
+        [
+            f"{row['trace']} ({row['requests']:,}, {row['k']})",
+            *(f"{hit['unbounded']:.1f} / {hit['100000']:.1f}" for hit in map(row["hit_percent"].get, policies)),
+        ]
+        for row in measured
+    ]
+    rows = re.findall(r"^\| (\S+ \([\d,]+, \d+\)) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [[name, *cells.replace("*", "").split(" | ")] for name, cells in rows] == expected
+
+
 def test_every_link_in_the_docs_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

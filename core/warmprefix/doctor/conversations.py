@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Literal
 
 from warmprefix.doctor.prompts import PLAIN, TOOLS, Message, Request
@@ -86,8 +87,8 @@ def threads(
         if earlier is None:
             result.append(None)
         else:
-            steps = _steps(turns[earlier], keys, lambda i, j, old=bodies[earlier], new=messages: alike(old[i], new[j]))
-            result.append(Thread(earlier, tuple(steps)))
+            similar = partial(_alike, alike, bodies[earlier], messages)
+            result.append(Thread(earlier, tuple(_steps(turns[earlier], keys, similar))))
         turns.append(keys)
         if request.session is not None:
             latest[scope, "session", request.session] = index
@@ -95,6 +96,12 @@ def threads(
             latest[scope, "end", keys[-1]] = index
             latest.update(((scope, "answer", key), index) for key in answers)
     return result
+
+
+def _alike(
+    alike: Callable[[Message, Message], float], old: Sequence[Message], new: Sequence[Message], i: int, j: int
+) -> float:
+    return alike(old[i], new[j])
 
 
 def _related(old: list[bytes], new: list[bytes]) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import pairwise
 
 from warmprefix.doctor.cache import seen_tokens
 from warmprefix.doctor.checks import (
@@ -41,8 +39,7 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
 
     A defect is a finding if the log would save tokens without it that it does not save when all else is mended: so
     nothing is said of what does no harm, and of two mends that do the same, one is. What all of them save together is
-    shared out: each is charged with the mean of what it saves when the worse ones are mended before it and when they
-    are mended after it.
+    shared out in proportion to that.
     """
     log = read.log
     survey = Survey(log, TEXT_CHECKS)
@@ -128,22 +125,17 @@ def _needed(mender: Mender, kinds: Kinds, total: int, block_size: int) -> Kinds:
 
 
 def _charges(mender: Mender, kinds: Kinds) -> dict[str, int]:
-    """What each defect costs; the sum is what mending all of them saves."""
-    alone = {kind: mender.gain(kinds) - mender.gain(kinds - {kind}) for kind in kinds}
-    order = sorted(kinds, key=lambda kind: (-alone[kind], kind))
-    forth, back = _steps(mender, order), _steps(mender, order[::-1])
-    charges = {kind: (forth[kind] + back[kind]) // 2 for kind in order}
-    if order:
-        charges[order[0]] += mender.gain(kinds) - sum(charges.values())
+    """What each defect costs: all that mending saves, shared out in proportion to what each costs with the others gone.
+
+    Defects hide each other, so these do not add up by themselves: mended alone, the second may gain nothing.
+    """
+    saved = mender.gain(kinds)
+    costs = {kind: saved - mender.gain(kinds - {kind}) for kind in kinds}
+    worst_first = sorted(kinds, key=lambda kind: (-costs[kind], kind))
+    charges = {kind: saved * costs[kind] // sum(costs.values()) for kind in worst_first}
+    if worst_first:
+        charges[worst_first[0]] += saved - sum(charges.values())  # what the division left over
     return charges
-
-
-def _steps(mender: Mender, order: Sequence[str]) -> dict[str, int]:
-    """What each mend adds to those before it."""
-    sets = [frozenset(order[:count]) for count in range(len(order) + 1)]
-    return {
-        kind: mender.gain(more) - mender.gain(less) for kind, (less, more) in zip(order, pairwise(sets), strict=True)
-    }
 
 
 def _shared_salts(survey: Survey, places: Places) -> list[Finding]:

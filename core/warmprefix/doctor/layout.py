@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from warmprefix.doctor.prompts import PLAIN, TOOLS, Message
-from warmprefix.doctor.segments import Ids, SegmentPool
+from warmprefix.doctor.segments import Ids, PerSegment, SegmentPool
 from warmprefix.errors import MissingExtraError
 
 try:
@@ -86,10 +86,10 @@ class ItemList:
 
 
 def without_number(segment: str) -> str:
-    """The segment with the number of its item taken out.
+    r"""The segment with the number of its item taken out.
 
-    >>> without_number("\\n[3] Tides."), without_number('<doc index="4" id="x">'), without_number("Document 12: Tides.")
-    ('\\n[#] Tides.', '<doc index="#" id="x">', 'Document #: Tides.')
+    >>> without_number("\n[3] Tides."), without_number('<doc index="4" id="x">'), without_number("Document 12: Tides.")
+    ('\n[#] Tides.', '<doc index="#" id="x">', 'Document #: Tides.')
     """
     text = segment.lstrip()
     for style in (_TAG, _WORD, _BRACKET, _RULED, _COUNTED, _COUNT_ALONE):
@@ -116,13 +116,17 @@ class Layout:
     pool: SegmentPool
     _lists: dict[Message, tuple[ItemList, ...]] = field(default_factory=dict)
     _found_runs: dict[Message, tuple[tuple[int, list[int], int], ...]] = field(default_factory=dict)
-    _styles: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    _opens_line: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    _styles: PerSegment[str] = field(init=False)
+    _opens_line: PerSegment[str] = field(init=False)
     _bodies: set[int] = field(default_factory=set)
     _fixed: Counter[Hashable] = field(default_factory=Counter)
     """Uses of an item at a place of a list, and with None for the item, of any."""
     _spread: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     _rough: Callable[[Ids], Ids] = field(default=lambda ids: ids)
+
+    def __post_init__(self) -> None:
+        self._styles = PerSegment(self.pool.texts, _style, np.uint8)
+        self._opens_line = PerSegment(self.pool.texts, _opens, np.uint8)
 
     def learn(self, messages: Mapping[Message, int], spread: NDArray[np.int64], rough: Callable[[Ids], Ids]) -> None:
         """Look through all messages first: for how items end, and for lists that belong to a template.
@@ -200,10 +204,9 @@ class Layout:
         ids = message.ids
         if not len(ids):
             return
-        self._grow()
-        opens = self._opens_line[ids]
+        opens = self._opens_line()[ids]
         opens[0] = max(opens[0], 1)
-        styles = self._styles[ids] * (opens > 0)
+        styles = self._styles()[ids] * (opens > 0)
         free = [(0, len(ids))]
         present = np.flatnonzero(np.bincount(styles))
         labelled = message.role == PLAIN
@@ -285,7 +288,7 @@ class Layout:
 
     def _end_of_last(self, message: Message, start: int, limit: int, style: int) -> int:
         """Where the last item ends: at the end of a known text, else before what asks something, else at a blank line."""
-        ids, opens = message.ids, self._opens_line[message.ids]
+        ids, opens = message.ids, self._opens_line()[message.ids]
         blank = [i for i in (np.flatnonzero(opens[start + 1 : limit] == 2) + start + 1).tolist()]
         if style in (_COUNTED_STYLE, _BULLET_STYLE):
             lines = [
@@ -293,8 +296,9 @@ class Layout:
                 for i in (np.flatnonzero(opens[start + 1 : limit]) + start + 1).tolist()
                 if not self._is_indented(int(ids[i]))
             ]
-            return lines[0] if lines else limit
+            return int(lines[0]) if lines else limit
         plain = self._rough(ids)
+        end: int
         for end in [limit, *reversed(blank)]:
             if hash(plain[start + 1 : end].tobytes()) in self._bodies:
                 return end
@@ -309,16 +313,11 @@ class Layout:
         space = text[: len(text) - len(text.lstrip())]
         return not space.endswith("\n") and "\n\n" not in space
 
-    def _grow(self) -> None:
-        done = len(self._styles)
-        if done < len(self.pool):
-            texts = self.pool.texts[done:]
-            self._styles = np.concatenate((self._styles, np.fromiter(map(_style, texts), np.uint8, len(texts))))
-            self._opens_line = np.concatenate((self._opens_line, np.fromiter(map(_opens, texts), np.uint8, len(texts))))
-
 
 def _style(segment: str) -> int:
     """Which style of item the segment could open, from 1; 0 for none."""
+    if segment[:1] == " " and "\n" not in segment[:_MOST_INDENT]:
+        return 0  # in the middle of a line
     text = segment.lstrip()
     if not text or (text[0] not in _OPENERS and not text[0].isalpha()):
         return 0

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from warmprefix.emulator import encode, split
 from warmprefix.emulator.tokenizer import MESSAGE_END, MESSAGE_START
@@ -22,9 +23,11 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "numpy") from exc
 
-__all__ = ["EMPTY", "Ids", "SegmentPool", "cut"]
+__all__ = ["EMPTY", "Ids", "PerSegment", "SegmentPool", "cut"]
 
 Ids = NDArray[np.uint32]
+
+ItemT = TypeVar("ItemT")
 
 EMPTY = 0
 """The segment without text."""
@@ -61,6 +64,28 @@ def _with_space_in_front(segments: list[str]) -> list[str]:
     return [*moved, space + segments[-1]] if segments else moved
 
 
+class PerSegment(Generic[ItemT]):
+    """A number for each item of a growing list, worked out once."""
+
+    def __init__(self, items: list[ItemT], look: Callable[[ItemT], int], kind: type[np.generic]) -> None:
+        self._items = items
+        self._look = look
+        self._numbers: NDArray[Any] = np.zeros(1_024, kind)
+        self._done = 0
+
+    def __call__(self) -> NDArray[Any]:
+        """The numbers of all items there are now; not to be changed."""
+        count, done = len(self._items), self._done
+        if done < count:
+            if count > len(self._numbers):
+                more = np.zeros(max(count, 2 * len(self._numbers)) - len(self._numbers), self._numbers.dtype)
+                self._numbers = np.concatenate((self._numbers, more))
+            new = self._items[done:]
+            self._numbers[done:count] = np.fromiter(map(self._look, new), self._numbers.dtype, len(new))
+            self._done = count
+        return self._numbers[:count]
+
+
 class SegmentPool:
     """All distinct segments of a log, and of its mended versions. Never forgets."""
 
@@ -68,7 +93,7 @@ class SegmentPool:
         self.texts: list[str] = [""]
         self._ids: dict[str, int] = {"": EMPTY}
         self._tokens: list[int] = [0]
-        self._counts: NDArray[np.int64] = np.zeros(1, np.int64)
+        self._counts = PerSegment(self._tokens, int, np.int64)
         self._packed: dict[int, bytes] = {}
         self._heads: dict[str, int] = {}
         self._runs: dict[tuple[int, ...], int] = {}
@@ -118,9 +143,7 @@ class SegmentPool:
     @property
     def token_counts(self) -> NDArray[np.int64]:
         """Tokens of each segment."""
-        if len(self._counts) < len(self._tokens):
-            self._counts = np.concatenate((self._counts, np.array(self._tokens[len(self._counts) :], np.int64)))
-        return self._counts
+        return self._counts()
 
     def packed_tokens(self, segment: int) -> bytes:
         """The segment's tokens, four bytes each, so that two of them compare as their tokens do."""

@@ -13,7 +13,7 @@ from warmprefix.doctor.checks.base import MessageCheck, TextCheck
 from warmprefix.doctor.conversations import Thread, threads
 from warmprefix.doctor.layout import ItemList, Layout
 from warmprefix.doctor.prompts import TOOLS, Log, Message
-from warmprefix.doctor.segments import EMPTY, Ids
+from warmprefix.doctor.segments import EMPTY, Ids, PerSegment
 from warmprefix.doctor.slots import Slots
 from warmprefix.doctor.wording import Wording
 from warmprefix.errors import MissingExtraError
@@ -58,7 +58,7 @@ class Survey:
         self.log = log
         self.pool = log.pool
         self._memo = _Cells()
-        self._line_feeds: NDArray[np.int16] = np.zeros(0, np.int16)
+        self._line_feeds = PerSegment(log.pool.texts, _line_feeds, np.int16)
         self.arrangements: dict[Hashable, dict[Hashable, Any]] = {}
         """Memo of the checks that order lists."""
         self.uses: Counter[Message] = Counter()
@@ -199,13 +199,9 @@ class Survey:
 
     def other_space(self, places: Ids, segments: Ids) -> NDArray[np.bool_]:
         """Which of the segments have not the line feeds in front that stand in front of their place."""
-        done = len(self._line_feeds)
-        if done < len(self.pool):
-            texts = self.pool.texts[done:]
-            counts = np.fromiter(map(_line_feeds, texts), np.int16, len(texts))
-            self._line_feeds = np.concatenate((self._line_feeds, counts))
-        feeds = self._line_feeds
-        return (feeds[places] != feeds[segments]) | (feeds[places] < 0)
+        feeds = self._line_feeds()
+        other: NDArray[np.bool_] = (feeds[places] != feeds[segments]) | (feeds[places] < 0)
+        return other
 
     def with_space_of(self, other: int, segment: int) -> int:
         """The segment with the line feeds that stand in front of another, instead of its own white space."""

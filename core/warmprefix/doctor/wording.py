@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from warmprefix.doctor.checks.base import TextCheck
 from warmprefix.doctor.layout import ItemList
 from warmprefix.doctor.prompts import Message
-from warmprefix.doctor.segments import Ids, SegmentPool
+from warmprefix.doctor.segments import Ids, PerSegment, SegmentPool
 from warmprefix.errors import MissingExtraError
 
 try:
@@ -22,8 +22,7 @@ __all__ = ["Wording"]
 _INSIDE, _OUTSIDE, _HEADER = 1, 2, 4
 _WANTED = {"inside": _INSIDE, "outside": _OUTSIDE, "headers": _HEADER, "everywhere": _INSIDE | _OUTSIDE | _HEADER}
 
-_TELLING = re.compile(r"[^\x00-\x7f]|\d|\s\s|[\t\r\f\v]|day\b|\b(?:ago|now)\b|\s\Z")
-"""Something that a check of wording could be about; most segments hold nothing of the kind."""
+_TELLING = re.compile(r"[^ -/:-~]")
 
 
 class Wording:
@@ -38,8 +37,8 @@ class Wording:
         """What a segment counts as that no message of the log has; all of them until `learn`."""
         self._tables: dict[str, Ids] = {check.kind: np.zeros(0, np.uint32) for check in checks}
         self._fused: dict[frozenset[str], Ids] = {}
-        self._telling: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._braces: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._telling = PerSegment(pool.texts, _is_telling, np.bool_)
+        self._braces = PerSegment(pool.texts, lambda text: '{"' in text or text.endswith("{"), np.bool_)
         self._learned = len(pool)
 
     def learn(self, lists: Mapping[Message, Sequence[ItemList]]) -> None:
@@ -90,15 +89,13 @@ class Wording:
     def merges(self, kind: str) -> bool:
         """Whether mending the defect makes any two segments equal that differ now."""
         (check,) = (check for check in self._checks if check.kind == kind)
-        others = np.unique(self._table(self.all_kinds - {kind})[: self._learned])
+        others = np.flatnonzero(np.bincount(self._table(self.all_kinds - {kind})[: self._learned]))
         made = self._grown(check)[others]
-        _, inverse, counts = np.unique(made, return_inverse=True, return_counts=True)
-        return bool((counts[inverse] > 1)[made != others].any())
+        return bool((np.bincount(made)[made] > 1)[made != others].any())
 
     def braces(self, ids: Ids) -> bool:
         """Whether a JSON object could begin in a text of these segments."""
-        self._braces = self._looked_at(self._braces, lambda text: '{"' in text or text.endswith("{"))
-        return bool(self._braces[ids].any())
+        return bool(self._braces()[ids].any())
 
     def _table(self, kinds: frozenset[str]) -> Ids:
         """The number of each segment with these defects mended."""
@@ -114,13 +111,8 @@ class Wording:
         while (done := len(self._tables[check.kind])) < len(self._pool):
             table = np.concatenate((self._tables[check.kind], np.arange(done, len(self._pool), dtype=np.uint32)))
             self._tables[check.kind] = table
-            self._telling = self._looked_at(self._telling, lambda text: _TELLING.search(text) is not None)
-            self._rewrite(check, (np.flatnonzero(self._telling[done : len(table)]) + done).tolist(), table)
+            self._rewrite(check, (np.flatnonzero(self._telling()[done : len(table)]) + done).tolist(), table)
         return self._tables[check.kind]
-
-    def _looked_at(self, known: NDArray[np.bool_], look: Callable[[str], bool]) -> NDArray[np.bool_]:
-        texts = self._pool.texts[len(known) :]
-        return np.concatenate((known, np.fromiter(map(look, texts), np.bool_, len(texts)))) if texts else known
 
     def _rewrite(self, check: TextCheck, numbers: Iterable[int], table: Ids) -> None:
         """Set the table's entries for these segments."""
@@ -145,3 +137,15 @@ class Wording:
             self._flags = np.concatenate((self._flags, more))
         else:
             self._flags[made] |= self._flag(number)
+
+
+def _is_telling(segment: str) -> bool:
+    """Whether there is anything in it that a check could be about; in most segments, there is not."""
+    return bool(segment) and (
+        _TELLING.search(segment, segment[0] in " \n") is not None
+        or "  " in segment
+        or "day" in segment
+        or "ago" in segment
+        or "now" in segment
+        or segment[-1] in " \n"
+    )

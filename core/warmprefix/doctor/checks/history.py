@@ -27,9 +27,10 @@ def keep_histories(survey: Survey, draft: Draft, mended: frozenset[Change]) -> N
     for index, (prompt, thread) in enumerate(zip(draft.prompts, survey.threads, strict=True)):
         start = leading(prompt)
         own = prompt[start:]
-        history = (
-            [(message,) for message in own] if thread is None else _kept(histories[thread.earlier], own, thread, mended)
-        )
+        if thread is None:
+            history: list[_Kept] = [(message,) for message in own]
+        else:
+            history = _kept(histories[thread.earlier], own, thread, mended)
         histories.append(history)
         if thread is not None:
             draft.prompts[index] = prompt[:start] + tuple(chain.from_iterable(history))
@@ -98,8 +99,8 @@ def _narrowed(survey: Survey, later: int, earlier: int, one: Spot, other: Spot) 
 TRUNCATED = HistoryCheck(
     "history-truncated",
     "The history loses its front from turn to turn",
-    "Every turn that drops a message computes all that follows anew. Let the history grow and drop a large part at once,"
-    " seldom: half of it when the window is full.",
+    "Every turn that drops a message computes all that follows anew. Let the history grow and drop a large part at"
+    " once, seldom: half of it when the window is full.",
     "truncated",
     _spot_of("truncated"),
 )
@@ -107,8 +108,8 @@ TRUNCATED = HistoryCheck(
 REWRITTEN = HistoryCheck(
     "history-rewritten",
     "Messages that were sent are changed in later turns",
-    "Send the history as it was sent before: append, never edit. What is stripped, shortened or summarised later costs all"
-    " that stands behind it.",
+    "Send the history as it was sent before: append, never edit. What is stripped, shortened or summarised later costs"
+    " all that stands behind it.",
     "rewritten",
     _spot_of("rewritten"),
 )

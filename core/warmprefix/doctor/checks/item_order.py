@@ -181,8 +181,8 @@ def _at(survey: Survey, at: int, message: Message, item: Item) -> Spot:
 PASSAGES = DraftCheck(
     "passage-order",
     "The same passages come in another order, or behind others, from request to request",
-    "Order them for the prefix cache: ContextPlanner.plan(blocks) puts what is cached first and tells the model the order"
-    " of relevance.",
+    "Order them for the prefix cache: ContextPlanner.plan(blocks) puts what is cached first and tells the model the"
+    " order of relevance.",
     _order_passages,
     _spot_of(False),
 )
@@ -190,8 +190,8 @@ PASSAGES = DraftCheck(
 MEMORIES = DraftCheck(
     "memory-reranked",
     "The same memories come in another order at each turn",
-    "Keep the order in which a user's memories first came up and append new ones; ContextPlanner does so if they are its"
-    " blocks.",
+    "Keep the order in which a user's memories first came up and append new ones; ContextPlanner keeps orders too, if"
+    " the memories are its blocks.",
     _order_memories,
     _spot_of(True),
 )

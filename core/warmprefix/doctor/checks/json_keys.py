@@ -126,7 +126,7 @@ def _first_difference(value: Any, other: Any) -> tuple[str, list[str], list[str]
 
 
 def _spot_in_messages(survey: Survey, later: int, earlier: int) -> SpotPair | None:
-    old = {}
+    old: dict[str, tuple[int, int, int]] = {}
     for at, message in enumerate(survey.log.requests[earlier].messages):
         if message.role != TOOLS and survey.has_json(message):
             for start, end, value in _values(survey.log.text(message)):

@@ -10,10 +10,12 @@ from warmprefix.doctor.checks.timestamp import mask_times
 __all__ = ["CHECK", "mask_scores"]
 
 _SCORE = re.compile(
-    r"""(?ix)\b(?:(?:relevance|similarity|confidence|match|rerank(?:er|ing)?|cosine|vector|bm25|search|retrieval)[ _-]?)*
+    r"""(?ix)\b(?:(?:relevance|similarity|confidence|match|rerank(?:er|ing)?|cosine|vector|bm25|search|retrieval)
+    [ _-]?)*
     (?:score|relevance|relevancy|similarity|distance|confidence|rank|weight|cosine|bm25)
     (["']?\s*(?:[:=]|is|of)\s*["']?|\s+(?=\d*\.\d|\d+\s*%))[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%|\s?/\s?\d+)?"""
 )
+_NUMBER = re.compile(r"[:= ([|+-]\.?\d")
 _BARE = re.compile(r"(?<=[(\[|])\s*(?:~|≈)?(?:[01]?\.\d{2,}|\d{1,3}(?:\.\d+)?\s?%)\s*(?=[)\]|])")
 _AGO = re.compile(
     r"(?i)\b(?:\d+|an?|one) (?:second|minute|hour|day|week|month|year)s? ago\b|\byesterday\b|\bjust now\b"
@@ -26,10 +28,14 @@ def mask_scores(segment: str) -> str:
     >>> mask_scores("[Doc_7] (score: 0.8312, retrieved 2 hours ago) Tides rise.")
     '[Doc_7] (<score>, retrieved <time>) Tides rise.'
     """
-    return mask_times(_AGO.sub("<time>", _mask_numbers(segment)))
+    if "ago" in segment or "day" in segment or "now" in segment:
+        segment = _AGO.sub("<time>", segment)
+    return mask_times(_mask_numbers(segment))
 
 
 def _mask_numbers(segment: str) -> str:
+    if not _NUMBER.search(segment):
+        return segment
     return _BARE.sub("<score>", _SCORE.sub("<score>", segment))
 
 

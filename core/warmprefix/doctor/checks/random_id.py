@@ -14,7 +14,8 @@ _ID = re.compile(
     | (?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}
     | (?=[0-9A-F]*[A-F])(?=[0-9A-F]*\d)[0-9A-F]{12,}
     | (?=[A-Za-z0-9_-]*\d[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*(?<=[\w-]{16})
-    | (?i:req|request|sess|session|trace|span|run|call|chatcmpl|conv|conversation|thread|msg|job|task)[-_:\#](?=[A-Za-z-]*\d)[A-Za-z0-9-]{4,}
+    | (?i:req|request|sess|session|trace|span|run|call|chatcmpl|conv|conversation|thread|msg|job|task)
+      [-_:\#](?=[A-Za-z-]*\d)[A-Za-z0-9-]{4,}
     | \d{6,}
     )(?![\w-])""",
     re.VERBOSE,

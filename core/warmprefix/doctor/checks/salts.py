@@ -73,8 +73,8 @@ def spot_of_shared(survey: Survey) -> tuple[int, int, int, SpotPair] | None:
 SPLIT = DraftCheck(
     "salt-split",
     "One tenant's requests come with several cache salts",
-    "Derive the salt from the tenant alone, with a key of yours: what two salts part is never shared. ContextPlan.cache_salt"
-    " is such a salt.",
+    "Derive the salt from the tenant alone, with a key of yours: what two salts part is never shared."
+    " ContextPlan.cache_salt is such a salt.",
     _split,
     _spot,
 )

@@ -28,8 +28,8 @@ def _spot(survey: Survey, later: int, earlier: int) -> SpotPair | None:
 CHECK = DraftCheck(
     "short-prompt",
     "Prompts are no longer than one KV block, the least that can be shared",
-    "Nothing of them is ever found in the cache. Ask several such questions in one prompt, or run the engine with smaller"
-    " KV blocks if most of your prompts are like that.",
+    "Nothing of them is ever found in the cache. Ask several such questions in one prompt, or run the engine with"
+    " smaller KV blocks if most of your prompts are like that.",
     _mend,
     _spot,
 )

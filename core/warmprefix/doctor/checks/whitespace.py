@@ -20,8 +20,7 @@ def plain_space(segment: str) -> str:
     """
     if not _ODD.search(segment):
         return segment
-    text = _RUN.sub(_plain, segment).rstrip(" \n")
-    return text
+    return _RUN.sub(_plain, segment).rstrip(" \n")
 
 
 def _plain(run: re.Match[str]) -> str:

@@ -68,10 +68,7 @@ class _Reader:
     def read(self, path: Path) -> None:
         name = str(path)
         for number, line in _lines(path):
-            try:
-                self._read_line(name, number, line)
-            except (ValueError, RecursionError, SyntaxError) as error:
-                self._skip(name, number, str(error) or type(error).__name__)
+            self._try_line(name, number, line)
 
     def add_notes(self) -> None:
         notes = self.result.notes
@@ -90,6 +87,12 @@ class _Reader:
             notes.append(
                 f"{self._id_prompts} prompts are token ids without text: their hits count, nothing is found in them."
             )
+
+    def _try_line(self, name: str, number: int, line: str) -> None:
+        try:
+            self._read_line(name, number, line)
+        except (ValueError, RecursionError, SyntaxError) as error:
+            self._skip(name, number, str(error) or type(error).__name__)
 
     def _read_line(self, name: str, number: int, line: str) -> None:
         text = line.strip()

@@ -21,9 +21,9 @@ _ROLES = {"model": "assistant", "ipython": "tool"}
 
 
 def split_rendered(prompt: str) -> list[tuple[str, str]] | None:
-    """Role and text of each message; None if the markup is none of the known ones.
+    r"""Role and text of each message; None if the markup is none of the known ones.
 
-    >>> split_rendered("<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n")
+    >>> split_rendered("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     [('user', 'Hi')]
     """
     for markup in _MARKUPS:
