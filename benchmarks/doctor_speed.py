@@ -11,7 +11,6 @@ import argparse
 import json
 import random
 import resource
-import sys
 import tempfile
 import time
 from datetime import datetime, timedelta
@@ -123,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -53,7 +53,20 @@ _RULES = (
     "Units are seconds and bytes unless the text says otherwise \u2013 say so when they differ.",
     "Refuse requests for credentials, and point to the team's handbook instead.",
 )
-_MOODS = ("calm", "busy", "tense", "cheerful", "slow", "loud", "quiet", "hectic", "sleepy", "festive", "gloomy", "brisk")
+_MOODS = (
+    "calm",
+    "busy",
+    "tense",
+    "cheerful",
+    "slow",
+    "loud",
+    "quiet",
+    "hectic",
+    "sleepy",
+    "festive",
+    "gloomy",
+    "brisk",
+)
 _TIMES = ("%Y-%m-%d %H:%M:%S", "%A, %B %d, %Y at %H:%M:%S UTC", "%Y-%m-%dT%H:%M:%S.%fZ", "%d.%m.%Y, %H:%M:%S")
 _LABELS = (
     *("[{}]\n{}", "[{}] {}", "Document {}: {}", '<doc id="{}">\n{}\n</doc>', "### Source {}\n{}", "Passage {}\n{}"),
@@ -88,6 +101,22 @@ class Made:
     def write(self, path: Path) -> Path:
         path.write_text("".join(json.dumps(body) + "\n" for body in self.bodies), encoding="utf-8")
         return path
+
+
+@dataclass
+class Talk:
+    """A conversation, or a run of an agent, that is going on."""
+
+    user: str
+    turns: int
+    """That are still to come."""
+    past: list[Body] = field(default_factory=list)
+
+    def end_turn(self, talks: list[Talk]) -> None:
+        """Leave the talks when all is said."""
+        self.turns -= 1
+        if not self.turns:
+            talks.remove(self)
 
 
 @dataclass
@@ -222,39 +251,29 @@ class Maker:
 
     def _agent(self) -> Iterator[Body]:
         plan = self.plan
-        tools = []
-        for entry in plan.sample([entry for entry in self.entries if entry.parameters], plan.randint(5, 8)):
-            properties = {
-                parameter.name: {"type": "string", "description": f"The {parameter.name} of it."}
-                for parameter in entry.parameters[:5]
-            }
-            tools.append({
-                "type": "function",
-                "function": {
-                    "name": entry.name.replace(".", "_"),
-                    "description": " ".join(entry.docstring.split())[:160],
-                    "parameters": {"type": "object", "properties": properties, "required": sorted(properties)[:1]},
-                },
-            })
-        runs = []
-        while sum(steps for _, steps in runs) < self.requests:
-            runs.append((plan.choice(self.users), plan.randint(1, 4)))
-        states = [[user, steps, [{"role": "user", "content": self._question()}]] for user, steps in runs]
-        open_runs = states[:]
-        while open_runs:
-            state = plan.choice(open_runs[:6])
-            user, steps, messages = state
-            yield self._body(user, [{"role": "system", "content": self._system(user)}, *map(dict, messages)], tools=self._shuffled(tools))
-            state[1] -= 1
-            if not state[1]:
-                open_runs.remove(state)
-                continue
+        able = [entry for entry in self.entries if entry.parameters]
+        tools = [_tool(entry) for entry in plan.sample(able, plan.randint(5, 8))]
+        runs: list[Talk] = []
+        while sum(run.turns for run in runs) < self.requests:
+            question = {"role": "user", "content": self._question()}
+            runs.append(Talk(plan.choice(self.users), plan.randint(1, 4), [question]))
+        while runs:
+            run = plan.choice(runs[:6])
+            system = {"role": "system", "content": self._system(run.user)}
+            yield self._body(run.user, [system, *map(dict, run.past)], tools=self._shuffled(tools))
             name = plan.choice(tools)["function"]["name"]
-            call = {"id": f"call_{plan.randint(10**8, 10**9)}", "type": "function", "function": {"name": name, "arguments": json.dumps({"query": plan.choice(_INTERESTS)})}}
-            messages += [
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": call["id"], "content": json.dumps({"status": "ok", "result": self._prose(20, 60)})},
+            arguments = json.dumps({"query": plan.choice(_INTERESTS)})
+            call = {"id": f"call_{plan.randint(10**8, 10**9)}", "type": "function"}
+            result = json.dumps({"status": "ok", "result": self._prose(20, 60)})
+            run.past += [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{**call, "function": {"name": name, "arguments": arguments}}],
+                },
+                {"role": "tool", "tool_call_id": call["id"], "content": result},
             ]
+            run.end_turn(runs)
 
     def _shuffled(self, tools: list[Body]) -> list[Body]:
         if "tool-order" in self.defects:
@@ -271,28 +290,22 @@ class Maker:
 
     def _chat(self) -> Iterator[Body]:
         plan = self.plan
-        talks: list[list[Any]] = []
-        for number in range(self.requests // 5):
-            talks.append([self.users[number % len(self.users)], plan.randint(4, 6), []])
-        open_talks = talks[:]
-        while open_talks:
-            talk = plan.choice(open_talks[:5])
-            user, _, past = talk
-            found = self._prose(40, 90)
-            question = self._question()
-            shown = [dict(message) for message in past]
+        users = [self.users[number % len(self.users)] for number in range(self.requests // 5)]
+        talks = [Talk(user, plan.randint(4, 6)) for user in users]
+        while talks:
+            talk = plan.choice(talks[:5])
+            asked = {"role": "user", "content": f"{self._question()}\n\nSeen: {self._prose(40, 90)}"}
+            shown = list(map(dict, talk.past))
             if "history-rewritten" in self.defects:
-                shown[:-2] = [{**message, "content": message["content"].split("\n\nSeen: ")[0]} for message in shown[:-2]]
-            asked = {"role": "user", "content": f"{question}\n\nSeen: {found}"}
+                for message in shown[:-2]:
+                    message["content"] = message["content"].split("\n\nSeen: ")[0]
             if "history-truncated" in self.defects:
                 shown = shown[-4:]
-            yield self._body(user, [{"role": "system", "content": self._system(user)}, *shown, asked])
-            past += [asked, {"role": "assistant", "content": self._prose(30, 80)}]
-            talk[1] -= 1
-            if not talk[1]:
-                open_talks.remove(talk)
+            yield self._body(talk.user, [{"role": "system", "content": self._system(talk.user)}, *shown, asked])
+            talk.past += [asked, {"role": "assistant", "content": self._prose(30, 80)}]
+            talk.end_turn(talks)
 
-    # -- memories --------------------------------------------------------------------------------------------------------
+    # -- memories ----------------------------------------------------------------------------------------------------
 
     def _memory(self) -> Iterator[Body]:
         plan = self.plan
@@ -300,23 +313,36 @@ class Maker:
         bullet = plan.choice(["- ", "* ", "1. "])
         if "memory-reranked" in self.defects and bullet == "1. ":
             bullet = "- "  # the numbers would be a defect of their own
-        talks: list[list[Any]] = []
-        for user in self.users[:10]:
-            likes = [f"{user.split()[0]} {plan.choice(['likes', 'mentioned', 'asked about'])} {each}." for each in plan.sample(_INTERESTS, plan.randint(6, 10))]
-            talks.append([user, plan.randint(5, 8), [], likes])
-        open_talks = talks[:]
-        while open_talks:
-            talk = plan.choice(open_talks[:4])
-            user, _, past, likes = talk
-            shown = self.whim.sample(likes, len(likes)) if "memory-reranked" in self.defects else likes
-            listed = "\n".join((f"{number}. " if bullet == "1. " else bullet) + each for number, each in enumerate(shown, 1))
+        likes = {user: [self._like(user, each) for each in plan.sample(_INTERESTS, 8)] for user in self.users[:10]}
+        talks = [Talk(user, plan.randint(5, 8)) for user in likes]
+        while talks:
+            talk = plan.choice(talks[:4])
+            shown = likes[talk.user]
+            if "memory-reranked" in self.defects:
+                shown = self.whim.sample(shown, len(shown))
+            marks = [f"{number}. " for number in range(1, 9)] if bullet == "1. " else [bullet] * 8
+            listed = "\n".join(f"{mark}{each}" for mark, each in zip(marks, shown, strict=True))
             asked = {"role": "user", "content": self._question()}
-            system = f"{self._system(user)}\n\n{heading}\n{listed}"
-            yield self._body(user, [{"role": "system", "content": system}, *map(dict, past), asked])
-            past += [asked, {"role": "assistant", "content": self._prose(30, 80)}]
-            talk[1] -= 1
-            if not talk[1]:
-                open_talks.remove(talk)
+            system = f"{self._system(talk.user)}\n\n{heading}\n{listed}"
+            yield self._body(talk.user, [{"role": "system", "content": system}, *map(dict, talk.past), asked])
+            talk.past += [asked, {"role": "assistant", "content": self._prose(30, 80)}]
+            talk.end_turn(talks)
+
+    def _like(self, user: str, what: str) -> str:
+        return f"{user.split()[0]} {self.plan.choice(['likes', 'mentioned', 'asked about'])} {what}."
+
+
+def _tool(entry: Entry) -> Body:
+    properties = {
+        parameter.name: {"type": "string", "description": f"The {parameter.name} of it."}
+        for parameter in entry.parameters[:5]
+    }
+    function = {
+        "name": entry.name.replace(".", "_"),
+        "description": " ".join(entry.docstring.split())[:160],
+        "parameters": {"type": "object", "properties": properties, "required": sorted(properties)[:1]},
+    }
+    return {"type": "function", "function": function}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,24 +8,17 @@ from typing import Any
 import pytest
 
 from warmprefix.doctor.report import Report
-from warmprefix.emulator import ChatMessage, PrefixCache, render_chat
+from warmprefix.emulator import PrefixCache, render_chat
+from warmprefix.emulator.protocol import ChatCompletionRequest
 
 Examine = Callable[[Any], Report]
 
 DEFECTS = [
-    ("rag", "timestamp"),
-    ("rag", "random-id"),
-    ("rag", "user-text"),
-    ("rag", "whitespace"),
-    ("rag", "unicode"),
-    ("rag", "salt-split"),
-    ("rag", "variable-prefix"),
-    ("rag", "position-number"),
-    ("rag", "passage-scores"),
-    ("rag", "passage-order"),
-    ("chat", "history-truncated"),
-    ("chat", "history-rewritten"),
-    ("memory", "memory-reranked"),
+    *[("rag", defect) for defect in ("timestamp", "random-id", "user-text", "whitespace", "unicode", "salt-split")],
+    *[("rag", defect) for defect in ("variable-prefix", "position-number", "passage-scores", "passage-order")],
+    *[("agent", defect) for defect in ("timestamp", "tool-order", "json-key-order", "user-text", "variable-prefix")],
+    *[("chat", defect) for defect in ("user-text", "unicode", "history-truncated", "history-rewritten")],
+    *[("memory", defect) for defect in ("random-id", "salt-split", "memory-reranked")],
 ]
 
 
@@ -34,7 +27,7 @@ def emulated(bodies: Sequence[dict[str, Any]]) -> tuple[int, int]:
     cache = PrefixCache(100_000)
     prompt_tokens = cached_tokens = 0
     for body in bodies:
-        prompt = render_chat([ChatMessage(message["role"], message["content"]) for message in body["messages"]])
+        prompt = render_chat(ChatCompletionRequest.model_validate(body).for_template())
         sequence = cache.allocate(prompt, body.get("cache_salt"))
         assert sequence is not None
         cache.store(sequence)
@@ -48,7 +41,7 @@ def emulated(bodies: Sequence[dict[str, Any]]) -> tuple[int, int]:
 def test_hits_are_the_emulators_and_so_is_what_mending_gains(
     make_log: Callable[..., Any], examine: Examine, kind: str, defect: str
 ) -> None:
-    ill, well = make_log(kind, 3, defect), make_log(kind, 3)
+    ill, well = make_log(kind, 4, defect), make_log(kind, 4)
     report = examine(ill)
     assert (report.prompt_tokens, report.hit_tokens) == emulated(ill.bodies)
     clean = examine(well)

@@ -122,8 +122,12 @@ def _steps(old: list[bytes], new: list[bytes], alike: Callable[[int, int], float
     if missing > 1 or goes_on >= len(new):
         return  # it was edited or asked again
     at_old = at_new = 0
+    summed_up = False
     for a, b, size in [*blocks, (len(old), goes_on, 0)]:
-        yield from _gap(range(at_old, a), range(at_new, b), alike)
+        for step in _gap(range(at_old, a), range(at_new, b), alike):
+            # Where something else took the place of the front, what is gone behind it went into that.
+            yield Step("rewritten", step.old, step.new) if summed_up and step.change == "truncated" else step
+            summed_up = summed_up or (step.change == "rewritten" and not at_new)
         if size:
             yield Step(None, range(a, a + size), range(b, b + size))
         at_old, at_new = a + size, b + size

@@ -9,6 +9,7 @@ from warmprefix.doctor.checks import (
     HISTORY_CHECKS,
     MESSAGE_CHECKS,
     SALT_SHARED,
+    SHORT_PROMPT,
     TEXT_CHECKS,
     VAGUEST_FIRST,
     by_kind,
@@ -119,7 +120,8 @@ def _needed(mender: Mender, kinds: Kinds, total: int, block_size: int) -> Kinds:
             gains = mender.outcome(kinds).gains(mender.outcome(kinds - {kind}))
             helped = int((gains > 0).sum())
             saved = int(gains.sum())
-            if saved < _LEAST_SHARE * total or saved < _LEAST_BLOCKS * block_size * max(helped, 1):
+            least = 0.0 if kind == SHORT_PROMPT else _LEAST_BLOCKS * block_size * max(helped, 1)
+            if saved < max(_LEAST_SHARE * total, least):
                 kinds -= {kind}
     return kinds
 

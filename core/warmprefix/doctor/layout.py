@@ -122,6 +122,8 @@ class Layout:
     _fixed: Counter[Hashable] = field(default_factory=Counter)
     """Uses of an item at a place of a list, and with None for the item, of any."""
     _spread: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    _widest: int = 0
+    _frame: set[int] = field(default_factory=set)
     _rough: Callable[[Ids], Ids] = field(default=lambda ids: ids)
 
     def __post_init__(self) -> None:
@@ -137,6 +139,8 @@ class Layout:
             rough: Makes segments equal that differ in wording only.
         """
         self._spread = spread
+        self._widest = int(spread.max())
+        self._learn_frame(messages)
         self._rough = rough
         for message, uses in messages.items():
             if message.role not in (TOOLS, "assistant"):
@@ -214,7 +218,7 @@ class Layout:
             if style >= _COUNTED_STYLE and not labelled:
                 labelled = True
                 counted = [i for i in np.flatnonzero(styles == _COUNTED_STYLE).tolist() if opens[i] == 2 or i == 0]
-                if self._counts_up(message, counted):
+                if self._counts_up(message, counted) and self._rare_paragraphs(message, opens, counted[0]) < 2:
                     yield _COUNTED_PARAGRAPHS, counted, len(ids)
                     return
                 free = yield from self._paragraphs(message, opens, free[0])
@@ -240,6 +244,38 @@ class Layout:
         """If blank lines part most items, a line without one in front opens none."""
         parted = [i for i in starts[1:] if opens[i] == 2]
         return [*starts[:1], *parted] if len(parted) * 2 >= len(starts) - 1 > 0 else starts
+
+    def _rare_paragraphs(self, message: Message, opens: NDArray[np.uint8], end: int) -> int:
+        """How many paragraphs in front of a segment are neither short nor in most requests."""
+        starts = [0, *(np.flatnonzero(opens[1:end] == 2) + 1).tolist(), end]
+        tokens = self.pool.token_counts[message.ids]
+        return sum(
+            not self._is_common(int(message.ids[start])) and int(tokens[start:stop].sum()) >= _SHORT_PARAGRAPH
+            for start, stop in pairwise(starts)
+        )
+
+    def _learn_frame(self, messages: Mapping[Message, int]) -> None:
+        """Note the paragraphs that half of all requests have, in the same place: as the n-th, or the n-th last."""
+        common: NDArray[np.bool_] = self._spread * 2 > self._widest
+        places: dict[int, Counter[int]] = {}
+        for message, uses in messages.items():
+            opens = np.flatnonzero(self._opens_line()[message.ids] == 2)
+            paragraphs = (
+                message.ids[opens] if len(opens) and not opens[0] else message.ids[[0, *opens][: len(message.ids)]]
+            )
+            for place in np.flatnonzero(common[paragraphs]).tolist():
+                found = places.setdefault(int(paragraphs[place]), Counter())
+                found[place] += uses
+                found[place - len(paragraphs)] += uses
+        self._frame = {
+            segment
+            for segment, found in places.items()
+            if max(found.values()) >= _MOSTLY * sum(uses for place, uses in found.items() if place < 0)
+        }
+
+    def _is_common(self, segment: int) -> bool:
+        """Whether it opens a paragraph that belongs to a template."""
+        return segment in self._frame
 
     def _counts_up(self, message: Message, starts: list[int]) -> bool:
         """Whether these are numbered 1 to n, in any order."""
@@ -268,13 +304,11 @@ class Layout:
         if len(starts) < _FEWEST_PARAGRAPHS - 1:
             return [within]
         bounds = [*([] if starts[0] == low else [low]), *starts, high]
-        most = int(self._spread.max())
         left: list[tuple[int, int]] = []
         run: list[int] = []
         for start, end in [*pairwise(bounds), (high, high)]:
             first = int(ids[start]) if start < high else 0
-            common = first < len(self._spread) and int(self._spread[first]) * 2 > most
-            if start < high and not common and not _ASKS.match(texts[first]):
+            if start < high and not self._is_common(first) and not _ASKS.match(texts[first]):
                 if run and int(tokens[ids[start:end]].sum()) < _SHORT_PARAGRAPH:
                     continue  # a part of the one before
                 run.append(start)
@@ -287,9 +321,9 @@ class Layout:
         return [*left, (low, high)]
 
     def _end_of_last(self, message: Message, start: int, limit: int, style: int) -> int:
-        """Where the last item ends: at the end of a known text, else before what asks something, else at a blank line."""
+        """Where the last item ends: with a text that is known, else before what asks something, or at a blank line."""
         ids, opens = message.ids, self._opens_line()[message.ids]
-        blank = [i for i in (np.flatnonzero(opens[start + 1 : limit] == 2) + start + 1).tolist()]
+        blank: list[int] = (np.flatnonzero(opens[start + 1 : limit] == 2) + start + 1).tolist()
         if style in (_COUNTED_STYLE, _BULLET_STYLE):
             lines = [
                 i

@@ -6,6 +6,7 @@ from warmprefix.doctor.cache import Outcome, simulate
 from warmprefix.doctor.checks import DRAFT_CHECKS, HISTORY_CHECKS, MESSAGE_CHECKS
 from warmprefix.doctor.checks.base import MessageCheck
 from warmprefix.doctor.checks.history import keep_histories
+from warmprefix.doctor.conversations import Change
 from warmprefix.doctor.prompts import Draft, Message
 from warmprefix.doctor.survey import Survey
 
@@ -50,7 +51,7 @@ class Mender:
         survey = self._survey
         draft = survey.log.as_it_stands()
         draft.kinds = kinds
-        changes = frozenset(check.change for check in HISTORY_CHECKS if check.kind in kinds)
+        changes = frozenset[Change](check.change for check in HISTORY_CHECKS if check.kind in kinds)
         if changes:
             keep_histories(survey, draft, changes)
         for check in MESSAGE_CHECKS:

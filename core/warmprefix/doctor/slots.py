@@ -47,6 +47,8 @@ class Run:
     start: int
     end: int
     slot: Hashable
+    near: bool
+    """Nothing that is more widespread follows in later messages: the end of its own message would do for it."""
 
 
 @dataclass(slots=True)
@@ -101,7 +103,8 @@ class Slots:
         for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             anchor = int(plain[end]) if end < len(plain) else -1
             for at in range(start, end):
-                yield Run(at, at + 1, (message.role, anchor, min(end - at, _DEEPEST)))
+                near = later < _RARER * int(spread[at])
+                yield Run(at, at + 1, (message.role, anchor, min(end - at, _DEEPEST)), near)
 
     def _classified(self) -> dict[Hashable, bool]:
         survey = self.survey

@@ -25,6 +25,7 @@ __all__ = [
     "HISTORY_CHECKS",
     "MESSAGE_CHECKS",
     "SALT_SHARED",
+    "SHORT_PROMPT",
     "TEXT_CHECKS",
     "VAGUEST_FIRST",
     "by_kind",
@@ -54,6 +55,7 @@ DRAFT_CHECKS: tuple[DraftCheck, ...] = (
 """In the order in which a log is mended, once its texts are."""
 
 SALT_SHARED = salts.SHARED
+SHORT_PROMPT = short_prompt.CHECK.kind
 
 VAGUEST_FIRST = (
     slot_text.VARIABLE.kind,

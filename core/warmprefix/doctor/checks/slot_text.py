@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from warmprefix.doctor.checks.base import DraftCheck, Spot, SpotPair
-from warmprefix.doctor.prompts import Draft
-from warmprefix.doctor.segments import Ids
+from warmprefix.doctor.prompts import Draft, Message
+from warmprefix.doctor.segments import EMPTY, Ids
 from warmprefix.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -22,27 +22,24 @@ __all__ = ["USER_TEXT", "VARIABLE"]
 
 
 def _move(personal: bool) -> Callable[[Survey, Draft], Draft]:
-    """Put what stands in the slots at the end of the prompt."""
+    """Put what stands in the slots at the end of the prompt, or of its message if it is personal and that will do."""
 
     def mend(survey: Survey, draft: Draft) -> Draft:
         for index, prompt in enumerate(draft.prompts):
             messages = list(prompt)
-            moved = []
-            cuts: dict[int, list[slice]] = {}
+            moved: dict[int, list[Ids]] = {}
             for at, run in survey.slots.runs(prompt):
                 if survey.slots.is_personal(run.slot) == personal:
-                    moved.append(prompt[at].ids[run.start : run.end])
-                    cuts.setdefault(at, []).append(slice(run.start, run.end))
-            if not moved:
-                continue
-            for at, slices in cuts.items():
-                ids = prompt[at].ids.copy()
-                for each in slices:
-                    ids[each] = 0
-                messages[at] = prompt[at].made_into(ids)
-            last = messages[-1]
-            messages[-1] = type(last)(last.role, np.concatenate([last.ids, *moved]), last.source)
-            draft.prompts[index] = tuple(messages)
+                    goes_to = at if personal and run.near else len(prompt) - 1
+                    moved.setdefault(goes_to, []).append(messages[at].ids[run.start : run.end].copy())
+                    ids = messages[at].ids.copy()
+                    ids[run.start : run.end] = EMPTY
+                    messages[at] = messages[at].made_into(ids)
+            for at, pieces in moved.items():
+                message = messages[at]
+                messages[at] = Message(message.role, np.concatenate([message.ids, *pieces]), message.source)
+            if moved:
+                draft.prompts[index] = tuple(messages)
         return draft
 
     return mend

@@ -19,9 +19,9 @@ _PLAIN = {
 
 
 def plain_characters(segment: str) -> str:
-    """The segment in NFC, with plain quotes, dashes and blanks, and nothing invisible.
+    r"""The segment in NFC, with plain quotes, dashes and blanks, and nothing invisible.
 
-    >>> plain_characters("\u201cCafe\u0301\u201d\u200b \u2013 it\u2019s") == '"Caf\u00e9" - it\u0027s'
+    >>> plain_characters("\u201cCafe\u0301\u201d\u200b \u2013 100\u00a0%") == '"Caf\u00e9" - 100 %'
     True
     """
     return segment if segment.isascii() else unicodedata.normalize("NFC", segment.translate(_PLAIN))

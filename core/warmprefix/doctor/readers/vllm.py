@@ -11,7 +11,9 @@ __all__ = ["LoggedPrompt", "parse_line"]
 _LINE = re.compile(
     r"\b(?:Received request|Request) (?P<id>\S+?)(?: details)?: (?=prompt: |prompt_token_ids: |params: )"
 )
-_PROMPT = re.compile(r"\bprompt: (?:None\b|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))", re.DOTALL)
+_PROMPT = r"prompt: (?:None\b|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))"
+_FIRST = re.compile(_PROMPT, re.DOTALL)
+_LAST = re.compile(rf", {_PROMPT}\.?\Z", re.DOTALL)
 _TOKEN_IDS = re.compile(r"\bprompt_token_ids: \[(?P<ids>[\d, ]*)\]")
 
 
@@ -38,14 +40,14 @@ def parse_line(line: str) -> LoggedPrompt | None:
     found = _LINE.search(line)
     if found is None:
         return None
-    # A prompt may hold anything, the names of the other fields too: look for those behind it only.
-    prompt = _PROMPT.search(line, found.end())
+    # A prompt may hold anything, and so may the parameters: the names of the other fields too.
+    prompt = _FIRST.match(line, found.end()) or _LAST.search(line, found.end())
     text, behind = None, found.end()
     if prompt is not None:
         behind = prompt.end()
         if prompt["text"] is not None:
             text = ast.literal_eval(prompt["text"])
-    elif line.startswith(("prompt: '", 'prompt: "'), found.end()):
+    elif line.startswith("prompt: ", found.end()):
         raise ValueError("the line ends within the prompt")
     ids = _TOKEN_IDS.search(line, behind)
     token_ids = tuple(map(int, ids["ids"].split(","))) if ids is not None and ids["ids"].strip() else None
