@@ -63,7 +63,7 @@ class Survey:
         """Memo of the checks that order lists."""
         self.uses: Counter[Message] = Counter()
         for request in log.requests:
-            self.uses.update(set(request.messages))
+            self.uses.update(dict.fromkeys(request.messages, 1))
         self.wording = wording = Wording(log.pool, text_checks)
         self._corpus = np.concatenate([message.ids for message in self.uses])
         self._ends = np.concatenate(([0], np.cumsum([len(message.ids) for message in self.uses])))

@@ -15,6 +15,7 @@ _SCORE = re.compile(
     (?:score|relevance|relevancy|similarity|distance|confidence|rank|weight|cosine|bm25)
     (["']?\s*(?:[:=]|is|of)\s*["']?|\s+(?=\d*\.\d|\d+\s*%))[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%|\s?/\s?\d+)?"""
 )
+_WORDS = ("score", "relevan", "similarity", "distance", "confidence", "rank", "weight", "cosine", "bm25")
 _NUMBER = re.compile(r"[:= ([|+-]\.?\d")
 _BARE = re.compile(r"(?<=[(\[|])\s*(?:~|≈)?(?:[01]?\.\d{2,}|\d{1,3}(?:\.\d+)?\s?%)\s*(?=[)\]|])")
 _AGO = re.compile(
@@ -36,7 +37,10 @@ def mask_scores(segment: str) -> str:
 def _mask_numbers(segment: str) -> str:
     if not _NUMBER.search(segment):
         return segment
-    return _BARE.sub("<score>", _SCORE.sub("<score>", segment))
+    folded = segment.lower()
+    if any(word in folded for word in _WORDS):
+        segment = _SCORE.sub("<score>", segment)
+    return _BARE.sub("<score>", segment)
 
 
 CHECK = TextCheck(

@@ -29,7 +29,8 @@ _TIME = re.compile(
     re.VERBOSE,
 )
 _SEVERAL = re.compile(r"<time>(?:[\s,]*(?:at|T|the|-)?[\s,]*<time>)+")
-_HINT = re.compile(r"\d[\d:/.-]|day\b|\d\s?[AaPp][Mm]|\d (?=[A-Z])|[a-z] \d")
+_NAMED = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_HINT = re.compile(rf"\d[:/.-]\d|day\b|\d\s?[AaPp][Mm]\b|\d{{10}}|\d\S{{0,3}}\s{_NAMED}|{_NAMED}[a-z.]*\s\d")
 
 
 def mask_times(segment: str) -> str:
