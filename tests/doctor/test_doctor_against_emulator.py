@@ -37,16 +37,33 @@ def emulated(bodies: Sequence[dict[str, Any]]) -> tuple[int, int]:
     return prompt_tokens, cached_tokens
 
 
+SEEDS = (3, 4)
+UNDERCHARGED = pytest.mark.xfail(reason="passages without labels are told apart by blank lines only", strict=False)
+"""Known to be off: seed 3 makes such a log, whose passage order is charged too little (docs/doctor.md says so)."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("kind", "defect"), DEFECTS)
-def test_hits_are_the_emulators_and_so_is_what_mending_gains(
-    make_log: Callable[..., Any], examine: Examine, kind: str, defect: str
+def test_hits_are_the_emulators(
+    make_log: Callable[..., Any], examine: Examine, kind: str, defect: str, seed: int
 ) -> None:
-    ill, well = make_log(kind, 4, defect), make_log(kind, 4)
-    report = examine(ill)
-    assert (report.prompt_tokens, report.hit_tokens) == emulated(ill.bodies)
-    clean = examine(well)
-    assert (clean.prompt_tokens, clean.hit_tokens) == emulated(well.bodies)
-    (finding,) = report.findings
-    prefilled_ill = report.prompt_tokens - report.hit_tokens
-    prefilled_well = clean.prompt_tokens - clean.hit_tokens
+    for made in (make_log(kind, seed, defect), make_log(kind, seed)):
+        report = examine(made)
+        assert (report.prompt_tokens, report.hit_tokens) == emulated(made.bodies)
+
+
+@pytest.mark.parametrize(
+    ("kind", "defect", "seed"),
+    [
+        pytest.param(*case, seed, marks=UNDERCHARGED if (case[1], seed) == ("passage-order", 3) else ())
+        for case in DEFECTS
+        for seed in SEEDS
+    ],
+)
+def test_a_finding_is_charged_what_the_emulator_gains_without_the_defect(
+    make_log: Callable[..., Any], examine: Examine, kind: str, defect: str, seed: int
+) -> None:
+    ill, well = make_log(kind, seed, defect), make_log(kind, seed)
+    prefilled_ill, prefilled_well = (prompt - cached for prompt, cached in map(emulated, (ill.bodies, well.bodies)))
+    (finding,) = examine(ill).findings
     assert finding.lost_tokens == pytest.approx(prefilled_ill - prefilled_well, rel=0.15)
