@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from warmprefix.traces.base import NoRecorder, RequestRecorder
@@ -15,13 +16,23 @@ PATH_VARIABLE = "WARMPREFIX_RECORD"
 TEXT_VARIABLE = "WARMPREFIX_RECORD_TEXT"
 """`1` to write texts too."""
 
+_log = logging.getLogger("warmprefix")
 _recorders: dict[tuple[str, bool], TraceRecorder] = {}
 
 
 def recorder_from_environment() -> RequestRecorder:
-    """What the environment asks for now: the same recorder each time, so that a process has one trace."""
+    """What the environment asks for now: the same recorder each time, so that a process has one trace.
+
+    An application must not fail because it is recorded: where that can't even begin, nothing is recorded.
+    """
     path = os.environ.get(PATH_VARIABLE)
     if not path:
         return NoRecorder()
     wanted = path, os.environ.get(TEXT_VARIABLE) == "1"
-    return _recorders.setdefault(wanted, TraceRecorder(path, text=wanted[1]))
+    if wanted not in _recorders:
+        try:
+            _recorders.setdefault(wanted, TraceRecorder(path, text=wanted[1]))
+        except OSError:  # such as a relative path in a directory that is gone
+            _log.warning("cannot record to %s", path, exc_info=True)
+            return NoRecorder()
+    return _recorders[wanted]
