@@ -23,7 +23,7 @@ def candidates(text: str, id: str | None = None) -> list[str]:
 
 
 def test_a_short_safe_id_is_the_label() -> None:
-    for safe in ("Doc_1", "7", "a/b.c:d-e_f", "https://example.org/x", "z" * 40):
+    for safe in ("Doc_1", "7", "2026-11-21", "0" * 19, "deadbeef", "0" * 20 + "z", "a/b.c:d-e_f", "https://example.org/x", "z" * 40):
         assert candidates("one", safe)[0] == safe
 
 
@@ -43,6 +43,9 @@ def test_any_other_id_is_not_used() -> None:
         "_a",
         "a~b",
         "ctx-a",
+        "3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+        "3F2504E04F8911D39A0C0305E82C3301",
+        "0" * 20,
         "z" * 41,
         "a\u200b",
         "\ud800",
@@ -65,8 +68,8 @@ def test_the_last_candidate_holds_the_whole_fingerprint(block: ContextBlock) -> 
 @given(st.text(), st.none() | st.text(), st.text(), st.booleans())
 def test_no_id_can_imitate_a_derived_label(text: str, id: str | None, other: str, safe: bool) -> None:
     assume(text != other)
-    *_, short, whole = candidates(text, "Doc_1" if safe else id)
-    for derived in {*candidates(text, "Doc_1" if safe else id)[1:], short, whole}:
+    *_, shortest, short, whole = candidates(text, "Doc_1" if safe else id)
+    for derived in {*candidates(text, "Doc_1" if safe else id)[1:], shortest, short, whole}:
         assert derived not in candidates(other, derived)
 
 

@@ -13,25 +13,27 @@ __all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidat
 LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
 """A regular-expression class of all characters that occur in labels."""
 
-_SAFE_ID = re.compile(r"(?!ctx-)[A-Za-z0-9][A-Za-z0-9_.:/-]{0,39}")
+_SAFE_ID = re.compile(r"(?!ctx-)(?![0-9A-Fa-f-]{20,}\Z)[A-Za-z0-9][A-Za-z0-9_.:/-]{0,39}")
 
 
 def label_candidates(block: ContextBlock) -> Iterator[str]:
     """The labels that a block may get, best first.
 
-    Its id, if that is at most 40 ASCII letters, digits and `_.:/-`, begins with a letter or digit and not with `ctx-`;
-    then the id with a part of the fingerprint, for an id that names another text too; then the fingerprint alone. No
-    id can imitate the last two: `~` and the prefix `ctx-` are kept from it.
+    Its id, if that is at most 40 ASCII letters, digits and `_.:/-`, begins with a letter or digit and not with `ctx-`,
+    and is no UUID or digest, which would cost many tokens and tell nothing; then the id with a part of the fingerprint,
+    for an id that names another text too; then the fingerprint alone, ever more of it. No other id can imitate
+    these: `~` and the prefix `ctx-` are kept from ids.
 
     >>> list(label_candidates(ContextBlock("evidence", id="Doc_1")))[:3]
-    ['Doc_1', 'Doc_1~2f235f96', 'ctx-2f235f9686cc']
+    ['Doc_1', 'Doc_1~2f235f96', 'ctx-2f235f']
     >>> next(label_candidates(ContextBlock("evidence", id="Doc 1]")))
-    'ctx-2f235f9686cc'
+    'ctx-2f235f'
     """
     digest = block.fingerprint.hex()
     if block.id is not None and _SAFE_ID.fullmatch(block.id):
         yield block.id
         yield f"{block.id}~{digest[:8]}"
+    yield f"ctx-{digest[:6]}"
     yield f"ctx-{digest[:12]}"
     yield content_label(block)
 
