@@ -2,6 +2,7 @@
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.dedup.transcript import Transcript
 from warmprefix.errors import MissingExtraError, StoreError, TraceError, WarmprefixError
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
@@ -33,6 +34,7 @@ __all__ = [
     "Templates",
     "TraceError",
     "TraceRecorder",
+    "Transcript",
     "WarmprefixError",
     "fingerprint",
 ]
