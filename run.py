@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Set up and run warmprefix from a clone, with nothing but Python 3.10 or newer and pip.
 
-    python3 run.py demo [options of `warmprefix demo`]    see the saving on real text
-    python3 run.py test [options of pytest]               lint, types, import rules and all tests
+    python3 run.py demo [options of `warmprefix demo`]         see the saving on real text
+    python3 run.py test [environment ...] [options of pytest]  lint, types, import rules and all tests
 
-Each makes its own virtual environment beside this file the first time, and again when pyproject.toml
-changes or the clone moves.
+Each makes its own virtual environments beside this file the first time, and again when pyproject.toml
+changes or the clone moves. Tests have one for the core and two for each framework, since the frameworks'
+requirements contradict each other: {environments}. Name some to run only these.
 """
 
 from __future__ import annotations
@@ -16,10 +17,23 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-REQUIREMENTS = {"demo": ["-e", ".[cli]"], "test": ["-e", ".[cli]", "--group", "dev"]}
+FRAMEWORKS = ("langchain", "llamaindex", "mem0")
+VERSIONS = ("newest", "oldest")
+REQUIREMENTS = {
+    "demo": ["-e", ".[cli]"],
+    "core": ["-e", ".[cli]", "--group", "dev"],
+    **{
+        f"{framework}-{version}": ["-e", f".[cli,{framework}]", "--group", f"{framework}-{version}"]
+        for framework in FRAMEWORKS
+        for version in VERSIONS
+    },
+}
+TESTED = [name for name in REQUIREMENTS if name != "demo"]
 
 # What would lead pip, or the virtual environment's Python, elsewhere. Indexes, proxies and the like stay.
 PYTHON = {"PYTHONHOME", "PYTHONPATH"}
@@ -29,41 +43,57 @@ ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name not 
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
-    if not arguments or arguments[0] not in REQUIREMENTS:
-        print(__doc__)
+    if not arguments or arguments[0] not in ("demo", "test"):
+        print((__doc__ or "").format(environments=", ".join(TESTED)))
         return 2
     if sys.version_info < (3, 10):  # noqa: UP036 - this file is what tells the user of an older Python
         print(f"warmprefix needs Python 3.10 or newer; this is {sys.version.split()[0]}.", file=sys.stderr)
         return 2
     command, *options = arguments
-    python = environment(command)
     if command == "demo":
-        return run(python.with_name("warmprefix"), "demo", *options, cwd=None)  # a --json FILE is the user's
-    return test(python, options)
+        return run(environment("demo").with_name("warmprefix"), "demo", *options, cwd=None)  # --json FILE is the user's
+    named = list(takewhile(TESTED.__contains__, options))
+    return test(named or TESTED, options[len(named) :])
 
 
-def test(python: Path, options: list[str]) -> int:
+def test(names: list[str], options: list[str]) -> int:
     """Every check, though an earlier one failed, so that one run shows all there is to mend."""
-    checks: list[tuple[str, list[str | Path]]] = [
-        ("ruff check", [python, "-m", "ruff", "check", "--output-format=concise", "."]),
-        ("ruff format", [python, "-m", "ruff", "format", "--check", "--quiet", "."]),
-        ("import rules", [python.with_name("lint-imports"), "--no-cache"]),
-        ("mypy", [python, "-m", "mypy"]),
-        ("pyright", [python, "-m", "basedpyright", "--level", "error", "--pythonpath", python]),
-        ("pytest", [python, "-m", "pytest", *options]),
-    ]
     failed: list[str] = []
-    for name, check in checks:
-        print(f"\n== {name}", flush=True)
-        if run(*check) != 0:
-            failed.append(name)
+    for name in names:
+        for check, command in checks(name, options):
+            print(f"\n== {check}", flush=True)
+            if run(*command) != 0:
+                failed.append(check)
     print(f"\nfailed: {', '.join(failed)}" if failed else "\nall checks passed")
     return 1 if failed else 0
 
 
-def environment(command: str) -> Path:
-    """The Python of an up-to-date virtual environment for `command`."""
-    directory = ROOT / f".venv-{command}"
+def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path]]]:
+    """What is run in an environment, under which heading."""
+    core = environment("core")  # has the tools
+    if name == "core":
+        yield "ruff check", [core, "-m", "ruff", "check", "--output-format=concise", "."]
+        yield "ruff format", [core, "-m", "ruff", "format", "--check", "--quiet", "."]
+        yield "import rules", [core.with_name("lint-imports"), "--no-cache"]
+        yield "mypy", [core, "-m", "mypy"]
+        yield "pyright", [core, "-m", "basedpyright", "--level", "error", "--pythonpath", core]
+        yield "pytest", [core, "-m", "pytest", *options]
+        return
+    python = environment(name)
+    framework, version = name.split("-")
+    package, tests = ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework
+    if version == "newest":
+        examples = (ROOT / "examples").glob(f"{framework}_*.py")
+        sources = sorted([*package.rglob("*.py"), *tests.rglob("*.py"), *examples])
+        yield f"mypy, {name}", [core, "-m", "mypy", "--python-executable", python, *sources]
+        pyright: list[str | Path] = [core, "-m", "basedpyright", "--level", "error", "--pythonpath", python]
+        yield f"pyright, {name}", [*pyright, *sources]
+    yield f"pytest, {name}", [python, "-m", "pytest", package, tests, *options]
+
+
+def environment(name: str) -> Path:
+    """The Python of an up-to-date virtual environment."""
+    directory = ROOT / f".venv-{name}"
     python = directory / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = directory / "installed"
     origin = f"{sys.version} {sys.base_prefix} {ROOT}"  # a clone that was moved has to be installed again
@@ -74,7 +104,7 @@ def environment(command: str) -> Path:
     try:
         create(directory, python)
         install(python, "--upgrade", "pip>=25.1")  # the first that knows --group
-        install(python, *REQUIREMENTS[command])
+        install(python, *REQUIREMENTS[name])
         stamp.write_text(wanted)
     except OSError as error:
         raise SystemExit(f"Cannot set up {directory}: {error.strerror}.") from error
