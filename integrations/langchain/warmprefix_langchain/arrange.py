@@ -1,0 +1,89 @@
+"""Documents in, planned documents out: copies that a prompt shows labelled, and the note that goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from langchain_core.documents import Document
+
+from warmprefix import ContextBlock, ContextPlan, PlannedBlock
+
+__all__ = ["LABEL_KEY", "TEXT_KEY", "Annotate", "Arranged", "arrange", "as_blocks", "note_in_last"]
+
+Annotate = Literal["prompt", "content", "none"]
+"""Where a document shows its label: in prompts only, in its own text, or nowhere."""
+
+LABEL_KEY = "context_label"
+TEXT_KEY = "page_content"
+"""A metadata entry of this name is what `format_document` prints in place of the document's own text."""
+
+
+class Arranged(NamedTuple):
+    """Documents in planned order, and the order note: empty where there is none, or no label for it to name."""
+
+    documents: list[Document]
+    note: str
+
+
+def as_blocks(documents: Sequence[Document], annotate: Annotate) -> list[ContextBlock]:
+    """A block a document, whose text is what the prompt would show of it."""
+    return [ContextBlock(_shown(document, annotate), id=document.id) for document in documents]
+
+
+def arrange(documents: Sequence[Document], plan: ContextPlan, annotate: Annotate) -> Arranged:
+    """Copies in planned order; `plan` is one of `as_blocks(documents, annotate)`.
+
+    A document that repeats another one altogether is left out. One that has only its text in common with another
+    follows behind all planned ones, in relevance order.
+    """
+    copies = [_annotated(document, planned, annotate) for planned, document in _in_order(documents, plan)]
+    return Arranged(copies, "" if annotate == "none" else plan.order_annotation or "")
+
+
+def note_in_last(arranged: Arranged, annotate: Annotate) -> list[Document]:
+    """The documents, the last of which shows the note too, after a blank line. Changes that document."""
+    documents, note = arranged
+    if note and annotate == "prompt":
+        documents[-1].metadata[TEXT_KEY] += f"\n\n{note}"
+    elif note:
+        documents[-1].page_content += f"\n\n{note}"
+    return documents
+
+
+def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tuple[PlannedBlock, Document]]:
+    repeats: list[tuple[int, PlannedBlock]] = []
+    for planned in plan.blocks:
+        kept = [documents[planned.rank]]
+        yield planned, kept[0]
+        for position in planned.positions[1:]:
+            if documents[position] not in kept:
+                kept.append(documents[position])
+                repeats.append((position, planned))
+    for position, planned in sorted(repeats, key=lambda repeat: repeat[0]):
+        yield planned, documents[position]
+
+
+def _shown(document: Document, annotate: Annotate) -> str:
+    """An application may have put a text of its own in the metadata; then that is what its prompts show."""
+    if annotate == "content" or _labelled_before(document):
+        return document.page_content
+    return str(document.metadata.get(TEXT_KEY, document.page_content))
+
+
+def _annotated(document: Document, planned: PlannedBlock, annotate: Annotate) -> Document:
+    metadata = {LABEL_KEY: planned.label, **document.metadata}  # an application's own entry of that name stays
+    if _labelled_before(document):
+        metadata[LABEL_KEY] = planned.label
+    update: dict[str, Any] = {"metadata": metadata}
+    if annotate == "prompt":
+        metadata[TEXT_KEY] = planned.render()
+    elif annotate == "content":
+        update["page_content"] = planned.render()
+    return document.model_copy(update=update)
+
+
+def _labelled_before(document: Document) -> bool:
+    """Whether the entries of our names are ours. Nobody gains by forging them: the text is rendered anew."""
+    label, text = document.metadata.get(LABEL_KEY), document.metadata.get(TEXT_KEY)
+    return isinstance(label, str) and isinstance(text, str) and f"[{label}]" in text

@@ -1,0 +1,101 @@
+"""Retrievers that find what they are told, planners that tell what they were asked, and a chat model over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_openai import ChatOpenAI
+from pydantic import Field, SecretStr
+
+from warmprefix import ContextBlock, ContextPlanner
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # langchain-core 1.0 keeps Pydantic's first interface alive, which says so on Python 3.14.
+    config.addinivalue_line("filterwarnings", "ignore:Core Pydantic V1 functionality:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _no_tracing_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING", "LANGCHAIN_TRACING_V2"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Shelf(BaseRetriever):
+    """Finds, for each question, the documents it was given for it, and writes down how it was asked."""
+
+    found: dict[str, list[Document]]
+    asked: list[str] = Field(default_factory=list)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        self.asked.append("sync")
+        return self.found[query]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        self.asked.append("async")
+        return self.found[query]
+
+
+@pytest.fixture(scope="session")
+def shelf() -> Callable[[Mapping[str, Sequence[Document]]], Shelf]:
+    return lambda found: Shelf(found={question: list(documents) for question, documents in found.items()})
+
+
+class Listener:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.conversations: list[str | None] = []
+        self.tenants: list[str | None] = []
+        self.texts: list[list[str]] = []
+
+    def record(
+        self,
+        blocks: Sequence[ContextBlock],
+        *,
+        conversation: str | None = None,
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+    ) -> None:
+        self.conversations.append(conversation)
+        self.tenants.append(tenant)
+        self.texts.append([block.text for block in blocks])
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def planner(listener: Listener) -> ContextPlanner:
+    """Tells `listener` of every request."""
+    return ContextPlanner(recorder=listener)
+
+
+@pytest.fixture(scope="session")
+def named() -> Callable[[str], list[Document]]:
+    """`named("ab")`: documents with the ids a and b."""
+    return lambda names: [Document(f"The text of {name}.", id=name, metadata={"source": name}) for name in names]
+
+
+@pytest.fixture(scope="session")
+def ids() -> Callable[[Iterable[Document]], str]:
+    """The ids of documents, joined."""
+    return lambda documents: "".join(str(document.id) for document in documents)
+
+
+@pytest.fixture(scope="session")
+def chat_model() -> Callable[[Any], ChatOpenAI]:
+    """The real client of an engine; it leaves retries to the chain."""
+    return lambda engine: ChatOpenAI(
+        base_url=engine.base_url, api_key=SecretStr("none"), model=engine.model, max_retries=0
+    )

@@ -1,0 +1,311 @@
+"""What every way of arranging documents keeps: all of them, as they were, labelled as the planner renders them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.prompts import PromptTemplate, aformat_document, format_document
+from langchain_core.runnables import RunnableLambda
+
+from warmprefix import ContextPlan, ContextPlanner, Templates
+from warmprefix_langchain import ContextReuseCompressor, ContextReuseRetriever, context_reuse
+
+NOTE = "Please read the context in the following priority order: "
+PRINTED = PromptTemplate.from_template("{page_content}")
+
+Annotate = Literal["prompt", "content", "none"]
+Named = Callable[[str], list[Document]]
+Ids = Callable[[Sequence[Document]], str]
+
+texts = st.sampled_from(
+    ["", "One.", "Two.\n[a] Forged.", "[b] Three", "Please refer to [a]", "Four\x85[a] x", "a", "b"]
+)
+own_keys: st.SearchStrategy[dict[str, str]] = st.fixed_dictionaries(
+    {}, optional={"source": st.sampled_from("xy"), "page_content": texts, "context_label": st.sampled_from("xy")}
+)
+documents = st.builds(Document, texts, id=st.none() | st.sampled_from("ab"), metadata=own_keys)
+requests = st.lists(st.lists(documents, max_size=6), max_size=5)
+annotates: st.SearchStrategy[Annotate] = st.sampled_from(["prompt", "content", "none"])
+
+
+def given_back(requests: Sequence[list[Document]], annotate: Annotate) -> Iterator[list[Document]]:
+    """What one retriever returns for each request."""
+    retriever = ContextReuseRetriever(retriever=RunnableLambda(lambda i: requests[int(i)]), annotate=annotate)
+    return (retriever.invoke(str(i)) for i in range(len(requests)))
+
+
+def printed(document: Document) -> str:
+    return format_document(document, PRINTED)
+
+
+def own(document: Document, annotate: Annotate) -> tuple[Any, ...]:
+    """All of a document that is not ours."""
+    ours = {"context_label", "page_content"} if annotate == "prompt" else {"context_label"}
+    metadata = {key: value for key, value in document.metadata.items() if key not in ours}
+    return document.id, sorted(metadata.items()), "" if annotate == "content" else document.page_content
+
+
+def split_note(text: str) -> tuple[str, str]:
+    body, note, labels = text.rpartition(f"\n\n{NOTE}")
+    return (body, note + labels) if note else (text, "")
+
+
+@given(requests, annotates)
+def test_nothing_is_lost_and_nothing_made_up(requests: list[list[Document]], annotate: Annotate) -> None:
+    for found, returned in zip(requests, given_back(requests, annotate), strict=True):
+        assert {repr(own(one, annotate)) for one in found} == {repr(own(one, annotate)) for one in returned}
+        distinct = [one for i, one in enumerate(found) if one not in found[:i]]
+        assert len(returned) == len(distinct)
+        assert bool(returned) == bool(found)
+
+
+@given(requests, annotates)
+def test_the_callers_documents_stay_as_they_were(requests: list[list[Document]], annotate: Annotate) -> None:
+    before = copy.deepcopy(requests)
+    for returned in given_back(requests, annotate):
+        for document in returned:
+            document.page_content = "changed"
+            document.metadata["source"] = "changed"
+            document.metadata["new"] = True
+    assert requests == before
+
+
+@given(requests, annotates)
+def test_the_same_requests_give_the_same_documents(requests: list[list[Document]], annotate: Annotate) -> None:
+    assert list(given_back(requests, annotate)) == list(given_back(copy.deepcopy(requests), annotate))
+
+
+@given(requests)
+def test_prompts_show_every_text_as_the_planner_renders_it(requests: list[list[Document]]) -> None:
+    for found, returned in zip(requests, given_back(requests, "prompt"), strict=True):
+        shown = [printed(document) for document in returned]
+        if shown:
+            shown[-1], note = split_note(shown[-1])
+            assert note.count("[") in (0, len({printed(document) for document in found}))
+        labels = [text[1 : text.index("]")] for text in shown]
+        expected = {Templates().block("", printed(document)) for document in found}
+        assert {text.replace(f"[{label}]", "[]", 1) for label, text in zip(labels, shown, strict=True)} == expected
+
+
+@given(st.lists(documents, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_a_text_is_shown_under_one_label_in_every_request(found: list[Document], random: Any) -> None:
+    requests = [found, random.sample(found, len(found)), found[:1]]
+    labels: dict[str, str] = {}
+    for returned in given_back(requests, "prompt"):
+        for document in returned:
+            text = split_note(printed(document))[0]
+            label, _, rest = text.partition(" ")
+            assert labels.setdefault(rest, label) == label
+
+
+def test_prompts_show_labels_and_note_and_all_else_is_clean(
+    planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
+) -> None:
+    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner)
+    first, second = retriever.invoke("1"), retriever.invoke("2")
+    assert [printed(document) for document in first] == ["[a] The text of a.", "[b] The text of b."]
+    assert [printed(document) for document in second] == [
+        "[a] The text of a.",
+        f"[b] The text of b.\n\n{NOTE}[b] > [a] and answer the question.",
+    ]
+    assert [document.page_content for document in second] == ["The text of a.", "The text of b."]
+    assert [document.metadata["context_label"] for document in second] == ["a", "b"]
+    assert [document.metadata["source"] for document in second] == ["a", "b"]
+
+
+async def test_the_asynchronous_formatter_shows_the_same(
+    planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
+) -> None:
+    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab")}), planner=planner)
+    returned = await retriever.ainvoke("1")
+    assert [await aformat_document(document, PRINTED) for document in returned] == [*map(printed, returned)]
+
+
+def test_content_mode_shows_them_to_who_joins_texts(
+    planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
+) -> None:
+    shelf_ = shelf({"1": named("ab"), "2": named("ba")})
+    retriever = ContextReuseRetriever(retriever=shelf_, planner=planner, annotate="content")
+    retriever.invoke("1")
+    joined = "\n\n".join(document.page_content for document in retriever.invoke("2"))
+    assert joined == f"[a] The text of a.\n\n[b] The text of b.\n\n{NOTE}[b] > [a] and answer the question."
+
+
+def test_none_mode_orders_and_shows_nothing(
+    planner: ContextPlanner, named: Named, shelf: Callable[..., Any], ids: Ids
+) -> None:
+    shelf_ = shelf({"1": named("ab"), "2": named("ba")})
+    retriever = ContextReuseRetriever(retriever=shelf_, planner=planner, annotate="none")
+    retriever.invoke("1")
+    returned = retriever.invoke("2")
+    assert ids(returned) == "ab"
+    assert [printed(document) for document in returned] == ["The text of a.", "The text of b."]
+    assert [document.metadata["context_label"] for document in returned] == ["a", "b"]
+
+
+def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
+    class Scored(Document):
+        relevance: float = 0.0
+
+    [returned] = ContextReuseCompressor(planner=planner).compress_documents(
+        [Scored(page_content="a", relevance=0.5)], "?"
+    )
+    assert isinstance(returned, Scored)
+    assert returned.relevance == 0.5
+
+
+# -- documents with entries of our names -------------------------------------------------------------------------
+
+
+def test_a_text_that_the_application_put_in_the_metadata_is_what_the_prompt_shows(planner: ContextPlanner) -> None:
+    document = Document("raw", id="a", metadata={"page_content": "edited"})
+    [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [document]), planner=planner).invoke("?")
+    assert printed(returned) == "[a] edited"
+    assert returned.page_content == "raw"
+
+
+@pytest.mark.parametrize("annotate", ["content", "none"])
+def test_such_a_text_stays_where_we_show_nothing_in_the_metadata(annotate: Annotate, planner: ContextPlanner) -> None:
+    document = Document("raw", id="a", metadata={"page_content": "edited"})
+    compressor = ContextReuseCompressor(planner=planner, annotate=annotate)
+    assert printed(compressor.compress_documents([document], "?")[0]) == "edited"
+
+
+def test_without_labels_such_a_text_is_the_blocks_text_all_the_same(planner: ContextPlanner, listener: Any) -> None:
+    document = Document("raw", id="a", metadata={"page_content": "edited"})
+    modes: tuple[Annotate, ...] = ("none", "prompt", "content")
+    for annotate in modes:
+        ContextReuseCompressor(planner=planner, annotate=annotate).compress_documents([document], "?")
+    assert listener.texts == [["edited"], ["edited"], ["raw"]]
+
+
+def test_an_applications_own_label_stays(planner: ContextPlanner) -> None:
+    document = Document("text", id="a", metadata={"context_label": "chapter 4"})
+    [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [document]), planner=planner).invoke("?")
+    assert returned.metadata["context_label"] == "chapter 4"
+    assert printed(returned) == "[a] text"
+
+
+# -- repeats -----------------------------------------------------------------------------------------------------
+
+
+def test_a_repeat_is_left_out_only_if_it_says_nothing_new(planner: ContextPlanner) -> None:
+    found = [
+        Document("same", id="a", metadata={"page": 1}),
+        Document("other", id="b"),
+        Document("same", id="a", metadata={"page": 1}),
+        Document("same", id="a", metadata={"page": 2}),
+        Document("same", id="c", metadata={"page": 1}),
+    ]
+    returned = ContextReuseRetriever(retriever=RunnableLambda(lambda _: found), planner=planner).invoke("?")
+    assert [(document.id, document.metadata.get("page")) for document in returned] == [
+        ("a", 1),
+        ("b", None),
+        ("a", 2),
+        ("c", 1),
+    ]
+    assert [printed(document) for document in returned] == ["[a] same", "[b] other", "[a] same", "[a] same"]
+
+
+def test_repeats_follow_in_relevance_order(planner: ContextPlanner) -> None:
+    def found(pages: str) -> list[Document]:
+        return [Document(f"The text of {page.lower()}.", id=page) for page in pages]
+
+    compressor = ContextReuseCompressor(planner=planner)
+    compressor.compress_documents(found("ab"), "?")
+    returned = compressor.compress_documents(found("baBA"), "?")
+    assert "".join(str(document.id) for document in returned) == "abBA"
+    assert printed(returned[-1]).endswith("order: [b] > [a] and answer the question.")
+
+
+# -- documents that were arranged before -------------------------------------------------------------------------
+
+
+def test_arranging_twice_labels_once(planner: ContextPlanner, named: Named, shelf: Callable[..., Any]) -> None:
+    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner)
+    retriever.invoke("1")
+    chain = retriever | context_reuse(ContextPlanner())
+    assert [printed(document) for document in chain.invoke("2")["documents"]] == [
+        "[a] The text of a.",
+        "[b] The text of b.",
+    ]
+
+
+def test_who_forges_an_arranged_document_gains_nothing(planner: ContextPlanner) -> None:
+    forged = Document("raw", id="a", metadata={"context_label": "b", "page_content": "[b] x\n[c] forged"})
+    [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [forged]), planner=planner).invoke("?")
+    assert printed(returned) == "[a] raw"
+    assert returned.metadata["context_label"] == "a"
+
+
+def test_arranged_documents_among_others_are_labelled_once(planner: ContextPlanner, named: Named) -> None:
+    compressor = ContextReuseCompressor(planner=planner)
+    mixed = [*compressor.compress_documents(named("ab"), "?"), *named("c")]
+    assert [printed(document) for document in compressor.compress_documents(mixed, "?")] == [
+        "[a] The text of a.",
+        "[b] The text of b.",
+        "[c] The text of c.",
+    ]
+
+
+# -- what fails --------------------------------------------------------------------------------------------------
+
+
+class BrokenPlanner(ContextPlanner):
+    def plan(self, *args: Any, **options: Any) -> ContextPlan:
+        raise RuntimeError("out of order")
+
+
+@pytest.fixture
+def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had failed in this process before."""
+    monkeypatch.setattr("warmprefix_langchain.settings._failures", iter(range(10)))
+
+
+@pytest.mark.usefixtures("fresh_log")
+async def test_a_failing_planner_leaves_the_documents_alone_and_warns_once(
+    named: Named, shelf: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "warmprefix")
+    found = named("ab")
+    planner = BrokenPlanner()
+    retriever = ContextReuseRetriever(retriever=shelf({"?": found}), planner=planner)
+    compressor = ContextReuseCompressor(planner=planner)
+    for returned in (
+        retriever.invoke("?"),
+        await retriever.ainvoke("?"),
+        compressor.compress_documents(found, "?"),
+        await compressor.acompress_documents(found, "?"),
+    ):
+        assert returned == found
+    assert context_reuse(planner).invoke({"context": found}) == {"context": found, "context_note": ""}
+    ours = [record for record in caplog.records if record.name == "warmprefix"]
+    assert [record.levelname for record in ours] == ["WARNING", *["DEBUG"] * 4]
+    assert "out of order" in caplog.text
+
+
+def test_metadata_that_cannot_be_compared_costs_no_answer(planner: ContextPlanner, named: Named) -> None:
+    found = [Document("same", metadata={"embedding": numpy.arange(3)}) for _ in range(2)]
+    returned = ContextReuseRetriever(retriever=RunnableLambda(lambda _: found), planner=planner).invoke("?")
+    assert [document.page_content for document in returned] == ["same", "same"]
+    assert planner.stats().open_plans == 0
+
+
+def test_references_without_labels_are_refused(named: Named) -> None:
+    with pytest.raises(ValueError, match="placement='tail' needs labels"):
+        context_reuse(placement="tail", annotate="none")
+
+
+def test_an_unknown_option_is_refused(shelf: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="anotate"):
+        ContextReuseRetriever(retriever=shelf({}), anotate="none")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="planner"):
+        ContextReuseRetriever(retriever=shelf({}), planner="coaccess")  # type: ignore[arg-type]
