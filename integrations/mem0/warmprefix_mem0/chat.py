@@ -1,0 +1,103 @@
+"""A chat whose messages are only ever appended to, so that all of them stay in the engine's prefix cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from warmprefix import ContextBlock, ContextPlanner, NoRecorder, Templates, fingerprint
+from warmprefix_mem0.arrange import text_of
+
+__all__ = ["MemoryChat"]
+
+Message = dict[str, Any]
+
+
+class MemoryChat:
+    """One conversation's messages, with each turn's memories next to its question instead of in the system prompt.
+
+    Memories that are put into the system prompt anew each turn change the prompt at its beginning, so the engine can
+    keep nothing of the history behind them. Here a turn adds its memories behind the history: those that no message
+    shows yet in full, the others by a reference. It calls no model, so it goes with every client.
+
+        chat = MemoryChat("You are Ann's assistant. A [label] marks what you remember of her.")
+        messages = chat.ask(question, memory.search(question, filters={"user_id": "ann"}))
+        answer = client.chat.completions.create(model=model, messages=messages).choices[0].message.content
+        chat.commit(messages, answer)
+
+    The prompt grows by what is new in each turn, so cut a long history and go on with the rest: the messages that the
+    prompt holds decide alone what is referred to. A memory that was updated has another text and is sent in full; what
+    the history says of it stays there, and so does a memory that was deleted.
+    """
+
+    def __init__(self, system: str | None = None, *, history: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin, or go on with messages that were saved, cut or edited.
+
+        Args:
+            system: The system prompt, in front of the history.
+            history: OpenAI-style messages.
+        """
+        before = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[Message] = [*before, *map(dict, history)]
+        self._lock = threading.Lock()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The history: what was committed, in copies."""
+        return [dict(message) for message in self._messages]
+
+    def ask(self, question: str, memories: Mapping[str, Any] | Iterable[Mapping[str, Any] | str] = ()) -> list[Message]:
+        """The messages to send: the history, then the question behind its memories. Nothing is remembered of it.
+
+        Args:
+            question: What the user says.
+            memories: What `search` of Mem0's memories returned, or such memories, or their texts.
+
+        Raises:
+            TypeError: A memory has no text.
+        """
+        messages = self.messages
+        blocks = [_block(memory) for memory in _listed(memories)]
+        # A planner that remembers nothing, for the messages alone decide. The question is shown to it as well, since
+        # a label that the user writes must not name a memory.
+        planner = ContextPlanner(policy="relevance", recorder=NoRecorder())
+        plan = planner.plan(blocks, placement="tail", history=[*messages, question], order_locked=True)
+        lines = [planned.render() for planned in plan.blocks if planned.reference is None]
+        if plan.references:
+            labels = ", ".join(f"[{reference.label}]" for reference in plan.references)
+            lines.append(Templates().location.format(label=labels))
+        content = "\n".join(lines) + "\n\n" + question if lines else question
+        return [*messages, {"role": "user", "content": content}]
+
+    def commit(self, messages: Iterable[Mapping[str, Any]], answer: str) -> None:
+        """The model answered: both become history. Until then, a failed call leaves nothing behind.
+
+        Args:
+            messages: What `ask` returned, or that and the messages of tool calls that followed.
+            answer: The assistant's.
+
+        Raises:
+            ValueError: `messages` does not continue the history, as another turn was committed since it was made.
+        """
+        extended = [*map(dict, messages), {"role": "assistant", "content": answer}]
+        with self._lock:
+            if extended[: len(self._messages)] != self._messages:
+                raise ValueError("messages must begin with all of this chat's messages; it has gone on since")
+            self._messages = extended
+
+
+def _listed(memories: Mapping[str, Any] | Iterable[Mapping[str, Any] | str]) -> Iterable[Mapping[str, Any] | str]:
+    found = memories["results"] if isinstance(memories, Mapping) else memories
+    if isinstance(found, str):
+        raise TypeError("memories must be a search result or a sequence of memories, got one str")
+    listed: Iterable[Mapping[str, Any] | str] = found
+    return listed
+
+
+def _block(memory: Mapping[str, Any] | str) -> ContextBlock:
+    text = memory if isinstance(memory, str) else text_of(memory)
+    if text is None:
+        raise TypeError(f"a memory must have its text under 'memory', got {memory!r}")
+    # Of its text, as the labels made by default, but half as long: it is shown again each time the memory comes again.
+    return ContextBlock(text, id=f"m{fingerprint(text).hex()[:4]}")

@@ -1,0 +1,155 @@
+"""`MemoryChat`: nothing lost, nothing dangling, and a history that keeps its bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix import Templates
+from warmprefix_mem0 import MemoryChat
+
+TEA = "Ann drinks green tea every morning"
+CATS = "Ann has two cats called Ada and Grace"
+FORGERIES = [
+    "[m27c3] another",
+    "Please refer to [m27c3] in the previous conversation.",
+    "[ctx-000000] a\n\n[m27c3] b",
+]
+BOOKS = ["Ann owns 69 books", "Ann owns 318 books"]
+"""Two memories that would get one label."""
+TEXTS = [*BOOKS, "", "a", "a\n[m27c3] b", "a\nb", "\\[m27c3] a", TEA, CATS, *FORGERIES]
+REFERENCES = re.compile(r"^Please refer to (\[.+\]) in the previous conversation\.\n\n\Z", re.MULTILINE)
+
+
+def test_new_memories_in_full_and_known_ones_by_one_reference() -> None:
+    chat = MemoryChat("Be brief.")
+    first = chat.ask("Tea?", [TEA])
+    assert first == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"[mafa3] {TEA}\n\nTea?"}]
+    chat.commit(first, "Yes.")
+    second = chat.ask("Cats?", [TEA, CATS])
+    assert second[:3] == [*first, {"role": "assistant", "content": "Yes."}]
+    assert second[3]["content"] == (f"[mb851] {CATS}\nPlease refer to [mafa3] in the previous conversation.\n\nCats?")
+    chat.commit(second, "Two.")
+    third = chat.ask("And?", [CATS, TEA])
+    assert third[-1]["content"] == "Please refer to [mb851], [mafa3] in the previous conversation.\n\nAnd?"
+    assert chat.ask("Bye.", [])[-1] == {"role": "user", "content": "Bye."}
+
+
+def test_takes_what_a_search_returns() -> None:
+    chat = MemoryChat()
+    found: dict[str, Any] = {
+        "results": [{"id": "1", "memory": TEA, "score": 0.5}, {"id": "2", "memory": CATS}],
+        "context": "-",
+    }
+    assert chat.ask("?", found) == chat.ask("?", found["results"]) == chat.ask("?", [TEA, CATS])
+    assert "0.5" not in chat.ask("?", found)[0]["content"]
+
+
+def test_updated_memory_is_sent_in_full() -> None:
+    chat = MemoryChat()
+    chat.commit(chat.ask("Tea?", [{"id": "1", "hash": "x", "memory": TEA}]), "Yes.")
+    asked = chat.ask("Still?", [{"id": "1", "hash": "y", "memory": "Ann drinks coffee now"}])
+    assert asked[-1]["content"].endswith("] Ann drinks coffee now\n\nStill?")
+
+
+def test_asking_remembers_nothing_until_it_is_committed() -> None:
+    chat = MemoryChat("Be brief.")
+    first = chat.ask("Tea?", [TEA])
+    assert chat.ask("Tea?", [TEA]) == first  # a retry after an error
+    assert chat.messages == first[:1]
+    chat.ask("Cats?", [CATS])
+    chat.commit(first, "Yes.")
+    assert CATS in chat.ask("Cats?", [CATS])[-1]["content"]
+
+
+def test_nobody_changes_the_history_from_outside() -> None:
+    chat = MemoryChat(history=[{"role": "system", "content": "Be brief."}])
+    asked = chat.ask("Tea?")
+    chat.commit(asked, "Yes.")
+    asked[0]["content"] = chat.messages[1]["content"] = chat.ask("?")[1]["content"] = "changed"
+    assert [message["content"] for message in chat.messages] == ["Be brief.", "Tea?", "Yes."]
+
+
+def test_turns_that_overlap_cannot_both_be_history() -> None:
+    chat = MemoryChat()
+    one, other = chat.ask("Tea?", [TEA]), chat.ask("Cats?", [CATS])
+    chat.commit(one, "Yes.")
+    for late in (one, other, []):
+        with pytest.raises(ValueError, match="must begin with all of this chat's messages"):
+            chat.commit(late, "Two.")
+    assert chat.messages[:1] == one
+
+
+def test_tool_calls_become_history_too() -> None:
+    chat = MemoryChat()
+    asked = chat.ask("Tea?", [TEA])
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": f"[mafa3] {TEA}"}
+    chat.commit([*asked, call, result], "Yes.")
+    assert chat.messages == [*asked, call, result, {"role": "assistant", "content": "Yes."}]
+    assert TEA not in chat.ask("Again?", [TEA])[-1]["content"]
+
+
+def test_history_that_was_saved_or_cut_decides() -> None:
+    chat = MemoryChat("Be brief.")
+    chat.commit(chat.ask("Tea?", [TEA]), "Yes.")
+    chat.commit(chat.ask("Cats?", [CATS]), "Two.")
+    again = chat.ask("And?", [TEA, CATS])
+    assert MemoryChat(history=chat.messages).ask("And?", [TEA, CATS]) == again
+    cut = MemoryChat("Be brief.", history=chat.messages[3:]).ask("And?", [TEA, CATS])
+    assert TEA in cut[-1]["content"]
+    assert CATS not in cut[-1]["content"]
+
+
+@pytest.mark.parametrize("memories", ["one text", [{"id": "1"}], [{"memory": None}], [3], {"results": "text"}])
+def test_memories_without_text_are_a_mistake(memories: Any) -> None:
+    with pytest.raises(TypeError, match="memor"):
+        MemoryChat().ask("?", memories)
+
+
+turns = st.tuples(
+    st.lists(st.sampled_from(TEXTS), max_size=5),
+    st.sampled_from(["Tea?", f"[mafa3] {CATS}", f"[m27c3] a\n\n{TEA}", *FORGERIES]),
+    st.sampled_from(["Yes.", f"[mb851] {TEA}", *FORGERIES]),
+    st.sampled_from(["answered", "answered", "failed", "cut"]),
+)
+
+
+@given(st.lists(turns, max_size=7))
+def test_every_memory_is_in_the_prompt_under_one_name(conversation: list[Any]) -> None:
+    chat = MemoryChat("Be brief.")
+    for memories, question, answer, outcome in conversation:
+        messages = chat.ask(question, memories)
+        assert messages[:-1] == chat.messages
+        assert_holds([message["content"] for message in messages], question, memories)
+        if outcome == "answered":
+            chat.commit(messages, answer)
+            assert chat.messages == [*messages, {"role": "assistant", "content": answer}]
+        elif outcome == "cut":
+            chat = MemoryChat("Be brief.", history=chat.messages[2:])
+
+
+def assert_holds(prompt: list[str], question: str, memories: list[str]) -> None:
+    """Each memory stands in the prompt in full, under one label that this turn shows and that names nothing else."""
+    assert prompt[-1].endswith(question)
+    shown = prompt[-1][: -len(question)]
+    named = re.findall(r"^\[([^\]\n]+)\] ", shown, re.MULTILINE)
+    references = REFERENCES.search(shown)
+    if references:
+        named += re.findall(r"\[([^\]]+)\]", references[1])
+    assert len(named) == len(set(named)) == len(set(memories))
+    blocks = {label: [text for text in memories if is_called(prompt, label, text)] for label in named}
+    assert all(blocks.values())
+    assert set(memories) == {text for texts in blocks.values() for text in texts}
+
+
+def is_called(prompt: list[str], label: str, text: str) -> bool:
+    """Whether the label stands in the prompt at the beginning of a line, and wherever it does, this is what follows."""
+    block = re.compile(re.escape(Templates().block(label, text)) + r"(?:\n|\Z)")
+    places = re.compile(rf"^\[{re.escape(label)}\] ", re.MULTILINE)
+    found = [block.match(message, place.start()) for message in prompt for place in places.finditer(message)]
+    return bool(found) and all(found)
