@@ -6,7 +6,8 @@
 
 Each makes its own virtual environments beside this file the first time, and again when pyproject.toml
 changes or the clone moves. Tests have one for the core and two for each framework, since the frameworks'
-requirements contradict each other: {environments}. Name some to run only these.
+requirements contradict each other. Name some to run only these:
+{environments}.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ REQUIREMENTS = {
         for framework in FRAMEWORKS
         for version in VERSIONS
     },
+    "langchain-outside": ["-e", ".[langchain]", "--group", "langchain-outside"],
 }
 TESTED = [name for name in REQUIREMENTS if name != "demo"]
 
@@ -80,6 +82,9 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
         yield "pytest", [core, "-m", "pytest", *options]
         return
     python = environment(name)
+    if name == "langchain-outside":
+        yield "LangChain's own agent tests", [python, "tests/outside/langchain_agent_suite.py"]
+        return
     framework, version = name.split("-")
     package, tests = ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework
     if version == "newest":
