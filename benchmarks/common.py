@@ -88,9 +88,9 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """What is checked out, and whether the package differs from it."""
+    """What is checked out, and whether the packages differ from it."""
     head = git("rev-parse", "--short=12", "HEAD")
-    return f"{head}-dirty" if git("status", "--porcelain", "--", "core") else head or "unknown"
+    return f"{head}-dirty" if git("status", "--porcelain", "--", "core", "integrations") else head or "unknown"
 
 
 def git(*arguments: str) -> str:

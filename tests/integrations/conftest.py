@@ -222,16 +222,14 @@ async def _respond(send: Send, status: int, body: str, content_type: str = "appl
 
 
 def _events(answer: Json) -> Iterator[str]:
-    """The answer as a stream: what it says in one delta, the reason for its end, the usage."""
+    """The answer as a stream: its text, each of its tool calls, the reason for its end, the usage."""
     frame = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     [choice] = answer["choices"]
-    delta = dict(choice["message"])
-    if delta.get("tool_calls"):
-        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
-    for choices in (
-        [{"index": 0, "delta": delta, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
-    ):
+    message = choice["message"]
+    deltas: list[Json] = [{"role": message["role"], "content": message.get("content")}]
+    deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(message.get("tool_calls") or ())]
+    for delta, reason in [*((delta, None) for delta in deltas), ({}, choice["finish_reason"])]:
+        choices = [{"index": 0, "delta": delta, "finish_reason": reason}]
         yield f"data: {json.dumps({**frame, 'choices': choices})}\n\n"
     yield f"data: {json.dumps({**frame, 'choices': [], 'usage': answer['usage']})}\n\n"
     yield "data: [DONE]\n\n"

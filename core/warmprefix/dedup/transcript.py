@@ -14,6 +14,8 @@ __all__ = ["Transcript"]
 _HEADER = re.compile(rf"^[^\S\r\n]*\[([{LABEL_CHARACTERS}]{{1,64}})\]", re.MULTILINE)
 """A line that begins as a labelled block does. Inside a line it is a citation, which changes nothing."""
 
+_DEFAULT_TEMPLATES = Templates()  # checking them takes longer than a prompt's other work
+
 
 class Transcript:
     """One prompt's messages, told in order: a context block that comes again becomes a reference to the first time.
@@ -56,7 +58,7 @@ class Transcript:
         """Blocks that became references."""
         self.reference_tokens = 0
         """Tokens of these blocks."""
-        self._templates = Templates() if templates is None else templates
+        self._templates = _DEFAULT_TEMPLATES if templates is None else templates
         self._min_tokens = min_tokens
         self._labels: dict[bytes, str] = {}
         self._owners: dict[str, bytes] = {}
