@@ -44,7 +44,7 @@ class CoAccessPolicy:
         self.trust = trust
         self._window = AccessWindow[bytes](window)
         self._recurrence = RecurrenceByRank()
-        self._tails: list[list[tuple[bytes, int]]] = [[] for _ in range(window)]
+        self._tails: list[Sequence[tuple[bytes, int]]] = [()] * window
         """For each place of the window that request's blocks beyond its resident path, with their part of the ranks."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
