@@ -35,7 +35,8 @@ def application() -> Any:
 
 
 def test_the_readmes_code_runs(application: dict[str, Any]) -> None:
-    blocks = CODE.findall((ROOT / "README.md").read_text())
+    # Those of the frameworks run where they are installed.
+    blocks = [block for block in CODE.findall((ROOT / "README.md").read_text()) if "from warmprefix_" not in block]
     assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "README.md", "exec"), application)

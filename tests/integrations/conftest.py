@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -238,6 +239,14 @@ def _events(answer: Json) -> Iterator[str]:
 def _text(message: Json) -> str:
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
+
+
+@pytest.fixture
+def readme_blocks() -> Callable[[str], list[str]]:
+    """The README's code blocks that import the given package, as they stand there."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    return lambda package: [block for block in blocks if f"from {package} import" in block]
 
 
 @pytest.fixture
