@@ -1,0 +1,167 @@
+"""`ContextReusePostprocessor`: head placement for query engines and chat engines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.callbacks import CBEventType, EventPayload
+from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import active_instrument_tags
+
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix_llamaindex.marks import copied, marks
+from warmprefix_llamaindex.synthesis import PlannedNodes, watch_synthesis
+
+__all__ = ["ContextReusePostprocessor"]
+
+_log = logging.getLogger("warmprefix")
+_dispatcher = get_dispatcher(__name__)
+
+
+class ContextReusePostprocessor(BaseNodePostprocessor):
+    """Orders the nodes so that the engine's prefix cache already holds much of the prompt, and drops none.
+
+    It takes them in relevance order and so goes last: `node_postprocessors=[reranker, ContextReusePostprocessor()]`.
+    Never put a `LongContextReorder` behind it, which would sort by score again.
+
+    While a response synthesiser reads them, and if it puts all of them into one prompt, the nodes show their labels
+    and the last one the order annotation. If it doesn't, as in the modes `refine` and `accumulate` or where a context
+    is split for its length, no order could help: the prompts are then those without the postprocessor. Everywhere else
+    the nodes are copies with their own text and score, and two metadata keys that no model sees, `warmprefix_label`
+    and `warmprefix_rank`.
+
+    It can't know whether the model will answer, and so the planner learns the order at once. At worst it then expects
+    a prefix in the cache that isn't there.
+
+    `conversation_id` and `tenant` may come with a call: `with instrument_tags({"tenant": ...}):`. What the constructor
+    was given comes first. The planner isn't serialised: `from_dict(data, planner=planner)` gives it back, and without
+    that, or unpickled, the postprocessor starts with a new one. Deep copies share it.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    planner: ContextPlanner = Field(
+        default_factory=ContextPlanner, exclude=True, repr=False, description="One for all engines of an application."
+    )
+    placement: Literal["head"] = Field(default="head", description="Where engines put context: before the history.")
+    tenant: str | None = Field(default=None, description="Whose requests. Nothing is shared between tenants.")
+    model: str | None = Field(default=None, description="Models share no prefix.")
+    preamble: str | None = Field(default=None, description="What names the text in front of the context.")
+    conversation_id: str | None = Field(default=None, min_length=1, description="For a recorder of requests.")
+    annotate: bool = Field(default=True, description="Whether the model is told labels and the relevance order.")
+
+    _failed: bool = PrivateAttr(default=False)
+
+    @field_validator("placement", mode="before")
+    @classmethod
+    def _refuse_references(cls, placement: object) -> object:
+        if placement == "tail":
+            raise ValueError(
+                "placement must be 'head': query engines and chat engines rebuild the context for each question and "
+                "keep only questions and answers, so the text that a reference names would be missing. For agents, "
+                "whose retrievals stay in the history as tool messages, use ContextReuseLLM"
+            )
+        return placement
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        if self.annotate:
+            watch_synthesis()
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "ContextReusePostprocessor"
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.model_copy()
+        vars(kept).pop("planner")
+        return super(ContextReusePostprocessor, kept).__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> ContextReusePostprocessor:
+        memo = {} if memo is None else memo
+        memo[id(self.planner)] = self.planner
+        return super().__deepcopy__(memo)
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if not nodes:
+            return nodes
+        with self._traced(nodes, query_bundle) as arranged:
+            arranged[:] = self._arranged(nodes)
+        return arranged
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        # Planning is microseconds of work and waits for nothing.
+        return self._postprocess_nodes(nodes, query_bundle)
+
+    def _arranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        """The nodes in planned order. The one place where a failure degrades to the nodes as they came."""
+        try:
+            return self._planned(nodes)
+        except Exception:
+            level = logging.DEBUG if self._failed else logging.WARNING
+            self._failed = True
+            _log.log(level, "nodes stay in relevance order", exc_info=True)
+            return nodes
+
+    def _planned(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        blocks: list[ContextBlock] = []
+        ranks: list[int] = []
+        for rank, scored in enumerate(nodes):
+            text = scored.node.get_content(MetadataMode.LLM)
+            if text.strip():  # the others, such as images, show the model no text
+                blocks.append(ContextBlock(text, id=scored.node.node_id))
+                ranks.append(rank)
+        tags = active_instrument_tags.get()
+        with self.planner.planning(
+            blocks,
+            conversation=self.conversation_id or _name(tags.get("conversation_id")) or None,
+            tenant=_name(tags.get("tenant")) if self.tenant is None else self.tenant,
+            model=self.model,
+            preamble=self.preamble,
+        ) as plan:
+            pass
+        order = [ranks[planned.rank] for planned in plan.blocks]
+        placed = set(order)
+        order += [rank for rank in range(len(nodes)) if rank not in placed]  # repeats, and nodes without a text
+        if not self.annotate:
+            return [copied(nodes[rank], {}) for rank in order]
+        written = {
+            ranks[position]: marks(ranks[position], planned.label, planned.templates)
+            for planned in plan.blocks
+            for position in planned.positions
+        }
+        return [copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order]
+
+    @contextmanager
+    def _traced(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> Iterator[PlannedNodes]:
+        """Tell of the step as the framework's rerankers do."""
+        arranged = PlannedNodes()
+        query = None if query_bundle is None else query_bundle.query_str
+        payload: dict[str, Any] = {
+            EventPayload.NODES: nodes,
+            EventPayload.MODEL_NAME: self.class_name(),
+            EventPayload.QUERY_STR: query,
+            EventPayload.TOP_K: len(nodes),
+        }
+        _dispatcher.event(
+            ReRankStartEvent(query=query_bundle, nodes=nodes, top_n=len(nodes), model_name=self.class_name())
+        )
+        with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
+            yield arranged
+            event.on_end(payload={EventPayload.NODES: arranged})
+        _dispatcher.event(ReRankEndEvent(nodes=arranged))
+
+
+def _name(tag: object) -> str | None:
+    return None if tag is None else str(tag)

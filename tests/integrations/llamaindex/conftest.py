@@ -1,0 +1,158 @@
+"""What LlamaIndex itself warns of, which is not ours to mend; a model that writes down its prompts, and a retriever."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from warmprefix import ContextBlock
+
+with warnings.catch_warnings():  # pytest ignores the below only once this file is read
+    warnings.filterwarnings("ignore", "The 'validate_default' attribute")
+    from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
+    from llama_index.core.bridge.pydantic import Field
+    from llama_index.core.llms import CustomLLM
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.llms.openai_like import OpenAILike
+from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
+
+THIRD_PARTY_WARNINGS = (
+    # Pydantic, of models of llama-index-core 0.13.
+    "ignore:The 'validate_default' attribute",
+    # Workflows look at all members of an agent, which is a pydantic model.
+    "ignore:The `(__fields__|__fields_set__|model_fields|model_computed_fields)`",
+    "ignore:Accessing the 'model_(computed_)?fields' attribute",
+    # Workflows make one of every agent in the older version.
+    "ignore:ServiceManager is deprecated",
+    # A context is copied from run to run without its memory, which is handed to each run.
+    "ignore:Skipping serialization of known unserializable key. memory",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for warning in THIRD_PARTY_WARNINGS:
+        config.addinivalue_line("filterwarnings", warning)
+
+
+@pytest.fixture(autouse=True)
+def no_event_loop_of_its_own() -> None:
+    """Else LlamaIndex makes the main thread one where it calls async code, and never closes it."""
+    asyncio.set_event_loop(None)
+
+
+class RecordingLLM(CustomLLM):
+    """Answers every prompt with the same words, and keeps it."""
+
+    context_window: int = 100_000
+    num_output: int = 64
+    is_chat_model: bool = False
+    answer: str = "It is so."
+    prompts: list[str] = Field(default_factory=list)
+    failures: int = 0
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(
+            context_window=self.context_window, num_output=self.num_output, is_chat_model=self.is_chat_model
+        )
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        self.prompts.append(prompt)
+        if self.failures > 0:
+            self.failures -= 1
+            raise ConnectionError("the model is not there")
+        return CompletionResponse(text=self.answer)
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        whole = self.complete(prompt).text
+        said = ""
+        for word in whole.split(" "):
+            said += word + " "
+            yield CompletionResponse(text=said, delta=word + " ")
+
+
+@pytest.fixture(scope="session")
+def recording_llm() -> Callable[..., RecordingLLM]:
+    return RecordingLLM
+
+
+@asynccontextmanager
+async def _open_model(engine: Any) -> AsyncIterator[Any]:
+    model: Any = OpenAILike
+    with DefaultHttpxClient() as client:
+        async with DefaultAsyncHttpxClient() as async_client:
+            yield model(
+                model=engine.model,
+                api_base=engine.base_url,
+                api_key="none",
+                is_chat_model=True,
+                is_function_calling_model=True,
+                context_window=100_000,
+                max_retries=0,
+                http_client=client,
+                async_http_client=async_client,
+            )
+
+
+@pytest.fixture
+def open_model() -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+    """A real client of an engine, which leaves no connection open."""
+    return _open_model
+
+
+class GivenRetriever(BaseRetriever):
+    """Finds what it is told to find, in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[NodeWithScore] = []
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return list(self.nodes)
+
+
+@pytest.fixture
+def retriever() -> GivenRetriever:
+    return GivenRetriever()
+
+
+def _nodes(passages: Sequence[ContextBlock | str]) -> list[NodeWithScore]:
+    blocks = [ContextBlock(p, id=f"Doc_{i}") if isinstance(p, str) else p for i, p in enumerate(passages)]
+    return [
+        NodeWithScore(node=TextNode(text=block.text, id_=block.id or "", metadata={}), score=1 - rank / 100)
+        for rank, block in enumerate(blocks)
+    ]
+
+
+@pytest.fixture(scope="session")
+def make_nodes() -> Callable[[Sequence[ContextBlock | str]], list[NodeWithScore]]:
+    """Nodes for passages, best first."""
+    return _nodes
+
+
+NOTE = re.compile(r"Please read the context in the following priority order: (.*?) and answer the question\.")
+
+
+def _read_note(prompt: str) -> list[str]:
+    notes = list(NOTE.finditer(prompt))
+    assert len(notes) <= 1, "one prompt, one note"
+    if not notes:
+        assert "Please read the context in the following" not in prompt, "a note that was cut off"
+        return []
+    labels = notes[0][1].strip("[]").split("] > [")
+    for label in labels:
+        assert f"[{label}] " in prompt[: notes[0].start()], f"the note names {label}, which stands nowhere before it"
+    return labels
+
+
+@pytest.fixture(scope="session")
+def read_note() -> Callable[[str], list[str]]:
+    """The labels that a prompt's order annotation names, each shown before it; empty if it has none."""
+    return _read_note

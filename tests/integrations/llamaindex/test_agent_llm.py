@@ -1,0 +1,202 @@
+"""`ContextReuseLLM` is the model in it, except for what tool messages hold."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from llama_index.core import Settings
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import BaseModel, ValidationError
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+from llama_index.core.callbacks.schema import CBEventType
+from llama_index.core.llms import MockLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+
+from warmprefix import Templates
+from warmprefix_llamaindex import ContextReuseLLM
+
+EVIDENCE = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " * 4
+
+
+def tool_message(text: str = EVIDENCE) -> ChatMessage:
+    return ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": "call_1", "name": "search"})
+
+
+HISTORY = [ChatMessage(role="user", content="How deep?"), tool_message(), tool_message()]
+
+
+@pytest.fixture
+def engine(start_engine: Any) -> Any:
+    return start_engine()
+
+
+@pytest.fixture
+async def model(engine: Any, open_model: Any) -> AsyncIterator[Any]:
+    async with open_model(engine) as model:
+        yield model
+
+
+@pytest.fixture
+def llm(model: Any) -> ContextReuseLLM:
+    return ContextReuseLLM(llm=model)
+
+
+def received(engine: Any) -> list[str]:
+    """Of the last request, what the messages hold."""
+    return [message["content"] for message in engine.bodies[-1]["messages"]]
+
+
+async def test_every_way_to_chat_sends_a_repeat_as_a_reference(engine: Any, llm: ContextReuseLLM) -> None:
+    tool = FunctionTool.from_defaults(fn=lambda query: query, name="search", description="Finds.")
+    answers = [
+        llm.chat(HISTORY),
+        list(llm.stream_chat(HISTORY))[-1],
+        await llm.achat(messages=HISTORY),
+        [answer async for answer in await llm.astream_chat(HISTORY)][-1],
+        llm.chat_with_tools([tool], chat_history=HISTORY),
+        list(llm.stream_chat_with_tools([tool], chat_history=HISTORY))[-1],
+        await llm.achat_with_tools([tool], chat_history=HISTORY, allow_parallel_tool_calls=True),
+        [answer async for answer in await llm.astream_chat_with_tools([tool], "And how wide?", HISTORY)][-1],
+    ]
+    assert all(answer.message.content for answer in answers)
+    assert len(engine.bodies) == 8
+    for body in engine.bodies:
+        question, first, second, *_ = (message["content"] for message in body["messages"])
+        label = first.partition(" ")[0]
+        assert question == "How deep?"
+        assert first == f"{label} {EVIDENCE}"
+        assert second == f"Please refer to {label} in the previous conversation."
+    assert received(engine)[-1] == "And how wide?"
+    assert [message.content for message in HISTORY] == ["How deep?", EVIDENCE, EVIDENCE]
+
+
+async def test_what_has_no_messages_is_passed_on(engine: Any, llm: ContextReuseLLM) -> None:
+    assert llm.complete("How deep?").text
+    assert list(llm.stream_complete("How deep?"))[-1].text
+    assert (await llm.acomplete("How deep?")).text
+    assert [answer async for answer in await llm.astream_complete("How deep?")][-1].text
+    assert llm.predict(PromptTemplate("How {what}?"), what="deep")
+    assert [received(engine)] * 5 == [[m["content"] for m in body["messages"]] for body in engine.bodies]
+
+
+class Depth(BaseModel):
+    metres: int
+
+
+def depth_call() -> dict[str, Any]:
+    call = {"id": "call_1", "type": "function", "function": {"name": "Depth", "arguments": '{"metres": 3688}'}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+async def test_structured_answers(engine: Any, llm: ContextReuseLLM) -> None:
+    prompt = PromptTemplate("How deep?")
+    engine.script(*[depth_call()] * 5)
+    assert llm.structured_predict(Depth, prompt) == Depth(metres=3688)
+    assert await llm.astructured_predict(Depth, prompt) == Depth(metres=3688)
+    assert list(llm.stream_structured_predict(Depth, prompt))[-1] == Depth(metres=3688)
+    stream = await llm.astream_structured_predict(Depth, prompt)
+    assert [partial async for partial in stream][-1] == Depth(metres=3688)
+    answer = await llm.as_structured_llm(Depth).achat(HISTORY)
+    assert json.loads(answer.message.content or "") == {"metres": 3688}
+    assert received(engine) == ["How deep?", EVIDENCE, EVIDENCE]
+
+
+async def test_predict_and_call(engine: Any, llm: ContextReuseLLM) -> None:
+    tool = FunctionTool.from_defaults(fn=lambda metres: f"{metres} m", name="Depth", description="Says.")
+    engine.script(depth_call(), depth_call())
+    assert llm.predict_and_call([tool], chat_history=HISTORY).response == "3688 m"
+    assert (await llm.apredict_and_call([tool], chat_history=HISTORY)).response == "3688 m"
+    assert [text[:15] for text in received(engine)[1:]] == [f"{received(engine)[1][:12]} Th", "Please refer to"]
+
+
+def test_it_passes_for_the_model(model: Any, llm: ContextReuseLLM) -> None:
+    assert isinstance(llm, FunctionCallingLLM)
+    assert llm.metadata == model.metadata
+    assert llm.class_name() == "ContextReuseLLM"
+
+
+@pytest.fixture
+def settings() -> Iterator[Any]:
+    yield Settings
+    Settings._llm = None
+    Settings._callback_manager = None
+
+
+async def test_one_model_one_set_of_settings(engine: Any, model: Any, settings: Any) -> None:
+    model.system_prompt = "Be brief."
+    llm = ContextReuseLLM(llm=model)
+    assert llm.system_prompt == "Be brief."
+    assert llm.callback_manager is model.callback_manager
+    handler = LlamaDebugHandler(print_trace_on_end=False)
+    settings.callback_manager = CallbackManager([handler])
+    settings.llm = llm
+    assert settings.llm is llm
+    assert model.callback_manager is llm.callback_manager is settings.callback_manager
+    await settings.llm.achat(HISTORY)
+    [[start, end]] = handler.get_event_pairs(CBEventType.LLM)
+    assert start.payload
+    assert end.payload
+    assert ContextReuseLLM(llm=model, system_prompt="Be kind.").llm.system_prompt == "Be kind."
+
+
+def test_it_can_be_pickled_and_described(llm: ContextReuseLLM) -> None:
+    chosen = ContextReuseLLM(llm=llm.llm, tools=["search"], separator="\n\n", min_tokens=9, templates=Templates())
+    again = pickle.loads(pickle.dumps(chosen))
+    assert type(again.llm) is type(llm.llm)
+    assert again.metadata == chosen.metadata
+    for copy in (again, chosen.model_copy(), ContextReuseLLM.from_dict({**chosen.to_dict(), "llm": llm.llm})):
+        assert (copy.tools, copy.separator, copy.min_tokens) == (["search"], "\n\n", 9)
+    assert again.templates == Templates()
+    assert chosen.to_dict()["class_name"] == "ContextReuseLLM"
+    assert chosen.to_dict()["llm"]["class_name"] == "OpenAILike"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_tokens": -1}, {"separator": ""}, {"tools": "search"}, {"templates": "See {label}."}]
+)
+def test_wrong_options_are_refused(model: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        ContextReuseLLM(llm=model, system_prompt="Be kind.", **wrong)
+    assert model.system_prompt is None
+
+
+def test_a_model_that_calls_no_functions_is_refused() -> None:
+    mute: Any = MockLLM()
+    with pytest.raises(ValidationError, match="FunctionCallingLLM"):
+        ContextReuseLLM(llm=mute)
+
+
+def test_one_is_enough(llm: ContextReuseLLM) -> None:
+    with pytest.raises(ValidationError, match="already"):
+        ContextReuseLLM(llm=llm)
+
+
+async def test_options_reach_the_messages(engine: Any, model: Any) -> None:
+    llm = ContextReuseLLM(llm=model, tools=["calculator"])
+    await llm.achat(HISTORY)
+    assert received(engine) == ["How deep?", EVIDENCE, EVIDENCE]
+    llm = ContextReuseLLM(llm=model, templates=Templates(location="See {label} above."), min_tokens=10)
+    await llm.achat(HISTORY)
+    assert received(engine)[2].startswith("See [ctx-")
+
+
+async def test_a_failure_is_logged_once_and_the_call_goes_on(
+    engine: Any, llm: ContextReuseLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = ChatMessage(role="tool", content="Odd.", additional_kwargs={"tool_call_id": ["unhashable"]})
+    llm.tools = ["search"]
+    await llm.achat(HISTORY)
+    as_before = received(engine)
+    assert as_before[2].startswith("Please refer to ")
+    with caplog.at_level(logging.DEBUG, "warmprefix"):
+        for _ in range(2):
+            await llm.achat([*HISTORY, odd, tool_message()])
+            assert received(engine) == [*as_before, "Odd.", EVIDENCE]
+    assert [record.levelname for record in caplog.records if record.name == "warmprefix"] == ["WARNING", "DEBUG"]

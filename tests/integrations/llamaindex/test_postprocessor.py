@@ -1,0 +1,357 @@
+"""The step itself: what comes in, what comes out, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.schema import (
+    BaseNode,
+    Document,
+    ImageNode,
+    IndexNode,
+    MetadataMode,
+    NodeWithScore,
+    QueryBundle,
+    TextNode,
+)
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import instrument_tags
+
+from warmprefix import ContextPlanner, Templates
+from warmprefix_llamaindex import ContextReusePostprocessor
+
+MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
+
+
+def ids(nodes: Sequence[NodeWithScore]) -> list[str]:
+    return [scored.node_id for scored in nodes]
+
+
+def test_a_resident_prefix_comes_first_and_the_copies_remember_where_they_stood(make_nodes: MakeNodes) -> None:
+    postprocessor = ContextReusePostprocessor()
+    a, b, c = make_nodes(["The sky is blue.", "The sea is deep.", "The sun is far."])
+    postprocessor.postprocess_nodes([a, b])
+    arranged = postprocessor.postprocess_nodes([c, b, a], query_str="How far?")
+    assert ids(arranged) == ["Doc_0", "Doc_1", "Doc_2"]
+    assert [scored.metadata["warmprefix_rank"] for scored in arranged] == [2, 1, 0]
+    assert [scored.metadata["warmprefix_label"] for scored in arranged] == ["Doc_0", "Doc_1", "Doc_2"]
+    assert [scored.score for scored in arranged] == [a.score, b.score, c.score]
+
+
+def test_no_model_and_no_embedding_is_shown_a_mark(make_nodes: MakeNodes) -> None:
+    [given] = make_nodes(["The sky is blue."])
+    given.node.metadata["file"] = "sky.txt"
+    [arranged] = ContextReusePostprocessor().postprocess_nodes([given])
+    for mode in (MetadataMode.LLM, MetadataMode.EMBED, MetadataMode.NONE):
+        assert arranged.node.get_content(mode) == given.node.get_content(mode)
+
+
+def test_it_may_run_twice(make_nodes: MakeNodes) -> None:
+    planner = ContextPlanner(templates=Templates(order="Best first: {order}."))
+    once = ContextReusePostprocessor(planner=planner).postprocess_nodes(make_nodes(["one", "two"]))
+    twice = ContextReusePostprocessor().postprocess_nodes(once)
+    assert ids(twice) == ids(once)
+    for scored in twice:
+        keys = ["warmprefix_rank", "warmprefix_label"]
+        assert list(scored.metadata) == keys
+        assert scored.node.excluded_llm_metadata_keys == keys
+        assert scored.node.excluded_embed_metadata_keys == keys
+
+
+def test_equal_texts_are_all_kept_the_repeats_behind(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(["same", "other", "same", "third"])
+    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
+    assert ids(arranged) == ["Doc_0", "Doc_1", "Doc_3", "Doc_2"]
+    assert arranged[3].metadata["warmprefix_label"] == arranged[0].metadata["warmprefix_label"]
+
+
+def test_what_a_model_reads_of_a_node_is_its_identity() -> None:
+    nodes = [
+        NodeWithScore(node=TextNode(text="same", id_=f"n{i}", metadata=metadata))
+        for i, metadata in enumerate([{"year": 1999}, {"year": 2000}])
+    ]
+    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
+    assert len({scored.metadata["warmprefix_label"] for scored in arranged}) == 2
+
+
+def test_nodes_without_a_text_follow_behind() -> None:
+    nodes = [
+        NodeWithScore(node=ImageNode(image_url="http://127.0.0.1/sky.png", id_="image")),
+        NodeWithScore(node=TextNode(text=" \n", id_="blank")),
+        NodeWithScore(node=Document(text="The sky is blue.", id_="document")),
+        NodeWithScore(node=IndexNode(text="The sea is deep.", id_="index", index_id="i")),
+    ]
+    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
+    assert ids(arranged) == ["document", "index", "image", "blank"]
+    assert [type(scored.node) for scored in arranged] == [Document, IndexNode, ImageNode, TextNode]
+    assert ["warmprefix_label" in scored.metadata for scored in arranged] == [True, True, False, False]
+    assert ids(ContextReusePostprocessor().postprocess_nodes(nodes[:2])) == ["image", "blank"]
+
+
+def test_no_nodes_stay_none() -> None:
+    planner = ContextPlanner()
+    assert ContextReusePostprocessor(planner=planner).postprocess_nodes([]) == []
+    assert planner.stats().plans == 0
+
+
+def test_a_subclass_of_the_scored_node_is_kept() -> None:
+    class Found(NodeWithScore):
+        by: str = "bm25"
+
+    found = Found(node=TextNode(text="one"), score=0.5, by="dense")
+    [arranged] = ContextReusePostprocessor().postprocess_nodes([found])
+    assert isinstance(arranged, Found)
+    assert (arranged.by, arranged.score) == ("dense", 0.5)
+
+
+@st.composite
+def node_lists(draw: st.DrawFn) -> list[NodeWithScore]:
+    texts = draw(st.lists(st.text(max_size=12), min_size=1, max_size=8))
+    nodes: list[NodeWithScore] = []
+    for i, text in enumerate(texts):
+        node: BaseNode = draw(st.sampled_from([TextNode, Document]))(text=text, id_=f"n{i}")
+        node.metadata = draw(st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2)))
+        nodes.append(NodeWithScore(node=node, score=draw(st.none() | st.floats(allow_nan=False))))
+    return nodes
+
+
+@given(st.lists(node_lists(), max_size=4), node_lists(), st.booleans())
+def test_nothing_is_lost_nothing_given_is_changed_and_it_is_deterministic(
+    earlier: list[list[NodeWithScore]], nodes: list[NodeWithScore], annotate: bool
+) -> None:
+    before = [scored.model_dump() for scored in nodes]
+    outcomes = []
+    for _ in range(2):
+        postprocessor = ContextReusePostprocessor(annotate=annotate)
+        for others in earlier:
+            postprocessor.postprocess_nodes(others)
+        outcomes.append(postprocessor.postprocess_nodes(nodes))
+    arranged, again = outcomes
+    assert [scored.model_dump() for scored in nodes] == before
+    assert [scored.model_dump() for scored in arranged] == [scored.model_dump() for scored in again]
+    given_by_id = {scored.node_id: scored for scored in nodes}
+    assert sorted(ids(arranged)) == sorted(given_by_id)
+    for scored in arranged:
+        given = given_by_id[scored.node_id]
+        assert scored is not given
+        assert scored.node is not given.node
+        assert scored.node.metadata is not given.node.metadata
+        assert scored.score == given.score
+        assert scored.node.get_content(MetadataMode.LLM) == given.node.get_content(MetadataMode.LLM)
+
+
+# -- what it is told -----------------------------------------------------------------------------------------------
+
+
+def test_tail_placement_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"rebuild the context for each question.*ContextReuseLLM"):
+        ContextReusePostprocessor(placement="tail")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="placement"):
+        ContextReusePostprocessor(placement="middle")  # type: ignore[arg-type]
+
+
+def test_a_misspelt_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="tenent"):
+        ContextReusePostprocessor(tenent="acme")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="conversation_id"):
+        ContextReusePostprocessor(conversation_id="")
+
+
+class Told:
+    """A recorder of requests that keeps what names them."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, str | None]] = []
+
+    def record(self, blocks: object, **names: str | None) -> None:
+        self.requests.append(names)
+
+
+async def test_names_come_from_the_constructor_or_else_from_tags(make_nodes: MakeNodes) -> None:
+    told = Told()
+    planner = ContextPlanner(recorder=told)
+    nodes = make_nodes(["one", "two"])
+    tagged = ContextReusePostprocessor(planner=planner, model="m", preamble="p")
+    fixed = ContextReusePostprocessor(planner=planner, conversation_id="fixed", tenant="own")
+    with instrument_tags({"conversation_id": 42, "tenant": "acme"}):
+        tagged.postprocess_nodes(nodes)
+        await tagged.apostprocess_nodes(nodes)
+        fixed.postprocess_nodes(nodes)
+    with instrument_tags({"conversation_id": ""}):
+        tagged.postprocess_nodes(nodes)
+    acme = {"conversation": "42", "tenant": "acme", "model": "m", "preamble": "p"}
+    assert told.requests == [
+        acme,
+        acme,
+        {"conversation": "fixed", "tenant": "own", "model": None, "preamble": None},
+        {"conversation": None, "tenant": None, "model": "m", "preamble": "p"},
+    ]
+
+
+def test_nothing_crosses_a_tenant(make_nodes: MakeNodes) -> None:
+    postprocessor = ContextReusePostprocessor()
+    a, b = make_nodes(["one", "two"])
+    with instrument_tags({"tenant": "acme"}):
+        postprocessor.postprocess_nodes([a, b])
+    with instrument_tags({"tenant": "other"}):
+        assert ids(postprocessor.postprocess_nodes([b, a])) == ["Doc_1", "Doc_0"]
+    with instrument_tags({"tenant": "acme"}):
+        assert ids(postprocessor.postprocess_nodes([b, a])) == ["Doc_0", "Doc_1"]
+
+
+def test_a_failure_leaves_the_nodes_as_they_came(make_nodes: MakeNodes, caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(TextNode):
+        def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
+            raise RuntimeError("no text today")
+
+    postprocessor = ContextReusePostprocessor()
+    nodes = [*make_nodes(["one", "two"]), NodeWithScore(node=Odd(text="odd"))]
+    with caplog.at_level(logging.DEBUG, logger="warmprefix"):
+        for _ in range(2):
+            arranged = postprocessor.postprocess_nodes(nodes)
+            assert all(is_ is was for is_, was in zip(arranged, nodes, strict=True))
+    records = [record for record in caplog.records if record.name == "warmprefix"]
+    assert [record.levelno for record in records] == [logging.WARNING, logging.DEBUG]
+    assert "no text today" in str(records[0].exc_info)
+
+
+# -- serialisation -------------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "placement": "head",
+    "tenant": "acme",
+    "model": "m",
+    "preamble": None,
+    "conversation_id": "chat-42",
+    "annotate": False,
+}
+
+
+def a_postprocessor(planner: ContextPlanner) -> ContextReusePostprocessor:
+    return ContextReusePostprocessor(
+        planner=planner, tenant="acme", model="m", conversation_id="chat-42", annotate=False
+    )
+
+
+def fields(postprocessor: ContextReusePostprocessor) -> dict[str, Any]:
+    return {name: getattr(postprocessor, name) for name in FIELDS}
+
+
+def test_a_dictionary_holds_all_but_the_planner() -> None:
+    planner = ContextPlanner()
+    written = a_postprocessor(planner).to_dict()
+    assert written == {**FIELDS, "class_name": "ContextReusePostprocessor"}
+    read = ContextReusePostprocessor.from_dict(json.loads(json.dumps(written)))
+    assert fields(read) == FIELDS
+    assert read.planner is not planner
+    assert ContextReusePostprocessor.from_dict(written, planner=planner).planner is planner
+
+
+def test_it_pickles_without_its_planner_and_keeps_working(
+    make_nodes: MakeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    planner = ContextPlanner()
+    original = a_postprocessor(planner)
+    read = pickle.loads(pickle.dumps(original))
+    assert fields(read) == FIELDS
+    assert read.planner is not planner
+    assert original.planner is planner
+    nodes = make_nodes(["one", "two"])
+    assert ids(read.postprocess_nodes(nodes)) == ids(nodes)
+    assert not caplog.records
+
+
+def test_deep_copies_share_the_planner() -> None:
+    planner = ContextPlanner()
+    copied = copy.deepcopy(a_postprocessor(planner))
+    assert copied.planner is planner
+    assert fields(copied) == FIELDS
+
+
+def test_each_has_a_planner_of_its_own_unless_given_one() -> None:
+    assert ContextReusePostprocessor().planner is not ContextReusePostprocessor().planner
+    with pytest.raises(ValueError, match="planner"):
+        ContextReusePostprocessor(planner="coaccess")  # type: ignore[arg-type]
+
+
+def test_arranged_nodes_pickle(make_nodes: MakeNodes) -> None:
+    arranged = ContextReusePostprocessor().postprocess_nodes(make_nodes(["one", "two"]))
+    read = pickle.loads(pickle.dumps(arranged))
+    assert [scored.model_dump() for scored in read] == [scored.model_dump() for scored in arranged]
+
+
+# -- tracing -------------------------------------------------------------------------------------------------------
+
+
+class Heard(BaseEventHandler):
+    events: list[Any] = []  # noqa: RUF012  # a pydantic field
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "Heard"
+
+    def handle(self, event: Any, **kwargs: Any) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler, dispatcher = Heard(), get_dispatcher()
+    dispatcher.add_event_handler(handler)
+    yield handler
+    dispatcher.event_handlers.remove(handler)
+
+
+async def test_it_shows_in_traces_as_rerankers_do(make_nodes: MakeNodes, heard: Heard) -> None:
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    postprocessor = ContextReusePostprocessor(callback_manager=CallbackManager([debug]))
+    nodes = make_nodes(["one", "two", "three"])
+    arranged = await postprocessor.apostprocess_nodes(nodes, query_bundle=QueryBundle("why?"))
+    start, end = [event for event in heard.events if isinstance(event, ReRankStartEvent | ReRankEndEvent)]
+    assert isinstance(start, ReRankStartEvent)
+    assert start.query == QueryBundle("why?")
+    assert start.top_n == 3
+    assert start.model_name == "ContextReusePostprocessor"
+    assert ids(start.nodes) == ids(nodes)
+    assert isinstance(end, ReRankEndEvent)
+    assert ids(end.nodes) == ids(arranged)
+    [(began, ended)] = debug.get_event_pairs(CBEventType.RERANKING)
+    assert began.payload is not None
+    assert ended.payload is not None
+    assert began.payload["query_str"] == "why?"
+    assert ids(ended.payload["nodes"]) == ids(arranged)
+
+
+def test_other_postprocessors_may_follow(make_nodes: MakeNodes) -> None:
+    nodes = make_nodes(["one", "two", "three"])
+    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
+    kept = SimilarityPostprocessor(similarity_cutoff=0.985).postprocess_nodes(arranged)
+    assert ids(kept) == ["Doc_0", "Doc_1"]
+
+
+def test_without_llama_index_it_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["llama_index"] = None
+from warmprefix import MissingExtraError
+try:
+    import warmprefix_llamaindex
+except MissingExtraError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "warmprefix needs 'llama_index.core' for this: pip install 'warmprefix[llamaindex]'"

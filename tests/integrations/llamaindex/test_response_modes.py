@@ -1,0 +1,539 @@
+"""What the model is told in each response mode: read from the prompts, never from the nodes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core import PromptHelper, PromptTemplate, Settings
+from llama_index.core.llms import MockLLM
+from llama_index.core.node_parser import TokenTextSplitter
+from llama_index.core.postprocessor import LongContextReorder
+from llama_index.core.prompts import ChatMessage, ChatPromptTemplate
+from llama_index.core.query_engine import CitationQueryEngine
+from llama_index.core.response_synthesizers import (
+    BaseSynthesizer,
+    CompactAndRefine,
+    Refine,
+    ResponseMode,
+    get_response_synthesizer,
+)
+from llama_index.core.schema import DEFAULT_TEXT_NODE_TMPL, BaseNode, Document, MetadataMode, NodeWithScore, TextNode
+
+from warmprefix import ContextPlanner, Templates
+from warmprefix_llamaindex import ContextReusePostprocessor
+
+MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
+ReadNote = Callable[[str], list[str]]
+MakeLLM = Callable[..., Any]
+
+PASSAGES = ["The sky is blue.", "The sea is deep.", "The sun is far away.", "The moon is near."]
+RELEVANCE = [2, 1, 3, 0]
+"""How the second question ranks the passages, of which the first found 0 and 1."""
+
+ONE_PROMPT = ["compact", "compact_accumulate", "tree_summarize", "simple_summarize"]
+A_PROMPT_A_NODE = ["refine", "accumulate"]
+
+
+def ids(nodes: Sequence[NodeWithScore]) -> list[str]:
+    return [scored.node_id for scored in nodes]
+
+
+@pytest.fixture(autouse=True)
+def no_default_model() -> Any:
+    """So that the modes which ask no model need none."""
+    Settings.llm = MockLLM()
+    yield
+    Settings._llm = None
+
+
+@pytest.fixture
+def arrange(make_nodes: MakeNodes) -> Callable[..., list[NodeWithScore]]:
+    """The nodes of a second question, some of which the first had in another order."""
+
+    def arranged(
+        passages: Sequence[str] = PASSAGES, planner: ContextPlanner | None = None, **options: Any
+    ) -> list[NodeWithScore]:
+        nodes = make_nodes(passages)
+        postprocessor = ContextReusePostprocessor(planner=planner or ContextPlanner(), **options)
+        postprocessor.postprocess_nodes(nodes[:2])
+        return postprocessor.postprocess_nodes([nodes[i] for i in RELEVANCE])
+
+    return arranged
+
+
+def synthesize(llm: Any, mode: str, nodes: list[NodeWithScore], **options: Any) -> Any:
+    return get_response_synthesizer(llm=llm, response_mode=ResponseMode(mode), **options).synthesize("How far?", nodes)
+
+
+@pytest.mark.parametrize("mode", ONE_PROMPT)
+def test_labels_and_note_stand_in_the_one_prompt(
+    mode: str, arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    response = synthesize(llm, mode, arrange())
+    [prompt] = llm.prompts
+    places = [prompt.index(f"[Doc_{i}] {text}") for i, text in enumerate(PASSAGES)]
+    assert places == sorted(places)
+    assert read_note(prompt) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+    assert ids(response.source_nodes) == ["Doc_0", "Doc_1", "Doc_2", "Doc_3"]
+
+
+def test_the_prompt_is_the_planners_own_text(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    llm = recording_llm()
+    synthesize(llm, "compact", arrange(), text_qa_template=PromptTemplate("{context_str}|{query_str}"))
+    assert llm.prompts == [
+        "[Doc_0] The sky is blue.\n\n[Doc_1] The sea is deep.\n\n[Doc_2] The sun is far away.\n\n"
+        "[Doc_3] The moon is near.\n\nPlease read the context in the following priority order: "
+        "[Doc_2] > [Doc_1] > [Doc_3] > [Doc_0] and answer the question.|How far?"
+    ]
+
+
+@pytest.mark.parametrize("mode", ONE_PROMPT)
+def test_in_relevance_order_there_are_labels_and_no_note(
+    mode: str, make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    synthesize(llm, mode, ContextReusePostprocessor().postprocess_nodes(make_nodes(PASSAGES)))
+    [prompt] = llm.prompts
+    assert all(f"[Doc_{i}] {text}" in prompt for i, text in enumerate(PASSAGES))
+    assert read_note(prompt) == []
+
+
+@pytest.mark.parametrize("mode", [*A_PROMPT_A_NODE, "no_text"])
+def test_where_each_node_has_its_own_prompt_all_is_as_without_us(
+    mode: str, make_nodes: MakeNodes, arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    ours, without = recording_llm(), recording_llm()
+    nodes = make_nodes(PASSAGES)
+    response = synthesize(ours, mode, arrange())
+    plain = synthesize(without, mode, [nodes[i] for i in RELEVANCE])
+    assert ours.prompts == without.prompts
+    assert len(ours.prompts) == (0 if mode == "no_text" else 4)
+    assert ids(response.source_nodes) == ids(plain.source_nodes)
+
+
+def test_context_only_gives_the_planners_text(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    response = synthesize(recording_llm(), "context_only", arrange())
+    assert read_note(response.response) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+    assert response.response.startswith("[Doc_0] The sky is blue.\n\n[Doc_1] ")
+
+
+def test_a_mode_without_context_stays_one(arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM) -> None:
+    llm = recording_llm()
+    synthesize(llm, "generation", arrange())
+    assert len(llm.prompts) == 1
+    assert "Doc_" not in llm.prompts[0]
+
+
+# -- what is left behind -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "streaming"),
+    [
+        *((mode, False) for mode in (*ONE_PROMPT, *A_PROMPT_A_NODE, "context_only")),
+        *((mode, True) for mode in ("compact", "tree_summarize", "simple_summarize", "refine")),
+    ],
+)
+def test_source_nodes_are_clean(
+    mode: str,
+    streaming: bool,
+    arrange: Callable[..., list[NodeWithScore]],
+    make_nodes: MakeNodes,
+    recording_llm: MakeLLM,
+) -> None:
+    given = {scored.node_id: scored for scored in make_nodes(PASSAGES)}
+    arranged = arrange()
+    response = synthesize(recording_llm(), mode, arranged, streaming=streaming)
+    if streaming:
+        assert "".join(response.response_gen).strip() == "It is so."
+    assert [id(scored) for scored in response.source_nodes] == [id(scored) for scored in arranged]
+    for scored in response.source_nodes:
+        plain = given[scored.node_id].node
+        assert scored.node.get_content(MetadataMode.LLM) == plain.get_content(MetadataMode.LLM)
+        assert isinstance(scored.node, TextNode)
+        assert scored.node.text_template == DEFAULT_TEXT_NODE_TMPL
+        assert scored.score is not None
+
+
+def test_the_answer_can_be_traced_to_its_sources(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    response = synthesize(recording_llm(answer="See [Doc_2]."), "compact", arrange())
+    by_label = {scored.metadata["warmprefix_label"]: scored.node.get_content() for scored in response.source_nodes}
+    assert by_label["Doc_2"] == "The sun is far away."
+
+
+def test_after_a_model_error_the_nodes_are_clean_and_a_retry_is_told_the_same(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm(failures=1)
+    nodes = arrange()
+    with pytest.raises(ConnectionError):
+        synthesize(llm, "compact", nodes)
+    assert nodes[0].node.get_content(MetadataMode.LLM) == "The sky is blue."
+    synthesize(llm, "compact", nodes)
+    failed, retried = llm.prompts
+    assert failed == retried
+    assert len(read_note(retried)) == 4
+
+
+async def test_async_synthesis_is_told_the_same(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    llm = recording_llm()
+    synthesizer = get_response_synthesizer(llm=llm)
+    synthesizer.synthesize("How far?", arrange())
+    arranged = arrange()
+    await synthesizer.asynthesize("How far?", arranged)
+    assert llm.prompts[0] == llm.prompts[1]
+    assert arranged[0].node.get_content(MetadataMode.LLM) == "The sky is blue."
+
+
+# -- what does not fit ---------------------------------------------------------------------------------------------
+
+LONG = [f"{text} " + " ".join(f"word{i}{n}" for n in range(120)) for i, text in enumerate(PASSAGES)]
+
+
+@pytest.mark.parametrize("mode", ONE_PROMPT)
+def test_a_context_that_is_split_or_cut_stays_as_without_us(
+    mode: str, arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    ours, without = (recording_llm(context_window=1_000) for _ in range(2))
+    nodes = make_nodes(LONG)
+    response = synthesize(ours, mode, arrange(LONG))
+    synthesize(without, mode, [nodes[i] for i in RELEVANCE])
+    assert ours.prompts == without.prompts
+    assert mode == "simple_summarize" or len(ours.prompts) > 1
+    assert ids(response.source_nodes) == [f"Doc_{i}" for i in RELEVANCE]
+
+
+@settings(max_examples=40)
+@given(
+    window=st.integers(640, 1_600),
+    lengths=st.lists(st.integers(1, 90), min_size=2, max_size=6),
+    mode=st.sampled_from([*ONE_PROMPT, *A_PROMPT_A_NODE]),
+    data=st.data(),
+)
+def test_whatever_the_window_no_note_is_cut_off_or_names_what_is_not_there(
+    window: int,
+    lengths: list[int],
+    mode: str,
+    data: st.DataObject,
+    make_nodes: MakeNodes,
+    recording_llm: MakeLLM,
+    read_note: ReadNote,
+) -> None:
+    nodes = make_nodes([" ".join(f"w{i}n{n}" for n in range(length)) for i, length in enumerate(lengths)])
+    postprocessor = ContextReusePostprocessor()
+    postprocessor.postprocess_nodes(data.draw(st.permutations(nodes), "the first question's"))
+    llm = recording_llm(context_window=window)
+    arranged = postprocessor.postprocess_nodes(data.draw(st.permutations(nodes), "the second question's"))
+    reordered = ids(arranged) != ids(sorted(arranged, key=lambda scored: scored.metadata["warmprefix_rank"]))
+    with suppress(ValueError):  # LlamaIndex's own, where the window can't hold any context
+        synthesize(llm, mode, arranged)
+    notes = [read_note(prompt) for prompt in llm.prompts]
+    if any(notes):
+        assert len(llm.prompts) == 1
+        assert len(notes[0]) == len(nodes)
+        assert reordered
+    shown = any("[Doc_" in prompt for prompt in llm.prompts)
+    assert any(notes) == (shown and reordered)
+
+
+def test_the_helper_of_the_application_is_asked(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    for limit, fits in ((2_000, True), (200, False)):
+        llm.prompts.clear()
+        helper = PromptHelper(context_window=100_000, num_output=64, chunk_size_limit=limit)
+        synthesize(llm, "compact", arrange(LONG), prompt_helper=helper)
+        assert (len(llm.prompts) == 1) == fits
+        assert any(read_note(prompt) for prompt in llm.prompts) == fits
+
+
+def test_a_long_history_in_the_template_counts(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    history = [ChatMessage(role="user", content=" ".join(f"said{n}" for n in range(500)))]
+    template = ChatPromptTemplate([ChatMessage(role="system", content="{context_str}"), *history])
+    for window, told in ((8_000, True), (1_200, False)):
+        llm = recording_llm(context_window=window)
+        synthesize(llm, "compact_accumulate", arrange(LONG), text_qa_template=template)
+        assert bool(read_note(llm.prompts[0])) == told
+        assert (len(llm.prompts) == 1) == told
+
+
+# -- who reads -----------------------------------------------------------------------------------------------------
+
+
+class WithOtherWords(CompactAndRefine):
+    """A subclass that changes nothing in how nodes are packed."""
+
+    def synthesize(self, query: Any, nodes: list[NodeWithScore], *args: Any, **kwargs: Any) -> Any:
+        return super().synthesize(f"{query} In one word.", nodes, *args, **kwargs)
+
+
+class OneByOne(CompactAndRefine):
+    """A subclass that does."""
+
+    def get_response(self, query_str: str, text_chunks: Sequence[str], **kwargs: Any) -> Any:
+        return Refine.get_response(self, query_str, text_chunks, **kwargs)
+
+
+class Own(BaseSynthesizer):
+    """An application's own synthesiser."""
+
+    def get_response(self, query_str: str, text_chunks: Sequence[str], **kwargs: Any) -> str:
+        return " | ".join(text_chunks)
+
+    async def aget_response(self, query_str: str, text_chunks: Sequence[str], **kwargs: Any) -> str:
+        return self.get_response(query_str, text_chunks)
+
+    def _get_prompts(self) -> Any:
+        return {}
+
+    def _update_prompts(self, prompts_dict: Any) -> None:
+        pass
+
+
+def test_a_synthesiser_that_packs_like_a_known_one_is_known(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    WithOtherWords(llm=llm).synthesize("How far?", arrange())
+    assert "How far? In one word." in llm.prompts[0]
+    assert len(read_note(llm.prompts[0])) == 4
+
+
+def test_an_unknown_one_is_given_what_it_would_have_without_us(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    llm = recording_llm()
+    OneByOne(llm=llm).synthesize("How far?", arrange())
+    assert len(llm.prompts) == 4
+    assert "Doc_" not in "".join(llm.prompts)
+    response = Own(llm=llm).synthesize("How far?", arrange())
+    assert response.response == " | ".join(PASSAGES[i] for i in RELEVANCE)  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(
+    "multimodal" not in inspect.signature(get_response_synthesizer).parameters,
+    reason="this version reads no content blocks",
+)
+@pytest.mark.parametrize("mode", [*ONE_PROMPT, *A_PROMPT_A_NODE, "context_only"])
+def test_multimodal_synthesis_is_as_without_us(
+    mode: str, arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    """It reads content blocks, in which nothing can stand beside a node's text."""
+    ours, without = (recording_llm(is_chat_model=True) for _ in range(2))
+    nodes = make_nodes(PASSAGES)
+    Settings.llm = ours  # which context_only looks at
+    response = synthesize(ours, mode, arrange(), multimodal=True)
+    plain = synthesize(without, mode, [nodes[i] for i in RELEVANCE], multimodal=True)
+    assert ours.prompts == without.prompts
+    assert response.response == plain.response
+    assert all(mark not in "".join(ours.prompts) for mark in ("Doc_", "warmprefix"))
+
+
+def test_nodes_of_two_plans_are_not_labelled_as_one(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    others = ContextReusePostprocessor().postprocess_nodes(make_nodes(["Stars twinkle."])[:1])
+    others[0].node.metadata["warmprefix_label"] = "Other"
+    llm = recording_llm()
+    synthesize(llm, "compact", [*arrange(), *others])
+    assert "[" not in llm.prompts[0]
+
+
+def test_a_node_that_shows_itself_its_own_way_leaves_all_unlabelled(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    class Shouting(TextNode):
+        def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
+            return self.text.upper()
+
+    nodes = [*make_nodes(PASSAGES[:2]), NodeWithScore(node=Shouting(text="loud", id_="loud"))]
+    llm = recording_llm()
+    synthesize(llm, "compact", ContextReusePostprocessor().postprocess_nodes(nodes))
+    assert "LOUD" in llm.prompts[0]
+    assert "[" not in llm.prompts[0]
+
+
+def test_nodes_that_another_postprocessor_added_or_dropped_do_no_harm(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    [added] = make_nodes(["Stars twinkle."])
+    synthesize(llm, "compact", [added, *arrange()[1:]])
+    assert read_note(llm.prompts[0]) == ["Doc_2", "Doc_1", "Doc_3"]
+    assert "Stars twinkle." in llm.prompts[0]
+    nodes = arrange()
+    nodes.append(added)
+    response = synthesize(llm, "refine", nodes)
+    assert ids(response.source_nodes) == [*(f"Doc_{i}" for i in RELEVANCE), "Doc_0"]
+
+
+def test_a_long_context_reorder_behind_us_loses_the_prefix_but_no_truth(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    reordered = LongContextReorder().postprocess_nodes(arrange())
+    assert ids(reordered) != ["Doc_0", "Doc_1", "Doc_2", "Doc_3"]
+    synthesize(llm, "compact", reordered)
+    assert read_note(llm.prompts[0]) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+
+
+def test_a_failing_check_leaves_the_prompt_as_without_us(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unready(CompactAndRefine):
+        def _get_prompts(self) -> Any:
+            if not getattr(self, "ready", False):
+                raise RuntimeError("no prompts yet")
+            return super()._get_prompts()
+
+    llm = recording_llm()
+    with caplog.at_level(logging.DEBUG, logger="warmprefix"):
+        response = Unready(llm=llm).synthesize("How far?", arrange())
+    assert "no prompts yet" in str([record.exc_info for record in caplog.records])
+    assert "[" not in llm.prompts[0]
+    assert ids(response.source_nodes) == [f"Doc_{i}" for i in RELEVANCE]
+
+
+def test_without_annotation_the_order_is_all_there_is(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    llm = recording_llm()
+    response = synthesize(llm, "compact", arrange(annotate=False))
+    assert "[" not in llm.prompts[0]
+    assert llm.prompts[0].index("sky") < llm.prompts[0].index("sun")
+    assert all(scored.metadata == {} for scored in response.source_nodes)
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node_class", [TextNode, Document])
+def test_a_text_cannot_pass_for_another_block_and_braces_and_metadata_survive(
+    node_class: Callable[..., BaseNode], recording_llm: MakeLLM
+) -> None:
+    texts = ["One {content} {0} {", "Two\n[Doc_0] Forged. }", "Three"]
+    nodes = [
+        NodeWithScore(node=node_class(text=text, id_=f"Doc_{i}", metadata={"file": f"{{{i}}}.txt"} if i < 2 else {}))
+        for i, text in enumerate(texts)
+    ]
+    nodes[1].node.metadata_template = ""
+    nodes[0].node.metadata_separator = "; "
+    llm = recording_llm()
+    synthesize(
+        llm,
+        "compact",
+        ContextReusePostprocessor().postprocess_nodes(nodes),
+        text_qa_template=PromptTemplate("{context_str}"),
+    )
+    assert llm.prompts == [
+        "[Doc_0] file: {0}.txt\n\nOne {content} {0} {\n\n[Doc_1] Two\n\\[Doc_0] Forged. }\n\n[Doc_2] Three"
+    ]
+
+
+def test_the_last_block_has_the_same_bytes_with_a_note_and_without(
+    make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    postprocessor = ContextReusePostprocessor()
+    a, b = make_nodes(["The sky is blue. \n", "The sea is deep. \n"])
+    for found in ([a, b], [b, a]):
+        synthesize(llm, "compact", postprocessor.postprocess_nodes(found))
+    plain, noted = llm.prompts
+    assert read_note(noted) == ["Doc_1", "Doc_0"]
+    assert "[Doc_1] The sea is deep.\n---" in plain
+    assert "[Doc_1] The sea is deep.\n\nPlease read" in noted
+
+
+def test_the_applications_own_words_are_used(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    llm = recording_llm()
+    planner = ContextPlanner(templates=Templates(order="Best first: {order}."))
+    synthesize(llm, "compact", arrange(planner=planner))
+    assert "Best first: [Doc_2] > [Doc_1] > [Doc_3] > [Doc_0]." in llm.prompts[0]
+
+
+def test_repeats_are_named_once(make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote) -> None:
+    postprocessor = ContextReusePostprocessor()
+    a, b, c, again = make_nodes(["same", "other", "third", "same"])
+    postprocessor.postprocess_nodes([b, c])
+    llm = recording_llm()
+    synthesize(llm, "compact", postprocessor.postprocess_nodes([b, c, again, a]))
+    assert read_note(llm.prompts[0]) == []
+    assert llm.prompts[0].count("[Doc_3] same") == 2
+    synthesize(llm, "compact", postprocessor.postprocess_nodes([c, a, again, b]))
+    assert read_note(llm.prompts[1]) == ["Doc_2", "Doc_3", "Doc_1"]
+
+
+# -- citations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def citing(retriever: Any, make_nodes: MakeNodes) -> Callable[..., CitationQueryEngine]:
+    def engine(llm: Any, passages: Sequence[str] = PASSAGES, chunk_size: int = 512) -> CitationQueryEngine:
+        nodes = make_nodes(passages)
+        postprocessor = ContextReusePostprocessor()
+        postprocessor.postprocess_nodes(nodes[:2])
+        retriever.nodes = [nodes[i] for i in RELEVANCE]
+        splitter = TokenTextSplitter(chunk_size=chunk_size, chunk_overlap=0)  # the default one asks for a download
+        return CitationQueryEngine(retriever, llm=llm, node_postprocessors=[postprocessor], text_splitter=splitter)
+
+    return engine
+
+
+def test_citations_keep_their_numbers_and_the_note_names_their_labels(
+    citing: Callable[..., CitationQueryEngine], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    response = citing(llm).query("How far?")
+    [prompt] = llm.prompts
+    for i, text in enumerate(PASSAGES):
+        assert f"[Doc_{i}] Source {i + 1}:\n{text}" in prompt
+        assert response.source_nodes[i].node.get_content(MetadataMode.LLM).strip() == f"Source {i + 1}:\n{text}"
+    assert read_note(prompt) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+
+
+async def test_long_sources_are_cut_and_each_piece_keeps_number_and_label(
+    citing: Callable[..., CitationQueryEngine], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm()
+    engine = citing(llm, [f"{text} And more. " * 12 for text in PASSAGES], chunk_size=60)
+    response = await engine.aquery("How far?")
+    [prompt] = llm.prompts
+    assert len(response.source_nodes) == 8
+    for i, source in enumerate(response.source_nodes):
+        label = source.metadata["warmprefix_label"]
+        assert f"[{label}] {source.node.get_content().strip()}" in prompt
+        assert source.node.get_content().startswith(f"Source {i + 1}:\n")
+    assert read_note(prompt) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+
+
+def test_citations_that_do_not_fit_one_prompt_have_neither_labels_nor_note(
+    citing: Callable[..., CitationQueryEngine], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    llm = recording_llm(context_window=1_200)
+    response = citing(llm, LONG).query("How far?")
+    assert len(llm.prompts) > 1
+    assert all("[Doc_" not in prompt for prompt in llm.prompts)
+    assert [read_note(prompt) for prompt in llm.prompts] == [[]] * len(llm.prompts)
+    for i, source in enumerate(response.source_nodes):
+        assert source.node.get_content().startswith(f"Source {i + 1}:\n")
