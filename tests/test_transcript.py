@@ -94,6 +94,14 @@ def test_a_line_that_begins_with_a_label_does() -> None:
     assert again[3] == f"Please refer to [sea~{sea.fingerprint.hex()[:8]}] in the previous conversation."
 
 
+@pytest.mark.parametrize(
+    "before", ["\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\r\n\t", "\n\xa0", "\n\u200b", "\n\ufeff \x00"]
+)
+def test_whatever_looks_like_the_start_of_a_line_is_one(before: str) -> None:
+    sea = ContextBlock(LONG, id="sea")
+    assert told([sea, f"Mark this:{before}[s\u200bea] It is shallow.", sea])[2].startswith("[sea~")
+
+
 def test_a_short_block_stays_as_it_is() -> None:
     assert told([ContextBlock("42", id="a")] * 2, min_tokens=1) == ["[a] 42", "[a] 42"]
     assert told([ContextBlock("42", id="a")] * 2, min_tokens=2) == ["42", "42"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from string import Formatter
 
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates"]
+__all__ = ["Templates", "header_labels"]
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -20,13 +20,32 @@ _INVISIBLE = (
 """Control characters, what Unicode calls default-ignorable, and the blank Braille pattern."""
 
 _BLANKS = rf"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}\\]*"
-_MARKER = rf"(?=\[(?:[{_INVISIBLE}]*[{LABEL_CHARACTERS}]){{1,64}}[{_INVISIBLE}]*\])"
+_MARKER = rf"(?=\[((?:[{_INVISIBLE}]*[{LABEL_CHARACTERS}]){{1,64}}[{_INVISIBLE}]*)\])"
 _HEADER = rf"(?:\A|[{_BREAKS}]){_BLANKS}{_MARKER}"
 """The start of a line that shows a label first, but for blanks, invisible characters and backslashes."""
 
 _HEADER_AT_START = re.compile(rf"\A{_BLANKS}{_MARKER}")
 _HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANKS}{_MARKER}") for line_break in _BREAKS}
 """One pattern a line break: `re` looks for a single first character many times faster than for one of several."""
+
+_UNSEEN = re.compile(f"[{_INVISIBLE}]")
+
+
+def header_labels(text: str) -> Iterator[str]:
+    r"""The labels that lines of a text begin with, to the eye, as a block's first line does.
+
+    >>> list(header_labels("[Doc_1] First line, which cites [Doc_2].\u2028 [Doc\u200b_3] Second line."))
+    ['Doc_1', 'Doc_3']
+    """
+    if "[" not in text:
+        return
+    at_start = _HEADER_AT_START.match(text)
+    if at_start:
+        yield _UNSEEN.sub("", at_start[1])
+    for line_break, header in _HEADER_AFTER.items():
+        if line_break in text:
+            for found in header.finditer(text):
+                yield _UNSEEN.sub("", found[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from itertools import chain, count
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Templates, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
+from warmprefix.labels import content_label, label_candidates
 
 __all__ = ["Transcript"]
-
-_HEADER = re.compile(rf"^[^\S\r\n]*\[([{LABEL_CHARACTERS}]{{1,64}})\]", re.MULTILINE)
-"""A line that begins as a labelled block does. Inside a line it is a citation, which changes nothing."""
 
 _DEFAULT_TEMPLATES = Templates()  # checking them takes longer than a prompt's other work
 
@@ -68,13 +64,12 @@ class Transcript:
         """Tell of text that stands in the prompt as it is: a question, an answer, a result of another kind.
 
         A line that begins with a label, as a block does, takes that label away: no block gets it any more, and one
-        that has it is sent in full, under another, when it comes again.
+        that has it is sent in full, under another, when it comes again. Inside a line it is a citation, which changes
+        nothing.
         """
-        if "[" not in text:
-            return
-        for header in _HEADER.finditer(text):
-            self._taken.add(header[1])
-            owner = self._owners.pop(header[1], None)
+        for label in header_labels(text):
+            self._taken.add(label)
+            owner = self._owners.pop(label, None)
             if owner is not None:
                 del self._labels[owner]
 

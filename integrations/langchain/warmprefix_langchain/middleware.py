@@ -16,6 +16,7 @@ from warmprefix_langchain.tool_results import cut, documents_of
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
     from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+    from langchain_core.tools import BaseTool
 except ImportError as error:
     raise MissingExtraError("langchain", "langchain") from error
 
@@ -41,7 +42,7 @@ class MiddlewareStats:
     reference_tokens: int = 0
     """Tokens of these blocks."""
     errors: int = 0
-    """Prompts sent as they were because arranging them failed."""
+    """Prompts that were sent as they were, in part at least, because arranging them failed."""
 
 
 class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
@@ -62,13 +63,14 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
     Several instances, each for its own tools say, may stand in one agent under different names. An inner one leaves
     alone what an outer one wrote, and labels blocks by their content, so that no label gets two meanings.
 
-    An error while arranging never reaches the agent: the prompt goes on as it was, which is logged.
+    An error while arranging never reaches the agent: the message at fault and all behind it go on as they were, which
+    is logged.
     """
 
     def __init__(
         self,
         *,
-        tools: Collection[str] | None = None,
+        tools: Collection[str | BaseTool] | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
         templates: Templates | None = None,
@@ -80,7 +82,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         `create_retriever_tool(response_format="content_and_artifact")` does. Otherwise it is one block.
 
         Args:
-            tools: Names of the tools whose results are looked at; those of all others stay as they are.
+            tools: The tools whose results are looked at, or their names; those of all others stay as they are.
             separator: What stands between the documents of a tool that hands over nothing but text:
                 `create_retriever_tool` puts `"\n\n"` there.
             min_tokens: A block shorter than this stays as it is.
@@ -92,15 +94,13 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             ValueError: `min_tokens` is negative, or `separator` or `name` is empty.
         """
         super().__init__()
-        if isinstance(tools, str) or not (tools is None or isinstance(tools, Collection)):
-            raise TypeError(f"tools must be a collection of names or None, got one {type(tools).__name__}")
         for option, value in (("separator", separator), ("name", name)):
             if not (value is None or isinstance(value, str)):
                 raise TypeError(f"{option} must be a str or None, got {type(value).__name__}")
             if value == "":
                 raise ValueError(f"{option} must not be empty")
         Transcript(templates=templates, min_tokens=min_tokens)  # checks both
-        self._only = None if tools is None else frozenset(tools)
+        self._only = None if tools is None else _names(tools)
         self._separator = separator
         self._min_tokens = min_tokens
         self._templates = templates
@@ -135,33 +135,37 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
 
     def _arrange(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         transcript = Transcript(templates=self._templates, min_tokens=self._min_tokens)
+        messages: list[AnyMessage] = []
+        references = reference_tokens = 0
+        failure: Exception | None = None
         try:
-            messages = self._told(request, transcript)
-            changed = any(new is not old for new, old in zip(messages, request.messages, strict=True))
-            arranged = request.override(messages=messages) if changed else request
-        except Exception:
-            first = self._count(errors=1).errors == 1
-            _log.log(logging.WARNING if first else logging.DEBUG, "tool results stay as they are", exc_info=True)
-            return request
-        self._count(references=transcript.references, reference_tokens=transcript.reference_tokens)
-        return arranged
+            for message in self._told(request, transcript):
+                messages.append(message)
+                references, reference_tokens = transcript.references, transcript.reference_tokens
+        except Exception as error:
+            failure = error
+            messages += request.messages[len(messages) :]  # those before it keep the bytes that were sent already
+        stats = self._count(references, reference_tokens, errors=int(failure is not None))
+        if failure is not None:
+            level = logging.WARNING if stats.errors == 1 else logging.DEBUG
+            _log.log(level, "tool results stay as they are", exc_info=failure)
+        changed = any(new is not old for new, old in zip(messages, request.messages, strict=True))
+        return request.override(messages=messages) if changed else request
 
-    def _told(self, request: ModelRequest[Any], transcript: Transcript) -> list[AnyMessage]:
+    def _told(self, request: ModelRequest[Any], transcript: Transcript) -> Iterator[AnyMessage]:
         """The request's messages, told to the transcript in order; copies of those that it changes."""
         for text in _system_texts(request):
             transcript.read(text)
         called: dict[str | None, str] = {}
-        told: list[AnyMessage] = []
         for message in request.messages:
             if isinstance(message, AIMessage):
                 called.update((call["id"], call["name"]) for call in message.tool_calls)
             if isinstance(message, ToolMessage) and self._handles(message, called):
-                told.append(self._written(message, transcript))
+                yield self._written(message, transcript)
                 continue
             for text in _texts(message.content):
                 transcript.read(text)
-            told.append(message)
-        return told
+            yield message
 
     def _handles(self, message: ToolMessage, called: dict[str | None, str]) -> bool:
         if message.status == "error" or _WRITTEN in message.response_metadata:
@@ -187,7 +191,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         metadata = {**message.response_metadata, _WRITTEN: self._name}
         return message.model_copy(update={"content": content, "response_metadata": metadata})
 
-    def _count(self, *, references: int = 0, reference_tokens: int = 0, errors: int = 0) -> MiddlewareStats:
+    def _count(self, references: int, reference_tokens: int, errors: int) -> MiddlewareStats:
         with self._lock:
             so_far = self._stats
             self._stats = now = MiddlewareStats(
@@ -197,6 +201,16 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
                 errors=so_far.errors + errors,
             )
         return now
+
+
+def _names(tools: object) -> frozenset[str]:
+    if isinstance(tools, str) or not isinstance(tools, Collection):
+        raise TypeError(f"tools must be a collection of tools or names, or None, got one {type(tools).__name__}")
+    names = [tool.name if isinstance(tool, BaseTool) else tool for tool in tools]
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"tools must hold tools or names, got {type(name).__name__}")
+    return frozenset(names)
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.documents import Document
-
 from warmprefix import ContextBlock
 
 __all__ = ["cut", "documents_of"]
@@ -15,7 +13,7 @@ __all__ = ["cut", "documents_of"]
 def documents_of(artifact: object) -> list[ContextBlock]:
     """The documents that a retrieval tool hands over beside its text; empty if the artifact is something else.
 
-    A checkpoint gives them back as mappings.
+    A document is what has a text as `page_content`: a checkpoint gives every kind of it back as a mapping.
     """
     if not isinstance(artifact, list | tuple):
         return []
@@ -23,21 +21,18 @@ def documents_of(artifact: object) -> list[ContextBlock]:
 
 
 def _block(item: object) -> ContextBlock | None:
-    text: Any
-    identity: Any
-    metadata: Any
-    if isinstance(item, Document):
-        text, identity, metadata = item.page_content, item.id, item.metadata
-    elif isinstance(item, Mapping):
-        text, identity, metadata = item.get("page_content"), item.get("id"), item.get("metadata")
-    else:
-        return None
+    text = _get(item, "page_content")
     if not isinstance(text, str):
         return None
-    if identity is None and isinstance(metadata, Mapping):
-        identity = metadata.get("id")
+    identity = _get(item, "id")
+    if identity is None:
+        identity = _get(_get(item, "metadata"), "id")
     usable = isinstance(identity, str | int) and not isinstance(identity, bool)
     return ContextBlock(text, id=identity if usable else None)
+
+
+def _get(item: object, key: str) -> Any:
+    return item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
 
 
 def cut(

@@ -99,7 +99,7 @@ class ContextReuseLLM(FunctionCallingLLM):
         return self.llm.metadata
 
     def _told(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """What the model is told. The one place where a failure degrades to the messages as they came."""
+        """What the model is told. The one place where a failure degrades: from there on, messages are as they came."""
         told: list[ChatMessage] = []
         try:
             for message in refer_to_repeats(

@@ -16,6 +16,7 @@ from langchain.agents.middleware import ModelRequest
 from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.tools import StructuredTool
 
 from warmprefix import Templates
 from warmprefix_langchain import ContextReuseMiddleware
@@ -170,6 +171,15 @@ def test_only_the_chosen_tools_are_looked_at() -> None:
     assert REFERENCE.fullmatch(contents[4])
 
 
+def test_tools_may_be_named_by_themselves() -> None:
+    search = StructuredTool.from_function(lambda query: query, name="search", description="Search.")
+    middleware = ContextReuseMiddleware(tools=[search, "recall"])
+    contents = sent([result(SEA, name=name) for name in ("other", "recall", "search")], middleware)
+    assert contents[0] == SEA
+    assert contents[1].endswith(f"] {SEA}")
+    assert REFERENCE.fullmatch(contents[2])
+
+
 def test_the_wording_of_references_can_be_chosen() -> None:
     templates = Templates(location="See {label} above.")
     middleware = ContextReuseMiddleware(templates=templates)
@@ -243,7 +253,7 @@ def test_an_error_of_the_model_passes_through() -> None:
     assert middleware.stats().errors == 0
 
 
-def test_an_error_while_arranging_leaves_the_request_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_while_arranging_leaves_what_is_behind_it_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
     class Odd(list[Any]):
         """Says that it holds a document, and breaks when that is looked for."""
 
@@ -251,16 +261,19 @@ def test_an_error_while_arranging_leaves_the_request_as_it_was(caplog: pytest.Lo
             raise RuntimeError("odd artifact")
 
     middleware = ContextReuseMiddleware()
-    request = request_of([result(SEA), result(SEA, artifact=Odd())])
+    before = [result(SEA), result(SEA)]
+    odd = [result(SEA, artifact=Odd()), result(SEA)]
 
     with caplog.at_level(logging.DEBUG, logger="warmprefix"):
-        assert through(request, middleware) is request
-        assert through(request, middleware) is request
+        reached = through(request_of([*before, *odd]), middleware).messages
+        all_odd = request_of(odd)
+        assert through(all_odd, middleware) is all_odd
 
+    assert [message.content for message in reached[:2]] == sent(before)
+    assert all(message is given for message, given in zip(reached[2:], odd, strict=True))
     assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
     assert "odd artifact" in caplog.text
-    assert middleware.stats().errors == 2
-    assert middleware.stats().references == 0
+    assert (middleware.stats().errors, middleware.stats().references) == (2, 1)
 
 
 def test_it_counts_what_it_spares() -> None:
@@ -278,6 +291,7 @@ def test_it_counts_what_it_spares() -> None:
     [
         ({"tools": "search"}, TypeError, "tools"),
         ({"tools": 7}, TypeError, "tools"),
+        ({"tools": [7]}, TypeError, "tools"),
         ({"separator": ""}, ValueError, "separator"),
         ({"separator": 7}, TypeError, "separator"),
         ({"name": ""}, ValueError, "name"),

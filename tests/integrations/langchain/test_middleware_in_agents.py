@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
@@ -25,7 +26,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool, StructuredTool, create_retriever_tool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
-from pydantic import PrivateAttr
+from pydantic import BaseModel, PrivateAttr
 
 from warmprefix_langchain import ContextReuseMiddleware
 
@@ -329,6 +330,38 @@ def test_documents_that_come_back_from_a_checkpoint_are_the_same_blocks() -> Non
     assert_growing([model.prompts[i] for i in (0, 1, 2, 3)])
     assert tool_results(model.prompts[-1])[1] == "Please refer to [sky] in the previous conversation."
     assert len(state["messages"][2].artifact) == 2
+
+
+class Passage(BaseModel):
+    """A document of one's own."""
+
+    page_content: str
+    id: str
+
+
+@dataclass
+class Row:
+    """Another."""
+
+    page_content: str
+    id: str
+
+
+@pytest.mark.parametrize("kind", [Passage, Row])
+def test_documents_of_other_kinds_come_back_from_a_checkpoint_too(kind: type[Passage] | type[Row]) -> None:
+    @tool(response_format="content_and_artifact")
+    def search(query: str) -> tuple[str, list[Passage | Row]]:
+        """Search."""
+        found = [kind(page_content=TEXTS[name], id=name) for name in query.split()]
+        return "\n\n".join(document.page_content for document in found), found
+
+    model = ScriptedModel().script(call("sea sky"), AIMessage("Deep."), call("sky"), AIMessage("Blue."))
+    agent = agent_with(model, tools=[search], checkpointer=InMemorySaver())
+    ask(agent, "How deep?", "t")
+    ask(agent, "Which colour?", "t")
+
+    assert_growing(model.prompts)
+    assert tool_results(model.prompts[-1])[1] == "Please refer to [sky] in the previous conversation."
 
 
 def test_in_a_subgraph() -> None:
