@@ -107,7 +107,7 @@ def test_retriever_query_engine(
             return asyncio.run(aquery(question))
         response = engine.query(question)
         if streaming:
-            assert "".join(response.response_gen).strip() == "It is so."  # type: ignore[union-attr]
+            assert "".join(response.response_gen).strip() == "It is so."  # type: ignore[arg-type, union-attr]
         return response
 
     responses = ask_all(query)
@@ -341,7 +341,7 @@ def test_an_index_answers_and_stays_as_it_was(recording_llm: MakeLLM, turns: lis
     nodes = [TextNode(text=text, id_=id_, metadata={"source": id_}) for id_, text in passages.items()]
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=3))
     before = index.docstore.to_dict()  # type: ignore[attr-defined]
-    vectors = index.vector_store.to_dict()  # type: ignore[attr-defined]
+    vectors = index.vector_store.to_dict()
     planner = ContextPlanner()
     llm = recording_llm(context_window=1_000_000)
     for options in ({}, {"response_mode": "tree_summarize"}, {"streaming": True}):
@@ -364,7 +364,7 @@ def test_an_index_answers_and_stays_as_it_was(recording_llm: MakeLLM, turns: lis
     )
     chat.chat(turns[0].question)
     assert index.docstore.to_dict() == before  # type: ignore[attr-defined]
-    assert index.vector_store.to_dict() == vectors  # type: ignore[attr-defined]
+    assert index.vector_store.to_dict() == vectors
     assert len(llm.prompts) == 13
     for prompt in llm.prompts:
         read_note(prompt)
