@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from langchain_core.documents import Document
 
 from warmprefix import ContextBlock, ContextPlan, PlannedBlock
 
-__all__ = ["LABEL_KEY", "TEXT_KEY", "Annotate", "Arranged", "arrange", "as_blocks", "note_in_last"]
+__all__ = ["LABEL_KEY", "TEXT_KEY", "Annotate", "Arranged", "arrange", "as_blocks", "as_list", "note_in_last"]
 
 Annotate = Literal["prompt", "content", "none"]
 """Where a document shows its label: in prompts only, in its own text, or nowhere."""
@@ -24,6 +24,17 @@ class Arranged(NamedTuple):
 
     documents: list[Document]
     note: str
+
+
+def as_list(documents: Iterable[Document]) -> list[Document]:
+    """What was retrieved, unless it is a mistake of the chain's: its single parts must not pass for documents.
+
+    Raises:
+        TypeError: `documents` is one text, document or dict, or nothing that can be listed.
+    """
+    if isinstance(documents, str | Mapping | Document) or not isinstance(documents, Iterable):
+        raise TypeError(f"documents must be a sequence of Document, got one {type(documents).__name__}")
+    return list(documents)
 
 
 def as_blocks(documents: Sequence[Document], annotate: Annotate) -> list[ContextBlock]:
@@ -42,12 +53,13 @@ def arrange(documents: Sequence[Document], plan: ContextPlan, annotate: Annotate
 
 
 def note_in_last(arranged: Arranged, annotate: Annotate) -> list[Document]:
-    """The documents, the last of which shows the note too, after a blank line. Changes that document."""
+    """The documents, the last of which shows the note too, after a blank line. Changes the list and that document."""
     documents, note = arranged
     if note and annotate == "prompt":
         documents[-1].metadata[TEXT_KEY] += f"\n\n{note}"
     elif note:
-        documents[-1].page_content += f"\n\n{note}"
+        noted = f"{documents[-1].page_content}\n\n{note}"
+        documents[-1] = documents[-1].model_copy(update={"page_content": noted})  # it may be frozen
     return documents
 
 
@@ -75,6 +87,7 @@ def _annotated(document: Document, planned: PlannedBlock, annotate: Annotate) ->
     metadata = {LABEL_KEY: planned.label, **document.metadata}  # an application's own entry of that name stays
     if _labelled_before(document):
         metadata[LABEL_KEY] = planned.label
+        del metadata[TEXT_KEY]  # with another prompt's label, and perhaps its note
     update: dict[str, Any] = {"metadata": metadata}
     if annotate == "prompt":
         metadata[TEXT_KEY] = planned.render()

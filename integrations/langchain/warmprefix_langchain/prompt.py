@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from langchain_core.prompts import (
     ChatPromptTemplate,
@@ -35,6 +35,9 @@ def context_prompt(
         placement: `"head"` has the documents behind the instructions, `"tail"` in the last message, in front of the
             question. That message must then stay in the history as it was sent.
 
+    Raises:
+        ValueError: `placement` is neither.
+
     >>> prompt = context_prompt("Be brief.")
     >>> for message in prompt.format_messages(context="[a] Water boils at 100 °C.", input="When does it boil?"):
     ...     print(f"{message.type}: {message.content}")
@@ -43,6 +46,8 @@ def context_prompt(
     [a] Water boils at 100 °C.
     human: When does it boil?
     """
+    if placement not in get_args(Placement):
+        raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
     head, tail = ((system, "{context}"), ()) if placement == "head" else ((system,), ("{context}",))
     messages = [
         SystemMessagePromptTemplate(prompt=_Paragraphs.of(*head)),

@@ -14,9 +14,10 @@ from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import set_config_context
+from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import ConfigDict, Field
 
-from warmprefix_langchain.arrange import note_in_last
+from warmprefix_langchain.arrange import as_list, note_in_last
 from warmprefix_langchain.settings import ContextReuseSettings
 
 __all__ = ["ContextReuseRetriever"]
@@ -62,7 +63,7 @@ class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
         k = self._most(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
         found = self.retriever.invoke(query, config, **self._told(k), **kwargs)
-        arranged = self.arranged(found[:k], ensure_config(), metadata=run_manager.metadata, history=history)
+        arranged = self.arranged(as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history)
         return note_in_last(arranged, self.annotate)
 
     async def _aget_relevant_documents(
@@ -77,7 +78,9 @@ class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
         k = self._most(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
         found = await self.retriever.ainvoke(query, config, **self._told(k), **kwargs)
-        arranged = await self.aarranged(found[:k], ensure_config(), metadata=run_manager.metadata, history=history)
+        arranged = await self.aarranged(
+            as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history
+        )
         return note_in_last(arranged, self.annotate)
 
     def _most(self, k: int | None) -> int | None:
@@ -100,7 +103,9 @@ def _inheritable(config: RunnableConfig | None) -> RunnableConfig:
 def _takes_k(retriever: Runnable[str, list[Document]]) -> bool:
     while isinstance(retriever, RunnableBindingBase):
         retriever = retriever.bound
-    if not isinstance(retriever, BaseRetriever):
-        return False
-    parameters = inspect.signature(retriever._get_relevant_documents).parameters  # noqa: SLF001
-    return "k" in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if isinstance(retriever, VectorStoreRetriever):
+        return True
+    # Others that take any keyword hand it on: to a retriever whose results are still to be reranked, for one.
+    return (
+        isinstance(retriever, BaseRetriever) and "k" in inspect.signature(retriever._get_relevant_documents).parameters  # noqa: SLF001
+    )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from warmprefix import ContextPlanner, Placement
-from warmprefix_langchain.arrange import Annotate, Arranged, arrange, as_blocks
+from warmprefix_langchain.arrange import Annotate, Arranged, arrange, as_blocks, as_list
 from warmprefix_langchain.origin import origin
 
 __all__ = ["ContextReuseSettings"]
@@ -44,8 +44,9 @@ class ContextReuseSettings(BaseModel):
     annotate: Annotate = "prompt"
     """Where labels and notes stand. `"prompt"`: only in `metadata["page_content"]`, which `format_document`, and so any
     document prompt with `{page_content}`, prints in place of the text; `page_content` stays as it was. So a step that
-    changes `page_content` must come before, or prompts will not show its change. `"content"`: in `page_content` itself,
-    for chains that join it by themselves. `"none"`: nowhere, the order is all there is. In each case
+    changes `page_content`, or makes other documents with the same metadata, must come before, or prompts will not show
+    its texts; a map-reduce chain, which does so with its answers, needs `"none"`. `"content"`: in `page_content`
+    itself, for chains that join it by themselves. `"none"`: nowhere, the order is all there is. In each case
     `metadata["context_label"]` tells the label, unless the document has an entry of that name already."""
 
     tenant: str | None = None
@@ -77,8 +78,12 @@ class ContextReuseSettings(BaseModel):
         metadata: Mapping[str, Any] | None = None,
         history: Iterable[MessageLikeRepresentation] | None = None,
     ) -> Arranged:
-        """The documents as planned; as they came if planning fails."""
-        listed = list(documents)
+        """The documents as planned; as they came if planning fails.
+
+        Raises:
+            TypeError: `documents` is no sequence of documents.
+        """
+        listed = as_list(documents)
         try:
             options = self._options(config, metadata, history)
             with self.planner.planning(as_blocks(listed, self.annotate), **options) as plan:
@@ -95,7 +100,7 @@ class ContextReuseSettings(BaseModel):
         history: Iterable[MessageLikeRepresentation] | None = None,
     ) -> Arranged:
         """`arranged`, for tasks."""
-        listed = list(documents)
+        listed = as_list(documents)
         try:
             options = self._options(config, metadata, history)
             async with self.planner.aplanning(as_blocks(listed, self.annotate), **options) as plan:
@@ -117,7 +122,7 @@ class ContextReuseSettings(BaseModel):
             "preamble": self.preamble,
         }
         if self.placement == "tail" and history is not None:
-            messages = convert_to_messages(list(history))
+            messages = convert_to_messages([history] if isinstance(history, str) else history)
             shown = [{"role": message.type, "content": message.content} for message in messages]
             options |= {"placement": "tail", "history": shown}
         return options

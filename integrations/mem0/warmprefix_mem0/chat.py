@@ -37,9 +37,12 @@ class MemoryChat:
         Args:
             system: The system prompt, in front of the history.
             history: OpenAI-style messages.
+
+        Raises:
+            TypeError: A message is no mapping.
         """
         before = [] if system is None else [{"role": "system", "content": system}]
-        self._messages: list[Message] = [*before, *map(dict, history)]
+        self._messages: list[Message] = [*before, *map(_copy, history)]
         self._lock = threading.Lock()
 
     @property
@@ -55,7 +58,7 @@ class MemoryChat:
             memories: What `search` of Mem0's memories returned, or such memories, or their texts.
 
         Raises:
-            TypeError: A memory has no text.
+            TypeError: A memory has no text, or `memories` are none of these.
         """
         messages = self.messages
         blocks = [_block(memory) for memory in _listed(memories)]
@@ -74,23 +77,32 @@ class MemoryChat:
         """The model answered: both become history. Until then, a failed call leaves nothing behind.
 
         Args:
-            messages: What `ask` returned, or that and the messages of tool calls that followed.
+            messages: What `ask` returned, or that and the messages of tool calls that followed, each a mapping: of a
+                message of the OpenAI client's, `model_dump(exclude_unset=True)`.
             answer: The assistant's.
 
         Raises:
+            TypeError: A message is no mapping.
             ValueError: `messages` does not continue the history, as another turn was committed since it was made.
         """
-        extended = [*map(dict, messages), {"role": "assistant", "content": answer}]
+        extended = [*map(_copy, messages), {"role": "assistant", "content": answer}]
         with self._lock:
             if extended[: len(self._messages)] != self._messages:
                 raise ValueError("messages must begin with all of this chat's messages; it has gone on since")
             self._messages = extended
 
 
+def _copy(message: Mapping[str, Any]) -> Message:
+    if not isinstance(message, Mapping):
+        raise TypeError(f"a message must be a mapping, got {type(message).__name__}")
+    return dict(message)
+
+
 def _listed(memories: Mapping[str, Any] | Iterable[Mapping[str, Any] | str]) -> Iterable[Mapping[str, Any] | str]:
-    found = memories["results"] if isinstance(memories, Mapping) else memories
-    if isinstance(found, str):
-        raise TypeError("memories must be a search result or a sequence of memories, got one str")
+    found = memories.get("results") if isinstance(memories, Mapping) else memories
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        kind = type(memories).__name__
+        raise TypeError(f"memories must be a search result or a sequence of memories, got one {kind}")
     listed: Iterable[Mapping[str, Any] | str] = found
     return listed
 

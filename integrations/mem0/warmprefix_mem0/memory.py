@@ -10,7 +10,7 @@ from typing import Any
 
 from warmprefix import ContextPlanner
 from warmprefix_mem0.arrange import Arranger
-from warmprefix_mem0.tenant import tenant_of
+from warmprefix_mem0.tenant import owners_of, tenant_of
 
 __all__ = ["AsyncContextReuseMemory", "ContextReuseMemory"]
 
@@ -64,7 +64,12 @@ class _Around:
         results = result.get("results") if isinstance(result, dict) else None
         if not isinstance(results, list):
             return result  # another API's shape, and not ours to change
-        arranged = self._arranger.arrange(results, lambda: tenant_of(_filters(args, kwargs), self._tenant))
+        filters = _filters(args, kwargs)
+        arranged = self._arranger.arrange(
+            results,
+            # A subclass may have a search of its own, which says in another way whose memories it finds.
+            lambda: owners_of(results, self._tenant) if filters is None else tenant_of(filters, self._tenant),
+        )
         return {
             **result,
             "results": arranged.entries,

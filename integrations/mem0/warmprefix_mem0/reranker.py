@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from warmprefix import ContextPlanner, MissingExtraError
 from warmprefix_mem0.arrange import Arranger, Entry
+from warmprefix_mem0.tenant import owners_of
 
 try:
     from mem0.configs.rerankers.base import BaseRerankerConfig
@@ -59,7 +59,7 @@ class ContextReuseReranker(BaseReranker):
             top_k: How many to keep, the most relevant; all by default. Mem0 hands over no more than it wants back.
         """
         kept = documents[: top_k or self.config.top_k]
-        entries = self._arranger.arrange(kept, lambda: _owners(kept, self.config.tenant)).entries
+        entries = self._arranger.arrange(kept, lambda: owners_of(kept, self.config.tenant)).entries
         return [{**entry, "rerank_score": 1 - i / len(entries)} for i, entry in enumerate(entries)]
 
 
@@ -69,12 +69,3 @@ def register(provider: str = "warmprefix") -> None:
         f"{ContextReuseReranker.__module__}.{ContextReuseReranker.__name__}",
         ContextReuseRerankerConfig,
     )
-
-
-def _owners(documents: Sequence[Entry], within: str | None) -> str:
-    """All whose memories these are: users if any has one, else agents, else runs."""
-    for kind in ("user_id", "agent_id", "run_id"):
-        names = {str(document.get(kind)) for document in documents if document.get(kind) is not None}
-        if names:
-            return json.dumps(["mem0 reranker", within, kind, sorted(names)])
-    return json.dumps(["mem0 reranker", within])

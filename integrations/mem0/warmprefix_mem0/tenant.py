@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from warmprefix import fingerprint
 
-__all__ = ["tenant_of"]
+__all__ = ["owners_of", "tenant_of"]
 
 _ENTITY_IDS = ("user_id", "agent_id", "app_id", "run_id")
 
@@ -35,6 +35,15 @@ def tenant_of(filters: object, within: str | None = None) -> str:
     return json.dumps(["mem0", within, entities], sort_keys=True)
 
 
+def owners_of(memories: Sequence[Mapping[str, Any]], within: str | None = None) -> str:
+    """A name for all whose memories these are, where no filters tell: users if any has one, else agents, else runs."""
+    for kind in ("user_id", "agent_id", "run_id"):
+        names = {str(memory.get(kind)) for memory in memories if memory.get(kind) is not None}
+        if names:
+            return json.dumps(["mem0 owners", within, kind, sorted(names)])
+    return json.dumps(["mem0 owners", within])
+
+
 def _required_ids(filters: object) -> dict[str, str] | None:
     """The entity ids that `filters` demand; None if they say anything else of entities."""
     if not isinstance(filters, Mapping):
@@ -42,9 +51,9 @@ def _required_ids(filters: object) -> dict[str, str] | None:
     required: dict[str, str] = {}
     for key, value in filters.items():
         if key in _ENTITY_IDS:
-            if not isinstance(value, str) or "*" in value:
+            if isinstance(value, bool) or not isinstance(value, str | int) or "*" in str(value):
                 return None
-            found: dict[str, str] | None = {key: value.strip()}
+            found: dict[str, str] | None = {key: str(value).strip()}  # as Mem0 does
         elif key == "AND" and isinstance(value, list):
             found = {}
             for condition in value:

@@ -11,9 +11,13 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_classic.chains import RetrievalQA
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import PromptTemplate, aformat_document, format_document
 from langchain_core.runnables import RunnableLambda
+from pydantic import ConfigDict
 
 from warmprefix import ContextPlan, ContextPlanner, Templates
 from warmprefix_langchain import ContextReuseCompressor, ContextReuseRetriever, context_reuse
@@ -151,6 +155,16 @@ def test_none_mode_orders_and_shows_nothing(
     assert [document.metadata["context_label"] for document in returned] == ["a", "b"]
 
 
+def test_a_document_that_is_frozen_shows_the_note_too(planner: ContextPlanner) -> None:
+    class Frozen(Document):
+        model_config = ConfigDict(frozen=True)
+
+    found = [Frozen(page_content=f"The text of {name}.", id=name) for name in "ab"]
+    compressor = ContextReuseCompressor(planner=planner, annotate="content")
+    compressor.compress_documents(found, "?")
+    assert NOTE in compressor.compress_documents(found[::-1], "?")[-1].page_content
+
+
 def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
     class Scored(Document):
         relevance: float = 0.0
@@ -192,6 +206,31 @@ def test_an_applications_own_label_stays(planner: ContextPlanner) -> None:
     [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [document]), planner=planner).invoke("?")
     assert returned.metadata["context_label"] == "chapter 4"
     assert printed(returned) == "[a] text"
+
+
+class Prompts(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **run: Any) -> None:
+        self.sent += [str(prompt[0].content) for prompt in messages]
+
+
+class Counting(FakeListChatModel):
+    def get_num_tokens(self, text: str) -> int:
+        return len(text)
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
+def test_without_labels_a_map_reduce_chain_shows_its_answers(named: Named, shelf: Callable[..., Any]) -> None:
+    prompts, answers = Prompts(), ["Answer A.", "Answer B.", "In all."]
+    chain = RetrievalQA.from_chain_type(
+        Counting(responses=answers),
+        chain_type="map_reduce",
+        retriever=ContextReuseRetriever(retriever=shelf({"?": named("ab")}), annotate="none"),
+    )
+    assert chain.invoke("?", {"callbacks": [prompts]})["result"] == "In all."
+    assert prompts.sent[-1].endswith("Answer A.\n\nAnswer B.")
 
 
 # -- repeats -----------------------------------------------------------------------------------------------------
@@ -246,6 +285,16 @@ def test_who_forges_an_arranged_document_gains_nothing(planner: ContextPlanner) 
     assert returned.metadata["context_label"] == "a"
 
 
+@pytest.mark.parametrize("annotate", ["content", "none"])
+def test_an_old_note_is_not_shown_again(annotate: Annotate, planner: ContextPlanner, named: Named) -> None:
+    first = ContextReuseCompressor(planner=planner)
+    first.compress_documents(named("ab"), "?")
+    with_note = first.compress_documents(named("ba"), "?")
+    assert NOTE in printed(with_note[-1])
+    [left] = ContextReuseCompressor(annotate=annotate).compress_documents(with_note[-1:], "?")
+    assert printed(left) == ("[b] The text of b." if annotate == "content" else "The text of b.")
+
+
 def test_arranged_documents_among_others_are_labelled_once(planner: ContextPlanner, named: Named) -> None:
     compressor = ContextReuseCompressor(planner=planner)
     mixed = [*compressor.compress_documents(named("ab"), "?"), *named("c")]
@@ -297,6 +346,25 @@ def test_metadata_that_cannot_be_compared_costs_no_answer(planner: ContextPlanne
     returned = ContextReuseRetriever(retriever=RunnableLambda(lambda _: found), planner=planner).invoke("?")
     assert [document.page_content for document in returned] == ["same", "same"]
     assert planner.stats().open_plans == 0
+
+
+@pytest.mark.parametrize("found", [None, "joined texts", {"documents": []}, Document("one"), 3])
+async def test_what_is_no_sequence_of_documents_is_refused(found: Any) -> None:
+    step, retriever = context_reuse(), ContextReuseRetriever(retriever=RunnableLambda(lambda _: found))
+    with pytest.raises(TypeError, match=f"a sequence of Document, got one {type(found).__name__}"):
+        step.invoke({"context": found})
+    with pytest.raises(TypeError, match=f"a sequence of Document, got one {type(found).__name__}"):
+        await step.ainvoke({"context": found})
+    with pytest.raises(TypeError, match=f"a sequence of Document, got one {type(found).__name__}"):
+        retriever.invoke("?")
+    with pytest.raises(TypeError, match=f"a sequence of Document, got one {type(found).__name__}"):
+        await retriever.ainvoke("?")
+
+
+def test_what_is_no_document_costs_no_answer() -> None:
+    found: Any = ("one", None)
+    returned: list[Any] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: found)).invoke("?")
+    assert returned == ["one", None]
 
 
 def test_references_without_labels_are_refused(named: Named) -> None:

@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun
-from langchain_core.documents import Document
+from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import (
     ConfigurableField,
@@ -263,6 +265,22 @@ async def test_a_vector_store_is_told_k_and_all_else(planner: ContextPlanner) ->
         assert [document.metadata["odd"] for document in found] == [1] * 9
 
 
+class Backwards(BaseDocumentCompressor):
+    """A reranker, by which the last is the best."""
+
+    def compress_documents(self, documents: Any, query: str, callbacks: Any = None) -> list[Document]:
+        return list(documents)[::-1]
+
+
+async def test_a_reranker_inside_has_all_of_its_candidates(planner: ContextPlanner, named: Make, ids: Make) -> None:
+    """A compression retriever hands all it is told on to its base, which may not know `k` at all."""
+    reranked = ContextualCompressionRetriever(
+        base_compressor=Backwards(), base_retriever=RunnableLambda(lambda _: named("abcdef"))
+    )
+    retriever = ContextReuseRetriever(retriever=reranked, planner=planner, k=2)
+    assert [ids(retriever.invoke("?")), ids(await retriever.ainvoke("?", k=3))] == ["fe", "fed"]
+
+
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_must_leave_something(k: int, retriever: ContextReuseRetriever, shelf: Make) -> None:
     with pytest.raises(ValueError, match=f"k must be 1 or more, got {k}"):
@@ -302,6 +320,17 @@ async def test_what_the_history_shows_becomes_a_reference(message: Any, tail: Co
             "Please refer to [a] in the previous conversation.",
         ]
         assert [document.page_content for document in found] == [f"The text of {name}." for name in "bca"]
+
+
+def test_a_history_may_be_a_prompt_or_one_text(tail: ContextReuseRetriever) -> None:
+    text = "[b] The text of b.\n\nWhat?"
+    history: Any
+    for history in (ChatPromptValue(messages=[HumanMessage(text)]), text):
+        assert printed(tail.invoke("!", history=history)) == [
+            "Please refer to [b] in the previous conversation.",
+            "[c] The text of c.",
+            "[a] The text of a.",
+        ]
 
 
 def test_content_mode_shows_the_reference_to_who_joins_texts(planner: ContextPlanner, named: Make, shelf: Make) -> None:

@@ -174,6 +174,11 @@ def test_what_is_empty_leaves_no_blank_line(placement: Any, asked: Make) -> None
     assert sent == ["system: Be brief.\n---\nhuman: ?"] * 2
 
 
+def test_a_prompt_has_no_other_placement() -> None:
+    with pytest.raises(ValueError, match="placement must be 'head' or 'tail', got 'middle'"):
+        context_prompt(placement="middle")  # type: ignore[arg-type]
+
+
 def test_the_instructions_may_have_variables_and_the_values_braces(asked: Make) -> None:
     answer, sent = asked(context_prompt("Answer in {language}."))
     answer.invoke({"context": [Document("{x}")], "input": "{input} {y}", "context_note": "{z}", "language": "Latin"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -105,10 +106,32 @@ def test_history_that_was_saved_or_cut_decides() -> None:
     assert CATS not in cut[-1]["content"]
 
 
-@pytest.mark.parametrize("memories", ["one text", [{"id": "1"}], [{"memory": None}], [3], {"results": "text"}])
+@pytest.mark.parametrize(
+    "memories",
+    ["one text", [{"id": "1"}], [{"memory": None}], [3], {"results": "text"}, {"memory": "text"}, None],
+)
 def test_memories_without_text_are_a_mistake(memories: Any) -> None:
     with pytest.raises(TypeError, match="memor"):
         MemoryChat().ask("?", memories)
+
+
+class Message:
+    """A client's own, of which `dict` makes something, as it does of OpenAI's."""
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter({"role": "assistant", "content": None, "tool_calls": [object()]}.items())
+
+
+def test_a_message_is_a_mapping() -> None:
+    chat = MemoryChat()
+    asked = chat.ask("Tea?", [TEA])
+    wrong: Any
+    for wrong in (Message(), "text"):
+        with pytest.raises(TypeError, match=f"a message must be a mapping, got {type(wrong).__name__}"):
+            chat.commit([*asked, wrong], "Yes.")
+        with pytest.raises(TypeError, match=f"a message must be a mapping, got {type(wrong).__name__}"):
+            MemoryChat(history=[wrong])
+    assert chat.messages == []
 
 
 turns = st.tuples(

@@ -170,6 +170,27 @@ def test_nothing_that_others_search_changes_what_one_gets(
             assert found == alone[i].search(told[-1], filters=owner)
 
 
+class OfUser(Memory):
+    """An application's own memory, whose search asks in another way."""
+
+    def search(self, query: str, user: str, **options: Any) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found: dict[str, Any] = super().search(query, filters={"user_id": user}, **options)
+        return found
+
+
+def test_without_filters_the_memories_found_tell_whose_they_are(
+    open_memory: Callable[..., Any], remember: Remember, listen: Callable[[Any], Told]
+) -> None:
+    memory = open_memory(OfUser)
+    for user in ("ann", "bob"):
+        remember(memory, *FACTS, user_id=user)
+    told = listen(memory)
+    ours = ContextReuseMemory(memory)
+    ann = ours.search(TEA, "ann", threshold=0.0)
+    assert ours.search(CATS, "bob", threshold=0.0)["results"] == told[-1]["results"]
+    assert texts(ours.search(CATS, user="ann", threshold=0.0)) == texts(ann)
+
+
 class Echo:
     """A memory that finds what it is asked for."""
 

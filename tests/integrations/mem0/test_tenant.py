@@ -49,6 +49,11 @@ def test_one_tenant_whatever_else_is_filtered() -> None:
     assert len({tenant_of(filters) for filters in SAME}) == 1
 
 
+def test_a_number_is_the_id_that_mem0_makes_of_it() -> None:
+    assert tenant_of({"user_id": 7, "topic": "food"}) == tenant_of({"user_id": "7"})
+    assert tenant_of({"user_id": True}) != tenant_of({"user_id": "True"})
+
+
 def test_different_entities_are_different_tenants() -> None:
     assert len({tenant_of(filters) for filters in DIFFERENT}) == len(DIFFERENT)
 
