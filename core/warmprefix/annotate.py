@@ -32,20 +32,21 @@ _UNSEEN = re.compile(f"[{_INVISIBLE}]")
 
 
 def header_labels(text: str) -> Iterator[str]:
-    r"""The labels that lines of a text begin with, to the eye, as a block's first line does.
+    r"""The labels that lines of a text begin with, to the eye, as a block's first line does. Escaped ones don't count.
 
-    >>> list(header_labels("[Doc_1] First line, which cites [Doc_2].\u2028 [Doc\u200b_3] Second line."))
+    >>> list(header_labels("[Doc_1] First, which cites [Doc_2].\u2028 [Doc\u200b_3] Second.\n\\[Doc_4] Third."))
     ['Doc_1', 'Doc_3']
     """
     if "[" not in text:
         return
     at_start = _HEADER_AT_START.match(text)
-    if at_start:
-        yield _UNSEEN.sub("", at_start[1])
+    headers = [] if at_start is None else [at_start]
     for line_break, header in _HEADER_AFTER.items():
         if line_break in text:
-            for found in header.finditer(text):
-                yield _UNSEEN.sub("", found[1])
+            headers += header.finditer(text)
+    for found in headers:
+        if not _UNSEEN.sub("", found[0]).endswith("\\"):
+            yield _UNSEEN.sub("", found[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Templates, header_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.exact import Resolved
 from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
@@ -39,15 +40,19 @@ class VisibleHistory:
         self.is_empty = True
         """Whether there is no message but system and developer prompts, so that the context opens the prompt."""
         self._headers: dict[str, list[tuple[str, int]]] = {}
+        looks: Counter[str] = Counter()
         for message in messages:
             if not isinstance(message, str | Mapping):
                 raise TypeError(f"a message of history must be a str or a mapping, got {type(message).__name__}")
             if isinstance(message, str) or message.get("role") not in ("system", "developer"):
                 self.is_empty = False
             for text in _texts(message):
+                looks.update(header_labels(text))
                 for header in _HEADER.finditer(text):
                     if header.start() == 0 or text[header.start() - 1] == "\n":
                         self._headers.setdefault(header[1], []).append((text, header.start()))
+        self._forged = {label for label, times in looks.items() if times > len(self._headers.get(label, ()))}
+        """Labels that a line seems to begin with somewhere, though not as a block does."""
 
     def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
         """Refer to each block that a message holds; the others stay in full.
@@ -71,8 +76,9 @@ class VisibleHistory:
         return [resolved[i] for i in range(len(blocks))]
 
     def _reference(self, block: ContextBlock, label: str, referred: set[str], templates: Templates) -> Reference | None:
-        shown = (c for c in (label, *label_candidates(block)) if c in self._headers and c not in referred)
-        for candidate in shown:
+        for candidate in (label, *label_candidates(block)):
+            if candidate not in self._headers or candidate in self._forged or candidate in referred:
+                continue
             if self._holds(candidate, templates.block(candidate, block.text)):
                 return Reference(candidate, None, templates.location_annotation(candidate))
         return None
@@ -86,12 +92,15 @@ class VisibleHistory:
         return True
 
     def _free_label(self, block: ContextBlock, label: str, given: set[str]) -> str:
-        if label not in self._headers:
+        if self._is_unused(label):
             return label
         # Whoever knows a text can forge all its candidates; no history is long enough for all numbers.
         numbered = (f"{content_label(block)}~{number}" for number in count(2))
         candidates = chain(label_candidates(block), numbered)
-        return next(free for free in candidates if free not in given and free not in self._headers)
+        return next(free for free in candidates if free not in given and self._is_unused(free))
+
+    def _is_unused(self, label: str) -> bool:
+        return label not in self._headers and label not in self._forged
 
 
 def _texts(message: Message) -> Iterator[str]:
