@@ -45,7 +45,7 @@ def context_reuse(
         placement: `"head"` if the prompt is made anew each turn. `"tail"` if the documents are appended to a history
             that keeps them: those that the messages under `history_key` show become references.
         annotate: As for `ContextReuseSettings`, as are `tenant`, `model` and `preamble`.
-        tenant: Whose documents, where the config names no tenant.
+        tenant: Whose documents; where it is None, the config may tell.
         model: Which model the prompt is for.
         preamble: The text in front of the documents, or its name.
         context_key: Where a dict has its documents.

@@ -41,16 +41,18 @@ class ContextReuseSettings(BaseModel):
     it nothing is de-duplicated either: what was sent earlier is not remembered, since a call that failed, was retried
     or was cut from the history would leave the model a reference to a text that it never saw."""
 
-    annotate: Annotate = "prompt"
-    """Where labels and notes stand. `"prompt"`: only in `metadata["page_content"]`, which `format_document`, and so any
-    document prompt with `{page_content}`, prints in place of the text; `page_content` stays as it was. So a step that
-    changes `page_content`, or makes other documents with the same metadata, must come before, or prompts will not show
-    its texts; a map-reduce chain, which does so with its answers, needs `"none"`. `"content"`: in `page_content`
-    itself, for chains that join it by themselves. `"none"`: nowhere, the order is all there is. In each case
-    `metadata["context_label"]` tells the label, unless the document has an entry of that name already."""
+    annotate: Annotate = "none"
+    """Where labels and the note of the relevance order stand. `"none"`: nowhere, the order is all there is, which is
+    right in every chain. `"prompt"`, for chains that put all documents into one prompt: in `metadata["page_content"]`,
+    which `format_document`, and so any document prompt with `{page_content}`, prints in place of the text;
+    `page_content` stays as it was. What makes other documents with the same metadata, as splitters and map-reduce
+    chains do, would show these texts in place of its own. `"content"`, for chains that join it by themselves: in
+    `page_content`. In each case `metadata["context_label"]` tells the label, unless the document has an entry of that
+    name already."""
 
     tenant: str | None = None
-    """Nothing is shared between tenants. A call's config overrides it, as `tenant` in `configurable` or `metadata`."""
+    """Nothing is shared between tenants. Where this is None, a call's config may name one, as `tenant` in
+    `configurable` or `metadata`; where it is not, no call can have another."""
 
     model: str | None = None
     """Which model the prompt is for, if the planner serves several."""
@@ -117,7 +119,7 @@ class ContextReuseSettings(BaseModel):
         conversation, tenant = origin(config, metadata)
         options: dict[str, Any] = {
             "conversation": conversation,
-            "tenant": self.tenant if tenant is None else tenant,
+            "tenant": tenant if self.tenant is None else self.tenant,
             "model": self.model,
             "preamble": self.preamble,
         }

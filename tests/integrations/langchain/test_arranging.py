@@ -113,7 +113,9 @@ def test_a_text_is_shown_under_one_label_in_every_request(found: list[Document],
 def test_prompts_show_labels_and_note_and_all_else_is_clean(
     planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
 ) -> None:
-    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner)
+    retriever = ContextReuseRetriever(
+        retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner, annotate="prompt"
+    )
     first, second = retriever.invoke("1"), retriever.invoke("2")
     assert [printed(document) for document in first] == ["[a] The text of a.", "[b] The text of b."]
     assert [printed(document) for document in second] == [
@@ -128,7 +130,7 @@ def test_prompts_show_labels_and_note_and_all_else_is_clean(
 async def test_the_asynchronous_formatter_shows_the_same(
     planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
 ) -> None:
-    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab")}), planner=planner)
+    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab")}), planner=planner, annotate="prompt")
     returned = await retriever.ainvoke("1")
     assert [await aformat_document(document, PRINTED) for document in returned] == [*map(printed, returned)]
 
@@ -169,7 +171,7 @@ def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
     class Scored(Document):
         relevance: float = 0.0
 
-    [returned] = ContextReuseCompressor(planner=planner).compress_documents(
+    [returned] = ContextReuseCompressor(planner=planner, annotate="prompt").compress_documents(
         [Scored(page_content="a", relevance=0.5)], "?"
     )
     assert isinstance(returned, Scored)
@@ -181,7 +183,9 @@ def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
 
 def test_a_text_that_the_application_put_in_the_metadata_is_what_the_prompt_shows(planner: ContextPlanner) -> None:
     document = Document("raw", id="a", metadata={"page_content": "edited"})
-    [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [document]), planner=planner).invoke("?")
+    [returned] = ContextReuseRetriever(
+        retriever=RunnableLambda(lambda _: [document]), planner=planner, annotate="prompt"
+    ).invoke("?")
     assert printed(returned) == "[a] edited"
     assert returned.page_content == "raw"
 
@@ -203,7 +207,9 @@ def test_without_labels_such_a_text_is_the_blocks_text_all_the_same(planner: Con
 
 def test_an_applications_own_label_stays(planner: ContextPlanner) -> None:
     document = Document("text", id="a", metadata={"context_label": "chapter 4"})
-    [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [document]), planner=planner).invoke("?")
+    [returned] = ContextReuseRetriever(
+        retriever=RunnableLambda(lambda _: [document]), planner=planner, annotate="prompt"
+    ).invoke("?")
     assert returned.metadata["context_label"] == "chapter 4"
     assert printed(returned) == "[a] text"
 
@@ -213,7 +219,7 @@ class Prompts(BaseCallbackHandler):
         self.sent: list[str] = []
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **run: Any) -> None:
-        self.sent += [str(prompt[0].content) for prompt in messages]
+        self.sent += [str(message.content) for prompt in messages for message in prompt]
 
 
 class Counting(FakeListChatModel):
@@ -222,15 +228,18 @@ class Counting(FakeListChatModel):
 
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
-def test_without_labels_a_map_reduce_chain_shows_its_answers(named: Named, shelf: Callable[..., Any]) -> None:
-    prompts, answers = Prompts(), ["Answer A.", "Answer B.", "In all."]
-    chain = RetrievalQA.from_chain_type(
-        Counting(responses=answers),
-        chain_type="map_reduce",
-        retriever=ContextReuseRetriever(retriever=shelf({"?": named("ab")}), annotate="none"),
-    )
-    assert chain.invoke("?", {"callbacks": [prompts]})["result"] == "In all."
-    assert prompts.sent[-1].endswith("Answer A.\n\nAnswer B.")
+@pytest.mark.parametrize("chain_type", ["stuff", "map_reduce", "refine"])
+def test_by_default_every_chain_sends_what_it_would_without_us(
+    chain_type: str, named: Named, shelf: Callable[..., Any]
+) -> None:
+    sent: list[list[str]] = []
+    plain = shelf({"?": named("ab")})
+    for retriever in (plain, ContextReuseRetriever(retriever=plain)):
+        prompts, model = Prompts(), Counting(responses=["Answer A.", "Answer B.", "In all."])
+        chain = RetrievalQA.from_chain_type(model, chain_type=chain_type, retriever=retriever)
+        chain.invoke("?", {"callbacks": [prompts]})
+        sent.append(prompts.sent)
+    assert sent[0] == sent[1] != []
 
 
 # -- repeats -----------------------------------------------------------------------------------------------------
@@ -244,7 +253,9 @@ def test_a_repeat_is_left_out_only_if_it_says_nothing_new(planner: ContextPlanne
         Document("same", id="a", metadata={"page": 2}),
         Document("same", id="c", metadata={"page": 1}),
     ]
-    returned = ContextReuseRetriever(retriever=RunnableLambda(lambda _: found), planner=planner).invoke("?")
+    returned = ContextReuseRetriever(
+        retriever=RunnableLambda(lambda _: found), planner=planner, annotate="prompt"
+    ).invoke("?")
     assert [(document.id, document.metadata.get("page")) for document in returned] == [
         ("a", 1),
         ("b", None),
@@ -258,7 +269,7 @@ def test_repeats_follow_in_relevance_order(planner: ContextPlanner) -> None:
     def found(pages: str) -> list[Document]:
         return [Document(f"The text of {page.lower()}.", id=page) for page in pages]
 
-    compressor = ContextReuseCompressor(planner=planner)
+    compressor = ContextReuseCompressor(planner=planner, annotate="prompt")
     compressor.compress_documents(found("ab"), "?")
     returned = compressor.compress_documents(found("baBA"), "?")
     assert "".join(str(document.id) for document in returned) == "abBA"
@@ -269,7 +280,9 @@ def test_repeats_follow_in_relevance_order(planner: ContextPlanner) -> None:
 
 
 def test_arranging_twice_labels_once(planner: ContextPlanner, named: Named, shelf: Callable[..., Any]) -> None:
-    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner)
+    retriever = ContextReuseRetriever(
+        retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner, annotate="prompt"
+    )
     retriever.invoke("1")
     chain = retriever | context_reuse(ContextPlanner())
     assert [printed(document) for document in chain.invoke("2")["documents"]] == [
@@ -280,14 +293,16 @@ def test_arranging_twice_labels_once(planner: ContextPlanner, named: Named, shel
 
 def test_who_forges_an_arranged_document_gains_nothing(planner: ContextPlanner) -> None:
     forged = Document("raw", id="a", metadata={"context_label": "b", "page_content": "[b] x\n[c] forged"})
-    [returned] = ContextReuseRetriever(retriever=RunnableLambda(lambda _: [forged]), planner=planner).invoke("?")
+    [returned] = ContextReuseRetriever(
+        retriever=RunnableLambda(lambda _: [forged]), planner=planner, annotate="prompt"
+    ).invoke("?")
     assert printed(returned) == "[a] raw"
     assert returned.metadata["context_label"] == "a"
 
 
 @pytest.mark.parametrize("annotate", ["content", "none"])
 def test_an_old_note_is_not_shown_again(annotate: Annotate, planner: ContextPlanner, named: Named) -> None:
-    first = ContextReuseCompressor(planner=planner)
+    first = ContextReuseCompressor(planner=planner, annotate="prompt")
     first.compress_documents(named("ab"), "?")
     with_note = first.compress_documents(named("ba"), "?")
     assert NOTE in printed(with_note[-1])
@@ -296,7 +311,7 @@ def test_an_old_note_is_not_shown_again(annotate: Annotate, planner: ContextPlan
 
 
 def test_arranged_documents_among_others_are_labelled_once(planner: ContextPlanner, named: Named) -> None:
-    compressor = ContextReuseCompressor(planner=planner)
+    compressor = ContextReuseCompressor(planner=planner, annotate="prompt")
     mixed = [*compressor.compress_documents(named("ab"), "?"), *named("c")]
     assert [printed(document) for document in compressor.compress_documents(mixed, "?")] == [
         "[a] The text of a.",
@@ -326,8 +341,8 @@ async def test_a_failing_planner_leaves_the_documents_alone_and_warns_once(
     caplog.set_level(logging.DEBUG, "warmprefix")
     found = named("ab")
     planner = BrokenPlanner()
-    retriever = ContextReuseRetriever(retriever=shelf({"?": found}), planner=planner)
-    compressor = ContextReuseCompressor(planner=planner)
+    retriever = ContextReuseRetriever(retriever=shelf({"?": found}), planner=planner, annotate="prompt")
+    compressor = ContextReuseCompressor(planner=planner, annotate="prompt")
     for returned in (
         retriever.invoke("?"),
         await retriever.ainvoke("?"),
@@ -343,7 +358,9 @@ async def test_a_failing_planner_leaves_the_documents_alone_and_warns_once(
 
 def test_metadata_that_cannot_be_compared_costs_no_answer(planner: ContextPlanner, named: Named) -> None:
     found = [Document("same", metadata={"embedding": numpy.arange(3)}) for _ in range(2)]
-    returned = ContextReuseRetriever(retriever=RunnableLambda(lambda _: found), planner=planner).invoke("?")
+    returned = ContextReuseRetriever(
+        retriever=RunnableLambda(lambda _: found), planner=planner, annotate="prompt"
+    ).invoke("?")
     assert [document.page_content for document in returned] == ["same", "same"]
     assert planner.stats().open_plans == 0
 

@@ -67,7 +67,7 @@ def test_a_retrieval_chain_finds_more_in_the_cache(
     turns: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     plain, ours = start_engine(), start_engine()
-    wrapped = ContextReuseRetriever(retriever=library)
+    wrapped = ContextReuseRetriever(retriever=library, annotate="prompt")
     for engine, retriever in ((plain, library), (ours, wrapped)):
         chain = rag(retriever, chat_model(engine))
         for turn in turns:
@@ -118,7 +118,7 @@ def test_a_chain_that_makes_its_context_anew_never_refers(
     talk: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     engine = start_engine()
-    chain = rag(ContextReuseRetriever(retriever=library), chat_model(engine)).with_retry(
+    chain = rag(ContextReuseRetriever(retriever=library, annotate="prompt"), chat_model(engine)).with_retry(
         wait_exponential_jitter=False, stop_after_attempt=2
     )
     history: list[BaseMessage] = []
@@ -229,7 +229,7 @@ async def test_a_streamed_answer_is_none_the_worse(
     turns: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     engine = start_engine()
-    chain = rag(ContextReuseRetriever(retriever=library), chat_model(engine))
+    chain = rag(ContextReuseRetriever(retriever=library, annotate="prompt"), chat_model(engine))
     parts = [part async for part in chain.astream({"input": question(turns[0])})]
     assert "".join(part.get("answer", "") for part in parts)
     assert all(in_full(passage.text, engine.prompts[0]) for passage in turns[0].passages)

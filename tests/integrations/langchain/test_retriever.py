@@ -42,7 +42,9 @@ IN_A_THREAD: RunnableConfig = {"configurable": {"thread_id": "chat-7", "tenant":
 
 @pytest.fixture
 def retriever(planner: ContextPlanner, named: Make, shelf: Make) -> ContextReuseRetriever:
-    return ContextReuseRetriever(retriever=shelf({"?": named("ab"), "!": named("ba")}), planner=planner)
+    return ContextReuseRetriever(
+        retriever=shelf({"?": named("ab"), "!": named("ba")}), planner=planner, annotate="prompt"
+    )
 
 
 # -- whose call it is --------------------------------------------------------------------------------------------
@@ -175,11 +177,11 @@ def test_what_the_retriever_is_tagged_with_counts_last(planner: ContextPlanner, 
     assert listener.tenants == ["its own", "acme"]
 
 
-def test_a_calls_tenant_overrides_the_retrievers(planner: ContextPlanner, shelf: Make, listener: Any) -> None:
+def test_no_call_gets_around_the_retrievers_tenant(planner: ContextPlanner, shelf: Make, listener: Any) -> None:
     retriever = ContextReuseRetriever(retriever=shelf({"?": []}), planner=planner, tenant="umbrella")
     retriever.invoke("?")
     retriever.invoke("?", {"metadata": {"tenant": "acme"}})
-    assert listener.tenants == ["umbrella", "acme"]
+    assert listener.tenants == ["umbrella", "umbrella"]
 
 
 def test_nothing_crosses_a_tenant(retriever: ContextReuseRetriever, ids: Make) -> None:
@@ -295,7 +297,7 @@ def test_k_must_leave_something(k: int, retriever: ContextReuseRetriever, shelf:
 @pytest.fixture
 def tail(planner: ContextPlanner, named: Make, shelf: Make) -> ContextReuseRetriever:
     shelf_ = shelf({"?": named("ab"), "!": named("bca")})
-    return ContextReuseRetriever(retriever=shelf_, planner=planner, placement="tail")
+    return ContextReuseRetriever(retriever=shelf_, planner=planner, placement="tail", annotate="prompt")
 
 
 def printed(documents: list[Document]) -> list[str]:
