@@ -88,8 +88,11 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
     framework, version = name.split("-")
     package, tests = ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework
     if version == "newest":
-        examples = (ROOT / "examples").glob(f"{framework}_*.py")
-        sources = sorted([*package.rglob("*.py"), *tests.rglob("*.py"), *examples])
+        folders, scripts = (package, tests), (ROOT / "examples", ROOT / "tests/outside")
+        sources = sorted(
+            [file for folder in folders for file in folder.rglob("*.py")]
+            + [file for folder in scripts for file in folder.glob(f"{framework}_*.py")]
+        )
         yield f"mypy, {name}", [core, "-m", "mypy", "--python-executable", python, *sources]
         pyright: list[str | Path] = [core, "-m", "basedpyright", "--level", "error", "--pythonpath", python]
         yield f"pyright, {name}", [*pyright, *sources]

@@ -122,6 +122,13 @@ def test_the_readmes_hit_ratios_are_those_of_the_benchmark() -> None:
     assert [[name, *cells.replace("*", "").split(" | ")] for name, cells in rows] == expected
 
 
+def test_every_example_fits_a_screen_and_has_a_test() -> None:
+    for example in (ROOT / "examples").glob("*.py"):
+        assert len(example.read_text().splitlines()) <= 40, example.name
+        tests = (ROOT / "tests/integrations" / example.name.partition("_")[0]).glob("test_*.py")
+        assert any(example.name in test.read_text() for test in tests), example.name
+
+
 def test_every_link_in_the_docs_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
