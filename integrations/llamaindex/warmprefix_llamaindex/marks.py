@@ -1,7 +1,7 @@
 """Marks: what a node carries from the postprocessor to the prompt, through whatever an engine makes of it.
 
 They stand in the metadata, because that is what a `CitationQueryEngine` hands on to the nodes it cuts a node into.
-Neither a model nor an embedding is shown them.
+No embedding is shown them, and a model only in `MetadataMode.ALL`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
     node = scored.node
     metadata = node.metadata
     hidden_from_llm, hidden_from_embedding = node.excluded_llm_metadata_keys, node.excluded_embed_metadata_keys
-    if RANK in metadata:
+    if not _ALL.isdisjoint(metadata):
         metadata = {key: value for key, value in metadata.items() if key not in _ALL}
         hidden_from_llm = [key for key in hidden_from_llm if key not in _ALL]
         hidden_from_embedding = [key for key in hidden_from_embedding if key not in _ALL]
@@ -76,11 +76,10 @@ def rank_of(scored: NodeWithScore) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
-def mark_of(scored: NodeWithScore) -> Mark | None:
+def mark_of(node: BaseNode) -> Mark | None:
     """A node's mark; None for one that has no label, or shows it already."""
-    node = scored.node
-    rank, label = rank_of(scored), node.metadata.get(LABEL)
-    if rank is None or not isinstance(label, str) or LABEL not in node.excluded_llm_metadata_keys:
+    rank, label = node.metadata.get(RANK), node.metadata.get(LABEL)
+    if not isinstance(rank, int) or not isinstance(label, str) or LABEL not in node.excluded_llm_metadata_keys:
         return None
     order, location = node.metadata.get(ORDER), node.metadata.get(LOCATION)
     return Mark(label, rank, _DEFAULT if order is None or location is None else _templates(order, location))

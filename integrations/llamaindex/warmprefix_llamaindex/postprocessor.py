@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
@@ -34,8 +32,8 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     While a response synthesiser reads them, and if it puts all of them into one prompt, the nodes show their labels
     and the last one the order annotation. If it doesn't, as in the modes `refine` and `accumulate` or where a context
     is split for its length, no order could help: the prompts are then those without the postprocessor. Everywhere else
-    the nodes are copies with their own text and score, and two metadata keys that no model sees, `warmprefix_label`
-    and `warmprefix_rank`.
+    the nodes are copies with their own text and score, and two metadata keys, `warmprefix_label` and
+    `warmprefix_rank`, that a model sees only in `MetadataMode.ALL`.
 
     It can't know whether the model will answer, and so the planner learns the order at once. At worst it then expects
     a prefix in the cache that isn't there.
@@ -92,22 +90,41 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        if not nodes:
-            return nodes
-        with self._traced(nodes, query_bundle) as arranged:
-            arranged[:] = self._arranged(nodes)
-        return arranged
+        return self._traced(nodes, query_bundle)
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         # Planning is microseconds of work and waits for nothing.
-        return self._postprocess_nodes(nodes, query_bundle)
+        return self._traced(nodes, query_bundle)
+
+    def _traced(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> list[NodeWithScore]:
+        """Arrange the nodes, and tell of it as the framework's rerankers do."""
+        if not nodes:
+            return nodes
+        name, count = self.class_name(), len(nodes)
+        _dispatcher.event(ReRankStartEvent(query=query_bundle, nodes=nodes, top_n=count, model_name=name))
+        if self.callback_manager.handlers:
+            payload: dict[str, Any] = {
+                EventPayload.NODES: nodes,
+                EventPayload.MODEL_NAME: name,
+                EventPayload.QUERY_STR: None if query_bundle is None else query_bundle.query_str,
+                EventPayload.TOP_K: count,
+            }
+            with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
+                arranged = self._arranged(nodes)
+                event.on_end(payload={EventPayload.NODES: arranged})
+        else:  # an event takes its time even if nobody hears of it
+            arranged = self._arranged(nodes)
+        _dispatcher.event(ReRankEndEvent(nodes=arranged))
+        return arranged
 
     def _arranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
         """The nodes in planned order. The one place where a failure degrades to the nodes as they came."""
+        if isinstance(nodes, PlannedNodes):  # they come from another of our kind
+            nodes = nodes.in_relevance_order()
         try:
-            return self._planned(nodes)
+            return PlannedNodes(self._planned(nodes))
         except Exception:
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True
@@ -142,25 +159,6 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             for position in planned.positions
         }
         return [copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order]
-
-    @contextmanager
-    def _traced(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> Iterator[PlannedNodes]:
-        """Tell of the step as the framework's rerankers do."""
-        arranged = PlannedNodes()
-        query = None if query_bundle is None else query_bundle.query_str
-        payload: dict[str, Any] = {
-            EventPayload.NODES: nodes,
-            EventPayload.MODEL_NAME: self.class_name(),
-            EventPayload.QUERY_STR: query,
-            EventPayload.TOP_K: len(nodes),
-        }
-        _dispatcher.event(
-            ReRankStartEvent(query=query_bundle, nodes=nodes, top_n=len(nodes), model_name=self.class_name())
-        )
-        with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
-            yield arranged
-            event.on_end(payload={EventPayload.NODES: arranged})
-        _dispatcher.event(ReRankEndEvent(nodes=arranged))
 
 
 def _name(tag: object) -> str | None:
