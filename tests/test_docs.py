@@ -122,6 +122,20 @@ def test_the_readmes_hit_ratios_are_those_of_the_benchmark() -> None:
     assert [[name, *cells.replace("*", "").split(" | ")] for name, cells in rows] == expected
 
 
+def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/plugin_hit_ratio.json").read_text())["results"]
+    expected = []
+    for row in measured:
+        without, plugin = row["without"], row["with"]
+        saved = 1 - plugin["prefilled_tokens"] / without["prefilled_tokens"]
+        if row["text"] == "standard library":
+            expected.append([row["what"], f"{without['hit_percent']} → {plugin['hit_percent']}", f"{saved:.0%}"])
+    rows = re.findall(
+        r"^\| (.+: .+|.+, or .+) \| ([\d.]+ → [\d.]+) \| (\d+%) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert [list(row) for row in rows] == expected
+
+
 def test_every_example_fits_a_screen_and_has_a_test() -> None:
     for example in (ROOT / "examples").glob("*.py"):
         assert len(example.read_text().splitlines()) <= 40, example.name

@@ -53,7 +53,11 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     model: str | None = Field(default=None, description="Models share no prefix.")
     preamble: str | None = Field(default=None, description="What names the text in front of the context.")
     conversation_id: str | None = Field(default=None, min_length=1, description="For a recorder of requests.")
-    annotate: bool = Field(default=True, description="Whether the model is told labels and the relevance order.")
+    annotate: bool = Field(
+        default=True,
+        description="Whether the model is told labels and the relevance order. If not, the planned order stays in every "
+        "mode, for then nothing is known of who reads the nodes.",
+    )
 
     _failed: bool = PrivateAttr(default=False)
 
