@@ -55,8 +55,8 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     conversation_id: str | None = Field(default=None, min_length=1, description="For a recorder of requests.")
     annotate: bool = Field(
         default=True,
-        description="Whether the model is told labels and the relevance order. If not, the planned order stays in every "
-        "mode, for then nothing is known of who reads the nodes.",
+        description="Whether the model is told labels and the relevance order. If not, the planned order stays in "
+        "every mode, for then nothing is known of who reads the nodes.",
     )
 
     _failed: bool = PrivateAttr(default=False)
