@@ -44,8 +44,10 @@ def search_agent(shelf: Any, chat_model: Any) -> Callable[..., Any]:
 
 def conversation_of_five(turns: Sequence[Any]) -> list[Any]:
     """A real conversation of four turns, and its first question once more."""
-    four = [turn for turn in turns if turn.conversation == turns[0].conversation]
-    assert len(four) == 4
+    conversations: dict[str, list[Any]] = {}
+    for turn in turns:
+        conversations.setdefault(turn.conversation, []).append(turn)
+    four = next(conversation for conversation in conversations.values() if len(conversation) == 4)
     return [*four, four[0]]
 
 
