@@ -367,8 +367,8 @@ PARTS: dict[str, tuple[str, Sequence[str], Sequence[Arm]]] = {
         "mem0",
         ["mem0ai"],
         [
-            Arm("Mem0 in the system prompt: ContextReuseMemory", mem0_system_prompt),
-            Arm("Mem0 in the system prompt, or MemoryChat", mem0_memory_chat),
+            Arm("Mem0, memories in the system prompt: ContextReuseMemory", mem0_system_prompt),
+            Arm("Mem0: MemoryChat in place of the system prompt", mem0_memory_chat),
         ],
     ),
 }

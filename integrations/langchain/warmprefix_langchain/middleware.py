@@ -48,7 +48,7 @@ class MiddlewareStats:
 class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
     """Tool results that come again become references to where the prompt already holds them.
 
-    For `create_agent`, with `placement="tail"`: an agent keeps its tool messages, so what a search has found once
+    For `create_agent`, which is tail placement: an agent keeps its tool messages, so what a search has found once
     stands in every later prompt. The first time, a block is labelled and in full; from then on a sentence refers to
     it. Blocks keep their order: the question stands before them, and behind it no two conversations share a prefix.
 

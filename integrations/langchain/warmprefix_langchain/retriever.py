@@ -24,7 +24,7 @@ __all__ = ["ContextReuseRetriever"]
 
 
 class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
-    """Finds what `retriever` finds; `create_retrieval_chain`, stuff chains and retriever tools take it as it is.
+    """Finds what `retriever` finds; chains take it as it is. An agent's tools want the plain `retriever`.
 
     Put it last: a compressor or ensemble behind it would reorder, cut or rewrite what it arranged. Rerank inside.
 

@@ -33,12 +33,14 @@ def context_reuse(
 ) -> Runnable[Found, dict[str, Any]]:
     """Arrange documents, and hand the order note on by itself.
 
-    From a dict, such as ``RunnablePassthrough.assign(context=retriever)`` makes, it yields the same dict, its documents
-    arranged and ``context_note`` added: an empty string where there is none. From a list of documents it yields
-    ``{"documents": ..., "context": ..., "context_note": ...}``, the same list under both names.
+    From a dict, such as ``RunnablePassthrough.assign(context=itemgetter("input") | retriever)`` makes, it yields the
+    same dict, its documents arranged and ``context_note`` added: an empty string where there is none. From a list of
+    documents it yields ``{"documents": ..., "context": ..., "context_note": ...}``, the same list under both names and
+    no question, which `context_prompt` needs.
 
     `context_prompt` has a place for the note next to the question. A stuff chain with any document prompt that prints
-    ``{page_content}``, as the default one does, shows the labels: see `annotate` of `ContextReuseSettings`.
+    ``{page_content}``, as the default one does, shows the labels. A function that joins ``page_content`` by itself
+    wants `annotate="content"`, or the note names labels that stand nowhere. See `annotate` of `ContextReuseSettings`.
 
     Args:
         planner: One for the whole application knows the most; by default this step has one of its own.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from warmprefix import ContextBlock, ContextPlanner, NoRecorder, Templates, fingerprint
@@ -12,6 +13,10 @@ from warmprefix_mem0.arrange import text_of
 __all__ = ["MemoryChat"]
 
 Message = dict[str, Any]
+
+_BEFORE, _AFTER = map(re.escape, Templates().location.split("{label}"))
+_REFERENCE = re.compile(rf"^{_BEFORE}(\[\S+\](?:, \[\S+\])*){_AFTER}\n?", re.MULTILINE)
+_HEADER = re.compile(r"^\[(\S+)\] ", re.MULTILINE)
 
 
 class MemoryChat:
@@ -36,13 +41,13 @@ class MemoryChat:
 
         Args:
             system: The system prompt, in front of the history.
-            history: OpenAI-style messages.
+            history: OpenAI-style messages. References in them to memories that were cut off are taken out.
 
         Raises:
             TypeError: A message is no mapping.
         """
         before = [] if system is None else [{"role": "system", "content": system}]
-        self._messages: list[Message] = [*before, *map(_copy, history)]
+        self._messages: list[Message] = [*before, *_without_stale_references(map(_copy, history))]
         self._lock = threading.Lock()
 
     @property
@@ -52,6 +57,8 @@ class MemoryChat:
 
     def ask(self, question: str, memories: Mapping[str, Any] | Iterable[Mapping[str, Any] | str] = ()) -> list[Message]:
         """The messages to send: the history, then the question behind its memories. Nothing is remembered of it.
+
+        Of the memories, new ones come first, in relevance order, then one sentence that refers to all the others.
 
         Args:
             question: What the user says.
@@ -96,6 +103,27 @@ def _copy(message: Mapping[str, Any]) -> Message:
     if not isinstance(message, Mapping):
         raise TypeError(f"a message must be a mapping, got {type(message).__name__}")
     return dict(message)
+
+
+def _without_stale_references(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages, copied where a reference names what none in front of it shows any more."""
+    shown: set[str] = set()
+
+    def still_true(reference: re.Match[str]) -> str:
+        labels = reference[1].split(", ")
+        kept = [label for label in labels if label[1:-1] in shown]
+        if kept == labels:
+            return reference[0]
+        return Templates().location.format(label=", ".join(kept)) + "\n" if kept else ""
+
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            mended = _REFERENCE.sub(still_true, content) if message.get("role") == "user" else content
+            if mended != content:
+                message = {**message, "content": mended.lstrip("\n")}
+            shown.update(_HEADER.findall(mended))
+        yield message
 
 
 def _listed(memories: Mapping[str, Any] | Iterable[Mapping[str, Any] | str]) -> Iterable[Mapping[str, Any] | str]:

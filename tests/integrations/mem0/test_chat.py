@@ -40,6 +40,29 @@ def test_new_memories_in_full_and_known_ones_by_one_reference() -> None:
     assert chat.ask("Bye.", [])[-1] == {"role": "user", "content": "Bye."}
 
 
+TURNS = st.lists(st.lists(st.sampled_from([TEA, CATS, *BOOKS, "a\nb"]), max_size=4), min_size=1, max_size=6)
+
+
+@given(TURNS, st.integers(0, 12))
+def test_a_history_that_was_cut_refers_to_nothing_that_is_gone(turns: list[list[str]], cut: int) -> None:
+    chat = MemoryChat()
+    for number, memories in enumerate(turns):
+        chat.commit(chat.ask(f"Question {number}?", memories), "Yes.")
+    assert MemoryChat(history=chat.messages).messages == chat.messages
+    for message, left in zip(chat.messages[cut:], MemoryChat(history=chat.messages[cut:]).messages, strict=True):
+        kept = [line for line in message["content"].splitlines() if not line.startswith("Please refer to")]
+        assert [line for line in left["content"].splitlines() if not line.startswith("Please refer to")] in (
+            kept,
+            kept[1:] if kept[:1] == [""] else kept,
+        )
+    shown: set[str] = set()
+    for message in MemoryChat(history=chat.messages[cut:]).ask("And now?", [TEA, CATS]):
+        for line in message["content"].splitlines():
+            if line.startswith("Please refer to"):
+                assert set(re.findall(r"\[(\S+)\]", line)) <= shown
+        shown.update(re.findall(r"^\[(\S+)\] ", message["content"], re.MULTILINE))
+
+
 def test_takes_what_a_search_returns() -> None:
     chat = MemoryChat()
     found: dict[str, Any] = {
