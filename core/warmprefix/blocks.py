@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["ContextBlock", "Pin", "as_blocks", "fingerprint"]
+__all__ = ["ContextBlock", "Pin", "as_blocks", "distinct_blocks", "fingerprint"]
 
 Pin = Literal["start", "end"]
 
@@ -105,6 +105,19 @@ def _as_block(i: int, block: object) -> ContextBlock:
     if not isinstance(block, str):
         raise TypeError(f"blocks[{i}] must be a ContextBlock or a str, got {type(block).__name__}")
     return ContextBlock(block)
+
+
+def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
+    """The blocks without repetitions, and where each of them stood. Of equal blocks the first is kept."""
+    first: dict[bytes, ContextBlock] = {}
+    for block in listed:
+        first.setdefault(block.fingerprint, block)
+    if len(first) == len(listed):
+        return listed, [(i,) for i in range(len(listed))]
+    places: dict[bytes, list[int]] = {key: [] for key in first}
+    for i, block in enumerate(listed):
+        places[block.fingerprint].append(i)
+    return list(first.values()), [tuple(place) for place in places.values()]
 
 
 def _token_count(tokens: SupportsIndex) -> int:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from warmprefix.annotate import Templates
-from warmprefix.blocks import ContextBlock, as_blocks, fingerprint
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
 from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import Message, VisibleHistory
 from warmprefix.errors import StoreError
@@ -180,7 +180,7 @@ class ContextPlanner:
             TypeError: An argument has another type than the above.
             ValueError: `placement` is neither value above, or `conversation` is empty.
         """
-        distinct, positions = _distinct(blocks)
+        distinct, positions = distinct_blocks(as_blocks(blocks))
         _check_names(conversation=conversation, tenant=tenant, model=model, preamble=preamble)
         if conversation == "":
             raise ValueError("conversation must not be empty; give None for a request outside any conversation")
@@ -566,20 +566,6 @@ def _policy_factory(policy: str | Callable[[], OrderingPolicy]) -> Callable[[], 
             f"policy must be a name or a callable that makes a policy for each scope, got {type(policy).__name__}"
         )
     return policy
-
-
-def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[list[ContextBlock], list[tuple[int, ...]]]:
-    """The blocks without repetitions, and where each of them stood."""
-    listed = as_blocks(blocks)
-    first: dict[bytes, ContextBlock] = {}
-    for block in listed:
-        first.setdefault(block.fingerprint, block)
-    if len(first) == len(listed):
-        return listed, [(i,) for i in range(len(listed))]
-    places: dict[bytes, list[int]] = {key: [] for key in first}
-    for i, block in enumerate(listed):
-        places[block.fingerprint].append(i)
-    return list(first.values()), [tuple(place) for place in places.values()]
 
 
 def _check_names(**names: str | None) -> None:

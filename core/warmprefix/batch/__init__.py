@@ -1,0 +1,1 @@
+"""Planning many requests at once, before the first of them runs."""
