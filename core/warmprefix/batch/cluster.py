@@ -1,0 +1,202 @@
+"""ContextPilot's context index, built from a whole batch (Alg. 4)."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Literal, NamedTuple, get_args
+
+from warmprefix.batch.base import Placed, Progress
+from warmprefix.batch.device import Device
+from warmprefix.batch.distances import condensed_distances
+from warmprefix.batch.ragged import ragged
+from warmprefix.batch.schedule import schedule
+from warmprefix.errors import MissingExtraError
+
+try:
+    import numpy as np
+    from scipy.cluster import hierarchy  # type: ignore[import-untyped]
+except ImportError as exc:
+    raise MissingExtraError("batch", "scipy") from exc
+
+__all__ = ["MAX_DISTINCT", "ContextIndexPlanner", "IndexedContext", "Linkage", "index_contexts"]
+
+Linkage = Literal["average", "complete", "single"]
+
+MAX_DISTINCT = 15_000
+"""Most distinct contexts: clustering takes 17 bytes for each two of them, 1.9 GB in all."""
+
+_DECIMALS = 6
+"""To which distances are rounded: devices that differ in the last bit of a float32 then find the same ties, unless a
+distance is that near to where rounding turns."""
+
+
+class ContextIndexPlanner:
+    """Hierarchical clustering by distance; every context begins with what its clusters share (ContextPilot).
+
+    Equal contexts count as one and run next to each other. O(n²) in time and memory for n distinct contexts.
+    Merges at one distance are made in the order that scipy finds them in, which is the same every time.
+    """
+
+    def __init__(self, alpha: float = 0.001, linkage: Linkage = "average", device: Device = "auto") -> None:
+        """Set up.
+
+        Args:
+            alpha: Weight of the positions in the distance, in [0.001, 0.01].
+            linkage: Which pair of contexts makes the distance of two clusters: the mean of all pairs, the most distant
+                or the nearest one.
+            device: Where distances are computed: "cpu", "cuda", or "auto", a CUDA device if it is there and pays.
+        """
+        if not 0.001 <= alpha <= 0.01:
+            raise ValueError(f"alpha must be in [0.001, 0.01], got {alpha}")
+        for name, value, allowed in (("linkage", linkage, get_args(Linkage)), ("device", device, get_args(Device))):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        self.alpha = alpha
+        self.linkage: Linkage = linkage
+        self.device: Device = device
+
+    def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
+        """See `BatchPlanner`.
+
+        Raises:
+            ValueError: There are more than `MAX_DISTINCT` distinct contexts, or the device is "cuda" and there is none.
+            MissingExtraError: The device is "cuda", and torch is absent.
+        """
+        copies: dict[tuple[int, ...], list[int]] = {}
+        for i, context in enumerate(contexts):
+            copies.setdefault(tuple(context), []).append(i)
+        distinct = list(copies)
+        indexed = index_contexts(distinct, self._merges(distinct, progress))
+        execution = schedule([context.path for context in indexed])
+        return [Placed(i, indexed[at].order) for at in execution for i in copies[distinct[at]]]
+
+    def _merges(self, contexts: Sequence[tuple[int, ...]], progress: Progress) -> list[tuple[int, int]]:
+        """Which clusters are merged, in order: the contexts are 0 to n - 1, what the first merge makes is n."""
+        if len(contexts) > MAX_DISTINCT:
+            raise ValueError(
+                f"the planner 'context-index' takes at most {MAX_DISTINCT} distinct contexts, got {len(contexts)}; "
+                "the planner 'merge' takes any number"
+            )
+        if len(contexts) < 2:
+            return []
+        distances = condensed_distances(ragged(contexts), self.alpha, self.device, progress).astype(np.float64)
+        np.round(distances, _DECIMALS, out=distances)
+        progress("linkage", 0, len(contexts) - 1)
+        merges = hierarchy.linkage(distances, self.linkage)
+        progress("linkage", len(contexts) - 1, len(contexts) - 1)
+        return [(int(a), int(b)) for a, b in merges[:, :2].tolist()]
+
+
+class IndexedContext(NamedTuple):
+    """A context's place in the index."""
+
+    order: tuple[int, ...]
+    """Its blocks: first those of the nodes that lead to it, then the rest in relevance order."""
+    path: tuple[int, ...]
+    """Its search path: the child numbers that lead to it from the root."""
+    prefix: tuple[int, ...]
+    """The blocks of the innermost node on that path that other contexts share."""
+
+
+def index_contexts(contexts: Sequence[Sequence[int]], merges: Iterable[tuple[int, int]]) -> list[IndexedContext]:
+    """The tree of intersections, told by every context's place in it (ContextPilot, Alg. 4).
+
+    A merge makes a node that holds the blocks which both its clusters hold. Nodes that hold the same blocks are one,
+    and so are contexts that do. A node without blocks is left out; what it joined hangs from the node with most blocks
+    of which it lacks none, where a search for it would end, or else from the root. So a node holds more blocks than its
+    parent does, and the tree is no deeper than the longest context is long.
+
+    A node's prefix is its parent's and then what it adds, in ascending order ("sorted intersection"). Children are
+    numbered by their first context.
+
+    Args:
+        contexts: Distinct blocks each, in relevance order.
+        merges: The two clusters of each merge. The contexts are clusters 0 to n - 1, what the first merge makes is n.
+
+    >>> for context in index_contexts([[2, 1, 3], [2, 6, 1], [4, 1, 0]], [(0, 1), (2, 3)]):
+    ...     print(*context)
+    (1, 2, 3) (0, 0, 0) (1, 2)
+    (1, 2, 6) (0, 0, 1) (1, 2)
+    (1, 4, 0) (0, 1) (1,)
+    """
+    root, nodes = _tree(contexts, merges)
+    for i, context in enumerate(contexts):
+        node = nodes.get(frozenset(context), root)
+        node.contexts += 1
+        node.first = min(node.first, i)
+    parents_first = sorted(nodes.values(), key=lambda node: len(node.blocks))
+    for node in reversed(parents_first):
+        node.parent.contexts += node.contexts
+        node.parent.first = min(node.parent.first, node.first)
+    children: dict[_Node, int] = {}
+    for node in sorted(nodes.values(), key=lambda node: node.first):
+        node.number = children.get(node.parent, 0)
+        children[node.parent] = node.number + 1
+    for node in parents_first:
+        added = node.blocks - node.parent.blocks if node.contexts > 1 else ()
+        node.prefix = (*node.parent.prefix, *sorted(added))
+        node.path = (*node.parent.path, node.number)
+
+    indexed: list[IndexedContext] = []
+    for context in contexts:
+        node = nodes.get(frozenset(context), root)
+        placed = set(node.prefix)
+        order = (*node.prefix, *(block for block in context if block not in placed))
+        indexed.append(IndexedContext(order, node.path, node.prefix))
+    return indexed
+
+
+class _Node:
+    """Blocks that some contexts share, or those of a single one, and its place in the tree."""
+
+    __slots__ = ("blocks", "contexts", "first", "number", "parent", "path", "prefix")
+
+    def __init__(self, blocks: frozenset[int], parent: _Node | None) -> None:
+        self.blocks = blocks
+        self.parent: _Node = parent or self  # the root is its own
+        self.contexts = 0
+        """How many contexts are here or below."""
+        self.first = sys.maxsize
+        """The first of them."""
+        self.number = 0
+        self.path: tuple[int, ...] = ()
+        self.prefix: tuple[int, ...] = ()
+
+
+def _tree(
+    contexts: Sequence[Sequence[int]], merges: Iterable[tuple[int, int]]
+) -> tuple[_Node, dict[frozenset[int], _Node]]:
+    """The root, and all other nodes by their blocks, with no more than `blocks` and `parent` told."""
+    clusters = [frozenset(context) for context in contexts]
+    above: dict[int, int] = {}
+    for a, b in merges:
+        above[a] = above[b] = len(clusters)
+        clusters.append(clusters[a] & clusters[b])
+    root = _Node(frozenset(), None)
+    nodes: dict[frozenset[int], _Node] = {}
+    for cluster in reversed(range(len(clusters))):  # from the last merge on, so that a node comes after its parent
+        blocks = clusters[cluster]
+        parent = nodes.get(clusters[above[cluster]], root) if cluster in above else root
+        node = nodes.get(blocks)
+        if blocks and node is None:
+            nodes[blocks] = _Node(blocks, parent)
+        elif node is not None and len(node.parent.blocks) < len(parent.blocks) < len(blocks):
+            node.parent = parent  # one of two equal nodes is deeper in the tree
+    _hang_lifted(root, nodes)
+    return root, nodes
+
+
+def _hang_lifted(root: _Node, nodes: dict[frozenset[int], _Node]) -> None:
+    """Hang the root's children from the largest node whose blocks they all hold."""
+    holders = Counter(chain.from_iterable(nodes))
+    by_rarest: dict[int, list[_Node]] = {}
+    for node in nodes.values():
+        by_rarest.setdefault(min(node.blocks, key=lambda block: (holders[block], block)), []).append(node)
+    for node in nodes.values():
+        if node.parent is root:
+            for candidate in chain.from_iterable(by_rarest.get(block, ()) for block in sorted(node.blocks)):
+                if len(node.parent.blocks) < len(candidate.blocks) and candidate.blocks < node.blocks:
+                    node.parent = candidate

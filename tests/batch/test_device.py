@@ -1,0 +1,111 @@
+"""Whether a device is used, and what reaches it.
+
+torch and the kernels are stood in for: machines without a device have to hold to this too.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warmprefix import MissingExtraError
+from warmprefix.batch import device
+from warmprefix.batch.cluster import ContextIndexPlanner
+from warmprefix.batch.device import top_overlap, use_cuda
+from warmprefix.batch.distances import condensed_distances
+from warmprefix.batch.ragged import ragged
+from warmprefix.ordering.context_index import context_distance
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "torch", cuda=SimpleNamespace(is_available=lambda: False))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "torch", cuda=SimpleNamespace(is_available=lambda: True))
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> None:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_device_is_used_when_asked_for_or_when_it_pays() -> None:
+    assert not use_cuda("cpu", 1_000_000, 100)
+    assert not use_cuda("auto", 99, 100)
+    assert use_cuda("auto", 100, 100)
+    assert use_cuda("cuda", 0, 100)
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_without_a_cuda_device() -> None:
+    assert not use_cuda("auto", 100, 100)
+    with pytest.raises(ValueError, match="torch finds no CUDA device"):
+        use_cuda("cuda", 100, 100)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_without_torch() -> None:
+    assert not use_cuda("cpu", 100, 100)
+    assert not use_cuda("auto", 100, 100)
+    with pytest.raises(MissingExtraError, match=r"warmprefix\[gpu\]") as caught:
+        use_cuda("cuda", 100, 100)
+    assert (caught.value.extra, caught.value.module) == ("gpu", "torch")
+    with pytest.raises(MissingExtraError, match=r"warmprefix\[gpu\]"):
+        ContextIndexPlanner(device="cuda").arrange([[0], [1]], [1, 1], lambda *_: None)
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda, got 'tpu'"):
+        use_cuda("tpu", 100, 100)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("cuda")
+def test_distances_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = [[4, 1, 2], [2, 4], [], [1, 9]]
+
+    def on_device(offsets: Any, ids: Any, positions: Any, alpha: float, *, device: str) -> object:
+        assert device == "cuda"
+        rows = [range(offsets[i], offsets[i + 1]) for i in range(len(offsets) - 1)]
+        given = [[int(ids[e]) for e in sorted(row, key=lambda e: int(positions[e]))] for row in rows]
+        assert given == contexts
+        return np.array([context_distance(a, b, alpha) for a, b in combinations(given, 2)], np.float32)
+
+    stand_in(monkeypatch, "warmprefix_kernels", context_distance=on_device)
+    told: list[tuple[str, int, int]] = []
+    found = condensed_distances(ragged(contexts), 0.002, "cuda", progress=lambda *step: told.append(step))
+    assert found.tolist() == condensed_distances(ragged(contexts), 0.002, "cpu").tolist()
+    assert told == [("distances", 4, 4)]
+
+    monkeypatch.setattr(device, "DISTANCES_PAY_FROM", 4)
+    assert condensed_distances(ragged(contexts), 0.002, "auto").tolist() == found.tolist()
+    planned = ContextIndexPlanner(device="cuda").arrange(contexts, [1] * 10, lambda *_: None)
+    assert planned == ContextIndexPlanner(device="cpu").arrange(contexts, [1] * 10, lambda *_: None)
+
+
+def test_overlaps_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets, ids, _ = ragged([[1, 2], [2], [1, 2]])
+    tokens = np.array([0, 5, 7], np.int64)
+    answer = np.zeros((3, 1), np.int32), np.zeros((3, 1), np.int64)
+
+    def on_device(*arguments: object, device: str) -> object:
+        assert arguments == (offsets, ids, tokens, 1)
+        assert device == "cuda"
+        return answer
+
+    stand_in(monkeypatch, "warmprefix_kernels", top_overlap=on_device)
+    assert top_overlap(offsets, ids, tokens, 1, "cuda") is answer
