@@ -5,8 +5,8 @@
     python3 run.py test [environment ...] [options of pytest]  lint, types, import rules and all tests
 
 Each makes its own virtual environments beside this file the first time, and again when pyproject.toml
-changes or the clone moves. Tests have one for the core and two for each framework, since the frameworks'
-requirements contradict each other. Name some to run only these:
+changes or the clone moves. Tests have one for the core, one for the kernels, which take torch, and two for
+each framework, since the frameworks' requirements contradict each other. Name some to run only these:
 {environments}.
 """
 
@@ -28,6 +28,7 @@ VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
     "demo": ["-e", ".[cli]"],
     "core": ["-e", ".[cli]", "--group", "dev"],
+    "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[cli,{framework}]", "--group", f"{framework}-{version}"]
         for framework in FRAMEWORKS
@@ -85,18 +86,18 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
     if name == "langchain-outside":
         yield "LangChain's own agent tests", [python, "tests/outside/langchain_agent_suite.py"]
         return
-    framework, version = name.split("-")
-    package, tests = ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework
-    if version == "newest":
-        folders, scripts = (package, tests), (ROOT / "examples", ROOT / "tests/outside")
-        sources = sorted(
-            [file for folder in folders for file in folder.rglob("*.py")]
-            + [file for folder in scripts for file in folder.glob(f"{framework}_*.py")]
-        )
+    if name == "kernels":
+        folders, scripts = (ROOT / "kernels", ROOT / "tests/kernels"), [ROOT / "benchmarks/kernels.py"]
+    else:
+        framework = name.partition("-")[0]
+        folders = (ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework)
+        scripts = [*ROOT.glob(f"examples/{framework}_*.py"), *ROOT.glob(f"tests/outside/{framework}_*.py")]
+    if not name.endswith("oldest"):
+        sources = sorted([file for folder in folders for file in folder.rglob("*.py")] + scripts)
         yield f"mypy, {name}", [core, "-m", "mypy", "--python-executable", python, *sources]
         pyright: list[str | Path] = [core, "-m", "basedpyright", "--level", "error", "--pythonpath", python]
         yield f"pyright, {name}", [*pyright, *sources]
-    yield f"pytest, {name}", [python, "-m", "pytest", package, tests, *options]
+    yield f"pytest, {name}", [python, "-m", "pytest", *folders, *options]
 
 
 def environment(name: str) -> Path:

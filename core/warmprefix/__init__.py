@@ -1,9 +1,10 @@
 """Arrange retrieved context so that the engine's prefix cache already holds it."""
 
 from warmprefix.annotate import Templates
+from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.dedup.transcript import Transcript
-from warmprefix.errors import MissingExtraError, StoreError, TraceError, WarmprefixError
+from warmprefix.errors import BatchError, MissingExtraError, StoreError, TraceError, WarmprefixError
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
@@ -13,6 +14,9 @@ from warmprefix.traces.base import NoRecorder, RequestRecorder
 from warmprefix.traces.recorder import TraceRecorder
 
 __all__ = [
+    "BatchError",
+    "BatchPlan",
+    "BatchRequest",
     "BlockView",
     "ContextBlock",
     "ContextPlan",
@@ -23,6 +27,7 @@ __all__ = [
     "OrderingPolicy",
     "Placement",
     "PlannedBlock",
+    "PlannedRequest",
     "PlannerStats",
     "PrefixView",
     "Reference",

@@ -5,7 +5,7 @@ A caller's mistake is a plain `ValueError` or `TypeError`. Everything else deriv
 
 from __future__ import annotations
 
-__all__ = ["MissingExtraError", "StoreError", "TraceError", "WarmprefixError"]
+__all__ = ["BatchError", "BatchFileError", "MissingExtraError", "StoreError", "TraceError", "WarmprefixError"]
 
 
 class WarmprefixError(Exception):
@@ -39,6 +39,26 @@ class TraceError(WarmprefixError):
 
     >>> str(TraceError("day.jsonl", 7, "tokens must be an integer, 0 or more, got -3"))
     'day.jsonl, line 7: tokens must be an integer, 0 or more, got -3'
+    """
+
+    def __init__(self, path: str, line: int | None, problem: str) -> None:
+        place = path if line is None else f"{path}, line {line}"
+        super().__init__(f"{place}: {problem}")
+        self.path = path
+        self.line = line
+        """From 1 on; None for the file as a whole."""
+        self.problem = problem
+
+
+class BatchError(WarmprefixError):
+    """A batch can't be run, or not to its end; what had been answered is in its journal, if it has one."""
+
+
+class BatchFileError(BatchError):
+    """A batch's journal or output file can't be used; names the file and the line.
+
+    >>> str(BatchFileError("night.journal", 3, "no request of this batch is called 'q7'"))
+    "night.journal, line 3: no request of this batch is called 'q7'"
     """
 
     def __init__(self, path: str, line: int | None, problem: str) -> None:

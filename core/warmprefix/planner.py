@@ -8,13 +8,16 @@ import logging
 import operator
 import os
 import threading
+import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from warmprefix.annotate import Templates
+from warmprefix.batch.base import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
 from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import Message, VisibleHistory
@@ -30,6 +33,11 @@ from warmprefix.tree import PrefixTree
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from warmprefix.batch.assembly import Requests
+    from warmprefix.batch.bounds import Bound
+    from warmprefix.batch.device import Device
+    from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 
 __all__ = ["ContextPlanner", "PlanOptions"]
 
@@ -92,8 +100,9 @@ class ContextPlanner:
             max_nodes: Most nodes of the prefix tree, a scope.
             max_scopes: Most scopes; beyond it the one not used longest is forgotten.
             max_labels: Most blocks whose labels are remembered, a scope.
-            max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed. Also
-                the most conversations remembered whose record the store failed to correct.
+            max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed. Of
+                batches, the last one's plans all can. Also the most conversations remembered whose record the store
+                failed to correct.
             store: Where conversations are remembered; in this process by default.
             templates: The wording of the annotations.
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
@@ -137,6 +146,7 @@ class ContextPlanner:
         self._lock = threading.RLock()
         self._scopes: OrderedDict[Scope, _ScopeState] = OrderedDict()
         self._open: OrderedDict[str, None] = OrderedDict()
+        self._open_batches: OrderedDict[str, bytearray] = OrderedDict()
         self._doubtful: OrderedDict[Conversation, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._planned = 0
@@ -188,12 +198,7 @@ class ContextPlanner:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         visible = None if history is None else VisibleHistory(history)
         scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
-        try:
-            self._recorder.record(
-                tuple(distinct), conversation=conversation, tenant=tenant, model=model, preamble=preamble
-            )
-        except Exception:
-            self._recorder_failed()
+        self._record(distinct, conversation, tenant, model, preamble)
         with self._lock:
             state = self._state(scope)
             labels = state.labels.labels(distinct)
@@ -256,6 +261,77 @@ class ContextPlanner:
             await self.aabandon(plan)
             raise
         await self.acommit(plan)
+
+    def plan_batch(
+        self,
+        requests: Requests,
+        planner: str | BatchPlanner = "auto",
+        *,
+        capacity_tokens: int | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        time_budget: float | None = None,
+        device: Device = "auto",
+        progress: Progress | None = None,
+    ) -> BatchPlan:
+        """Arrange requests that are all known before the first runs: the blocks of each, and which comes after which.
+
+        Starts from what the engine is predicted to hold, and changes nothing for later plans until requests of the
+        batch are committed, by `BatchPlan.run` or one by one. Each owes that as if `plan` had made it. Deterministic
+        unless a time budget is given. Other calls go on meanwhile.
+
+        Args:
+            requests: `BatchRequest`s, or a mapping from ids to contexts.
+            planner: `"merge"` plans on what is really saved; `"context-index"` as ContextPilot does (extra `batch`);
+                `"frequency"` puts the blocks first that most requests hold; `"relevance"` leaves every request as it is
+                and only orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. Or a
+                `warmprefix.batch.base.BatchPlanner` of your own.
+            capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
+            model: The one that all requests are for, as for `plan`.
+            preamble: The text in front of every context, as for `plan`; `BatchPlan.run` sends it as system message.
+            time_budget: Seconds that `"merge"` may search on for better plans, after what it does at least; None for
+                as much as usually pays.
+            device: Where distances and overlaps are computed: on the CPU, on a CUDA device (extra `gpu`), or there if
+                it is there and pays.
+            progress: Is told the name of the stage, how many of its steps are done, and how many it has.
+
+        Raises:
+            MissingExtraError: The planner or the device needs what is not installed.
+            TypeError: An argument has another type than the above.
+            ValueError: Two requests have one id, which is named; another planner or device; a bound below 1; a
+                negative budget; or `"context-index"` is asked for more requests than it can hold.
+        """
+        from warmprefix.batch.assembly import as_requests, device_for, planners_for
+
+        started = time.perf_counter()
+        if capacity_tokens is not None and capacity_tokens < 1:
+            raise ValueError(f"capacity_tokens must be 1 or more, or None, got {capacity_tokens}")
+        _check_names(model=model, preamble=preamble)
+        listed = as_requests(requests)
+        blocks = sum(len(request.blocks) for request in listed)
+        planners = planners_for(planner, blocks, time_budget, device)
+        greatest = max(Counter(request.tenant for request in listed).values(), default=0)
+        computed_on = device_for(planner, greatest, device)
+        plan = self._plan_requests(
+            listed, planners, capacity_tokens, model, preamble, progress or no_progress, quick=False
+        )
+        named = planner if isinstance(planner, str) else type(planner).__name__
+        return replace(plan, planner=named, device=computed_on, seconds=time.perf_counter() - started)
+
+    def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
+        """Arrange the requests in flight, some 10 to 200 of them, within milliseconds; O(n * n) for n.
+
+        As `plan_batch`, but merging is all that is tried, and the bound is one that is quick to tell.
+        """
+        from warmprefix.batch.assembly import as_requests
+        from warmprefix.batch.window import WindowPlanner
+
+        started = time.perf_counter()
+        _check_names(model=model, preamble=preamble)
+        plan = self._plan_requests(
+            as_requests(requests), [WindowPlanner()], None, model, preamble, no_progress, quick=True
+        )
+        return replace(plan, planner="window", seconds=time.perf_counter() - started)
 
     # -- learning ----------------------------------------------------------------------------------------------
 
@@ -345,6 +421,7 @@ class ContextPlanner:
         with self._lock:
             self._scopes.clear()
             self._open.clear()
+            self._open_batches.clear()
             self._counts.clear()
         try:
             self._store.clear()
@@ -358,10 +435,88 @@ class ContextPlanner:
         with self._lock:
             return PlannerStats(
                 **self._counts,
-                open_plans=len(self._open),
+                open_plans=len(self._open) + sum(map(sum, self._open_batches.values())),
                 scopes=len(self._scopes),
                 tree_nodes=sum(state.tree.nodes for state in self._scopes.values()),
             )
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def _plan_requests(
+        self,
+        requests: Sequence[BatchRequest],
+        planners: Sequence[BatchPlanner],
+        capacity_tokens: int | None,
+        model: str | None,
+        preamble: str | None,
+        progress: Progress,
+        *,
+        quick: bool,
+    ) -> BatchPlan:
+        """Plan each scope's requests for themselves, and count them as planned."""
+        from warmprefix.batch.assembly import SharedWording, planned_requests
+        from warmprefix.batch.plan import BatchPlan
+        from warmprefix.batch.planning import bound_of_all, plan_scope
+
+        with self._lock:
+            self._planned += 1
+            batch_id = f"{self._instance}-{os.getpid()}-{self._planned}"
+        scoped: dict[Scope, list[BatchRequest]] = {}
+        preamble_digest = None if preamble is None else fingerprint(preamble)
+        for request in requests:
+            scoped.setdefault(Scope(request.tenant, model, preamble_digest), []).append(request)
+            self._record(request.blocks, None, request.tenant, model, preamble)
+        planned: list[PlannedRequest] = []
+        bounds: list[Bound] = []
+        total_tokens = 0
+        for scope, own in scoped.items():
+            distinct = list({block.fingerprint: block for request in own for block in request.blocks}.values())
+            with self._lock:
+                state = self._state(scope)
+                labels = dict(
+                    zip((block.fingerprint for block in distinct), state.labels.labels(distinct), strict=True)
+                )
+                tree = state.tree if quick else state.tree.copy()
+                # A window is planned on the tree itself, in milliseconds, a batch on a copy, in seconds.
+                plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=True) if quick else None
+            if plan is None:
+                plan = plan_scope(own, planners, tree, capacity_tokens, progress)
+            wording = SharedWording(scope, labels, self._templates, preamble, state.cache_salt)
+            planned += planned_requests(own, plan, wording, batch_id, len(planned))
+            bounds.append(plan.bound)
+            total_tokens += plan.total_tokens
+        with self._lock:
+            self._open_batch(batch_id, len(planned))
+            self._count_batch(planned, total_tokens)
+        bound = bound_of_all(bounds)
+        places = {request.id: place for place, request in enumerate(planned)}
+        return BatchPlan(
+            id=batch_id,
+            requests=tuple(planned),
+            positions={request.id: places[request.id] for request in requests},
+            planner="",
+            device="cpu",
+            capacity_tokens=capacity_tokens,
+            saved_tokens=sum([request.saved_tokens for request in planned]),
+            total_tokens=total_tokens,
+            upper_bound=bound.tokens,
+            bound=bound.kind,
+            seconds=0.0,
+            owner=self,
+        )
+
+    def _open_batch(self, batch_id: str, plans: int) -> None:
+        self._open_batches[batch_id] = bytearray(b"\1" * plans)
+        held = sum(map(len, self._open_batches.values()))
+        while held > self._max_open_plans and len(self._open_batches) > 1:
+            held -= len(self._open_batches.popitem(last=False)[1])
+
+    def _count_batch(self, planned: Sequence[PlannedRequest], total_tokens: int) -> None:
+        counts = self._counts
+        counts["plans"] += len(planned)
+        counts["planned_tokens"] += total_tokens
+        counts["resident_tokens"] += sum([request.saved_tokens for request in planned])
+        counts["reordered_plans"] += sum([list(request.order) != sorted(request.order) for request in planned])
 
     # -- the past: what the prompt holds already ---------------------------------------------------------------
 
@@ -448,6 +603,21 @@ class ContextPlanner:
             exc_info=True,
         )
 
+    def _record(
+        self,
+        blocks: Sequence[ContextBlock],
+        conversation: str | None,
+        tenant: str | None,
+        model: str | None,
+        preamble: str | None,
+    ) -> None:
+        try:
+            self._recorder.record(
+                tuple(blocks), conversation=conversation, tenant=tenant, model=model, preamble=preamble
+            )
+        except Exception:
+            self._recorder_failed()
+
     def _recorder_failed(self) -> None:
         """The one place where a failing recorder degrades to a request that is not recorded."""
         with self._lock:
@@ -520,7 +690,15 @@ class ContextPlanner:
         return state
 
     def _close(self, plan: ContextPlan) -> bool:
-        return self._open.pop(plan.id, self) is not self
+        if plan.id in self._open:
+            del self._open[plan.id]
+            return True
+        batch_id, _, number = plan.id.rpartition(".")
+        is_open = self._open_batches.get(batch_id)
+        if is_open is None or not is_open[int(number)]:
+            return False
+        is_open[int(number)] = False
+        return True
 
     def _count_plan(self, plan: ContextPlan) -> None:
         counts = self._counts

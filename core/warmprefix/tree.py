@@ -163,6 +163,26 @@ class PrefixTree(Generic[K]):
                 return path
             node, offset = node.children[keys[ranks[0]]], 0
 
+    def resident_paths(self) -> Iterator[tuple[list[K], list[int]]]:
+        """Every longest resident path, least recently served first, with its blocks' lengths.
+
+        Inserted in this order into an empty tree they make one that evicts the same paths in the same order.
+        """
+        for node in _ring(self._root):
+            if node.resident and not any(child.resident for child in node.children.values()):
+                path = [node]
+                while (above := path[-1].parent) is not None:
+                    path.append(above)
+                path.reverse()
+                yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
+
+    def copy(self) -> PrefixTree[K]:
+        """A tree of its own that holds the resident paths, and evicts them as this one would. O(blocks held)."""
+        other = PrefixTree[K](self.capacity_tokens, self.max_nodes)
+        for keys, tokens in self.resident_paths():
+            other.insert(keys, tokens)
+        return other
+
     # -- changing ----------------------------------------------------------------------------------------------
 
     def insert(self, keys: Sequence[K], tokens: Sequence[int]) -> PrefixMatch:

@@ -5,6 +5,7 @@ Nothing here imports torch or `warmprefix_kernels` before that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["DISTANCES_PAY_FROM", "OVERLAPS_PAY_FROM", "Device", "context_distance", "top_overlap", "use_cuda"]
+__all__ = [
+    "DISTANCES_PAY_FROM",
+    "OVERLAPS_PAY_FROM",
+    "Device",
+    "best_overlaps_on_cuda",
+    "context_distance",
+    "top_overlap",
+    "use_cuda",
+]
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -83,3 +92,14 @@ def top_overlap(
     from warmprefix_kernels import top_overlap
 
     return top_overlap(offsets, ids, tokens, m, device=device)
+
+
+def best_overlaps_on_cuda(contexts: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[int]:
+    """For each context the most tokens that another shares with it."""
+    import numpy as np
+
+    from warmprefix.batch.ragged import ragged
+
+    rows = ragged(contexts)
+    _, overlaps = top_overlap(rows.offsets, rows.ids, np.asarray(tokens, np.int64), 1, "cuda")
+    return [int(most) for most in overlaps[:, 0]]

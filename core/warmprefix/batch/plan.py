@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from warmprefix.batch.base import Progress
+    from warmprefix.batch.bounds import BoundKind
     from warmprefix.batch.run import BatchResult, Retries
 
 __all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "PlannedRequest", "Wording"]
@@ -193,7 +194,9 @@ class BatchPlan:
     total_tokens: int
     """Tokens of all contexts, without labels and annotations."""
     upper_bound: int
-    """The most tokens that any plan could save; see `warmprefix.batch.bounds`."""
+    """The most tokens that any plan could save."""
+    bound: BoundKind
+    """How that is known; see `warmprefix.batch.bounds`."""
     seconds: float
     """What planning took."""
     owner: BatchOwner = field(repr=False, compare=False)
@@ -238,7 +241,7 @@ class BatchPlan:
         """Ask all requests, and iterate over what became of each. Needs the extra `cli`, for `openai`.
 
         Requests start in execution order. One whose prefix another is to bring waits until that one is prefilled;
-        meanwhile later ones may start, `concurrency` of them at most before it. Plans are committed as answers come,
+        meanwhile later ones may start, half as many as `concurrency` at most. Plans are committed as answers come,
         and abandoned where none does. A request that fails for good yields a result that says so, and the batch goes
         on. Leaving early cancels what is in flight; `contextlib.aclosing` leaves at once, wherever the iterator is.
 

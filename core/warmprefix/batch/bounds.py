@@ -1,0 +1,88 @@
+"""The most tokens that any plan of a batch could save.
+
+In any plan a request finds at most what it shares with one earlier request, or with what the cache held before. Those
+requests form a forest, so no plan saves more than a maximum spanning forest of the graph in which an edge weighs the
+tokens that two requests share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Literal, NamedTuple
+
+from warmprefix.batch.compiled import machine
+from warmprefix.batch.distinct import DistinctSets
+from warmprefix.batch.forest import index_of, room_for, sets_of
+
+__all__ = ["Bound", "BoundKind", "upper_bound"]
+
+BoundKind = Literal["spanning forest", "best partners", "sampled", "every block once"]
+
+_FOREST_WORK = {False: 2_000_000, True: 200_000_000}
+"""Most steps for a spanning forest, plain and compiled. The latter is 10,000 requests of 15 blocks, as a rule."""
+_PARTNER_WORK = {False: 2_000_000, True: 500_000_000}
+"""Most entries for the partners of all."""
+_LEAST_SAMPLE = 500
+
+
+class Bound(NamedTuple):
+    """A bound, and what it is."""
+
+    tokens: int
+    kind: BoundKind
+    """`spanning forest` is the bound itself. `best partners` is never below it: every request is counted with what it
+    shares with its best partner, though two can't both come second. `sampled` is an estimate of that from some of the
+    requests, with three standard errors on top. `every block once` is what is left if each block that the cache lacks
+    is prefilled once."""
+
+
+def upper_bound(
+    contexts: Sequence[Sequence[int]],
+    tokens: Sequence[int],
+    resident: Sequence[Sequence[int]] | None = None,
+    *,
+    quick: bool = False,
+) -> Bound:
+    """The most tokens that any plan could save: the least of the bounds that are known.
+
+    Args:
+        contexts: Distinct block numbers each.
+        tokens: Of each block.
+        resident: For each context the most, in tokens, of its blocks that the cache holds as a prefix; None if nothing.
+        quick: Only count every block once. O(blocks of all contexts).
+    """
+    held = set() if resident is None else {block for path in resident for block in path}
+    once = sum([tokens[block] for block in {block for context in contexts for block in context} - held])
+    most = sum([tokens[block] for context in contexts for block in context]) - once
+    if quick:
+        return Bound(most, "every block once")
+    batch = DistinctSets(contexts, tokens)
+    found = [0] * len(batch.sets)
+    if resident is not None:
+        found = [sum([tokens[block] for block in resident[same[0]]]) for same in batch.members]
+    bound = _of_distinct(batch, found)
+    return min(Bound(bound.tokens + batch.repeated_tokens, bound.kind), Bound(most, "every block once"))
+
+
+def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
+    n = len(batch.sets)
+    if n == 0:
+        return Bound(0, "spanning forest")
+    machine_ = machine(min(batch.work + n * n, 10 * _FOREST_WORK[False]))
+    sets = sets_of(batch.sets, machine_)
+    index = index_of(sets, machine_.ints(batch.tokens), batch.counts, machine_)
+    room = room_for(n, 0, 0, machine_)
+    if batch.work + n * n <= _FOREST_WORK[machine_.compiled]:
+        weight = machine_.run.spanning_forest(machine_.ints(found), machine_.zeros(n), sets, index, room)
+        return Bound(int(weight), "spanning forest")
+    step = max(min(math.ceil(batch.work / _PARTNER_WORK[machine_.compiled]), n // _LEAST_SAMPLE), 1)
+    best = machine_.ints([sum([batch.tokens[block] for block in blocks]) for blocks in batch.sets])
+    machine_.run.best_overlaps(0, n, step, best, sets, index, room)
+    chosen = [max(int(best[x]), found[x]) for x in range(0, n, step)]
+    if step == 1:
+        first = 0 if any(found) else max(chosen)  # without a cache somebody comes first, and finds nothing
+        return Bound(sum(chosen) - first, "best partners")
+    error = stdev(chosen) / math.sqrt(len(chosen))
+    return Bound(math.ceil(n * (fmean(chosen) + 3 * error)), "sampled")

@@ -1,0 +1,13 @@
+"""Sums over all pairs of contexts, on whatever device there is: plain arrays in, plain arrays out.
+
+>>> from warmprefix_kernels import top_overlap
+>>> partners, overlaps = top_overlap([0, 2, 4], [7, 8, 8, 9], tokens=[100] * 10, m=1, device="numpy")
+>>> overlaps.tolist()
+[[100], [100]]
+"""
+
+from warmprefix_kernels._device import Device, choose_device
+from warmprefix_kernels.context_distance import context_distance, context_distance_tiles
+from warmprefix_kernels.top_overlap import top_overlap
+
+__all__ = ["Device", "choose_device", "context_distance", "context_distance_tiles", "top_overlap"]
