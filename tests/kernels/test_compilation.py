@@ -40,8 +40,8 @@ for sums in ("*i32", "*i64"):
     unit = 1 << (20 if sums == "*i32" else 42)
     compile_all(distance.accumulate, {**SEARCH, "sums": sums, "positions": "*i32", "positions_of_members": "*i32",
                                       "n": "i32", "cells_before": "i64"}, UNIT=unit)
-    compile_all(distance.finish, {"distances": "*fp32", "sums": sums, "lengths": "*i64", "n": "i32", "alpha": "fp32",
-                                  "first_row": "i32", "cells_before": "i64", "size": "i32"}, UNIT=unit)
+    compile_all(distance.finish, {"distances": "*fp32", "sums": sums, "lengths": "*i64", "alphas": "*fp64",
+                                  "n": "i32", "first_row": "i32", "cells_before": "i64", "size": "i32"}, UNIT=unit)
     compile_all(overlap.accumulate, {**SEARCH, "sums": sums, "weights": sums, "stride": "i32", "first_row": "i32"})
     for width in (16, 1024):
         compile_all(overlap.select, {"partners": "*i32", "overlaps": "*i64", "sums": sums, "stride": "i32", "n": "i32",

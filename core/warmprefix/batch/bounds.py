@@ -18,7 +18,7 @@ from warmprefix.batch.forest import index_of, room_for, sets_of
 
 __all__ = ["Bound", "BoundKind", "upper_bound"]
 
-BoundKind = Literal["spanning forest", "best partners", "sampled", "every block once"]
+BoundKind = Literal["spanning forest", "best partners", "every block once", "sampled"]
 
 _FOREST_WORK = {False: 2_000_000, True: 200_000_000}
 """Most steps for a spanning forest, plain and compiled. The latter is 10,000 requests of 15 blocks, as a rule."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from warmprefix.batch.base import BatchPlanner, Placed, Progress, no_progress
 from warmprefix.batch.bounds import Bound, BoundKind, upper_bound
@@ -16,7 +16,7 @@ from warmprefix.tree import PrefixTree
 
 __all__ = ["ScopePlan", "bound_of_all", "plan_scope"]
 
-_LOOSEST_FIRST: tuple[BoundKind, ...] = ("sampled", "every block once", "best partners", "spanning forest")
+_TIGHTEST_FIRST = get_args(BoundKind)
 
 
 _PATH_WORTH = 0.4
@@ -212,5 +212,5 @@ def _saved(served: Sequence[Served]) -> int:
 
 def bound_of_all(bounds: Sequence[Bound]) -> Bound:
     """The bound of several scopes together."""
-    loosest = min((bound.kind for bound in bounds), key=_LOOSEST_FIRST.index, default=_LOOSEST_FIRST[-1])
-    return Bound(sum(bound.tokens for bound in bounds), loosest)
+    loosest = max((_TIGHTEST_FIRST.index(bound.kind) for bound in bounds), default=0)
+    return Bound(sum(bound.tokens for bound in bounds), _TIGHTEST_FIRST[loosest])

@@ -13,7 +13,7 @@ from warmprefix_kernels.context_distance._packing import Packing, condensed_befo
 
 __all__ = ["context_distance_tiles"]
 
-_BYTES_A_PAIR = 8 * 8
+_BYTES_A_PAIR = 11 * 8
 
 
 def context_distance_tiles(
@@ -46,9 +46,10 @@ def context_distance_tiles(
         cell = origins.index_select(0, row).add_(column).sub_(begin)
         sums.scatter_add_(0, cell, gap.add_(1 << packing.bits).to(sum_type))
         packed = sums.index_select(0, cell)
-        count, gaps = (packed >> packing.bits).float(), (packed & ((1 << packing.bits) - 1)).float()
+        count, gaps = (packed >> packing.bits).double(), (packed & ((1 << packing.bits) - 1)).double()
         longer = torch.maximum(lengths.index_select(0, row), lengths.index_select(0, column))
-        distances.scatter_(0, cell, 1 - count / longer + alpha * gaps / count)
+        # In float64, so that every device rounds alike.
+        distances.scatter_(0, cell, (1 - count / longer + alpha * gaps / count).float())
         return distances
 
     needed = before * (4 + (8 if packing.wide else 4)) + pairs.before * _BYTES_A_PAIR

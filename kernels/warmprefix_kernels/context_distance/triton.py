@@ -56,20 +56,21 @@ def accumulate(
 
 @tuned([512, 1024, 2048])
 @triton.jit(do_not_specialize=["n", "first_row", "cells_before", "size"])
-def finish(distances, sums, lengths, n, alpha, first_row, cells_before, size, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Eq. 1 from the sums. One program a row and `BLOCK` columns."""
+def finish(distances, sums, lengths, alphas, n, first_row, cells_before, size, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Eq. 1 from the sums, in float64 so that every device rounds alike. One program a row and `BLOCK` columns."""
     row = first_row + tl.program_id(0)
     column = row + 1 + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < n
     long_row = row.to(tl.int64)
     cell = long_row * n - ((long_row * (long_row + 1)) >> 1) + column - row - 1 - cells_before
     packed = tl.load(sums + cell, mask=live, other=0)
-    count = (packed // UNIT).to(tl.float32)
-    gaps = (packed % UNIT).to(tl.float32)
-    longer = tl.maximum(tl.load(lengths + row), tl.load(lengths + column, mask=live, other=1)).to(tl.float32)
+    count = (packed // UNIT).to(tl.float64)
+    gaps = (packed % UNIT).to(tl.float64)
+    longer = tl.maximum(tl.load(lengths + row), tl.load(lengths + column, mask=live, other=1)).to(tl.float64)
     some = tl.maximum(count, 1.0)
+    alpha = tl.load(alphas)  # passed by value it would be a float32
     distance = tl.where(count > 0, 1.0 - count / tl.maximum(longer, 1.0) + alpha * gaps / some, 1.0)
-    tl.store(distances + cell, distance, mask=live)
+    tl.store(distances + cell, distance.to(tl.float32), mask=live)
 
 
 def context_distance_tiles(
@@ -82,6 +83,7 @@ def context_distance_tiles(
     positions = torch.from_numpy(contexts.positions).to(device)
     positions_of_members = positions[postings.entries]
     lengths = torch.from_numpy(contexts.lengths).to(device)
+    alphas = torch.tensor([alpha], dtype=torch.float64, device=device)
     before = condensed_before(n)
 
     def compute(start: int, stop: int) -> torch.Tensor:
@@ -113,7 +115,7 @@ def context_distance_tiles(
                     **common,
                 )
             finish[lambda meta: (stop - start, triton.cdiv(n - start - 1, meta["BLOCK"]))](
-                distances, sums, lengths, n, alpha, first_row=start, **common
+                distances, sums, lengths, alphas, n, first_row=start, **common
             )
         return distances
 
