@@ -29,7 +29,7 @@ from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock, SeenStor
 from warmprefix.telemetry import PlannerStats
 from warmprefix.traces.base import RequestRecorder
 from warmprefix.traces.environment import recorder_from_environment
-from warmprefix.tree import PrefixTree
+from warmprefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 
-__all__ = ["ContextPlanner", "PlanOptions"]
+__all__ = ["BatchOptions", "ContextPlanner", "PlanOptions"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -56,6 +56,17 @@ class PlanOptions(TypedDict, total=False):
     preamble: str | None
     history: Iterable[Message] | None
     order_locked: bool
+
+
+class BatchOptions(TypedDict, total=False):
+    """The keyword arguments of `ContextPlanner.plan_batch`, which documents them."""
+
+    capacity_tokens: int | None
+    model: str | None
+    preamble: str | None
+    time_budget: float | None
+    device: Device
+    progress: Progress | None
 
 
 class ContextPlanner:
@@ -318,6 +329,14 @@ class ContextPlanner:
         named = planner if isinstance(planner, str) else type(planner).__name__
         return replace(plan, planner=named, device=computed_on, seconds=time.perf_counter() - started)
 
+    async def aplan_batch(
+        self, requests: Requests, planner: str | BatchPlanner = "auto", **options: Unpack[BatchOptions]
+    ) -> BatchPlan:
+        """`plan_batch` in a thread of its own, for tasks."""
+        import asyncio  # it takes long to import, and who calls this has it
+
+        return await asyncio.to_thread(self.plan_batch, requests, planner, **options)
+
     def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
         """Arrange the requests in flight, some 10 to 200 of them, within milliseconds; O(n * n) for n.
 
@@ -476,11 +495,9 @@ class ContextPlanner:
                 labels = dict(
                     zip((block.fingerprint for block in distinct), state.labels.labels(distinct), strict=True)
                 )
-                tree = state.tree if quick else state.tree.copy()
-                # A window is planned on the tree itself, in milliseconds, a batch on a copy, in seconds.
-                plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=True) if quick else None
-            if plan is None:
-                plan = plan_scope(own, planners, tree, capacity_tokens, progress)
+                # A window looks at the tree that others are changing; for a batch that would take too long to be true.
+                tree = _SharedTree(state.tree, self._lock) if quick else state.tree.copy()
+            plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
             wording = SharedWording(scope, labels, self._templates, preamble, state.cache_salt)
             planned += planned_requests(own, plan, wording, batch_id, len(planned))
             bounds.append(plan.bound)
@@ -718,6 +735,30 @@ class _ScopeState(NamedTuple):
     policy: OrderingPolicy
     labels: LabelRegistry
     cache_salt: str | None
+
+
+class _SharedTree:
+    """A scope's tree, to be looked at while others plan and commit."""
+
+    def __init__(self, tree: PrefixTree[bytes], lock: threading.RLock) -> None:
+        self._tree = tree
+        self._lock = lock
+
+    @property
+    def resident_tokens(self) -> int:
+        return self._tree.resident_tokens
+
+    def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch:
+        with self._lock:
+            return self._tree.match_prefix(keys)
+
+    def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]:
+        with self._lock:
+            return self._tree.deepest_path(keys, after)
+
+    def resident_paths(self) -> Iterator[tuple[list[bytes], list[int]]]:
+        with self._lock:
+            return iter(list(self._tree.resident_paths()))
 
 
 class _Past(NamedTuple):

@@ -29,8 +29,7 @@ MAX_DISTINCT = 15_000
 """Most distinct contexts: clustering takes 17 bytes for each two of them, 1.9 GB in all."""
 
 _DECIMALS = 6
-"""To which distances are rounded: devices that differ in the last bit of a float32 then find the same ties, unless a
-distance is that near to where rounding turns."""
+"""To which distances are rounded, so that those are ties which only the last bit of a float32 tells apart."""
 
 
 class ContextIndexPlanner:

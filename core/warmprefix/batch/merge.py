@@ -53,7 +53,7 @@ _REPLANTED = 10
 
 
 class MergePlanner:
-    """Merges what shares most (DESIGN: the exact objective); then moves contexts and subtrees to better places.
+    """Merges what shares most tokens, then moves contexts and whole subtrees to where they share more.
 
     Requests that are executed in depth-first order of a tree of shared prefixes save exactly the sum, over the tree's
     merges, of the tokens that the merged contexts have in common. So the tree is built for that sum: agglomeration by
