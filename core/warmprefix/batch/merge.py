@@ -48,6 +48,9 @@ _MOST_PASSES = 8
 _WORTH_A_PASS = 3_000
 """Another pass follows one that gained more than such a part of what is saved."""
 
+_PATIENCE = 40
+"""Rounds of replanting without a gain that end it."""
+
 _REPLANTED = 10
 """Contexts that are taken out and put back in a round of replanting."""
 
@@ -215,8 +218,8 @@ class _Search:
     ) -> Forest:  # fmt: skip
         batch, machine_, run = self._batch, self._machine, self._machine.run
         n = len(batch.sets)
-        number = 0
-        while number < rounds if deadline is None else clock() < deadline:
+        number = gained = 0
+        while number < min(rounds, gained + _PATIENCE) if deadline is None else clock() < deadline:
             self._progress("replanting", number, max(rounds, number + 1))
             changed = _copy(forest)
             chosen = machine_.ints(_neighbours(index, rng, len(batch.tokens)))
@@ -225,9 +228,10 @@ class _Search:
                 balance += run.regraft(chosen, n, changed, index, room, self._effort.walk)
             if number % 50 == 49:
                 balance += run.regraft(machine_.ints(range(n, 2 * n)), n, changed, index, room, self._effort.walk)
+            number += 1
             if balance >= 0 and len(changed.sets.items) - changed.used[0] > 4 * len(room.buffer):
                 forest = changed
-            number += 1
+                gained = number if balance > 0 else gained
         return forest
 
 

@@ -133,18 +133,18 @@ def _arranged(
     planner: BatchPlanner,
     progress: Progress,
 ) -> list[Placed]:
-    """Plan what may move, separately for the requests behind each head; the heads stand in depth-first order."""
+    """Plan what may move, separately for the requests behind each head."""
     behind: dict[tuple[int, ...], list[int]] = {}
     for i, head in enumerate(heads):
         behind.setdefault(head, []).append(i)
-    groups = list(behind)
     placed: list[Placed] = []
-    for number in depth_first(groups):
-        head, members = groups[number], behind[groups[number]]
+    for head, members in behind.items():
         for place, order in planner.arrange([middles[i] for i in members], batch.tokens, progress):
             i = members[place]
             placed.append(Placed(i, (*head, *order, *batch.ends[i])))
-    return placed
+    if len(behind) == 1:
+        return placed
+    return [placed[i] for i in depth_first([order for _, order in placed])]  # what moved may begin as a head does
 
 
 def _candidates(
