@@ -26,22 +26,36 @@ def application() -> Any:
     instant = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
     with EmulatorServer(instant) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
         yield {
+            "base_url": server.base_url,
             "client": client,
             "model": instant.model,
             "question": "What is it?",
             "messages": [],
+            "retrieved": [
+                ("Which?", [ContextBlock(p.text, id=p.id) for p in order]) for order in (passages, passages[1:])
+            ],
             "retriever": SimpleNamespace(search=lambda question: passages),
         }
 
 
-def test_the_readmes_code_runs(application: dict[str, Any]) -> None:
+def test_the_readmes_code_runs(
+    application: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Those of the frameworks run where they are installed.
     blocks = [block for block in CODE.findall((ROOT / "README.md").read_text()) if "from warmprefix_" not in block]
-    assert len(blocks) == 3
-    for block in blocks:
+    *single, batch = blocks
+    assert len(single) == 3
+    for block in single:
         exec(compile(block, "README.md", "exec"), application)
         assert application["answer"].choices[0].message.content
     assert application["planner"].stats().commits == 3
+    monkeypatch.chdir(tmp_path)  # it keeps a journal
+    exec(compile(batch, "README.md", "exec"), application)
+    assert application["planner"].stats().commits == 5
+    assert (tmp_path / "night.journal").stat().st_size > 0
+    said, *answers = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+% of the context will be cached; at most \d+% could be", said)
+    assert [answer.partition(" ")[0] for answer in answers if answer[:2] in ("0 ", "1 ")] == ["0", "1"]
 
 
 def test_the_emulators_example_prints_what_its_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +153,8 @@ def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
 def test_every_example_fits_a_screen_and_has_a_test() -> None:
     for example in (ROOT / "examples").glob("*.py"):
         assert len(example.read_text().splitlines()) <= 40, example.name
-        tests = (ROOT / "tests/integrations" / example.name.partition("_")[0]).glob("test_*.py")
+        folders = (ROOT / "tests/integrations" / example.name.partition("_")[0], ROOT / "tests" / example.stem)
+        tests = [test for folder in folders for test in folder.glob("test_*.py")]
         assert any(example.name in test.read_text() for test in tests), example.name
 
 

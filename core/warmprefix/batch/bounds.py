@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
-from warmprefix.batch.compiled import machine
+from warmprefix.batch.compiled import COMPILING_PAYS_FROM, machine
 from warmprefix.batch.distinct import DistinctSets
 from warmprefix.batch.forest import index_of, room_for, sets_of
 
@@ -20,10 +20,11 @@ __all__ = ["Bound", "BoundKind", "upper_bound"]
 
 BoundKind = Literal["spanning forest", "best partners", "every block once", "sampled"]
 
-_FOREST_WORK = {False: 2_000_000, True: 200_000_000}
-"""Most steps for a spanning forest, plain and compiled. The latter is 10,000 requests of 15 blocks, as a rule."""
-_PARTNER_WORK = {False: 2_000_000, True: 500_000_000}
-"""Most entries for the partners of all."""
+_FOREST_STEPS = 200_000_000
+"""Most steps for a spanning forest, if numba is there: 10,000 requests of 15 blocks, as a rule. Without, it is as many
+as plain Python is given anywhere."""
+_PARTNER_STEPS = 500_000_000
+"""Most steps for the partners of all; without numba as above."""
 _LEAST_SAMPLE = 500
 
 
@@ -70,14 +71,16 @@ def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
     n = len(batch.sets)
     if n == 0:
         return Bound(0, "spanning forest")
-    machine_ = machine(min(batch.work + n * n, 10 * _FOREST_WORK[False]))
+    steps = batch.work + n * n
+    machine_ = machine(steps)
     sets = sets_of(batch.sets, machine_)
     index = index_of(sets, machine_.ints(batch.tokens), batch.counts, machine_)
     room = room_for(n, 0, 0, machine_)
-    if batch.work + n * n <= _FOREST_WORK[machine_.compiled]:
+    if steps <= (_FOREST_STEPS if machine_.compiled else COMPILING_PAYS_FROM):
         weight = machine_.run.spanning_forest(machine_.ints(found), machine_.zeros(n), sets, index, room)
         return Bound(int(weight), "spanning forest")
-    step = max(min(math.ceil(batch.work / _PARTNER_WORK[machine_.compiled]), n // _LEAST_SAMPLE), 1)
+    affordable = _PARTNER_STEPS if machine_.compiled else COMPILING_PAYS_FROM
+    step = max(min(math.ceil(batch.work / affordable), n // _LEAST_SAMPLE), 1)
     best = machine_.ints([sum([batch.tokens[block] for block in blocks]) for blocks in batch.sets])
     machine_.run.best_overlaps(0, n, step, best, sets, index, room)
     chosen = [max(int(best[x]), found[x]) for x in range(0, n, step)]

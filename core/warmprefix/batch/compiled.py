@@ -11,8 +11,11 @@ from warmprefix.batch import loops
 
 __all__ = ["COMPILING_PAYS_FROM", "Machine", "machine"]
 
-COMPILING_PAYS_FROM = 2_000_000
-"""Steps of plain Python, a few seconds of them, that take longer than importing numba and loading what it compiled."""
+COMPILING_PAYS_FROM = 8_000_000
+"""Steps of plain Python, most of a second of them, that take longer than to import numba and load what it compiled."""
+
+_LOADED_PAYS_FROM = 100_000
+"""The same, once that is done."""
 
 
 class Machine(NamedTuple):
@@ -41,7 +44,8 @@ class Machine(NamedTuple):
 
 def machine(steps: int) -> Machine:
     """The machine for about so many steps of the innermost loops: numba's if it is installed and they are many."""
-    functions = _compiled() if steps >= COMPILING_PAYS_FROM else None
+    is_loaded = _compiled.cache_info().currsize > 0
+    functions = _compiled() if steps >= (_LOADED_PAYS_FROM if is_loaded else COMPILING_PAYS_FROM) else None
     return Machine(False, loops) if functions is None else Machine(True, functions)
 
 

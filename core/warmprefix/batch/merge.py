@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from warmprefix.batch.base import Placed, Progress
-from warmprefix.batch.compiled import Machine, machine
+from warmprefix.batch.compiled import COMPILING_PAYS_FROM, Machine, machine
 from warmprefix.batch.device import OVERLAPS_PAY_FROM, Device, best_overlaps_on_cuda, use_cuda
 from warmprefix.batch.distinct import DistinctSets, counted
 from warmprefix.batch.execution import depth_first
@@ -39,10 +39,13 @@ class _Effort(NamedTuple):
     """Most rounds of replanting."""
 
 
-_PLAIN = _Effort(3_000_000, 8_000, 8_000, 16, 2_048, 60_000, 100)
-_COMPILED = _Effort(300_000_000, 40_000, 250_000, 16, 4_096, 4_000_000, 1_000)
+_PLAIN = _Effort(3_000_000, 8_000, 5_000, 16, 2_048, 60_000, 100)
+_COMPILED = _Effort(300_000_000, 60_000, 250_000, 16, 4_096, 4_000_000, 1_000)
 _MANY = 20_000
 """Contexts from which on half the nominees must do."""
+
+_TOP_DOWN_ENTRIES = 8_000
+"""Most blocks of all contexts for which one of the starts is top-down to the end."""
 
 _MOST_PASSES = 8
 _WORTH_A_PASS = 3_000
@@ -91,8 +94,10 @@ class MergePlanner:
         if self._seconds_per_block is not None:
             deadline = self._clock() + self._seconds_per_block * sum(map(len, contexts))
         batch = DistinctSets(contexts, tokens)
-        machine_ = machine(4 * batch.work)
-        search = _Search(batch, machine_, _COMPILED if machine_.compiled else _PLAIN, self._device, progress)
+        steps = 4 * batch.work + 4_000 * len(batch.sets)
+        machine_ = machine(steps)
+        effort = _COMPILED if machine_.compiled and steps >= COMPILING_PAYS_FROM else _PLAIN  # whatever ran before
+        search = _Search(batch, machine_, effort, self._device, progress)
         merges = search.best_start()
         rng = random.Random(self._seed)  # noqa: S311 - nothing secret
         forest = search.improved(merges, rng, deadline, self._clock)
@@ -118,7 +123,9 @@ class _Search:
         load = self._batch.work
         limits = [min(load, self._effort.group_work)]
         if self._batch.entries <= self._effort.start_entries:
-            limits += [limit for limit in (load // 2, load // 8, 0) if limit < limits[0]]
+            limits += [limit for limit in (load // 2, load // 8) if limit < limits[0]]
+        if self._batch.entries <= _TOP_DOWN_ENTRIES:
+            limits.append(0)
         best: Merges | None = None
         most = -1
         for i, limit in enumerate(limits):
