@@ -29,7 +29,7 @@ class BatchPlanner(Protocol):
 
         Args:
             contexts: Distinct block numbers each, in relevance order. One may be empty, and several may be equal.
-            tokens: The length of every block, by number.
+            tokens: The length of every block, by number; 0 of one that the cache can't hold.
             progress: To be told now and then; `no_progress` if nobody asks.
         """
         ...

@@ -47,7 +47,7 @@ class ScopePlan(NamedTuple):
 class _Requests:
     """The requests with numbers for blocks; a request's own blocks are divided by where they may stand."""
 
-    def __init__(self, requests: Sequence[BatchRequest]) -> None:
+    def __init__(self, requests: Sequence[BatchRequest], capacity_tokens: int | None) -> None:
         numbers: dict[bytes, int] = {}
         self.tokens: list[int] = []
         self.contexts: list[list[int]] = []
@@ -69,6 +69,10 @@ class _Requests:
             self._divide(request, blocks, context)
         self.keys = list(numbers)
         """Each block's fingerprint."""
+        self.worth = self.tokens
+        """What a cache that holds the block saves: nothing, if it can't hold it."""
+        if capacity_tokens is not None:
+            self.worth = [length if length <= capacity_tokens else 0 for length in self.tokens]
 
     def _divide(self, request: BatchRequest, blocks: Sequence[ContextBlock], context: list[int]) -> None:
         if request.order_locked:
@@ -105,7 +109,7 @@ def plan_scope(
         progress: Is told how far it is.
         quick: Be content with the bound that is quick to tell.
     """
-    batch = _Requests(requests)
+    batch = _Requests(requests, capacity_tokens)
     cache = _Cache(batch, tree if tree is not None and tree.resident_tokens else None, capacity_tokens)
     paths = None
     if cache.tree is not None:
@@ -117,7 +121,7 @@ def plan_scope(
                 best = placed, served
     assert best is not None
     placed, served = best
-    bound = upper_bound(batch.contexts, batch.tokens, paths, quick=quick)
+    bound = upper_bound(batch.contexts, batch.worth, paths, quick=quick)
     return ScopePlan(
         [Placed(i, tuple([batch.positions[i][number] for number in order])) for i, order in placed],
         served,
@@ -139,7 +143,7 @@ def _arranged(
         behind.setdefault(head, []).append(i)
     placed: list[Placed] = []
     for head, members in behind.items():
-        for place, order in planner.arrange([middles[i] for i in members], batch.tokens, progress):
+        for place, order in planner.arrange([middles[i] for i in members], batch.worth, progress):
             i = members[place]
             placed.append(Placed(i, (*head, *order, *batch.ends[i])))
     if len(behind) == 1:
