@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated
 
 from warmprefix import __version__
+from warmprefix.batch.assembly import BATCH_PLANNERS
+from warmprefix.batch.device import Device
 from warmprefix.demo.errors import DemoError
 from warmprefix.demo.options import KV_BLOCKS, PREFILL_RATE, DemoOptions, PlacementChoice
 from warmprefix.doctor.errors import DoctorError
@@ -22,6 +24,8 @@ from warmprefix.errors import MissingExtraError, TraceError
 from warmprefix.outputs import OutputError
 from warmprefix.page.markup import visible
 from warmprefix.plan import Placement
+from warmprefix.plan_batch.errors import PlanBatchError
+from warmprefix.plan_batch.options import PlanBatchOptions, parse_capacity
 from warmprefix.replay.options import CAPACITIES, POLICY_NAMES, ReplayOptions, parse_capacities, parse_policies
 from warmprefix.replay.workload import DEFAULT_K
 
@@ -255,6 +259,63 @@ def replay(
     try:
         run_replay(options)
     except (OutputError, TraceError) as error:
+        typer.echo(visible(str(error)), err=True)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def plan_batch(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A JSONL file, gzipped or not.")],
+    planner: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What arranges it: {', '.join(BATCH_PLANNERS)}.")
+    ] = BATCH_PLANNERS[0],
+    k: Annotated[
+        int | None,
+        typer.Option("-k", help="Blocks of a request that count.", show_default=f"{DEFAULT_K}, or all if fewer"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="How many requests are planned.", show_default="all")] = None,
+    capacity_tokens: Annotated[
+        str, typer.Option(metavar="SIZE", help="Cache size in tokens, such as 100000 or 500k, or unbounded.")
+    ] = "unbounded",
+    device: Annotated[
+        Device, typer.Option(help="Where distances and overlaps are computed; auto: on a CUDA device if it pays.")
+    ] = "auto",
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="For search after the first plan, by auto and merge; with it, no two plans need be the same.",
+            show_default="a number of steps",
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Where to write the numbers too; - for standard output."),
+    ] = None,
+    orders_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write each order, in execution order.")
+    ] = None,
+) -> None:
+    """Plan a recorded trace as one batch: the order of blocks in every request, and of the requests."""
+    from warmprefix.plan_batch.command import run_plan_batch
+
+    try:
+        options = PlanBatchOptions(
+            trace=trace,
+            planner=planner,
+            k=k,
+            limit=limit,
+            capacity_tokens=parse_capacity(capacity_tokens),
+            device=device,
+            time_budget=time_budget,
+            json_file=json_file,
+            orders_file=orders_out,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        run_plan_batch(options)
+    except (OutputError, PlanBatchError, TraceError) as error:
         typer.echo(visible(str(error)), err=True)
         raise typer.Exit(2) from error
 
