@@ -109,15 +109,12 @@ def _as_block(i: int, block: object) -> ContextBlock:
 
 def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
     """The blocks without repetitions, and where each of them stood. Of equal blocks the first is kept."""
-    first: dict[bytes, ContextBlock] = {}
-    for block in listed:
-        first.setdefault(block.fingerprint, block)
-    if len(first) == len(listed):
+    if len({block.fingerprint for block in listed}) == len(listed):
         return listed, [(i,) for i in range(len(listed))]
-    places: dict[bytes, list[int]] = {key: [] for key in first}
+    places: dict[bytes, list[int]] = {}
     for i, block in enumerate(listed):
-        places[block.fingerprint].append(i)
-    return list(first.values()), [tuple(place) for place in places.values()]
+        places.setdefault(block.fingerprint, []).append(i)
+    return [listed[place[0]] for place in places.values()], [tuple(place) for place in places.values()]
 
 
 def _token_count(tokens: SupportsIndex) -> int:

@@ -310,7 +310,8 @@ class ContextPlanner:
             MissingExtraError: The planner or the device needs what is not installed.
             TypeError: An argument has another type than the above.
             ValueError: Two requests have one id, which is named; another planner or device; a bound below 1; a
-                negative budget; or `"context-index"` is asked for more requests than it can hold.
+                negative budget; `"context-index"` is asked for more requests than it can hold; or a planner of your
+                own leaves out a context or a block, or gives one twice.
         """
         from warmprefix.batch.assembly import as_requests, device_for, planners_for
 
@@ -323,9 +324,8 @@ class ContextPlanner:
         planners = planners_for(planner, blocks, time_budget, device)
         greatest = max(Counter(request.tenant for request in listed).values(), default=0)
         computed_on = device_for(planner, greatest, device)
-        plan = self._plan_requests(
-            listed, planners, capacity_tokens, model, preamble, progress or no_progress, quick=False
-        )
+        told = no_progress if progress is None else progress
+        plan = self._plan_requests(listed, planners, capacity_tokens, model, preamble, told, quick=False)
         named = planner if isinstance(planner, str) else type(planner).__name__
         return replace(plan, planner=named, device=computed_on, seconds=time.perf_counter() - started)
 
@@ -489,12 +489,13 @@ class ContextPlanner:
         bounds: list[Bound] = []
         total_tokens = 0
         for scope, own in scoped.items():
-            distinct = list({block.fingerprint: block for request in own for block in request.blocks}.values())
+            distinct: dict[bytes, ContextBlock] = {}
+            for request in own:
+                for block in request.blocks:
+                    distinct.setdefault(block.fingerprint, block)
             with self._lock:
                 state = self._state(scope)
-                labels = dict(
-                    zip((block.fingerprint for block in distinct), state.labels.labels(distinct), strict=True)
-                )
+                labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
                 # A window looks at the tree that others are changing; for a batch that would take too long to be true.
                 tree = _SharedTree(state.tree, self._lock) if quick else state.tree.copy()
             plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
@@ -523,7 +524,8 @@ class ContextPlanner:
         )
 
     def _open_batch(self, batch_id: str, plans: int) -> None:
-        self._open_batches[batch_id] = bytearray(b"\1" * plans)
+        if plans:
+            self._open_batches[batch_id] = bytearray(b"\1" * plans)
         held = sum(map(len, self._open_batches.values()))
         while held > self._max_open_plans and len(self._open_batches) > 1:
             held -= len(self._open_batches.popitem(last=False)[1])
@@ -715,6 +717,8 @@ class ContextPlanner:
         if is_open is None or not is_open[int(number)]:
             return False
         is_open[int(number)] = False
+        if is_open.rfind(1) < 0:
+            del self._open_batches[batch_id]
         return True
 
     def _count_plan(self, plan: ContextPlan) -> None:

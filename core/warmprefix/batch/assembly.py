@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -42,7 +43,7 @@ def as_requests(requests: Requests) -> list[BatchRequest]:
     """
     if isinstance(requests, Mapping):
         named = cast("Mapping[str, Iterable[ContextBlock | str]]", requests)  # BatchRequests have no items
-        return [BatchRequest(id, blocks) for id, blocks in named.items()]
+        requests = [BatchRequest(id, blocks) for id, blocks in named.items()]  # 1 and "1" are one id
     if isinstance(requests, str | bytes) or not isinstance(requests, Iterable):
         raise TypeError(f"requests must be BatchRequests, or contexts by id, got one {type(requests).__name__}")
     listed = list(requests)
@@ -73,10 +74,12 @@ def planners_for(
 
     Raises:
         MissingExtraError: `context-index` is asked for, and scipy is missing.
-        TypeError: `planner` is neither.
-        ValueError: Another name, or a negative budget.
+        TypeError: `planner` is neither, or `time_budget` is no number.
+        ValueError: Another name, or a budget that is negative or without end.
     """
-    if time_budget is not None and not time_budget >= 0:
+    if time_budget is not None and (isinstance(time_budget, bool) or not isinstance(time_budget, int | float)):
+        raise TypeError(f"time_budget must be a number of seconds or None, got {type(time_budget).__name__}")
+    if time_budget is not None and not 0 <= time_budget < math.inf:
         raise ValueError(f"time_budget must be 0 seconds or more, or None, got {time_budget}")
     if not isinstance(planner, str):
         if not isinstance(planner, BatchPlanner):

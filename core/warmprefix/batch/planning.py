@@ -108,6 +108,9 @@ def plan_scope(
         capacity_tokens: The size of the cache; None for no bound.
         progress: Is told how far it is.
         quick: Be content with the bound that is quick to tell.
+
+    Raises:
+        ValueError: A planner leaves out a context or a block, or gives one twice.
     """
     batch = _Requests(requests, capacity_tokens)
     cache = _Cache(batch, tree if tree is not None and tree.resident_tokens else None, capacity_tokens)
@@ -121,7 +124,8 @@ def plan_scope(
                 best = placed, served
     assert best is not None
     placed, served = best
-    bound = upper_bound(batch.contexts, batch.worth, paths, quick=quick)
+    held = None if paths is None else [_held_at_most(batch, i, path) for i, path in enumerate(paths)]
+    bound = upper_bound(batch.contexts, batch.worth, held, quick=quick)
     return ScopePlan(
         [Placed(i, tuple([batch.positions[i][number] for number in order])) for i, order in placed],
         served,
@@ -143,8 +147,13 @@ def _arranged(
         behind.setdefault(head, []).append(i)
     placed: list[Placed] = []
     for head, members in behind.items():
-        for place, order in planner.arrange([middles[i] for i in members], batch.worth, progress):
+        arranged = planner.arrange([middles[i] for i in members], batch.worth, progress)
+        if len(arranged) != len(members) or len({place for place, _ in arranged}) != len(members):
+            raise ValueError(f"{type(planner).__name__} must place every context once")
+        for place, order in arranged:
             i = members[place]
+            if len(order) != len(middles[i]) or set(order) != set(middles[i]):
+                raise ValueError(f"{type(planner).__name__} must place all of a context's blocks, each once")
             placed.append(Placed(i, (*head, *order, *batch.ends[i])))
     if len(behind) == 1:
         return placed
@@ -167,11 +176,16 @@ def _candidates(
         heads = _heads_with_paths(batch, paths)
         if heads != batch.heads or quick:
             middles = [
-                middle if head is own else [number for number in middle if number not in set(head)]
+                middle if head is own else _without(middle, head)
                 for middle, head, own in zip(batch.middles, heads, batch.heads, strict=True)
             ]
             placed = _arranged(batch, heads, middles, planner, progress)
             yield placed, cache.serve(placed)
+
+
+def _without(middle: list[int], head: Sequence[int]) -> list[int]:
+    placed = set(head)
+    return [number for number in middle if number not in placed]
 
 
 def _heads_with_paths(batch: _Requests, paths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -194,6 +208,12 @@ def _resident_path(batch: _Requests, i: int, tree: ResidentPaths) -> tuple[int, 
         return head[:held]
     path = tree.deepest_path([batch.keys[number] for number in middle], after)
     return (*head, *[middle[place] for place in path])
+
+
+def _held_at_most(batch: _Requests, i: int, path: tuple[int, ...]) -> tuple[int, ...]:
+    """The path, and what is pinned behind it if it holds all that comes before."""
+    ends = batch.ends[i]
+    return (*path, *ends) if ends and len(path) + len(ends) == len(batch.contexts[i]) else path
 
 
 class _Cache:
