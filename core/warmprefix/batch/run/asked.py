@@ -19,12 +19,29 @@ Messages = Callable[[PlannedRequest], Sequence[Mapping[str, Any]]]
 def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
     """Of its id, its tenant, and its messages with the blocks in relevance order.
 
-    So it covers what `messages` writes around them, and does not depend on the plan: another one of the same requests
-    asks the same.
+    So it does not depend on the plan: another one of the same requests asks the same. For the default messages it is of
+    all that they are made of, blocks by their fingerprints; that takes a tenth of the time of making them. Other
+    messages are made, so that it covers what they write around the blocks.
+
+    Raises:
+        TypeError: The messages are no JSON.
     """
-    as_given = replace(planned, order=tuple(sorted(planned.order)))
-    asked = [planned.id, planned.wording.scope.tenant, list(messages(as_given))]
+    order = sorted(planned.order)
+    if messages is PlannedRequest.messages:
+        asked = _made_of(planned, order)
+    else:
+        asked = list(messages(replace(planned, order=tuple(order))))
+    asked = [planned.id, planned.wording.scope.tenant, asked]
     return _digest(_canonical(f"the messages of request {planned.id!r}", asked)).digest()
+
+
+def _made_of(planned: PlannedRequest, order: Sequence[int]) -> list[Any]:
+    """What decides on the bytes of `PlannedRequest.messages`; what else does is under the journal's version."""
+    wording, request = planned.wording, planned.request
+    labels, templates = wording.labels, wording.templates
+    keys = [request.blocks[position].fingerprint for position in order]
+    blocks = [text for key in keys for text in (labels[key], key.hex())]
+    return [wording.preamble, templates.order, templates.location, request.question, blocks]
 
 
 def digest_of_requests(digests: Sequence[bytes]) -> str:
@@ -33,14 +50,18 @@ def digest_of_requests(digests: Sequence[bytes]) -> str:
 
 
 def digest_of_options(options: Mapping[str, Any]) -> str:
-    """Of what every request is sent with, headers excepted: they say who asks, not what."""
+    """Of what every request is sent with, headers excepted: they say who asks, not what.
+
+    Raises:
+        TypeError: They are no JSON.
+    """
     body = {name: value for name, value in options.items() if name != "extra_headers"}
     return _digest(_canonical("request options", body)).hexdigest()
 
 
 def _canonical(what: str, value: object) -> bytes:
     try:
-        return json.dumps(value, sort_keys=True, allow_nan=True, separators=(",", ":")).encode("ascii")
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
     except TypeError as error:
         raise TypeError(f"with a journal, {what} must be JSON: {error}") from error
 

@@ -121,7 +121,7 @@ class Asker:
         ttft: float | None = None
         assembly = Assembly()
         async with self._create(**options) as response:
-            lines = response.iter_lines()
+            lines = _lines(response.iter_bytes())
             while (chunk := await _next(lines)) is not None:
                 assembly.add(chunk)
                 if ttft is None and assembly.started:
@@ -132,34 +132,46 @@ class Asker:
         return assembly.completion(), ttft
 
 
-async def _next(lines: AsyncIterator[str]) -> dict[str, Any] | None:
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of a stream. That of httpx also ends one at U+2028 and its like, which JSON may hold as they are."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
+
+
+async def _next(lines: AsyncIterator[bytes]) -> dict[str, Any] | None:
     """The next chunk of a stream of server-sent events, each of one line, as everybody sends them; None at the end."""
     try:
         async for line in lines:
-            name, _, data = line.partition(":")
-            if name != "data":
+            name, _, data = line.partition(b":")
+            if name != b"data":
                 continue
-            if data.strip() == "[DONE]":
+            if data.strip() == b"[DONE]":
                 await _drained(lines)
                 return None
-            chunk: dict[str, Any] = json.loads(data)
+            chunk = json.loads(data)
             break
         else:
             return None
     except Exception as error:  # of a network, of what is no JSON: whatever it is, it came in place of the answer
         raise _BrokenStreamError(f"the stream broke: {type(error).__name__}: {error}") from error
+    if not isinstance(chunk, dict):
+        raise _BrokenStreamError("the stream broke: a chunk is no JSON object")
     if chunk.get("error"):
         raise _EngineError(chunk["error"])
     return chunk
 
 
-async def _drained(lines: AsyncIterator[str]) -> None:
+async def _drained(lines: AsyncIterator[bytes]) -> None:
     """Read to the end, so that the connection can be used again; but do not wait for one that never comes."""
     with contextlib.suppress(TimeoutError):
         await _within(0.1, _all_of(lines))
 
 
-async def _all_of(lines: AsyncIterator[str]) -> None:
+async def _all_of(lines: AsyncIterator[bytes]) -> None:
     async for _ in lines:
         pass
 
@@ -187,7 +199,7 @@ def _status(error: Exception) -> int | None:
     status = getattr(error, "status_code", None) or getattr(error, "code", None)
     try:
         return None if status is None else int(status)
-    except ValueError:
+    except (TypeError, ValueError):  # such as "insufficient_quota"
         return None
 
 

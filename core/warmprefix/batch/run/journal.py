@@ -8,6 +8,7 @@ are sent again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -21,6 +22,7 @@ from warmprefix.errors import BatchFileError
 __all__ = ["Journal"]
 
 _VERSION = 1
+"""Raised with the file's format, and with whatever `PlannedRequest.messages` writes around what it is given."""
 
 
 class Journal:
@@ -52,20 +54,18 @@ class Journal:
         self._requests = requests
         self._lines: dict[str, tuple[int, int]] = {}
         self._size = 0
+        header = {"warmprefix_journal": _VERSION, "model": model, "options": options, "requests": asked}
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
+            with contextlib.ExitStack() as unless_read:
+                unless_read.callback(self._file.close)
+                if not lock(descriptor):
+                    raise self._problem("another run is using it")
+                self.answered: Collection[str] = self._read({**header, "count": len(requests)})
+                unless_read.pop_all()
         except OSError as error:
             raise self._problem(f"it can't be opened: {error.strerror}") from error
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        try:
-            if not lock(descriptor):
-                raise self._problem("another run is using it")
-            header = {"warmprefix_journal": _VERSION, "model": model, "options": options, "requests": asked}
-            answered = self._read({**header, "count": len(requests)})
-        except BaseException:
-            self._file.close()
-            raise
-        self.answered: Collection[str] = answered
 
     def put(self, result: BatchResult) -> None:
         """Write a result's line."""
@@ -90,6 +90,8 @@ class Journal:
         if not self._file.closed:
             try:
                 os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._problem(f"it can't be forced to the disk: {error.strerror}") from error
             finally:
                 self._file.close()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,127 +55,124 @@ def run_batch(
         raise ValueError(f"timeout must be above 0 or None, got {timeout}")
     if "stream" in request:
         raise ValueError("stream must not be given: a run streams, and puts the answers together")
+    chat = PlannedRequest.messages if messages is None else messages
     asker = Asker(
         client,
         model,
         request,
-        messages=PlannedRequest.messages if messages is None else messages,
+        messages=chat,
         retries=retries if isinstance(retries, Retries) else Retries(retries),
         timeout=timeout,
     )
-    keeper = _Keeper(batch, model, request, PlannedRequest.messages if messages is None else messages, journal)
-    run = _Run(batch, asker, keeper, concurrency, ordered, no_progress if progress is None else progress)
-    return run.results()
+    opening = None if journal is None else partial(_journal, batch, journal, model, digest_of_options(request), chat)
+    return _results(batch, asker, opening, concurrency, ordered, no_progress if progress is None else progress)
 
 
-class _Keeper:
-    """Opens what the results are kept in."""
+async def _journal(
+    batch: BatchPlan, path: str | os.PathLike[str], model: str, options: str, messages: Messages
+) -> Journal:
+    """Open the batch's journal. Others may run meanwhile, for that takes a digest of every request."""
+    digests: list[bytes] = []
+    for planned in batch:
+        digests.append(digest_of_request(planned, messages))
+        await asyncio.sleep(0)
+    requests = {planned.id: planned for planned in batch}
+    return Journal(path, requests, model=model, options=options, asked=digest_of_requests(digests))
 
-    def __init__(
-        self,
-        batch: BatchPlan,
-        model: str,
-        request: Mapping[str, Any],
-        messages: Messages,
-        path: str | os.PathLike[str] | None,
-    ) -> None:
-        self._batch = batch
-        self._model = model
-        self._options = "" if path is None else digest_of_options(request)
-        self._messages = messages
-        self._path = path
 
-    async def open(self) -> KeptResults:
-        """The journal, if there is to be one. Others may run meanwhile: it renders every request."""
-        if self._path is None:
-            return InMemory()
-        digests: list[bytes] = []
-        for planned in self._batch:
-            digests.append(digest_of_request(planned, self._messages))
+async def _results(
+    batch: BatchPlan,
+    asker: Asker,
+    opening: Callable[[], Awaitable[Journal]] | None,
+    concurrency: int,
+    ordered: bool,
+    progress: Progress,
+) -> AsyncGenerator[BatchResult, None]:
+    """What `BatchPlan.run` iterates over."""
+    with closing(InMemory() if opening is None else await opening()) as kept:
+        for id in kept.answered:
+            batch.owner.abandon(batch[id].plan)  # nobody sees that prompt in this run
             await asyncio.sleep(0)
-        requests = {planned.id: planned for planned in self._batch}
-        asked = digest_of_requests(digests)
-        return Journal(self._path, requests, model=self._model, options=self._options, asked=asked)
+        run = _Run(batch, asker, kept, concurrency, ordered, progress)
+        try:
+            run.begin()
+            while True:
+                for id in run.due():
+                    await asyncio.sleep(0)  # many may be due, and others want to run meanwhile
+                    yield kept.take(id)
+                if not run.tasks:
+                    break
+                await run.news.wait()
+                run.news.clear()
+            if run.failure is not None:
+                raise run.failure
+        finally:
+            await run.stop()
 
 
 class _Run:
-    """One run, in one event loop. Tasks ask; the generator hands out what they have brought."""
+    """The tasks of one run, in one event loop: who starts, and what their ends mean for the others."""
 
     def __init__(
         self,
         batch: BatchPlan,
         asker: Asker,
-        keeper: _Keeper,
+        kept: KeptResults,
         concurrency: int,
         ordered: bool,
         progress: Progress,
     ) -> None:
+        answered = kept.answered
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.news = asyncio.Event()
+        """Set when a task has ended."""
+        self.failure: BaseException | None = None
+        """What ended the run before its time."""
         self._batch = batch
         self._asker = asker
-        self._keeper = keeper
+        self._kept = kept
         self._concurrency = concurrency
         self._ordered = ordered
         self._progress = progress
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished = set(answered)
+        self._turns = deque(id for id in batch.positions if ordered or id in answered)
+        self._requests = [planned for planned in batch if planned.id not in answered]
+        # What an earlier run has brought may be gone from the cache, so then the rest is looked at by itself.
+        holders = first_holders(self._requests) if answered else planned_holders(self._requests)
+        self._schedule = Schedule(self._requests, holders, lookahead=(concurrency + 1) // 2)
         self._stopping = False
-        self._failure: BaseException | None = None
         self._reached = False
         self._refused_in_a_row = 0
 
-    async def results(self) -> AsyncGenerator[BatchResult, None]:
-        """What `BatchPlan.run` iterates over."""
-        self._kept = await self._keeper.open()
-        try:
-            self._begin()
-            while True:
-                for id in self._due():
-                    await asyncio.sleep(0)  # many may be due, and others want to run meanwhile
-                    yield self._kept.take(id)
-                if not self._tasks:
-                    break
-                await self._news.wait()
-                self._news.clear()
-            if self._failure is not None:
-                raise self._failure
-            assert not self._turns
-        finally:
-            try:
-                await self._stop()
-            finally:
-                self._kept.close()
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Start as many as may run."""
-        self._news = asyncio.Event()
-        answered = self._kept.answered
-        self._finished = set(answered)
-        self._turns = deque(id for id in self._batch.positions if self._ordered or id in answered)
-        for id in answered:
-            self._batch.owner.abandon(self._batch[id].plan)  # nobody sees that prompt in this run
-        self._requests = [planned for planned in self._batch if planned.id not in answered]
-        # What an earlier run has brought may be gone from the cache, so then the rest is looked at by itself.
-        holders = first_holders(self._requests) if answered else planned_holders(self._requests)
-        self._schedule = Schedule(self._requests, holders, lookahead=(self._concurrency + 1) // 2)
         self._tell_progress()
         self._start_what_may()
 
-    def _due(self) -> Iterator[str]:
+    async def stop(self) -> None:
+        """End the tasks that are left, and wait until they have."""
+        self._stopping = True
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def due(self) -> Iterator[str]:
         """The ids whose turn has come; after a failure, all that are finished."""
         while self._turns:
             if self._turns[0] in self._finished:
                 yield self._turns.popleft()
-            elif self._failure is not None and not self._tasks:
+            elif self.failure is not None and not self.tasks:
                 self._turns.popleft()
             else:
                 return
 
     def _start_what_may(self) -> None:
-        while not self._stopping and len(self._tasks) < self._concurrency:
+        while not self._stopping and len(self.tasks) < self._concurrency:
             i = self._schedule.start()
             if i is None:
                 return
             task = asyncio.get_running_loop().create_task(self._serve(i), name=f"batch request {self._requests[i].id}")
-            self._tasks.add(task)
+            self.tasks.add(task)
             task.add_done_callback(self._task_done)
 
     async def _serve(self, i: int) -> None:
@@ -217,8 +215,8 @@ class _Run:
             ) from outcome.cause
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._news.set()
+        self.tasks.discard(task)
+        self.news.set()
         if task.cancelled():
             if not self._stopping:
                 self._fail(BatchError(f"{task.get_name()} was cancelled from outside"))
@@ -229,17 +227,11 @@ class _Run:
 
     def _fail(self, error: BaseException) -> None:
         """End the run with the first thing that went wrong; what is finished is handed out before it is raised."""
-        if self._failure is None and not self._stopping:
-            self._failure = error
+        if self.failure is None and not self._stopping:
+            self.failure = error
         self._stopping = True
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-
-    async def _stop(self) -> None:
-        self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _tell_progress(self) -> None:
         self._progress("requests", len(self._finished), len(self._batch))

@@ -1,0 +1,120 @@
+"""What a planned batch finds in the prefix cache when several of its requests run at once, over HTTP.
+
+    python benchmarks/batch_run.py [--requests 400] [--concurrency 1,8,32]
+
+Questions and passages are those of the demo, on the Python standard library's documentation. Every run has an engine of
+its own, the emulator, whose usage tells the hit ratio: cached tokens over prompt tokens, labels, notes and questions
+included. The same plan is run in three ways: requests that share a prefix wait for the one that brings it ("warm
+first", which is what `BatchPlan.run` does); they start in execution order and wait for nobody ("first come"); and that
+again, with requests and blocks in the order in which they were given ("as given"). Predicted is the plan's own hit
+ratio, of context tokens.
+
+The emulator computes prefills one after the other; then whoever comes later finds what was brought before, whether
+somebody waited or not. So each is also run on an engine that computes prefills side by side, as many as come, and
+keeps what each brings when it is done. Such are engines that cache a prompt at the end of its prefill, and endpoints
+with several of them. Only a run with the default options is written to `results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from common import print_table, write_results
+from warmprefix import BatchPlan, BatchRequest, ContextPlanner
+from warmprefix.demo.corpus import read_standard_library
+from warmprefix.demo.questions import ask
+from warmprefix.demo.retriever import Bm25Retriever
+from warmprefix.emulator import EmulatorConfig, EmulatorServer
+
+PASSAGES = 10
+ROOMY, TIGHT = 65_537, 6_251  # KV blocks: a million tokens, and 100,000
+HEADER = ["engine", "cache", "concurrency", "way", "hit ratio %", "predicted %", "p50 TTFT ms", "seconds"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--concurrency", default="1,8,32")
+    options = parser.parse_args()
+    requests = read_requests(options.requests)
+    results: list[dict[str, Any]] = []
+    for side_by_side in (False, True):
+        for kv_blocks in (ROOMY, TIGHT):
+            for concurrency in map(int, options.concurrency.split(",")):
+                batch = ContextPlanner().plan_batch(requests, capacity_tokens=(kv_blocks - 1) * 16)
+                for way, ran in ways(batch).items():
+                    measured = asyncio.run(run(ran, kv_blocks, side_by_side, concurrency))
+                    engine = "side by side" if side_by_side else "one by one"
+                    predicted = round(100 * ran.hit_ratio, 1)
+                    cache = f"{(kv_blocks - 1) * 16:,} tokens"
+                    row = {"engine": engine, "cache": cache, "concurrency": concurrency, "way": way}
+                    results.append({**row, **measured, "predicted_percent": predicted})
+    keys = [
+        "engine", "cache", "concurrency", "way", "hit_percent", "predicted_percent", "ttft_p50_ms", "seconds",
+    ]  # fmt: skip
+    print_table(HEADER, [[row[key] for key in keys] for row in results])
+    if [options.requests, options.concurrency] == [parser.get_default(name) for name in ("requests", "concurrency")]:
+        write_results("batch_run", results)
+
+
+def read_requests(count: int) -> list[BatchRequest]:
+    entries = read_standard_library()
+    retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
+    return [
+        BatchRequest(number, retriever.retrieve(asked.query, PASSAGES), asked.text)
+        for number, asked in enumerate(ask(entries, count, seed=0))
+    ]
+
+
+def ways(batch: BatchPlan) -> dict[str, BatchPlan]:
+    first_come = tuple(replace(planned, warmed_by=None) for planned in batch)
+    given = [replace(planned, warmed_by=None, saved_tokens=0) for planned in batch.in_callers_order()]
+    as_given = replace(
+        batch,
+        requests=tuple(replace(planned, order=tuple(sorted(planned.order))) for planned in given),
+        positions={planned.id: i for i, planned in enumerate(given)},
+        saved_tokens=0,
+    )
+    return {"warm first": batch, "first come": replace(batch, requests=first_come), "as given": as_given}
+
+
+async def run(batch: BatchPlan, kv_blocks: int, side_by_side: bool, concurrency: int) -> dict[str, Any]:
+    """What the engine told of one run."""
+    config = EmulatorConfig(kv_blocks=kv_blocks, base_ttft_ms=2, prefill_rate=150_000, decode_rate=500)
+    with EmulatorServer(config) as server:
+        if side_by_side:
+            app: Any = server._uvicorn.config.app  # noqa: SLF001 - an engine that there is no option for
+            app.state.engine._gpu = NoQueue()  # noqa: SLF001
+        async with AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+            started = time.perf_counter()
+            run = batch.run(client, config.model, concurrency=concurrency, ordered=False, max_tokens=4)
+            results = [result async for result in run]
+            seconds = time.perf_counter() - started
+    assert len(results) == len(batch)
+    assert all(result.error is None for result in results)
+    prompt = sum(result.prompt_tokens or 0 for result in results)
+    cached = sum(result.cached_tokens or 0 for result in results)
+    waits = sorted(result.ttft or 0.0 for result in results)
+    return {
+        "hit_percent": round(100 * cached / prompt, 1),
+        "prompt_tokens": prompt,
+        "ttft_p50_ms": round(1000 * waits[len(waits) // 2], 1),
+        "seconds": round(seconds, 1),
+    }
+
+
+class NoQueue(AbstractAsyncContextManager[None]):
+    """In place of the lock that lets the emulator's prefills wait for each other."""
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+if __name__ == "__main__":
+    main()
