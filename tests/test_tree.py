@@ -564,6 +564,15 @@ class TreeAgainstModel(RuleBasedStateMachine):
         blocks = self.model.match(keys)
         assert self.tree.match_prefix(keys) == PrefixMatch(blocks, sum(lengths(keys[:blocks])))
 
+    @rule()
+    def copy(self) -> None:
+        copied, again = self.tree.copy(), PrefixTree[str](self.tree.capacity_tokens, 10_000)
+        for keys, tokens in self.tree.resident_paths():
+            again.insert(keys, tokens)
+        for other in (copied, again):
+            other.check_integrity()
+            assert ring(other) == [(path, True) for path in self.model.paths if path in self.model.resident]
+
     @invariant()
     def integrity_holds(self) -> None:
         if hasattr(self, "tree"):

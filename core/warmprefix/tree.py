@@ -164,12 +164,17 @@ class PrefixTree(Generic[K]):
             node, offset = node.children[keys[ranks[0]]], 0
 
     def resident_paths(self) -> Iterator[tuple[list[K], list[int]]]:
-        """Every longest resident path, least recently served first, with its blocks' lengths.
+        """The resident paths, least recently served first, with their blocks' lengths.
 
-        Inserted in this order into an empty tree they make one that evicts the same paths in the same order.
+        Every longest one is there, and what of it was served again after it, if anything was. Inserted in this order
+        into an empty tree they make one that evicts the same blocks in the same order.
         """
+        older = self._root
         for node in _ring(self._root):
-            if node.resident and not any(child.resident for child in node.children.values()):
+            if node.resident:
+                older, before = node, older
+                if before.parent is node:
+                    continue  # as old as that path
                 path = [node]
                 while (above := path[-1].parent) is not None:
                     path.append(above)
@@ -177,10 +182,21 @@ class PrefixTree(Generic[K]):
                 yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
 
     def copy(self) -> PrefixTree[K]:
-        """A tree of its own that holds the resident paths, and evicts them as this one would. O(blocks held)."""
+        """A tree of its own that holds what is resident, and evicts it as this one would. O(blocks held)."""
         other = PrefixTree[K](self.capacity_tokens, self.max_nodes)
-        for keys, tokens in self.resident_paths():
-            other.insert(keys, tokens)
+        other._root.reach = self._root.reach
+        copies = {self._root: other._root}
+        node = self._root.older
+        while node.parent is not None:  # youngest first: each after its parent
+            if node.resident:
+                above = copies[node.parent]
+                copies[node] = twin = _Node(node.keys[:], node.tokens[:], above, resident=True)
+                twin.reach = node.reach
+                above.children[twin.keys[0]] = twin
+                _link_before(other._root.younger, twin)
+            node = node.older
+        other._nodes = len(copies) - 1
+        other._resident_tokens = self._resident_tokens
         return other
 
     # -- changing ----------------------------------------------------------------------------------------------

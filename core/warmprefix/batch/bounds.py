@@ -64,7 +64,8 @@ def upper_bound(
     if resident is not None:
         found = [sum([tokens[block] for block in resident[same[0]]]) for same in batch.members]
     bound = _of_distinct(batch, found)
-    return min(Bound(bound.tokens + batch.repeated_tokens, bound.kind), Bound(most, "every block once"))
+    bound = bound._replace(tokens=bound.tokens + batch.repeated_tokens)
+    return bound if bound.tokens <= most else Bound(most, "every block once")
 
 
 def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
@@ -72,7 +73,7 @@ def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
     if n == 0:
         return Bound(0, "spanning forest")
     steps = batch.work + n * n
-    machine_ = machine(steps)
+    machine_ = machine(steps, batch.total_tokens + sum(found))
     sets = sets_of(batch.sets, machine_)
     index = index_of(sets, machine_.ints(batch.tokens), batch.counts, machine_)
     room = room_for(n, 0, 0, machine_)

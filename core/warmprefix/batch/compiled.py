@@ -42,10 +42,13 @@ class Machine(NamedTuple):
         return np.full(count, value, np.int64)
 
 
-def machine(steps: int) -> Machine:
-    """The machine for about so many steps of the innermost loops: numba's if it is installed and they are many."""
+def machine(steps: int, greatest: int = 0) -> Machine:
+    """The machine for about so many steps of the innermost loops: numba's if it is installed and they are many, and
+    no number is above `greatest`, for its numbers have 64 bits.
+    """
     is_loaded = _compiled.cache_info().currsize > 0
-    functions = _compiled() if steps >= (_LOADED_PAYS_FROM if is_loaded else COMPILING_PAYS_FROM) else None
+    pays = steps >= (_LOADED_PAYS_FROM if is_loaded else COMPILING_PAYS_FROM) and greatest < 1 << 62
+    functions = _compiled() if pays else None
     return Machine(False, loops) if functions is None else Machine(True, functions)
 
 
@@ -56,14 +59,14 @@ def _compiled() -> Any:
     except ImportError:  # the extra `batch` only makes it faster
         return None
     # A compiled function looks up what it calls among its globals when it is first called, so each is given a copy of
-    # the module's in which those before it are compiled already.
+    # the module's in which those before it are compiled already. Other threads go on while one runs.
     namespace = dict(vars(loops))
     for name in loops.HOT:
         function = FunctionType(namespace[name].__code__, namespace, name)
         try:
-            namespace[name] = njit(cache=True)(function)
+            namespace[name] = njit(cache=True, nogil=True)(function)
         except RuntimeError:  # there is nowhere to keep compiled code
-            namespace[name] = njit(function)
+            namespace[name] = njit(nogil=True)(function)
     return _Functions(**{name: namespace[name] for name in loops.HOT})
 
 

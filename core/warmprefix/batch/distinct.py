@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["DistinctSets", "counted"]
+__all__ = ["DistinctSets", "counted", "renumbered"]
 
 
 class DistinctSets:
@@ -41,6 +41,11 @@ class DistinctSets:
         return sum(self.counts)
 
     @property
+    def total_tokens(self) -> int:
+        """Tokens of all sets together."""
+        return sum([length * count for length, count in zip(self.tokens, self.counts, strict=True)])
+
+    @property
     def work(self) -> int:
         """How many entries are walked if every set asks for all others of each of its blocks."""
         return sum(count * count for count in self.counts)
@@ -50,3 +55,14 @@ def counted(contexts: Sequence[Sequence[int]], blocks: int) -> list[int]:
     """How many of the contexts hold each block."""
     counts = Counter([block for context in contexts for block in context])
     return [counts[block] for block in range(blocks)]
+
+
+def renumbered(
+    contexts: Sequence[Sequence[int]], tokens: Sequence[int]
+) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+    """The contexts with numbers for their own blocks alone, which keep their order, and these blocks' tokens."""
+    used = sorted(set().union(*contexts))
+    if len(used) == len(tokens):
+        return contexts, tokens
+    number = {block: i for i, block in enumerate(used)}
+    return [[number[block] for block in context] for context in contexts], [tokens[block] for block in used]

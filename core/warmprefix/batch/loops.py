@@ -21,6 +21,7 @@ HOT = (
     "agglomerate",
     "spanning_forest",
     "common",
+    "is_set",
     "assign",
     "refit",
     "detach",
@@ -378,6 +379,16 @@ def common(a: int, b: int, sets: Sets, buffer: Ints) -> int:
     return count
 
 
+def is_set(v: int, count: int, sets: Sets, buffer: Ints) -> bool:
+    """Whether the first `count` blocks of `buffer` are the set of `v`."""
+    if sets.size[v] != count:
+        return False
+    same = 0
+    while same < count and sets.items[sets.start[v] + same] == buffer[same]:
+        same += 1
+    return same == count
+
+
 def assign(v: int, count: int, forest: Forest, buffer: Ints, tokens: Ints) -> int:
     """Make the first `count` blocks of `buffer` the set of `v`; its weight. There must be room for it."""
     sets = forest.sets
@@ -397,16 +408,16 @@ def assign(v: int, count: int, forest: Forest, buffer: Ints, tokens: Ints) -> in
 def refit(v: int, forest: Forest, buffer: Ints, tokens: Ints) -> int:
     """Set right the sets from `v` upwards after a child of `v` was exchanged; the tokens that this gains.
 
-    Ends where a set stays as large as it was, for going up they all grow or all shrink. Where the room for sets is
-    used up, it ends too: the sets above then stay smaller than what their contexts share.
+    Ends where a set stays as it was. Where the room for sets is used up, one takes no more blocks than fit where it
+    stands: it is then a part of what its contexts share.
     """
     gain = 0
     while v >= 0:
         count = common(forest.left[v], forest.right[v], forest.sets, buffer)
-        if count == forest.sets.size[v]:
-            break
         if count > forest.space[v] and forest.used[0] + count + len(buffer) > len(forest.sets.items):
-            break  # what is left is for a merge to come
+            count = forest.space[v]  # what is left is for a merge to come
+        if is_set(v, count, forest.sets, buffer):
+            break
         gain -= forest.weight[v]
         gain += assign(v, count, forest, buffer, tokens)
         v = forest.parent[v]
@@ -566,5 +577,6 @@ def regraft(nodes: Ints, n: int, forest: Forest, index: Index, room: Room, budge
         if gain <= lost:
             place = sibling
         if place >= 0:
-            gained += attach(u, place, forest, room.buffer, index.tokens) - lost
+            gained += attach(u, place, forest, room.buffer, index.tokens)
+        gained -= lost  # alone it may be better off than where it stood
     return gained

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from warmprefix.batch.base import Placed, Progress
 from warmprefix.batch.compiled import COMPILING_PAYS_FROM, Machine, machine
 from warmprefix.batch.device import OVERLAPS_PAY_FROM, Device, best_overlaps_on_cuda, use_cuda
-from warmprefix.batch.distinct import DistinctSets, counted
+from warmprefix.batch.distinct import DistinctSets, counted, renumbered
 from warmprefix.batch.execution import depth_first
 from warmprefix.batch.forest import Merges, forest_of, index_of, room_for, sets_of
 from warmprefix.batch.layout import laid_out
@@ -95,7 +95,7 @@ class MergePlanner:
             deadline = self._clock() + self._seconds_per_block * sum(map(len, contexts))
         batch = DistinctSets(contexts, tokens)
         steps = 4 * batch.work + 4_000 * len(batch.sets)
-        machine_ = machine(steps)
+        machine_ = machine(steps, batch.total_tokens)
         effort = _COMPILED if machine_.compiled and steps >= COMPILING_PAYS_FROM else _PLAIN  # whatever ran before
         search = _Search(batch, machine_, effort, self._device, progress)
         merges = search.best_start()
@@ -155,12 +155,14 @@ class _Search:
         if len(group.rest) < 2:
             return group.rest
         own = set(group.blocks)
-        contexts = [[block for block in self._batch.sets[x] if block not in own] for x in group.rest]
+        contexts, tokens = renumbered(
+            [[block for block in self._batch.sets[x] if block not in own] for x in group.rest], self._batch.tokens
+        )
         machine_, n = self._machine, len(contexts)
         sets = sets_of(contexts, machine_)
-        index = index_of(sets, self._tokens, counted(contexts, len(self._batch.tokens)), machine_)
+        index = index_of(sets, machine_.ints(tokens), counted(contexts, len(tokens)), machine_)
         room = room_for(n, 0, 0, machine_)
-        bound = self._best_overlaps(contexts, sets, index, room)
+        bound = self._best_overlaps(contexts, tokens, sets, index, room)
         node = machine_.ints(group.rest)
         left, right = machine_.zeros(n), machine_.zeros(n)
         made = len(merges.left)
@@ -173,11 +175,13 @@ class _Search:
         below = {*merges.left[made:], *merges.right[made:]}
         return [v for v in [*group.rest, *range(merges.first + made, merges.first + made + count)] if v not in below]
 
-    def _best_overlaps(self, contexts: Sequence[Sequence[int]], sets: Sets, index: Index, room: Room) -> Any:
+    def _best_overlaps(
+        self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], sets: Sets, index: Index, room: Room
+    ) -> Any:
         """For each context the most tokens that another shares with it, on whichever device; only that, so that ties
         are broken in the same way on both.
         """
-        tokens, machine_ = self._batch.tokens, self._machine
+        machine_ = self._machine
         if use_cuda(self._device, len(contexts), OVERLAPS_PAY_FROM):
             return machine_.ints(best_overlaps_on_cuda(contexts, tokens))
         best = machine_.ints([sum([tokens[block] for block in context]) for context in contexts])

@@ -63,16 +63,27 @@ def _fits(placed: Sequence[Placed], tokens: Sequence[int], capacity_tokens: int 
 
 
 def _told(placed: Sequence[Placed], tokens: Sequence[int], found: Sequence[int]) -> list[Served]:
-    """What was found, and by whom it had been computed."""
-    wanted = {order[:blocks] for (_, order), blocks in zip(placed, found, strict=True) if blocks}
-    computed: dict[tuple[int, ...], int] = {}
+    """What was found, and by whom it had been computed. O(blocks of all contexts)."""
+    below: dict[tuple[int, int], int] = {}
+    """The tree of all that was found: each node's child by block. The root is 0."""
+    for (_, order), blocks in zip(placed, found, strict=True):
+        node = 0
+        for block in order[:blocks]:
+            node = below.setdefault((node, block), len(below) + 1)
+    computed: dict[int, int] = {}
     served: list[Served] = []
     for (context, order), blocks in zip(placed, found, strict=True):
-        warmed_by = computed.get(order[:blocks]) if blocks else None
+        node, warmed_by = 0, None
+        for place, block in enumerate(order):
+            child = below.get((node, block))
+            if child is None:
+                break  # nobody asks for what comes now
+            node = child
+            if place >= blocks:
+                computed[node] = context
+            elif place == blocks - 1:
+                warmed_by = computed.get(node)
         served.append(Served(blocks, sum([tokens[block] for block in order[:blocks]]), warmed_by))
-        for end in range(blocks + 1, len(order) + 1):
-            if order[:end] in wanted:
-                computed[order[:end]] = context
     return served
 
 

@@ -28,8 +28,8 @@ class Group(NamedTuple):
 def split(contexts: Sequence[Sequence[int]], tokens: Sequence[int], limit: int) -> list[Group]:
     """Set contexts apart until no group's rest has more than `limit` of work, as `DistinctSets.work` has it.
 
-    Every group comes after its parent. O(entries * depth * log(blocks)), as each context is looked at once a group that
-    it comes into.
+    With them goes all that they share beside the block that they were chosen for. Every group comes after its parent.
+    O(entries * depth * log(blocks)), as each context is looked at once a group that it comes into.
     """
     groups: list[Group] = []
     stack: list[tuple[int, tuple[int, ...], list[int]]] = [(-1, (), list(range(len(contexts))))]
@@ -64,6 +64,10 @@ def split(contexts: Sequence[Sequence[int]], tokens: Sequence[int], limit: int) 
                     if other not in shared:
                         load -= 2 * counts[other] - 1
                         counts[other] -= 1
-            stack.append((number, (*blocks, block), apart))
+            stack.append((number, _shared_by_all([contexts[x] for x in apart]), apart))
         groups.append(Group(parent, blocks, [x for x in members if x in left]))
     return groups
+
+
+def _shared_by_all(contexts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(sorted(set(contexts[0]).intersection(*contexts[1:])))
