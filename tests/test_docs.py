@@ -136,6 +136,36 @@ def test_the_readmes_hit_ratios_are_those_of_the_benchmark() -> None:
     assert [[name, *cells.replace("*", "").split(" | ")] for name, cells in rows] == expected
 
 
+def test_the_hit_ratios_of_batches_are_those_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/batch_quality.json").read_text())["results"]
+    planners = ("as it comes", "frequency", "top-down", "contextpilot", "merge")
+    expected = [
+        [
+            f"{row['trace'].partition(', ')[0]} ({row['requests']:,}, {row['k']})",
+            *(f"{hit['unbounded']:.1f} / {hit['30000']:.1f}" for hit in map(row["hit_percent"].get, planners)),
+            f"{row['bound_percent']:.1f}",
+            *(f"{row['seconds'][planner]:.1f}" for planner in ("contextpilot", "merge")),
+        ]
+        for row in measured["traces"]
+    ]
+    page = (ROOT / "docs/batch.md").read_text()
+    rows = re.findall(r"^\| (\S+ \([\d,]+, \d+\)) \| (.*) \|$", page, re.MULTILINE)
+    assert [[name, *cells.replace("*", "").split(" | ")] for name, cells in rows] == expected
+    small = measured["small_batches"]
+    exact = {planner: found["exact"] for planner, found in small["share_of_optimum"].items()}
+    said = re.search(
+        r"Of (\d+) random.* of\s(\d+) of the (\d+) in.*top-down (\d+), ContextPilot (\d+)", page, re.DOTALL
+    )
+    assert said is not None
+    assert [int(number) for number in said.groups()] == [
+        small["batches"],
+        exact["merge"],
+        small["with_something_to_save"],
+        exact["top-down"],
+        exact["contextpilot"],
+    ]
+
+
 def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
     measured = json.loads((ROOT / "benchmarks/results/plugin_hit_ratio.json").read_text())["results"]
     expected = []

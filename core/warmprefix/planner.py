@@ -340,16 +340,18 @@ class ContextPlanner:
     def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
         """Arrange the requests in flight, some 10 to 200 of them, within milliseconds; O(n * n) for n.
 
-        As `plan_batch`, but merging is all that is tried, and the bound is one that is quick to tell.
+        As `plan_batch`, but merging is all that is tried, and the bound is one that is quick to tell. What is no window
+        any more is planned as a batch is, in seconds, not in O(n * n).
         """
         from warmprefix.batch.assembly import as_requests
-        from warmprefix.batch.window import WindowPlanner
+        from warmprefix.batch.merge import MergePlanner
+        from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
 
         started = time.perf_counter()
         _check_names(model=model, preamble=preamble)
-        plan = self._plan_requests(
-            as_requests(requests), [WindowPlanner()], None, model, preamble, no_progress, quick=True
-        )
+        listed = as_requests(requests)
+        planner = WindowPlanner() if len(listed) <= MOST_REQUESTS else MergePlanner(seconds_per_block=0)
+        plan = self._plan_requests(listed, [planner], None, model, preamble, no_progress, quick=True)
         return replace(plan, planner="window", seconds=time.perf_counter() - started)
 
     # -- learning ----------------------------------------------------------------------------------------------
@@ -713,10 +715,14 @@ class ContextPlanner:
             del self._open[plan.id]
             return True
         batch_id, _, number = plan.id.rpartition(".")
-        is_open = self._open_batches.get(batch_id)
-        if is_open is None or not is_open[int(number)]:
+        is_open = self._open_batches.get(batch_id, bytearray())
+        try:
+            place = int(number)
+        except ValueError:  # an id that no planner made
             return False
-        is_open[int(number)] = False
+        if not 0 <= place < len(is_open) or not is_open[place]:
+            return False
+        is_open[place] = False
         if is_open.rfind(1) < 0:
             del self._open_batches[batch_id]
         return True

@@ -400,6 +400,7 @@ def test_a_move_is_to_the_best_place_of_all(instance: Instance, rng: random.Rand
     assume(forest.sets.size[u] > 0)
     _, index, room = indexed(instance, PLAIN)
     room = room._replace(nominees=[0] * n)
+    assume(loops.nominate(u, n, forest, index, room, 10_000) > 0)  # who shares with nobody is not looked at
     base = saved(forest, n)
     best = base
     if forest.parent[u] >= 0:
@@ -446,3 +447,13 @@ def test_more_walked_entries_are_counted() -> None:
     sets = sets_of([[0, 1], [0], [1]], PLAIN)
     loops.best_partner(0, 5, -1, sets, index, room)
     assert room.walked[0] > 0
+
+
+def test_other_threads_go_on_while_a_compiled_loop_runs() -> None:
+    assert COMPILED.compiled
+    assert all(getattr(COMPILED.run, name).targetoptions["nogil"] for name in loops.HOT)
+
+
+def test_numbers_that_64_bits_may_not_hold_are_left_to_python() -> None:
+    assert machine(10**12, (1 << 62) - 1).compiled
+    assert not machine(10**12, 1 << 62).compiled

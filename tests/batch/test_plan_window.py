@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.batch.plan import BatchPlan, BatchRequest
+from warmprefix.batch.window import MOST_REQUESTS
 from warmprefix.telemetry import PlannerStats
 
 windows = st.lists(st.lists(st.sampled_from("abcdefg"), max_size=5), max_size=10)
@@ -96,3 +97,9 @@ def test_bad_input_is_refused_and_leaves_no_trace() -> None:
     with pytest.raises(TypeError, match=r"^model must be a str or None, got int$"):
         planner.plan_window({}, model=7)  # type: ignore[arg-type]
     assert planner.stats() == PlannerStats()
+
+
+def test_what_is_no_window_any_more_is_planned_all_the_same() -> None:
+    requests = [BatchRequest(i, ["shared", f"own {i}"]) for i in range(MOST_REQUESTS + 1)]
+    window = ContextPlanner().plan_window(requests)
+    assert [planned.saved_tokens for planned in window] == [0, *[2] * MOST_REQUESTS]

@@ -10,7 +10,10 @@ from itertools import combinations
 from warmprefix.batch.base import Placed, Progress
 from warmprefix.batch.layout import laid_out
 
-__all__ = ["WindowPlanner"]
+__all__ = ["MOST_REQUESTS", "WindowPlanner"]
+
+MOST_REQUESTS = 1_000
+"""Beyond this many requests that share much, all pairs take longer than what `MergePlanner` does at least."""
 
 
 class WindowPlanner:
