@@ -7,7 +7,7 @@ its own, the emulator, whose usage tells the hit ratio: cached tokens over promp
 included. The same plan is run in three ways: requests that share a prefix wait for the one that brings it ("warm
 first", which is what `BatchPlan.run` does); they start in execution order and wait for nobody ("first come"); and that
 again, with requests and blocks in the order in which they were given ("as given"). Predicted is the plan's own hit
-ratio, of context tokens.
+ratio, of context tokens, for requests that run one after the other.
 
 The emulator computes prefills one after the other; then whoever comes later finds what was brought before, whether
 somebody waited or not. So each is also run on an engine that computes prefills side by side, as many as come, and
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from openai import AsyncOpenAI
 
 from common import print_table, write_results
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
+from warmprefix.batch.base import Placed, Progress
 from warmprefix.demo.corpus import read_standard_library
 from warmprefix.demo.questions import ask
 from warmprefix.demo.retriever import Bm25Retriever
@@ -48,11 +50,10 @@ def main() -> None:
     for side_by_side in (False, True):
         for kv_blocks in (ROOMY, TIGHT):
             for concurrency in map(int, options.concurrency.split(",")):
-                batch = ContextPlanner().plan_batch(requests, capacity_tokens=(kv_blocks - 1) * 16)
-                for way, ran in ways(batch).items():
-                    measured = asyncio.run(run(ran, kv_blocks, side_by_side, concurrency))
+                for way, batch in ways(requests, (kv_blocks - 1) * 16).items():
+                    measured = asyncio.run(run(batch, kv_blocks, side_by_side, concurrency))
                     engine = "side by side" if side_by_side else "one by one"
-                    predicted = round(100 * ran.hit_ratio, 1)
+                    predicted = round(100 * batch.hit_ratio, 1)
                     cache = f"{(kv_blocks - 1) * 16:,} tokens"
                     row = {"engine": engine, "cache": cache, "concurrency": concurrency, "way": way}
                     results.append({**row, **measured, "predicted_percent": predicted})
@@ -73,16 +74,21 @@ def read_requests(count: int) -> list[BatchRequest]:
     ]
 
 
-def ways(batch: BatchPlan) -> dict[str, BatchPlan]:
-    first_come = tuple(replace(planned, warmed_by=None) for planned in batch)
-    given = [replace(planned, warmed_by=None, saved_tokens=0) for planned in batch.in_callers_order()]
-    as_given = replace(
-        batch,
-        requests=tuple(replace(planned, order=tuple(sorted(planned.order))) for planned in given),
-        positions={planned.id: i for i, planned in enumerate(given)},
-        saved_tokens=0,
-    )
-    return {"warm first": batch, "first come": replace(batch, requests=first_come), "as given": as_given}
+class AsGiven:
+    """A batch planner that changes nothing."""
+
+    def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
+        return [Placed(number, tuple(context)) for number, context in enumerate(contexts)]
+
+
+def ways(requests: Sequence[BatchRequest], capacity_tokens: int) -> dict[str, BatchPlan]:
+    planned = ContextPlanner().plan_batch(requests, capacity_tokens=capacity_tokens)
+    given = ContextPlanner().plan_batch(requests, AsGiven(), capacity_tokens=capacity_tokens)
+    return {"warm first": planned, "first come": waiting_for_nobody(planned), "as given": waiting_for_nobody(given)}
+
+
+def waiting_for_nobody(batch: BatchPlan) -> BatchPlan:
+    return replace(batch, requests=tuple(replace(planned, warmed_by=None) for planned in batch))
 
 
 async def run(batch: BatchPlan, kv_blocks: int, side_by_side: bool, concurrency: int) -> dict[str, Any]:

@@ -720,7 +720,7 @@ class ContextPlanner:
             place = int(number)
         except ValueError:  # an id that no planner made
             return False
-        if not 0 <= place < len(is_open) or not is_open[place]:
+        if str(place) != number or not 0 <= place < len(is_open) or not is_open[place]:
             return False
         is_open[place] = False
         if is_open.rfind(1) < 0:

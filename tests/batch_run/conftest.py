@@ -73,15 +73,17 @@ def make_requests(groups: int, members: int, tenants: Sequence[str | None] = (No
 class Fault(NamedTuple):
     """What the engine does in place of answering."""
 
-    kind: Literal["status", "break", "cut", "garble", "told", "hang"]
+    kind: Literal["status", "break", "cut", "garble", "told", "hang", "say"]
     """Answer with a status; or begin to stream and then drop the line, end early, send what is no JSON, report an
-    error; or do not answer at all."""
+    error; or do not answer at all; or stream `said`."""
     status: int = 500
     headers: Mapping[str, str] = {}
     chunks: int = 2
     """That come before."""
     code: str | None = None
     """What the error says beside its status."""
+    said: str = ""
+    """The body of the answer."""
 
 
 class Event(NamedTuple):
@@ -179,6 +181,10 @@ class Engine:
         if fault is not None and fault.kind == "hang":
             while (await receive())["type"] != "http.disconnect":
                 pass
+            return
+        if fault is not None and fault.kind == "say":
+            end()
+            await _respond(send, 200, fault.said, {"content-type": "text/event-stream"})
             return
         if fault is not None and fault.kind == "status":
             end()

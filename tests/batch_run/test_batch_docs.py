@@ -58,6 +58,22 @@ async def test_the_pages_code_runs(
     assert names["files"] == (Path("night.jsonl"),)
 
 
+def test_the_pages_hit_ratios_are_those_of_the_benchmark() -> None:
+    page = (ROOT / "docs/batch-runs.md").read_text()
+    measured = json.loads((ROOT / "benchmarks/results/batch_run.json").read_text())["results"]
+    hits: dict[str, dict[int, list[float]]] = {}
+    for row in measured:
+        of_way = hits.setdefault(f"{row['engine']}, {row['way']}", {})
+        of_way.setdefault(row["concurrency"], []).append(row["hit_percent"])
+    expected = [[way, *(" / ".join(map(str, pair)) for pair in by.values())] for way, by in hits.items()]
+    rows = re.findall(r"^\| ((?:one by one|side by side), .+) \|$", page, re.MULTILINE)
+    assert [row.split(" | ") for row in rows] == expected
+    assert [list(by) for by in hits.values()] == [[1, 8, 32]] * 6
+    assert {row["predicted_percent"] for row in measured if row["way"] != "as given"} == {58.1}
+    assert "predicts 58.1\n" in page
+    assert list(dict.fromkeys(row["cache"] for row in measured)) == ["1,048,576 tokens", "100,000 tokens"]
+
+
 def answer_file(base_url: str, source: Path, output: Path) -> None:
     """Answer a batch file as `vllm run-batch` does, with the emulator for an engine."""
     results = []

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import socket
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import aclosing
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -48,6 +52,9 @@ async def into(results: list[BatchResult], run: Any) -> None:
         ({"kind": "cut", "chunks": 3}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "garble"}, "BrokenStreamError: the stream broke: JSONDecodeError: "),
         ({"kind": "told", "status": 500}, "EngineError: engine died"),
+        ({"kind": "say", "said": "data: 5\n\n"}, "BrokenStreamError: the stream broke: a chunk is no JSON object"),
+        ({"kind": "say", "said": 'data: {"error": {"message": "no", "code": [1]}}\n\n'}, "EngineError: no"),
+        ({"kind": "say", "said": ""}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "hang"}, ""),
     ],
 )
@@ -281,6 +288,38 @@ async def test_leaving_early_ends_all_that_is_in_flight(
     told = {*batch.owner.committed, *batch.owner.abandoned}  # type: ignore[attr-defined]
     assert {batch[id].plan_id for id in engine.attempts} <= told
     assert not set(batch.owner.committed) & set(batch.owner.abandoned)  # type: ignore[attr-defined]
+
+
+async def test_what_never_started_stays_open_for_the_next_run(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any
+) -> None:
+    batch = plan(requests(3, 6))
+    stats = batch.owner.stats  # type: ignore[attr-defined]
+    async with aclosing(batch.run(client, MODEL, concurrency=2, ordered=False, max_tokens=4)) as run:
+        await anext(run)
+    left = stats()
+    assert len(engine.attempts) <= left.commits + left.abandons < 18  # some may have started and not got so far
+    assert left.open_plans == 18 - left.commits - left.abandons
+    assert len(await collected(batch.run(client, MODEL, max_tokens=4))) == 18
+    assert stats().open_plans == 0
+    assert stats().commits == 18 - left.abandons
+
+
+async def test_a_run_that_was_left_is_kept_alive_by_nobody(
+    plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path
+) -> None:
+    batch = plan(requests(3, 6))
+    planner = weakref.ref(batch.owner)
+    for journal in (None, tmp_path / "journal"):
+        async with aclosing(batch.run(client, MODEL, concurrency=4, journal=journal, max_tokens=4)) as run:
+            await anext(run)
+    del batch, run
+    for _ in range(300):  # the event loop lets go of a cancelled timer when its time has come
+        gc.collect()
+        if planner() is None:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("something still refers to the batch's planner")
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 3, 5, 8, 12, 20, 35, 60])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from warmprefix import BatchPlan, BatchRequest
+from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner, PlannedRequest, Templates
 from warmprefix.batch.run import BatchResult
+from warmprefix.batch.run.journal import _VERSION
 from warmprefix.emulator import EmulatorConfig
 from warmprefix.errors import BatchFileError
 
@@ -127,12 +128,28 @@ async def test_a_journal_of_something_else_is_refused(
     await run(plan(requests(2, 2)), client, path)
     written = path.read_bytes()
     asked = requests(2, 2)
+    named = ContextBlock(asked[-1].blocks[-1].text, id="named")
+
+    def with_last(blocks: Sequence[ContextBlock | str]) -> BatchPlan:
+        return plan([*asked[:-1], BatchRequest("g1m1", blocks, asked[-1].question)])
+
+    def worded(**wording: Any) -> BatchPlan:
+        batch = plan(asked)
+        requests = [replace(p, wording=replace(p.wording, **wording)) for p in batch]  # type: ignore[type-var]
+        return replace(batch, requests=tuple(requests))
+
     others: list[tuple[BatchPlan, str, dict[str, Any], str]] = [
         (plan(requests(2, 3)), MODEL, {}, "it is of another batch: of 4 requests, not these 6"),
         (plan(asked[:-1]), MODEL, {}, "it is of another batch: of 4 requests, not these 3"),
         (plan([*asked[:-1], BatchRequest("x", asked[-1].blocks)]), MODEL, {}, "it is of another batch"),
         (plan([*asked[:-1], BatchRequest("g1m1", asked[-1].blocks, "Why?")]), MODEL, {}, "it is of another batch"),
         (plan([*asked[:-1], BatchRequest("g1m1", asked[-1].blocks[1:])]), MODEL, {}, "it is of another batch"),
+        (with_last([*asked[-1].blocks[:-1], "Other."]), MODEL, {}, "it is of another batch"),
+        (with_last(asked[-1].blocks[::-1]), MODEL, {}, "it is of another batch"),
+        (with_last([*asked[-1].blocks[:-1], named]), MODEL, {}, "it is of another batch"),
+        (worded(templates=Templates(order="In the order {order}.")), MODEL, {}, "it is of another batch"),
+        (worded(templates=Templates(location="See {label}.")), MODEL, {}, "it is of another batch"),
+        (worded(preamble=None), MODEL, {}, "it is of another batch"),
         (plan(requests(2, 2, tenants=["acme"])), MODEL, {}, "it is of another batch"),
         (plan(asked, preamble="Answer at length."), MODEL, {}, "it is of another batch"),
         (plan(asked), "other", {}, f"it is of another run: of model '{MODEL}', not 'other'"),
@@ -151,8 +168,42 @@ async def test_a_journal_of_something_else_is_refused(
         assert said in str(caught.value)
     assert path.read_bytes() == written
     assert sum(engine.attempts.values()) == 4
-    results = await run(plan(asked), client, path, extra_headers={"x-request-from": "elsewhere"}, concurrency=1)
-    assert len(results) == 4
+    for same in ({"extra_headers": {"x-request-from": "elsewhere"}}, {"messages": PlannedRequest.messages}):
+        assert len(await run(plan(asked), client, path, concurrency=1, **same)) == 4
+    again = with_last([*asked[-1].blocks, asked[-1].blocks[0]])  # which is in the prompt once
+    assert len(await run(again, client, path)) == 4
+    assert sum(engine.attempts.values()) == 4
+
+
+async def test_own_messages_are_looked_at(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
+) -> None:
+    def chat(planned: PlannedRequest, more: str = "") -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{planned.render()}\n{more}{planned.request.question}"}]
+
+    await run(plan(requests(2, 3)), client, path, messages=chat)
+    turned = plan(requests(2, 3)[::-1], "frequency")
+    assert len(await run(turned, client, path, messages=chat)) == 6
+    assert sum(engine.attempts.values()) == 6
+    for other in (lambda planned: chat(planned, "In one word: "), None):
+        with pytest.raises(BatchFileError, match="it is of another batch"):
+            await run(plan(requests(2, 3)), client, path, messages=other)
+
+
+def test_the_default_prompt_is_that_of_the_journals_version() -> None:
+    """If this has to be changed, `_VERSION` has to be raised: an older journal holds answers to another prompt."""
+    first, second = ContextBlock("The sky.\n[sea] Not a header.", id="sky"), ContextBlock("The sea.", id="sea")
+    batch = ContextPlanner().plan_batch([BatchRequest("q", [first, second], "Why?")], preamble="Be brief.")
+    chat = [replace(batch["q"], order=order).messages() for order in ((0, 1), (1, 0))]
+    told = "Please read the context in the following priority order: [sky] > [sea] and answer the question."
+    assert _VERSION == 1
+    assert chat == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{context}\n\nWhy?"}]
+        for context in (
+            "[sky] The sky.\n\\[sea] Not a header.\n\n[sea] The sea.",
+            f"[sea] The sea.\n\n[sky] The sky.\n\\[sea] Not a header.\n\n{told}",
+        )
+    ]
 
 
 async def test_a_file_that_is_no_journal_is_refused_and_left_alone(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest
 from warmprefix.batch.run import BatchResult, Retries
+from warmprefix.batch.run.client import _lines
 from warmprefix.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]
@@ -46,8 +51,14 @@ async def test_results_come_in_the_callers_order(
         assert result.cached_tokens == engine.usage[result.id]["prompt_tokens_details"]["cached_tokens"]
         assert batch.owner.committed[result.request.plan_id] == result.cached_tokens  # type: ignore[attr-defined]
     assert sum(result.cached_tokens or 0 for result in results) > 0
-    assert batch.owner.commits == len(asked)  # type: ignore[attr-defined]
-    assert batch.owner.abandoned == []  # type: ignore[attr-defined]
+    stats = batch.owner.stats()  # type: ignore[attr-defined]
+    assert (stats.commits, stats.reported_commits, stats.open_plans) == (len(asked), len(asked), 0)
+    assert (stats.abandons, stats.late_commits) == (0, 0)
+    assert stats.reported_cached_tokens == sum(result.cached_tokens or 0 for result in results)
+    for planned in batch:  # the planner has learned what the engine holds now
+        assert batch.owner.plan(planned.request.blocks, preamble="Answer briefly.").resident_tokens == (  # type: ignore[attr-defined]
+            planned.total_tokens
+        )
 
 
 async def test_one_at_a_time_requests_run_in_execution_order(
@@ -120,6 +131,31 @@ async def test_an_engine_that_reports_no_usage(plan: Plan, requests: MakeRequest
     assert result.text
     assert (result.prompt_tokens, result.completion_tokens, result.cached_tokens) == (None, None, None)
     assert batch.owner.committed == {batch["g0m0"].plan_id: None}  # type: ignore[attr-defined]
+
+
+async def test_an_answer_may_hold_any_character(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
+) -> None:
+    text = "\u2028a\x85b\u2029\x7f\U0001f600\ufeff"
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop"}
+    chunk = json.dumps({"choices": [choice]}, ensure_ascii=False)
+    assert text in chunk
+    for end in ("\n", "\r\n"):
+        said = f": a comment{end}{end}event: x{end}data:{chunk}{end}{end}data: [DONE]{end}{end}"
+        engine.fault = lambda id, n, said=said: fault("say", said=said)
+        (result,) = [result async for result in plan(requests(1, 1)).run(client, MODEL, retries=0)]
+        assert (result.error, result.text) == (None, text)
+
+
+@given(
+    data=st.binary(max_size=40) | st.text("a\n\u2028", max_size=20).map(str.encode), cuts=st.sets(st.integers(0, 40))
+)
+async def test_lines_are_the_same_however_the_stream_is_cut(data: bytes, cuts: set[int]) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for start, end in itertools.pairwise(sorted({0, *cuts, 41})):
+            yield data[start:end]
+
+    assert [line async for line in _lines(pieces())] == data.split(b"\n")
 
 
 @pytest.mark.parametrize("count", [0, 1])
