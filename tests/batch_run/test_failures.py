@@ -370,4 +370,6 @@ def test_an_event_loop_that_ends_with_the_run_unfinished(plan: Plan, requests: M
 
     kept: list[Any] = []
     asyncio.run(main())
-    assert not set(batch.owner.committed) & set(batch.owner.abandoned)  # type: ignore[attr-defined]
+    committed, abandoned = set(batch.owner.committed), set(batch.owner.abandoned)  # type: ignore[attr-defined]
+    assert {batch[id].plan_id for id in engine.attempts} <= committed | abandoned
+    assert not committed & abandoned
