@@ -12,7 +12,7 @@ from warmprefix.batch import loops
 __all__ = ["COMPILING_PAYS_FROM", "Machine", "machine"]
 
 COMPILING_PAYS_FROM = 4_000_000
-"""Steps of plain Python, half a second of them or more, that take longer than to import numba and load what it compiled."""
+"""Steps of plain Python, half a second or more, that take longer than to import numba and load what it compiled."""
 
 _LOADED_PAYS_FROM = 100_000
 """The same, once that is done."""

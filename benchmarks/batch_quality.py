@@ -1,0 +1,369 @@
+"""How much of their context the requests of a batch find in the prefix cache, planner by planner, trace by trace.
+
+    python benchmarks/batch_quality.py [TRACE_OR_FOLDER ...] [--check] [--limit N] [--budget SECONDS]
+
+Without an argument the traces are those in the folder that the environment variable WARMPREFIX_TRACES names, or, if
+there is none, three generated ones. Each is planned as one batch, of blocks with the trace's own lengths, by every
+planner of warmprefix and by the published `contextpilot` package where that is installed. Each plan is then run through
+the same model of a prefix cache (`warmprefix.tree`: least recently used path first, tails first), in the execution
+order that its planner gave, one request after the other. A plan serves for both caches, unless there are requests that
+the smaller one cannot hold: then ours are made for each. `k` is the trace's own, 15 at most, unless `REPORTED_K` says
+otherwise.
+
+*as it comes*: blocks in relevance order, requests in order of arrival. *relevance*: only the requests are ordered.
+*top-down*: the greedy rule of GGR (arXiv 2403.05821), by count times tokens. *merge, 10 s*: with a time budget, to show
+what is left to find. *bound*: no plan can save more, as `BatchPlan.upper_bound` has it; its kind stands beside it.
+Seconds are those of the whole call, for ours with the bound, labels, and what warms what; for `contextpilot` those of
+`reorder()` with one worker. Nothing else runs on a second core.
+
+Then random small batches are solved exactly (`exact.py`), to tell how near to the optimum the planners come.
+
+`--check` ends with status 1 unless merge saves more than contextpilot on every trace in both caches, no less than
+`FLOORS`, and within 2 % of the optimum on every small batch. Only a run of whole traces that were given, with
+contextpilot beside, is written to `results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import print_table, size, write_results, zipf_requests
+from exact import fewest_prefilled, fewest_prefilled_of_all, small_batches
+from traces import generated, given_files, reported_k, trace_of
+from warmprefix import ContextPlanner
+from warmprefix.batch.base import BatchPlanner, Placed, Progress
+from warmprefix.batch.execution import depth_first
+from warmprefix.batch.plan import BatchPlan, BatchRequest
+from warmprefix.batch.topdown import split
+from warmprefix.replay.workload import Workload
+from warmprefix.traces.format import Trace, TraceRequest
+from warmprefix.traces.reader import read_trace
+from warmprefix.tree import PrefixTree
+
+CAPACITIES = (None, 30_000)
+OURS = "merge"
+PEER = "contextpilot"
+PLANNERS = ("relevance", "frequency", "context-index", PEER, "top-down", OURS)
+AS_IT_COMES = "as it comes"
+FIRST = 2_000
+CUT = ("ragpulse_rag", "nqopen_records_bm25_k20")
+"""Traces that are also planned without what follows their first requests, as the floors are."""
+
+FLOORS: Mapping[str, tuple[float, float]] = {
+    "psi_multihoprag_summary_k5": (32.6, 32.6),
+    "chroma_200_bm25_k20": (38.0, 38.0),
+    "qasper80_1024_bm25_k20": (33.1, 33.1),
+    "xquad_squad_bm25_k20": (41.3, 41.3),
+    "ragpulse_rag, first 2000": (52.4, 52.4),
+    "nqopen_records_bm25_k20, first 2000": (34.1, 34.1),
+}
+"""Hit ratios in %, in the caches of `CAPACITIES`, of the first sketch of the merge planner, as it was published: with
+one decimal place, to which others are rounded before they are compared."""
+
+SMALL = 500
+NEAR = 0.98
+"""The share of the optimum that counts as near."""
+
+
+class Planned(NamedTuple):
+    """A plan by the requests' numbers and their blocks' keys, and what making it took."""
+
+    placed: Sequence[Placed]
+    seconds: float
+    cpu_seconds: float
+    batch: BatchPlan | None
+    """None if it is not ours."""
+
+
+def main() -> None:
+    options = arguments()
+    paths = given_files(options.traces)
+    traces = [read_trace(path, options.limit) for path in paths] if paths else list(generated())
+    peer = find_spec(PEER) is not None
+    if options.check and not peer:
+        sys.exit(f"--check compares with {PEER}, which is not installed")
+    planners = [name for name in PLANNERS if name != PEER or peer]
+    check_the_solver()
+    warm_up()
+    rows: list[dict[str, Any]] = []
+    for trace, name in with_cuts(traces):
+        row = measure(Workload(trace, reported_k(trace)), name, planners, options.budget)
+        rows.append(row)
+        print(f"{name}: done in {sum(row['seconds'].values()):.0f} s", file=sys.stderr)
+    shown = [AS_IT_COMES, *planners, budgeted(options.budget)]
+    for capacity in CAPACITIES:
+        print_rows(rows, shown, capacity)
+    print_seconds(rows, shown)
+    small = measure_small(planners)
+    print_small(small)
+    if paths and peer and options.limit is None and options.budget == 10:
+        write_results("batch_quality", {"floors_percent": FLOORS, "traces": rows, "small_batches": small})
+    if options.check:
+        below = [*chain.from_iterable(map(falls_short, rows)), *small_falls_short(small)]
+        print("\n".join([f"\n{OURS} falls short:", *below]) if below else f"\n{OURS} falls short nowhere.")
+        sys.exit(1 if below else 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", type=Path, help="trace files, or folders of them")
+    parser.add_argument("--limit", type=int, help="requests of each trace")
+    parser.add_argument("--budget", type=float, default=10, help="seconds that merge may search on in its last column")
+    parser.add_argument("--check", action="store_true", help="status 1 if merge falls short")
+    return parser.parse_args()
+
+
+def budgeted(seconds: float) -> str:
+    return f"{OURS}, {seconds:g} s"
+
+
+def with_cuts(traces: Sequence[Trace]) -> list[tuple[Trace, str]]:
+    """The traces with their names, and again the first requests of some."""
+    found: list[tuple[Trace, str]] = []
+    for trace in traces:
+        found.append((trace, trace.name))
+        if trace.name in CUT and len(trace.requests) > FIRST:
+            found.append((replace(trace, requests=trace.requests[:FIRST]), f"{trace.name}, first {FIRST}"))
+    return found
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def measure(workload: Workload, name: str, planners: Sequence[str], budget: float) -> dict[str, Any]:
+    """All hit ratios of one batch, in %, and what planning it took."""
+    as_it_comes = Planned([Placed(i, request.keys) for i, request in enumerate(workload.requests)], 0.0, 0.0, None)
+    plans = {AS_IT_COMES: dict.fromkeys(CAPACITIES, as_it_comes)}
+    plans |= {planner: plans_for(workload, planner) for planner in planners}
+    plans[budgeted(budget)] = plans_for(workload, OURS, budget)
+    total = max(sum(request.context_tokens for request in workload.requests), 1)
+    ratios = {
+        planner: {
+            size(capacity): round(100 * saved(workload, plan, capacity) / total, 2) for capacity, plan in of.items()
+        }
+        for planner, of in plans.items()
+    }
+    ours = plans[OURS][None].batch
+    assert ours is not None
+    return {
+        "trace": name,
+        "requests": len(workload.requests),
+        "k": workload.k,
+        "hit_percent": ratios,
+        "bound_percent": round(100 * ours.upper_bound / total, 2),
+        "bound": ours.bound,
+        "seconds": {planner: round(of[None].seconds, 3) for planner, of in plans.items()},
+        "cpu_seconds": {planner: round(of[None].cpu_seconds, 3) for planner, of in plans.items()},
+    }
+
+
+def plans_for(workload: Workload, planner: str, budget: float | None = None) -> dict[int | None, Planned]:
+    """A plan for each cache; one for all that hold the longest request, or if the planner is told of no cache."""
+    unbounded = made(workload, planner, None, budget)
+    longest = max((request.context_tokens for request in workload.requests), default=0)
+    return {
+        capacity: unbounded
+        if capacity is None or longest <= capacity or planner == PEER
+        else made(workload, planner, capacity, budget)
+        for capacity in CAPACITIES
+    }
+
+
+def made(workload: Workload, planner: str, capacity: int | None = None, budget: float | None = None) -> Planned:
+    if planner == PEER:
+        return contextpilot(workload)
+    chosen: str | BatchPlanner = TopDown() if planner == "top-down" else planner
+    requests = [
+        BatchRequest(i, request.blocks, tenant=request.source.scope) for i, request in enumerate(workload.requests)
+    ]
+    started, cpu_started = time.perf_counter(), cpu_seconds_used()
+    batch = ContextPlanner().plan_batch(requests, chosen, capacity_tokens=capacity, time_budget=budget)
+    seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
+    keys = [request.keys for request in workload.requests]
+    placed = [Placed(int(r.id), tuple([keys[int(r.id)][position] for position in r.order])) for r in batch]
+    return Planned(placed, seconds, cpu_seconds, batch)
+
+
+class TopDown:
+    """Contexts that hold the block worth most are set apart, again and again: its blocks come first in their orders."""
+
+    def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
+        orders: list[tuple[int, ...]] = [()] * len(contexts)
+        prefixes: list[tuple[int, ...]] = []
+        for group in split(contexts, tokens, 0):  # parents come first
+            before = prefixes[group.parent] if group.parent >= 0 else ()
+            prefixes.append((*before, *[block for block in group.blocks if block not in before]))
+            for x in group.rest:
+                orders[x] = (*prefixes[-1], *[block for block in contexts[x] if block not in prefixes[-1]])
+        return [Placed(x, orders[x]) for x in depth_first(orders)]
+
+
+def contextpilot(workload: Workload) -> Planned:
+    """ContextPilot's batch call, its prints discarded. It does not take empty contexts, which so come last."""
+    import contextpilot as package  # type: ignore[import-not-found,unused-ignore]
+
+    numbers = [i for i, request in enumerate(workload.requests) if request.keys]
+    contexts = [list(workload.requests[i].keys) for i in numbers]
+    started, cpu_started = time.perf_counter(), cpu_seconds_used()
+    with contextlib.redirect_stdout(io.StringIO()):
+        pilot = package.ContextPilot(use_gpu=False)
+        pilot.num_workers = 1
+        orders, schedule = pilot.reorder(contexts)
+    seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
+    # Of a first batch, orders[j] belongs to the context at schedule[j]; `saved` checks that it does.
+    placed = [Placed(numbers[at], tuple(order)) for order, at in zip(orders, schedule, strict=True)]
+    placed += [Placed(i, ()) for i, request in enumerate(workload.requests) if not request.keys]
+    return Planned(placed, seconds, cpu_seconds, None)
+
+
+def saved(workload: Workload, planned: Planned, capacity: int | None) -> int:
+    """Tokens that a prefix cache finds of a plan; every request must be in it once, with just its blocks."""
+    requests = workload.requests
+    if sorted([i for i, _ in planned.placed]) != list(range(len(requests))):
+        raise ValueError(f"{workload.name}: not every request once")
+    lengths = {key: tokens for request in requests for key, tokens in zip(request.keys, request.tokens, strict=True)}
+    tree = PrefixTree[int](capacity, 2 * len(requests) + 1)
+    found = 0
+    for i, order in planned.placed:
+        if sorted(order) != sorted(requests[i].keys):
+            raise ValueError(f"{workload.name}: not the blocks of request {i}")
+        found += tree.insert(order, [lengths[key] for key in order]).tokens
+    batch = planned.batch
+    if batch is not None and batch.capacity_tokens == capacity and batch.saved_tokens != found:
+        raise ValueError(f"{workload.name}: the plan promises {batch.saved_tokens} tokens, {found} are found")
+    return found
+
+
+def cpu_seconds_used() -> float:
+    """By this process and those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def warm_up() -> None:
+    """Load what is compiled, or compile it."""
+    trace = trace_of("warm-up", zipf_requests(2_000, k=10, topics=50, per_topic=40))
+    made(Workload(trace), OURS)
+
+
+# -- small batches -----------------------------------------------------------------------------------------------------
+
+
+def measure_small(planners: Sequence[str]) -> dict[str, Any]:
+    """What share of what can be saved each planner saves, and the batches on which ours is not near it."""
+    shares: dict[str, list[float]] = {planner: [] for planner in planners}
+    misses: list[dict[str, Any]] = []
+    for contexts, tokens in small_batches(SMALL):
+        workload = Workload(small_trace(contexts, tokens))
+        most = sum(tokens[block] for context in contexts for block in context) - fewest_prefilled(contexts, tokens)
+        for planner in planners:
+            found = saved(workload, made(workload, planner), None)
+            if found > most:
+                raise ValueError(
+                    f"{planner} saves {found} tokens of {contexts}, {tokens}, more than the optimum, {most}"
+                )
+            if most:
+                shares[planner].append(found / most)
+            if planner == OURS and found < NEAR * most:
+                misses.append({"requests": contexts, "tokens": tokens, "saved": found, "optimum": most})
+    return {
+        "batches": SMALL,
+        "with_something_to_save": len(shares[OURS]),
+        "share_of_optimum": {
+            planner: {
+                "mean": round(statistics.fmean(found), 5),
+                "worst": round(min(found), 5),
+                "within_2_percent": sum(share >= NEAR for share in found),
+                "exact": sum(share == 1 for share in found),
+            }
+            for planner, found in shares.items()
+        },
+        "misses": misses,
+    }
+
+
+def small_trace(contexts: Sequence[Sequence[int]], tokens: Sequence[int]) -> Trace:
+    return Trace(
+        "small batch",
+        tuple(TraceRequest(i, tuple(blocks)) for i, blocks in enumerate(contexts)),
+        dict(enumerate(tokens)),
+    )
+
+
+def check_the_solver() -> None:
+    """Compare the solver with trying every order of every request, on tiny batches."""
+    for contexts, tokens in small_batches(200, requests=4, blocks=3, seed=1):
+        found, least = fewest_prefilled(contexts, tokens), fewest_prefilled_of_all(contexts, tokens)
+        if found != least:
+            raise ValueError(f"exact.py finds {found} tokens to prefill of {contexts}, {tokens}; {least} will do")
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def falls_short(row: Mapping[str, Any]) -> list[str]:
+    ratios, found = row["hit_percent"], list[str]()
+    for number, capacity in enumerate(CAPACITIES):
+        merge, peer = ratios[OURS][size(capacity)], ratios[PEER][size(capacity)]
+        if merge <= peer and row["bound_percent"] > 0:
+            found.append(f"  {row['trace']}, {size(capacity)}: {merge} %, {PEER} {peer} %")
+        if row["trace"] in FLOORS and round(merge, 1) < FLOORS[row["trace"]][number]:
+            found.append(
+                f"  {row['trace']}, {size(capacity)}: {merge} %, the floor is {FLOORS[row['trace']][number]} %"
+            )
+    return found
+
+
+def small_falls_short(small: Mapping[str, Any]) -> list[str]:
+    return [f"  small batch: {miss['saved']} of {miss['optimum']} tokens" for miss in small["misses"]]
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], planners: Sequence[str], capacity: int | None) -> None:
+    print(f"\nhit ratio in %, cache {'without bound' if capacity is None else f'of {capacity:,} tokens'}\n")
+    number = CAPACITIES.index(capacity)
+    lines: list[list[object]] = []
+    for row in rows:
+        ratios = row["hit_percent"]
+        floor = FLOORS[row["trace"]][number] if row["trace"] in FLOORS else ""
+        bound = (f"{row['bound_percent']:.2f}", row["bound"])
+        cells = [f"{ratios[planner][size(capacity)]:.2f}" for planner in planners]
+        lines.append([f"{row['trace']} ({row['requests']}, {row['k']})", *cells, floor, *bound])
+    print_table(["trace (requests, k)", *planners, "floor", "bound", ""], lines)
+
+
+def print_seconds(rows: Sequence[Mapping[str, Any]], planners: Sequence[str]) -> None:
+    print("\nplanning seconds\n")
+    shown = [planner for planner in planners if planner != AS_IT_COMES]
+    print_table(
+        ["trace", *shown], [[row["trace"], *[f"{row['seconds'][planner]:.2f}" for planner in shown]] for row in rows]
+    )
+    if PEER not in planners:
+        print(f"\n{PEER} is not installed, so its column is missing.")
+
+
+def print_small(small: Mapping[str, Any]) -> None:
+    count = small["with_something_to_save"]
+    print(f"\nshare of the optimum, {small['batches']} small batches, in {count} of which something can be saved\n")
+    lines = [
+        [planner, f"{found['mean']:.2%}", f"{found['worst']:.2%}", found["within_2_percent"], found["exact"]]
+        for planner, found in small["share_of_optimum"].items()
+    ]
+    print_table(["", "mean", "worst", "within 2 %", "optimal"], lines)
+    for miss in small["misses"]:
+        print(f"{OURS} saves {miss['saved']} of {miss['optimum']}: {miss['requests']}, tokens {miss['tokens']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+"""How long planning a batch takes, from 1,000 requests to 200,000, and how much memory.
+
+    python benchmarks/batch_scale.py [--quick] [--check]
+
+Requests of 15 blocks of 50 to 400 tokens, seeded, from three generators. *clustered*: 12 blocks from one of as many
+topics as make some 250 requests each, of 60 blocks, and 3 from anywhere. *zipf*: by a Zipf law (exponent 1) over as
+many blocks as a fifth of the requests. *topics*: four fifths from one of 400 topics of 60 blocks, by a Zipf law over
+topics, the rest from anywhere.
+
+Timed is the whole of `ContextPlanner().plan_batch(requests, "merge")`: with the upper bound, the run through the model
+of the cache, labels. Each line is measured in a process of its own, on one core. *first*: seconds of its first call,
+which also loads what numba has compiled in an earlier one. *seconds*: the median of three calls, if the first took less
+than five seconds; *CPU*: the same in CPU seconds. Stages are those of the fastest call. *peak*: most resident memory of
+the process by the end of the first call, the requests included.
+
+*walked*: how many entries of the blocks' lists of requests were looked at in merging and moving, so how many
+overlapping pairs were examined, those again that were examined again. *pairs*: how many there are, each pair of
+requests once for each block that it shares. *growth*: the slopes of CPU seconds over requests and over entries walked,
+all logarithmic: 1 is linear, 2 quadratic.
+
+Then, beside it: without anything compiled in the cache; in plain Python, as if numba were missing; the context-index
+planner; and `reorder()` of the published `contextpilot` package where that is installed, with one worker, whose memory
+is not counted.
+
+`--check` ends with status 1 if a call of merge takes longer than `TARGETS` say, or more than 2 GiB. `--quick` measures
+the smallest batches only; a run of all is written to `results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from common import print_table, write_results, zipf_requests
+
+K = 15
+SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
+QUICK_SIZES = (1_000, 2_000)
+TARGETS: Mapping[int, float] = {2_000: 1.0, 10_000: 5.0, 100_000: 30.0}
+"""Most seconds for so many requests."""
+MOST_MEGABYTES = 2_048.0
+RUNS = 3
+SHORT = 5.0
+"""Seconds below which a call is repeated."""
+GIVE_UP = 600
+STAGES = ("preparing", "merging", "moving", "replanting", "laying out", "bound", "the rest")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smallest batches only")
+    parser.add_argument("--check", action="store_true", help="status 1 if a target is missed")
+    parser.add_argument("--measure", nargs=3, metavar=("WAY", "GENERATOR", "REQUESTS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        way, generator, requests = options.measure
+        print(json.dumps(WAYS[way](generator, int(requests))))
+        return
+    load = os.getloadavg()[0]
+    measured("merge", "clustered", max(QUICK_SIZES))  # compiles what is not compiled yet
+    sizes = QUICK_SIZES if options.quick else SIZES
+    rows = [measured("merge", generator, count) for generator in GENERATORS for count in sizes]
+    growth = [growth_of(generator, rows) for generator in GENERATORS]
+    print_rows(rows)
+    print_stages(rows)
+    print_growth(growth)
+    beside = [measured(way, generator, count) for way, generator, count in comparisons(sizes)]
+    print_beside(rows, beside)
+    if not options.quick:
+        results = {"load_at_start": round(load, 2), "merge": rows, "growth": growth, "beside": beside}
+        write_results("batch_scale", results)
+    if options.check:
+        missed = [line for row in rows for line in misses(row)]
+        print("\n".join(["\ntargets missed:", *missed]) if missed else "\nno target missed.")
+        sys.exit(1 if missed else 0)
+
+
+def comparisons(sizes: Sequence[int]) -> Iterator[tuple[str, str, int]]:
+    """What is measured beside merge: the way, the generator and the number of requests."""
+    yield "merge, nothing compiled", "clustered", max(size for size in sizes if size <= 10_000)
+    ways = {"merge, plain Python": 10_000, "context-index": 10_000, "contextpilot": 2_000}
+    for way, most in ways.items():
+        if way != "contextpilot" or find_spec(way) is not None:
+            for generator in GENERATORS:
+                for count in (2_000, 10_000):
+                    if count <= most and count in sizes:
+                        yield way, generator, count
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def clustered(count: int, seed: int = 0) -> Iterator[list[int]]:
+    rng = random.Random(seed)
+    topics = max(count // 250, 1)
+    for _ in range(count):
+        topic = rng.randrange(topics)
+        chosen = dict.fromkeys(rng.sample(range(60 * topic, 60 * topic + 60), 12))
+        while len(chosen) < K:
+            chosen[rng.randrange(60 * topics)] = None
+        request = list(chosen)
+        rng.shuffle(request)
+        yield request
+
+
+def zipf(count: int, seed: int = 0) -> Iterator[list[int]]:
+    rng = random.Random(seed)
+    blocks = range(max(count // 5, 2 * K))
+    weights = list(accumulate(1 / (block + 1) for block in blocks))
+    for _ in range(count):
+        chosen: dict[int, None] = {}
+        while len(chosen) < K:
+            chosen.update(dict.fromkeys(rng.choices(blocks, cum_weights=weights, k=K - len(chosen))))
+        yield list(chosen)
+
+
+GENERATORS: Mapping[str, Callable[[int], Iterator[list[int]]]] = {
+    "clustered": clustered,
+    "zipf": zipf,
+    "topics": zipf_requests,
+}
+
+
+def lengths(contexts: Sequence[Sequence[int]], seed: int = 1) -> list[int]:
+    """Tokens of every block, by number."""
+    rng = random.Random(seed)
+    return [rng.randint(50, 400) for _ in range(1 + max(map(max, contexts)))]
+
+
+# -- one measurement, in a process of its own --------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """What one call took."""
+
+    seconds: float
+    cpu_seconds: float
+    stages: dict[str, float]
+    walked: int
+
+
+def merge(generator: str, count: int) -> dict[str, Any]:
+    from warmprefix.batch.distinct import DistinctSets
+
+    contexts = list(GENERATORS[generator](count))
+    tokens = lengths(contexts)
+    row, calls = planned("merge", contexts, tokens)
+    batch = DistinctSets(contexts, tokens)
+    fastest = min(calls, key=lambda call: call.seconds)
+    return {
+        **row,
+        "stages": {stage: round(seconds, 3) for stage, seconds in fastest.stages.items()},
+        "walked": fastest.walked,
+        "all_pairs": (batch.work - batch.entries) // 2,
+        "cpu_seconds_a_million_walked": round(1e6 * row["cpu_seconds"] / max(fastest.walked, 1), 4),
+    }
+
+
+def merge_in_plain_python(generator: str, count: int) -> dict[str, Any]:
+    sys.modules["numba"] = None  # type: ignore[assignment]  # importing it raises ImportError from now on
+    return merge(generator, count)
+
+
+def context_index(generator: str, count: int) -> dict[str, Any]:
+    contexts = list(GENERATORS[generator](count))
+    return planned("context-index", contexts, lengths(contexts))[0]
+
+
+def planned(
+    planner: str, contexts: Sequence[Sequence[int]], tokens: Sequence[int]
+) -> tuple[dict[str, Any], list[Call]]:
+    """Plan some times; what that took, and how good the plan is."""
+    from warmprefix import ContextBlock, ContextPlanner
+    from warmprefix.batch.plan import BatchRequest
+
+    blocks = [ContextBlock(f"block {i}", id=i, tokens=length) for i, length in enumerate(tokens)]
+    requests = [BatchRequest(i, [blocks[block] for block in context]) for i, context in enumerate(contexts)]
+    calls: list[Call] = []
+    row: dict[str, Any] = {}
+    while not calls or (len(calls) < RUNS and calls[0].seconds < SHORT):
+        watch = Watch()
+        started, cpu_started = time.perf_counter(), cpu_seconds_used()
+        plan = ContextPlanner().plan_batch(requests, planner, progress=watch.progress)
+        seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
+        calls.append(Call(seconds, cpu_seconds, watch.stages(started, started + seconds), watch.walked()))
+        if len(calls) == 1:
+            row = {
+                "hit_percent": round(100 * plan.hit_ratio, 2),
+                "bound_percent": round(100 * plan.upper_bound / plan.total_tokens, 2),
+                "bound": plan.bound,
+                "peak_megabytes": peak_megabytes(),
+            }
+        del plan
+    times = {
+        "seconds": round(statistics.median(call.seconds for call in calls), 3),
+        "cpu_seconds": round(statistics.median(call.cpu_seconds for call in calls), 3),
+        "first_seconds": round(calls[0].seconds, 3),
+        "first_cpu_seconds": round(calls[0].cpu_seconds, 3),
+        "calls": len(calls),
+    }
+    return {**times, **row}, calls
+
+
+class Watch:
+    """Looks on while a batch is planned: which stage began when, and how many entries were walked.
+
+    Not all of these are stages that anybody is told of. So functions of the planner are replaced by some that call
+    them and note the time, and the working space of the loops, where they count what they walk, is remembered.
+    """
+
+    def __init__(self) -> None:
+        from warmprefix.batch import bounds, forest, layout, merge, planning
+
+        self._began: list[tuple[str, float]] = []
+        self._rooms: list[Any] = []
+
+        def room_for(*arguments: Any) -> Any:
+            self._rooms.append(forest.room_for(*arguments))
+            return self._rooms[-1]
+
+        def laid_out(*arguments: Any) -> Any:
+            self._begin("laying out")
+            return layout.laid_out(*arguments)
+
+        def upper_bound(*arguments: Any, **named: Any) -> Any:
+            self._begin("bound")
+            bound = bounds.upper_bound(*arguments, **named)
+            self._begin("the rest")
+            return bound
+
+        merge.__dict__.update(room_for=room_for, laid_out=laid_out)
+        planning.__dict__.update(upper_bound=upper_bound)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._begin(stage)
+
+    def _begin(self, stage: str) -> None:
+        if not self._began or self._began[-1][0] != stage:
+            self._began.append((stage, time.perf_counter()))
+
+    def stages(self, started: float, ended: float) -> dict[str, float]:
+        """Seconds of each."""
+        began = [("preparing", started), *self._began, ("", ended)]
+        seconds: dict[str, float] = {}
+        for (stage, begin), (_, end) in pairwise(began):
+            seconds[stage] = seconds.get(stage, 0.0) + end - begin
+        return seconds
+
+    def walked(self) -> int:
+        return sum(int(room.walked[0]) for room in self._rooms)
+
+
+def contextpilot(generator: str, count: int) -> dict[str, Any]:
+    """Its batch call, its prints discarded."""
+    import contextpilot as package  # type: ignore[import-not-found,unused-ignore]
+
+    contexts = list(GENERATORS[generator](count))
+    started, cpu_started = time.perf_counter(), cpu_seconds_used()
+    with contextlib.redirect_stdout(io.StringIO()):
+        pilot = package.ContextPilot(use_gpu=False)
+        pilot.num_workers = 1
+        orders, schedule = pilot.reorder(contexts)
+    seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
+    hit = 100 * hit_ratio(orders, lengths(contexts))
+    if sorted(schedule) != list(range(count)) or any(
+        sorted(order) != sorted(contexts[i]) for order, i in zip(orders, schedule, strict=True)
+    ):
+        raise ValueError("contextpilot does not return the requests that it was given")
+    return {
+        "seconds": round(seconds, 3),
+        "cpu_seconds": round(cpu_seconds, 3),
+        "first_seconds": round(seconds, 3),
+        "first_cpu_seconds": round(cpu_seconds, 3),
+        "calls": 1,
+        "hit_percent": round(hit, 2),
+        "peak_megabytes": peak_megabytes(),
+    }
+
+
+def hit_ratio(orders: Sequence[Sequence[int]], tokens: Sequence[int]) -> float:
+    """Of what is run in this order, in an unbounded cache."""
+    from warmprefix.tree import PrefixTree
+
+    tree = PrefixTree[int](None, 2 * len(orders) + 1)
+    found = sum(tree.insert(order, [tokens[block] for block in order]).tokens for order in orders)
+    return found / sum(tokens[block] for order in orders for block in order)
+
+
+def cpu_seconds_used() -> float:
+    """By this process and those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def peak_megabytes() -> float:
+    """Of this process alone."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+
+
+WAYS: Mapping[str, Callable[[str, int], dict[str, Any]]] = {
+    "merge": merge,
+    "merge, nothing compiled": merge,
+    "merge, plain Python": merge_in_plain_python,
+    "context-index": context_index,
+    "contextpilot": contextpilot,
+}
+
+
+def measured(way: str, generator: str, count: int) -> dict[str, Any]:
+    print(f"{way}, {generator}, {count:,}", file=sys.stderr)
+    command = [sys.executable, __file__, "--measure", way, generator, str(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ)
+        if way == "merge, nothing compiled":
+            environment["NUMBA_CACHE_DIR"] = folder
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=GIVE_UP, env=environment)
+    return {"way": way, "generator": generator, "requests": count, **json.loads(done.stdout)}
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def growth_of(generator: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    own = [row for row in rows if row["generator"] == generator]
+    seconds = [math.log(row["cpu_seconds"]) for row in own]
+    requests = [math.log(row["requests"]) for row in own]
+    walked = [math.log(row["walked"]) for row in own]
+    pairs = [math.log(row["all_pairs"]) for row in own]
+    return {
+        "generator": generator,
+        "seconds_over_requests": slope(requests, seconds),
+        "seconds_over_walked": slope(walked, seconds),
+        "walked_over_requests": slope(requests, walked),
+        "all_pairs_over_requests": slope(requests, pairs),
+    }
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    return round(statistics.linear_regression(x, y).slope, 2)
+
+
+def misses(row: Mapping[str, Any]) -> list[str]:
+    name = f"  {row['generator']}, {row['requests']:,}"
+    most = TARGETS.get(row["requests"], math.inf)
+    found: list[str] = []
+    if row["seconds"] > most:
+        found.append(f"{name}: {row['seconds']} s, {most} s allowed")
+    if row["peak_megabytes"] > MOST_MEGABYTES:
+        found.append(f"{name}: {row['peak_megabytes']} MB, {MOST_MEGABYTES} MB allowed")
+    return found
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    header = ["merge", "requests", "seconds", "CPU", "first", "allowed", "peak MB", "hit %", "bound %", ""]
+    lines = [
+        [
+            row["generator"],
+            f"{row['requests']:,}",
+            *[f"{row[name]:.2f}" for name in ("seconds", "cpu_seconds", "first_seconds")],
+            TARGETS.get(row["requests"], ""),
+            *[row[name] for name in ("peak_megabytes", "hit_percent", "bound_percent", "bound")],
+        ]
+        for row in rows
+    ]
+    print_table(header, lines)
+
+
+def print_stages(rows: Sequence[Mapping[str, Any]]) -> None:
+    print("\nseconds of each stage, in the fastest call; millions of entries walked, and CPU seconds for each\n")
+    lines = [
+        [
+            row["generator"],
+            f"{row['requests']:,}",
+            *[f"{row['stages'].get(stage, 0):.2f}" for stage in STAGES],
+            f"{row['walked'] / 1e6:,.1f}",
+            f"{row['all_pairs'] / 1e6:,.1f}",
+            row["cpu_seconds_a_million_walked"],
+        ]
+        for row in rows
+    ]
+    print_table(["merge", "requests", *STAGES, "M walked", "M pairs", "s per M"], lines)
+
+
+def print_growth(growth: Sequence[Mapping[str, Any]]) -> None:
+    print("\ngrowth\n")
+    names = [name for name in growth[0] if name != "generator"]
+    print_table(
+        ["", *[name.replace("_", " ") for name in names]],
+        [[row["generator"], *[row[name] for name in names]] for row in growth],
+    )
+
+
+def print_beside(rows: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]]) -> None:
+    print("\nbeside it\n")
+    compared = {(row["generator"], row["requests"]) for row in beside}
+    lines = [
+        [
+            f"{row['generator']}, {row['requests']:,}",
+            row["way"],
+            *[f"{row[name]:.2f}" for name in ("seconds", "cpu_seconds", "first_seconds")],
+            row["peak_megabytes"],
+            row["hit_percent"],
+        ]
+        for row in sorted([*rows, *beside], key=lambda row: (row["generator"], row["requests"]))
+        if (row["generator"], row["requests"]) in compared
+    ]
+    print_table(["", "", "seconds", "CPU", "first", "peak MB", "hit %"], lines)
+    if find_spec("contextpilot") is None:
+        print("contextpilot is not installed, so it is not timed.")
+
+
+if __name__ == "__main__":
+    main()
