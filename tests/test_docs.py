@@ -166,6 +166,20 @@ def test_the_hit_ratios_of_batches_are_those_of_the_benchmark() -> None:
     ]
 
 
+def test_the_times_of_batches_are_those_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/batch_scale.json").read_text())["results"]["merge"]
+    rows = re.findall(
+        r"^\| ([\d,]+) \| ([\d.]+) s \| ([\d.]+) s \| ([\d.]+) s \| (\d+) MB \|$",
+        (ROOT / "docs/batch.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [row[0] for row in rows] == ["2,000", "10,000", "100,000", "200,000"]
+    for requests, *seconds, peak in rows:
+        runs = {run["generator"]: run for run in measured if f"{run['requests']:,}" == requests}
+        assert seconds == [f"{runs[name]['first_seconds']:.1f}" for name in ("clustered", "topics", "zipf")]
+        assert peak == f"{max(run['peak_megabytes'] for run in runs.values()):.0f}"
+
+
 def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
     measured = json.loads((ROOT / "benchmarks/results/plugin_hit_ratio.json").read_text())["results"]
     expected = []
