@@ -486,7 +486,7 @@ class ContextPlanner:
         preamble_digest = None if preamble is None else fingerprint(preamble)
         for request in requests:
             scoped.setdefault(Scope(request.tenant, model, preamble_digest), []).append(request)
-            self._record(request.blocks, None, request.tenant, model, preamble)
+            self._record(distinct_blocks(request.blocks)[0], None, request.tenant, model, preamble)
         planned: list[PlannedRequest] = []
         bounds: list[Bound] = []
         total_tokens = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import ContextBlock, ContextPlanner, NoRecorder
 from warmprefix.batch.base import Placed, Progress
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.telemetry import PlannerStats
@@ -567,3 +567,14 @@ def check_order_of_window(planner: ContextPlanner, requests: Sequence[BatchReque
     for planned in planner.plan_window(requests):
         check_order(planned)
         planner.abandon(planned.plan)
+
+
+def test_the_recorder_is_told_of_each_block_once() -> None:
+    told: list[list[str]] = []
+
+    class Recorder(NoRecorder):
+        def record(self, blocks: Sequence[ContextBlock], **options: str | None) -> None:
+            told.append([block.text for block in blocks])
+
+    ContextPlanner(recorder=Recorder()).plan_batch({"a": ["x", "y", "x"]})
+    assert told == [["x", "y"]]
