@@ -34,37 +34,33 @@ class StoreError(WarmprefixError):
         self.key = key
 
 
-class TraceError(WarmprefixError):
+class _FileError(WarmprefixError):
+    """A file can't be used; names the file and the line."""
+
+    def __init__(self, path: str, line: int | None, problem: str) -> None:
+        place = path if line is None else f"{path}, line {line}"
+        super().__init__(f"{place}: {problem}")
+        self.path = path
+        self.line = line
+        """From 1 on; None for the file as a whole."""
+        self.problem = problem
+
+
+class TraceError(_FileError):
     """A trace file can't be used; names the file and the line.
 
     >>> str(TraceError("day.jsonl", 7, "tokens must be an integer, 0 or more, got -3"))
     'day.jsonl, line 7: tokens must be an integer, 0 or more, got -3'
     """
 
-    def __init__(self, path: str, line: int | None, problem: str) -> None:
-        place = path if line is None else f"{path}, line {line}"
-        super().__init__(f"{place}: {problem}")
-        self.path = path
-        self.line = line
-        """From 1 on; None for the file as a whole."""
-        self.problem = problem
-
 
 class BatchError(WarmprefixError):
     """A batch can't be run, or not to its end; what had been answered is in its journal, if it has one."""
 
 
-class BatchFileError(BatchError):
+class BatchFileError(_FileError, BatchError):
     """A batch's journal or output file can't be used; names the file and the line.
 
     >>> str(BatchFileError("night.journal", 3, "no request of this batch is called 'q7'"))
     "night.journal, line 3: no request of this batch is called 'q7'"
     """
-
-    def __init__(self, path: str, line: int | None, problem: str) -> None:
-        place = path if line is None else f"{path}, line {line}"
-        super().__init__(f"{place}: {problem}")
-        self.path = path
-        self.line = line
-        """From 1 on; None for the file as a whole."""
-        self.problem = problem
