@@ -27,7 +27,7 @@ FRAMEWORKS = ("langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
     "demo": ["-e", ".[cli]"],
-    "core": ["-e", ".[cli]", "--group", "dev"],
+    "core": ["-e", ".[cli,redis]", "--group", "dev"],
     "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[cli,{framework}]", "--group", f"{framework}-{version}"]

@@ -19,6 +19,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.ordering import POLICIES
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.guard import GuardedStore
 
 TEMPLATES = Templates()
 
@@ -127,7 +129,9 @@ class Conversations(RuleBasedStateMachine):
     def start(self) -> None:
         self.now = 0.0
         self.store = FlakyStore(lambda: self.now)
-        self.workers = [ContextPlanner(store=self.store), ContextPlanner(store=self.store)]
+        self.workers = [
+            ContextPlanner(store=GuardedStore(self.store, breaker=CircuitBreaker(0, 0))) for _ in range(2)
+        ]
         self.chats_opened = 0
 
     @rule(target=chats)
@@ -195,6 +199,10 @@ class Conversations(RuleBasedStateMachine):
     @rule()
     def lose_the_store(self) -> None:
         self.store.clear()
+
+    def teardown(self) -> None:
+        for worker in getattr(self, "workers", []):
+            worker.close()
 
     @rule(fault=st.sampled_from(["none", "none", "before", "after"]))
     def store_faults(self, fault: Literal["none", "before", "after"]) -> None:

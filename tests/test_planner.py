@@ -25,7 +25,9 @@ from warmprefix import (
     Templates,
 )
 from warmprefix.labels import label_candidates
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, Snapshot
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.guard import GuardedStore
 from warmprefix.tree import PrefixTree
 
 
@@ -648,9 +650,14 @@ class FailingStore(MemorySeenStore):
             raise ConnectionError(operation)
 
 
+def impatient(store: SeenStore) -> ContextPlanner:
+    """A planner that asks its store again at once after a failure."""
+    return ContextPlanner(store=GuardedStore(store, breaker=CircuitBreaker(0, 0)))
+
+
 def test_a_store_that_fails_costs_references_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
-    planner = ContextPlanner(store=store)
+    planner = impatient(store)
     serve(planner, 1, 2, conversation="chat", placement="tail")
     store.failing = "all"
     with caplog.at_level(logging.WARNING, "warmprefix"):
@@ -658,16 +665,19 @@ def test_a_store_that_fails_costs_references_and_nothing_else(caplog: pytest.Log
         planner.abandon(planner.plan(blocks(1), conversation="chat", placement="tail"))
     assert shape(plan) == ["full:2", "full:1"]
     assert plan.order_annotation is None
-    assert planner.stats().store_errors == 2
+    assert planner.stats().store_errors == 4
     assert len(caplog.records) == 1
     store.failing = ""
+    again = serve(planner, 1, 2, conversation="chat", placement="tail")
+    assert shape(again) == ["full:1", "full:2"], "the store knows nothing of the past of the turn that it missed"
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
+    assert planner.stats().untold_notices == 0
 
 
 @pytest.mark.parametrize("operation", ["commit", "abandon", "forget"])
 def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) -> None:
     store = FailingStore()
-    planner = ContextPlanner(store=store)
+    planner = impatient(store)
     plan = planner.plan(blocks(1), conversation="chat", placement="tail")
     store.failing = operation
     if operation == "commit":
@@ -692,7 +702,7 @@ def test_a_reset_that_fails_is_not_passed_over() -> None:
 def test_a_record_that_the_store_failed_to_correct_is_not_trusted_afterwards(correction: str) -> None:
     """The history goes on without block 1, and the store, failing just then, does not hear of it."""
     store = FailingStore()
-    planner = ContextPlanner(store=store)
+    planner = impatient(store)
     kept = planner.plan(blocks(2), conversation="chat", placement="tail")
     serve(planner, 1, conversation="chat", placement="tail")  # its answer is thrown away for the other's
     store.failing = "all"

@@ -5,7 +5,15 @@ A caller's mistake is a plain `ValueError` or `TypeError`. Everything else deriv
 
 from __future__ import annotations
 
-__all__ = ["BatchError", "BatchFileError", "MissingExtraError", "StoreError", "TraceError", "WarmprefixError"]
+__all__ = [
+    "BatchError",
+    "BatchFileError",
+    "MissingExtraError",
+    "StoreError",
+    "StoreUnavailableError",
+    "TraceError",
+    "WarmprefixError",
+]
 
 
 class WarmprefixError(Exception):
@@ -29,9 +37,19 @@ class StoreError(WarmprefixError):
     """A seen-block store could not answer; names the operation and the conversation's key."""
 
     def __init__(self, operation: str, key: object) -> None:
-        super().__init__(f"seen-block store failed in {operation} for {key}")
+        super().__init__(operation, key)
         self.operation = operation
         self.key = key
+
+    def __str__(self) -> str:
+        return f"seen-block store failed in {self.operation} for {self.key}"
+
+
+class StoreUnavailableError(StoreError):
+    """A seen-block store was not asked, because it failed a moment ago."""
+
+    def __str__(self) -> str:
+        return f"seen-block store failed lately, and is not asked to {self.operation} for {self.key}"
 
 
 class _FileError(WarmprefixError):

@@ -10,29 +10,31 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
 from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
-from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import Message, VisibleHistory
-from warmprefix.errors import StoreError
+from warmprefix.draft import Draft
 from warmprefix.labels import LabelRegistry
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
-from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock, SeenStore
+from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
+from warmprefix.stores.guard import GuardedStore
 from warmprefix.telemetry import PlannerStats
 from warmprefix.traces.base import RequestRecorder
 from warmprefix.traces.environment import recorder_from_environment
 from warmprefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from warmprefix.batch.assembly import Requests
     from warmprefix.batch.bounds import Bound
@@ -69,6 +71,15 @@ class BatchOptions(TypedDict, total=False):
     progress: Progress | None
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class _AsyncClosable(Protocol):
+    async def aclose(self) -> None: ...
+
+
 class ContextPlanner:
     """Arranges each request's context blocks so that the engine's prefix cache already holds much of the prompt.
 
@@ -98,6 +109,7 @@ class ContextPlanner:
         max_labels: int = 65_536,
         max_open_plans: int = 10_000,
         store: SeenStore | None = None,
+        sharing: OrderSharing | None = None,
         templates: Templates | None = None,
         salt_key: bytes = b"",
         recorder: RequestRecorder | None = None,
@@ -112,17 +124,18 @@ class ContextPlanner:
             max_scopes: Most scopes; beyond it the one not used longest is forgotten.
             max_labels: Most blocks whose labels are remembered, a scope.
             max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed. Of
-                batches, the last one's plans all can. Also the most conversations remembered whose record the store
-                failed to correct.
-            store: Where conversations are remembered; in this process by default.
+                batches, the last one's plans all can.
+            store: Where conversations are remembered; in this process by default. Any other is asked through a
+                `GuardedStore`, with its defaults if you don't give one: 20 ms a call, then the request goes on.
+            sharing: Where what is learned is shared with other planners of the same engine; nowhere by default.
             templates: The wording of the annotations.
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
             recorder: Is told of every request as it came; by default, what `warmprefix record` asks for, if it runs
                 the application, and nothing otherwise.
 
         Raises:
-            TypeError: `policy` is a policy itself instead of what makes one, or `store`, `templates`, `salt_key` or
-                `recorder` has another type than the above.
+            TypeError: `policy` is a policy itself instead of what makes one, or `store`, `sharing`, `templates`,
+                `salt_key` or `recorder` has another type than the above.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
         for name, value in (
@@ -134,6 +147,8 @@ class ContextPlanner:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
         if store is not None and not isinstance(store, SeenStore):
             raise TypeError(f"store must be a SeenStore or None, got {type(store).__name__}")
+        if sharing is not None and not isinstance(sharing, OrderSharing):
+            raise TypeError(f"sharing must be an OrderSharing or None, got {type(sharing).__name__}")
         if templates is not None and not isinstance(templates, Templates):
             raise TypeError(f"templates must be Templates or None, got {type(templates).__name__}")
         if not isinstance(salt_key, bytes):
@@ -147,7 +162,18 @@ class ContextPlanner:
         self._max_scopes = max_scopes
         self._max_labels = max_labels
         self._max_open_plans = max_open_plans
-        self._store: SeenStore = MemorySeenStore() if store is None else store
+        self._store: SeenStore
+        self._awaited: AsyncSeenStore
+        self._resources: list[_Closable] = []
+        """What `close` closes, in this order."""
+        if store is None or type(store) is MemorySeenStore:
+            self._store = MemorySeenStore() if store is None else store
+            self._awaited = _Awaited(self._store)
+        else:
+            guarded = store if isinstance(store, GuardedStore) else GuardedStore(store)
+            self._store = self._awaited = guarded
+            self._resources.append(guarded)
+        self._sharing: OrderSharing = NoSharing() if sharing is None else sharing
         self._templates = Templates() if templates is None else templates
         self._salt_key = salt_key
         self._recorder = recorder_from_environment() if recorder is None else recorder
@@ -158,7 +184,6 @@ class ContextPlanner:
         self._scopes: OrderedDict[Scope, _ScopeState] = OrderedDict()
         self._open: OrderedDict[str, None] = OrderedDict()
         self._open_batches: OrderedDict[str, bytearray] = OrderedDict()
-        self._doubtful: OrderedDict[Conversation, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._planned = 0
 
@@ -201,49 +226,17 @@ class ContextPlanner:
             TypeError: An argument has another type than the above.
             ValueError: `placement` is neither value above, or `conversation` is empty.
         """
-        distinct, positions = distinct_blocks(as_blocks(blocks))
-        _check_names(conversation=conversation, tenant=tenant, model=model, preamble=preamble)
-        if conversation == "":
-            raise ValueError("conversation must not be empty; give None for a request outside any conversation")
-        if placement not in _PLACEMENTS:
-            raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
-        visible = None if history is None else VisibleHistory(history)
-        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
-        self._record(distinct, conversation, tenant, model, preamble)
-        with self._lock:
-            state = self._state(scope)
-            labels = state.labels.labels(distinct)
-            self._planned += 1
-            plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
-        if placement == "head":
-            past = _Past.none(labels)
-        elif visible is not None:
-            past = self._past_from_history(visible, distinct, labels, tenant, conversation)
-        elif conversation is not None:
-            past = self._past_from_store(Conversation(tenant, conversation), plan_id, distinct, labels)
-        else:
-            past = _Past.none(labels)
-        resolved, templates = past.resolved, self._templates
-        with self._lock:
-            order = range(len(distinct)) if order_locked else self._order(state, distinct, past.opens_prompt)
-            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
-            plan = ContextPlan(
-                id=plan_id,
-                scope=scope,
-                conversation=conversation,
-                placement=placement,
-                turn=past.turn,
-                blocks=planned,
-                resident_tokens=_resident_tokens(state.tree, planned) if past.opens_prompt else 0,
-                cache_salt=state.cache_salt,
-                tracked=past.tracked,
-                opens_prompt=past.opens_prompt,
-            )
-            self._open[plan_id] = None
-            if len(self._open) > self._max_open_plans:
-                self._open.popitem(last=False)
-            self._count_plan(plan)
-        return plan
+        draft = self._draft(blocks, conversation, placement, tenant, model, preamble, history, order_locked)
+        record = None
+        if (key := draft.key) is not None:
+            try:
+                if draft.visible is None:
+                    record = self._store.prepare(key, draft.plan_id, draft.proposed())
+                else:  # the record no longer follows this conversation, so no later plan may trust it
+                    self._store.forget(key)
+            except Exception:
+                self._store_failed()
+        return self._arrange(draft, record)
 
     @contextmanager
     def planning(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
@@ -258,7 +251,17 @@ class ContextPlanner:
 
     async def aplan(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> ContextPlan:
         """`plan`, for tasks."""
-        return self.plan(blocks, **options)
+        draft = self._draft(blocks, **options)
+        record = None
+        if (key := draft.key) is not None:
+            try:
+                if draft.visible is None:
+                    record = await self._awaited.aprepare(key, draft.plan_id, draft.proposed())
+                else:
+                    await self._awaited.aforget(key)
+            except Exception:
+                self._store_failed()
+        return self._arrange(draft, record)
 
     @asynccontextmanager
     async def aplanning(
@@ -374,44 +377,54 @@ class ContextPlanner:
             TypeError: An argument has another type than the above.
             ValueError: `cached_tokens` is negative.
         """
-        _check_plan(plan)
-        if cached_tokens is not None and (isinstance(cached_tokens, bool) or not isinstance(cached_tokens, int)):
-            raise TypeError(f"cached_tokens must be an int or None, got {type(cached_tokens).__name__}")
-        if cached_tokens is not None and cached_tokens < 0:
-            raise ValueError(f"cached_tokens must be 0 or more, got {cached_tokens}")
-        with self._lock:
-            in_time = self._close(plan)
-            self._counts["commits" if in_time else "late_commits"] += 1
-            if in_time and cached_tokens is not None:
-                self._counts["reported_commits"] += 1
-                self._counts["reported_cached_tokens"] += cached_tokens
-            if in_time and plan.opens_prompt:
-                self._learn(plan)
+        in_time = self._close_committed(plan, cached_tokens)
+        if not plan.tracked:
+            return in_time
         # The store must know of a late one too: if the model saw it, plans made beside it may not be in the history.
-        recorded = not plan.tracked or self._record_as_seen(plan, in_time)
+        recorded = False
+        try:
+            recorded = self._store.commit(_conversation(plan), _committed_as(plan), _sent(plan))
+        except Exception:
+            self._store_failed()
+        else:
+            self._count_conflict(plan, in_time, recorded)
         return in_time and recorded
 
     def abandon(self, plan: ContextPlan) -> bool:
         """The model did not see the plan's prompt: nothing is remembered of it. True if the plan was open."""
-        _check_plan(plan)
-        with self._lock:
-            if not self._close(plan):
-                return False
-            self._counts["abandons"] += 1
+        if not self._close_abandoned(plan):
+            return False
         if plan.tracked:
             try:
                 self._store.abandon(_conversation(plan), plan.id)
             except Exception:
-                self._store_failed("abandon")
+                self._store_failed()
         return True
 
     async def acommit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
         """`commit`, for tasks."""
-        return self.commit(plan, cached_tokens)
+        in_time = self._close_committed(plan, cached_tokens)
+        if not plan.tracked:
+            return in_time
+        recorded = False
+        try:
+            recorded = await self._awaited.acommit(_conversation(plan), _committed_as(plan), _sent(plan))
+        except Exception:
+            self._store_failed()
+        else:
+            self._count_conflict(plan, in_time, recorded)
+        return in_time and recorded
 
     async def aabandon(self, plan: ContextPlan) -> bool:
         """`abandon`, for tasks."""
-        return self.abandon(plan)
+        if not self._close_abandoned(plan):
+            return False
+        if plan.tracked:
+            try:
+                await self._awaited.aabandon(_conversation(plan), plan.id)
+            except Exception:
+                self._store_failed()
+        return True
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
         """Tell that a conversation's history was cut, edited, summarised or branched: none of its blocks is seen now.
@@ -419,19 +432,16 @@ class ContextPlanner:
         Needed only where `plan` is not shown the `history`. Plans in flight will count as unseen.
 
         Raises:
-            StoreError: The store failed. This planner will not trust the record all the same; another may.
+            StoreError: The store failed. It is told again as soon as it answers. Until then this planner does not trust
+                the record; another one may.
         """
         _check_names(conversation=conversation, tenant=tenant)
-        key = Conversation(tenant, conversation)
-        try:
-            self._store.forget(key)
-        except Exception as error:
-            self._doubt(key)
-            raise StoreError("forget", key) from error
+        self._store.forget(Conversation(tenant, conversation))
 
     async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
         """`forget`, for tasks."""
-        self.forget(conversation, tenant=tenant)
+        _check_names(conversation=conversation, tenant=tenant)
+        await self._awaited.aforget(Conversation(tenant, conversation))
 
     def reset(self) -> None:
         """Forget everything: scopes, labels, open plans, counts, and all conversations of the store, whoever shares it.
@@ -440,22 +450,48 @@ class ContextPlanner:
             StoreError: The store failed, so conversations may still be remembered; all else is forgotten.
         """
         with self._lock:
+            for scope in self._scopes:
+                self._sharing.unfollow(scope)
             self._scopes.clear()
             self._open.clear()
             self._open_batches.clear()
             self._counts.clear()
-        try:
-            self._store.clear()
-        except Exception as error:
-            raise StoreError("clear", "all conversations") from error
-        with self._lock:
-            self._doubtful.clear()
+        self._store.clear()
+
+    def close(self) -> None:
+        """End the threads that speak with a shared store, and the connections that `from_url` made. Idempotent.
+
+        What could not be told the store yet gets one more try. A planner without a shared store has nothing to close.
+        """
+        self._sharing.close()
+        for resource in self._resources:
+            resource.close()
+
+    async def aclose(self) -> None:
+        """`close`, for tasks, and the connections of this event loop."""
+        self.close()
+        for resource in self._resources:
+            if isinstance(resource, _AsyncClosable):
+                await resource.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
 
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""
         with self._lock:
             return PlannerStats(
                 **self._counts,
+                untold_notices=len(self._store.outbox) if isinstance(self._store, GuardedStore) else 0,
                 open_plans=len(self._open) + sum(map(sum, self._open_batches.values())),
                 scopes=len(self._scopes),
                 tree_nodes=sum(state.tree.nodes for state in self._scopes.values()),
@@ -539,90 +575,96 @@ class ContextPlanner:
         counts["resident_tokens"] += sum([request.saved_tokens for request in planned])
         counts["reordered_plans"] += sum([list(request.order) != sorted(request.order) for request in planned])
 
-    # -- the past: what the prompt holds already ---------------------------------------------------------------
+    # -- steps that the two kinds of every call share ----------------------------------------------------------
 
-    def _past_from_history(
+    def _draft(
         self,
-        visible: VisibleHistory,
-        blocks: Sequence[ContextBlock],
-        labels: Sequence[str],
-        tenant: str | None,
-        conversation: str | None,
-    ) -> _Past:
-        if conversation is not None:
-            # The record no longer follows this conversation, so no later plan may trust it.
-            key = Conversation(tenant, conversation)
-            try:
-                self._store.forget(key)
-            except Exception:
-                self._doubt(key)
-                self._store_failed("forget")
-        resolved = visible.resolve(blocks, labels, self._templates)
-        # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
-        opens_prompt = visible.is_empty and all(reference is None for _, reference in resolved)
-        return _Past(opens_prompt, None, resolved, tracked=False)
+        blocks: Iterable[ContextBlock | str],
+        conversation: str | None = None,
+        placement: Placement = "head",
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        history: Iterable[Message] | None = None,
+        order_locked: bool = False,
+    ) -> Draft:
+        distinct, positions = distinct_blocks(as_blocks(blocks))
+        _check_names(conversation=conversation, tenant=tenant, model=model, preamble=preamble)
+        if conversation == "":
+            raise ValueError("conversation must not be empty; give None for a request outside any conversation")
+        if placement not in _PLACEMENTS:
+            raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
+        visible = None if history is None else VisibleHistory(history)
+        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        self._record(distinct, conversation, tenant, model, preamble)
+        with self._lock:
+            labels = self._state(scope).labels.labels(distinct)
+            self._planned += 1
+            plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
+        return Draft(plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked)
 
-    def _past_from_store(
-        self, conversation: Conversation, plan_id: str, blocks: Sequence[ContextBlock], labels: Sequence[str]
-    ) -> _Past:
-        proposed = {block.fingerprint: label for block, label in zip(blocks, labels, strict=True)}
-        try:
-            self._settle_doubt(conversation)
-            record = self._store.prepare(conversation, plan_id, proposed)
-        except Exception:
-            self._store_failed("prepare")
-            return _Past(False, None, [(label, None) for label in labels], tracked=False)
-        resolved = resolve_from_record(blocks, labels, record, self._templates)
-        return _Past(record.turn == 0, record.turn + 1, resolved, tracked=True)
+    def _arrange(self, draft: Draft, record: Prepared | None) -> ContextPlan:
+        past = draft.past(record, self._templates)
+        distinct, positions, resolved, templates = draft.blocks, draft.positions, past.resolved, self._templates
+        with self._lock:
+            state = self._state(draft.scope)
+            order = range(len(distinct)) if draft.order_locked else self._order(state, distinct, past.opens_prompt)
+            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
+            plan = ContextPlan(
+                id=draft.plan_id,
+                scope=draft.scope,
+                conversation=draft.conversation,
+                placement=draft.placement,
+                turn=past.turn,
+                blocks=planned,
+                resident_tokens=_resident_tokens(state.tree, planned) if past.opens_prompt else 0,
+                cache_salt=state.cache_salt,
+                tracked=past.tracked,
+                opens_prompt=past.opens_prompt,
+            )
+            self._open[plan.id] = None
+            if len(self._open) > self._max_open_plans:
+                self._open.popitem(last=False)
+            self._count_plan(plan)
+            if record is not None:
+                self._counts["contested_blocks"] += len(record.contested)
+        return plan
 
-    def _record_as_seen(self, plan: ContextPlan, in_time: bool) -> bool:
-        assert plan.turn is not None
-        sent = [
-            SeenBlock(planned.block.fingerprint, planned.label, plan.turn, planned.block.tokens)
-            for planned in plan.blocks
-            if planned.reference is None
-        ]
-        try:
-            recorded = self._store.commit(_conversation(plan), plan.id, sent)
-        except Exception:
-            # What was recorded beside this plan may not be in the history, and the store does not know.
-            self._doubt(_conversation(plan))
-            self._store_failed("commit")
-            return False
-        if in_time and not recorded:
+    def _close_committed(self, plan: ContextPlan, cached_tokens: int | None) -> bool:
+        """Learn from a plan that was open; True if it was."""
+        _check_plan(plan)
+        if cached_tokens is not None and (isinstance(cached_tokens, bool) or not isinstance(cached_tokens, int)):
+            raise TypeError(f"cached_tokens must be an int or None, got {type(cached_tokens).__name__}")
+        if cached_tokens is not None and cached_tokens < 0:
+            raise ValueError(f"cached_tokens must be 0 or more, got {cached_tokens}")
+        with self._lock:
+            in_time = self._close(plan)
+            self._counts["commits" if in_time else "late_commits"] += 1
+            if in_time and cached_tokens is not None:
+                self._counts["reported_commits"] += 1
+                self._counts["reported_cached_tokens"] += cached_tokens
+            if in_time and plan.opens_prompt:
+                self._learn(plan)
+        return in_time
+
+    def _close_abandoned(self, plan: ContextPlan) -> bool:
+        _check_plan(plan)
+        with self._lock:
+            was_open = self._close(plan)
+            self._counts["abandons"] += was_open
+        return was_open
+
+    def _count_conflict(self, plan: ContextPlan, in_time: bool, recorded: bool) -> None:
+        if in_time and not recorded and plan.turn is not None:
             with self._lock:
                 self._counts["conflicts"] += 1
-        return recorded
 
-    def _doubt(self, conversation: Conversation) -> None:
-        """The store failed to correct this conversation's record, so it must be voided before it is trusted."""
-        with self._lock:
-            self._doubtful[conversation] = None
-            if len(self._doubtful) > self._max_open_plans:
-                self._doubtful.popitem(last=False)
-
-    def _settle_doubt(self, conversation: Conversation) -> None:
-        """Void a doubtful record; raises what the store raises, and then the doubt stays."""
-        with self._lock:
-            doubtful = self._doubtful.pop(conversation, self) is not self
-        if doubtful:
-            try:
-                self._store.forget(conversation)
-            except BaseException:
-                self._doubt(conversation)
-                raise
-
-    def _store_failed(self, operation: str) -> None:
+    def _store_failed(self) -> None:
         """The one place where a failing store degrades to nothing de-duplicated."""
         with self._lock:
             self._counts["store_errors"] += 1
             first = self._counts["store_errors"] == 1
-        _log.log(
-            logging.WARNING if first else logging.DEBUG,
-            "seen-block store failed in %s",
-            operation,
-            exc_info=True,
-        )
+        _log.log(logging.WARNING if first else logging.DEBUG, "seen-block store failed", exc_info=True)
 
     def _record(
         self,
@@ -674,23 +716,39 @@ class ContextPlanner:
     def _learn(self, plan: ContextPlan) -> None:
         if not plan.blocks:
             return
-        keys = [planned.block.fingerprint for planned in plan.blocks]
-        tokens = [planned.block.tokens for planned in plan.blocks]
-        state = self._state(plan.scope)
+        order = LearnedOrder(
+            [planned.block.fingerprint for planned in plan.blocks],
+            [planned.block.tokens for planned in plan.blocks],
+            [planned.rank for planned in plan.blocks],
+        )
+        self._learn_order(plan.scope, self._state(plan.scope), order)
+        self._sharing.publish(plan.scope, order)
+
+    def _learn_order(self, scope: Scope, state: _ScopeState, order: LearnedOrder) -> None:
+        keys, tokens, ranks = order
         try:
             resident = state.tree.insert(keys, tokens).blocks
             try:
                 state.policy.observe(
                     [
-                        ServedBlock(key, length, planned.rank, i < resident)
-                        for i, (key, length, planned) in enumerate(zip(keys, tokens, plan.blocks, strict=True))
+                        ServedBlock(key, length, rank, i < resident)
+                        for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
                     ]
                 )
             except Exception:
                 self._policy_failed()
         except BaseException:  # such as KeyboardInterrupt: a scope that has half learned is not to be trusted
-            self._scopes.pop(plan.scope, None)
+            self._drop(scope)
             raise
+
+    def _learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
+        for order in orders:
+            with self._lock:  # anew for each, for requests wait for it
+                state = self._scopes.get(scope)
+                if state is None:
+                    return
+                self._learn_order(scope, state, order)
+                self._counts["shared_orders"] += 1
 
     def _policy_failed(self) -> None:
         """The one place where a failing policy degrades to relevance order."""
@@ -700,15 +758,20 @@ class ContextPlanner:
 
     def _state(self, scope: Scope) -> _ScopeState:
         state = self._scopes.get(scope)
-        if state is None:
-            tree = PrefixTree[bytes](self._capacity_tokens, self._max_nodes)
-            salt = None if scope.tenant is None else _cache_salt(self._salt_key, scope.tenant)
-            state = self._scopes[scope] = _ScopeState(tree, self._new_policy(), LabelRegistry(self._max_labels), salt)
-            if len(self._scopes) > self._max_scopes:
-                self._scopes.popitem(last=False)
-        else:
+        if state is not None:
             self._scopes.move_to_end(scope)
+            return state
+        tree = PrefixTree[bytes](self._capacity_tokens, self._max_nodes)
+        salt = None if scope.tenant is None else _cache_salt(self._salt_key, scope.tenant)
+        state = self._scopes[scope] = _ScopeState(tree, self._new_policy(), LabelRegistry(self._max_labels), salt)
+        while len(self._scopes) > self._max_scopes:
+            self._drop(next(iter(self._scopes)))
+        self._sharing.follow(scope, _Learner(self, scope))
         return state
+
+    def _drop(self, scope: Scope) -> None:
+        if self._scopes.pop(scope, None) is not None:
+            self._sharing.unfollow(scope)
 
     def _close(self, plan: ContextPlan) -> bool:
         if plan.id in self._open:
@@ -771,18 +834,36 @@ class _SharedTree:
             return iter(list(self._tree.resident_paths()))
 
 
-class _Past(NamedTuple):
-    """What stands between the preamble and the context, and what of the context it already holds."""
+class _Learner:
+    """Hands others' orders to a planner, which it does not keep alive."""
 
-    opens_prompt: bool
-    """Whether nothing does: the context follows the preamble directly."""
-    turn: int | None
-    resolved: Sequence[Resolved]
-    tracked: bool
+    def __init__(self, planner: ContextPlanner, scope: Scope) -> None:
+        self._planner = weakref.ref(planner)
+        self._scope = scope
 
-    @staticmethod
-    def none(labels: Sequence[str]) -> _Past:
-        return _Past(True, None, [(label, None) for label in labels], tracked=False)
+    def __call__(self, orders: Sequence[LearnedOrder]) -> None:
+        planner = self._planner()
+        if planner is not None:
+            planner._learn_from_others(self._scope, orders)  # noqa: SLF001 - it is a part of it
+
+
+class _Awaited:
+    """A store in this process, for tasks: it answers at once."""
+
+    def __init__(self, store: MemorySeenStore) -> None:
+        self._store = store
+
+    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        return self._store.prepare(conversation, plan_id, proposed)
+
+    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        return self._store.commit(conversation, plan_id, sent)
+
+    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
+        return self._store.abandon(conversation, plan_id)
+
+    async def aforget(self, conversation: Conversation) -> None:
+        self._store.forget(conversation)
 
 
 def _policy_factory(policy: str | Callable[[], OrderingPolicy]) -> Callable[[], OrderingPolicy]:
@@ -815,6 +896,24 @@ def _resident_tokens(tree: PrefixTree[bytes], planned: Sequence[PlannedBlock]) -
 def _conversation(plan: ContextPlan) -> Conversation:
     assert plan.conversation is not None
     return Conversation(plan.scope.tenant, plan.conversation)
+
+
+def _committed_as(plan: ContextPlan) -> str:
+    """The id under which the store is told of the commit.
+
+    If the store did not answer when the plan was made, it must not take this for a plan that it knows the past of, even
+    if the question reached it after all.
+    """
+    return plan.id if plan.turn is not None else f"{plan.id}?"
+
+
+def _sent(plan: ContextPlan) -> list[SeenBlock]:
+    turn = plan.turn or 0
+    return [
+        SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
+        for planned in plan.blocks
+        if planned.reference is None
+    ]
 
 
 def _cache_salt(key: bytes, tenant: str) -> str:

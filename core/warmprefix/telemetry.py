@@ -9,7 +9,7 @@ __all__ = ["PlannerStats"]
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """A snapshot; every field only ever grows between two resets, but for the last three."""
+    """A snapshot; every field only ever grows between two resets, but for the last four."""
 
     plans: int = 0
     commits: int = 0
@@ -36,8 +36,14 @@ class PlannerStats:
     """Requests served in relevance order because the ordering policy failed."""
     store_errors: int = 0
     """Store operations that failed; the request went on with nothing de-duplicated."""
+    contested_blocks: int = 0
+    """Blocks sent again although the conversation's record has them: another plan's outcome could still void that."""
+    shared_orders: int = 0
+    """Orders learned from other planners."""
     recorder_errors: int = 0
     """Requests of which the recorder raised; they went on."""
+    untold_notices: int = 0
+    """Commits, abandons and forgets that the store could not be told of yet."""
     open_plans: int = 0
     """Plans neither committed nor abandoned."""
     scopes: int = 0

@@ -19,15 +19,17 @@ Resolved = tuple[str, Reference | None]
 def resolve_from_record(
     blocks: Sequence[ContextBlock], labels: Sequence[str], record: Prepared, templates: Templates
 ) -> list[Resolved]:
-    """Refer to each block that the record holds; the others stay in full. O(len(blocks)).
+    """Refer to each block that the record holds, uncontested; the others stay in full. O(len(blocks)).
 
-    A seen block keeps the label it was sent under. A new one whose label names another block in this conversation is
-    labelled by its content instead.
+    A seen block keeps the label it was sent under, contested or not. A new one whose label names another block in this
+    conversation is labelled by its content instead.
     """
     resolved: list[Resolved] = []
     for block, label in zip(blocks, labels, strict=True):
         seen = record.seen.get(block.fingerprint)
-        if seen is not None:
+        if seen is not None and block.fingerprint in record.contested:
+            resolved.append((seen.label, None))
+        elif seen is not None:
             note = templates.location_annotation(seen.label)
             resolved.append((seen.label, Reference(seen.label, seen.turn, note)))
         else:

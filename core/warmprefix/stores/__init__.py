@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from warmprefix.stores.base import Conversation, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.base import (
+    AsyncSeenStore,
+    Conversation,
+    Maintained,
+    Prepared,
+    SeenBlock,
+    SeenStore,
+    Snapshot,
+)
 from warmprefix.stores.memory import MemorySeenStore
 
-__all__ = ["Conversation", "MemorySeenStore", "Prepared", "SeenBlock", "SeenStore", "Snapshot"]
+__all__ = [
+    "AsyncSeenStore",
+    "Conversation",
+    "Maintained",
+    "MemorySeenStore",
+    "Prepared",
+    "SeenBlock",
+    "SeenStore",
+    "Snapshot",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Conversation", "Prepared", "SeenBlock", "SeenStore", "Snapshot"]
+__all__ = ["AsyncSeenStore", "Conversation", "Maintained", "Prepared", "SeenBlock", "SeenStore", "Snapshot"]
 
 
 class Conversation(NamedTuple):
@@ -33,6 +33,9 @@ class Prepared(NamedTuple):
     """Those of the proposed blocks that the history holds."""
     taken: frozenset[str]
     """Those of the proposed labels that name another block in this conversation."""
+    contested: frozenset[bytes] = frozenset()
+    """Those of the seen blocks that may yet be taken back by what this store can't know, such as the commit of a plan
+    made beside them that is lost or on its way. No reference may point to them; their labels hold."""
 
 
 class Snapshot(NamedTuple):
@@ -94,4 +97,26 @@ class SeenStore(Protocol):
 
     def clear(self) -> None:
         """Forget all conversations."""
+        ...
+
+
+@runtime_checkable
+class AsyncSeenStore(Protocol):
+    """A `SeenStore` that can also be awaited; each method is the twin of the one without the `a`."""
+
+    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared: ...
+
+    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool: ...
+
+    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool: ...
+
+    async def aforget(self, conversation: Conversation) -> None: ...
+
+
+@runtime_checkable
+class Maintained(Protocol):
+    """A store with work to do between requests."""
+
+    def maintain(self) -> None:
+        """Do what is due. Called about twice a second by one thread, never on the way of a request; may raise."""
         ...

@@ -1,0 +1,315 @@
+"""A store that may fail, hang or be cut off, made safe to ask on the way of a request."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+from warmprefix.errors import StoreError, StoreUnavailableError
+from warmprefix.stores.base import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.lanes import Lanes
+from warmprefix.stores.outbox import Abandon, Commit, Forget, Notice, Outbox
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["GuardedStore"]
+
+T = TypeVar("T")
+
+_TURNS_OF_THE_LOOP = 4
+"""From the bytes of an answer on a socket to the task that waits for it."""
+
+_RETRY = 0.05
+"""Seconds between two looks at the outbox while something waits in it."""
+
+
+class GuardedStore:
+    """A `SeenStore` and `AsyncSeenStore` that answers in time or raises `StoreError`, whatever the one behind it does.
+
+    - A call gets `budget` seconds, then its caller goes on without an answer. One that fails or takes longer opens the
+      breaker, and while that is open the store is not asked.
+    - What a caller could not tell the store (a commit, an abandon, a forget) waits in an outbox. It is delivered
+      before this conversation is next prepared, or in the background as soon as the store answers again; until then
+      `prepare` fails for this conversation, rather than trust a record that was not corrected.
+    - A task that is cancelled while it waits leaves the command to end by itself, so that the next one on its
+      connection can't get its answer.
+
+    `inspect` and `clear` are for operators: they take their time, and only translate errors.
+
+    Args:
+        store: What does the work. If it is an `AsyncSeenStore` too, tasks await it; if not, threads call it for them.
+        budget: Seconds a call.
+        breaker: Decides when a store that failed is asked again.
+        max_notices: Most that waits in the outbox.
+        threads: Most calls that may hang at once before further ones fail.
+        interval: Seconds between two looks at the outbox, and between two calls of `Maintained.maintain`.
+    """
+
+    def __init__(
+        self,
+        store: SeenStore,
+        *,
+        budget: float = 0.020,
+        breaker: CircuitBreaker | None = None,
+        max_notices: int = 65_536,
+        threads: int = 16,
+        interval: float = 0.25,
+    ) -> None:
+        for name, value in (("budget", budget), ("interval", interval)):
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        self.store = store
+        self.breaker = CircuitBreaker() if breaker is None else breaker
+        self.outbox = Outbox(max_notices)
+        self._budget = budget
+        self._lanes = Lanes(threads)
+        self._maintained = isinstance(store, Maintained)
+        self._keeper = _Keeper(self, interval)
+        self._left_behind: set[asyncio.Task[object]] = set()
+
+    # -- what a request asks -----------------------------------------------------------------------------------
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        def ask() -> Prepared:
+            self._deliver(conversation)
+            return self.store.prepare(conversation, plan_id, proposed)
+
+        try:
+            return self._call("prepare", conversation, ask)
+        except StoreUnavailableError:
+            raise
+        except BaseException:
+            self._owe(conversation, Abandon(plan_id))  # the lease may be taken all the same
+            raise
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        return self._tell("commit", conversation, Commit(plan_id, sent), self.store.commit, plan_id, sent)
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        return self._tell("abandon", conversation, Abandon(plan_id), self.store.abandon, plan_id)
+
+    def forget(self, conversation: Conversation) -> None:
+        self._tell("forget", conversation, Forget(), self.store.forget)
+
+    # -- the same, for tasks -----------------------------------------------------------------------------------
+
+    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        store = self.store
+        if not isinstance(store, AsyncSeenStore):
+            return await self._in_thread(conversation, Abandon(plan_id), self.prepare, plan_id, proposed)
+
+        async def ask() -> Prepared:
+            await self._adeliver(store, conversation)
+            return await store.aprepare(conversation, plan_id, proposed)
+
+        try:
+            return await self._acall("prepare", conversation, ask)
+        except StoreUnavailableError:
+            raise
+        except BaseException:
+            self._owe(conversation, Abandon(plan_id))
+            raise
+
+    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        notice, store = Commit(plan_id, sent), self.store
+        if not isinstance(store, AsyncSeenStore):
+            return await self._in_thread(conversation, notice, self.commit, plan_id, sent)
+        return await self._atell("commit", conversation, notice, store.acommit, plan_id, sent)
+
+    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
+        notice, store = Abandon(plan_id), self.store
+        if not isinstance(store, AsyncSeenStore):
+            return await self._in_thread(conversation, notice, self.abandon, plan_id)
+        return await self._atell("abandon", conversation, notice, store.aabandon, plan_id)
+
+    async def aforget(self, conversation: Conversation) -> None:
+        notice, store = Forget(), self.store
+        if not isinstance(store, AsyncSeenStore):
+            await self._in_thread(conversation, notice, self.forget)
+        else:
+            await self._atell("forget", conversation, notice, store.aforget)
+
+    # -- for operators -----------------------------------------------------------------------------------------
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        try:
+            return self.store.inspect(conversation)
+        except Exception as error:
+            raise StoreError("inspect", conversation) from error
+
+    def clear(self) -> None:
+        try:
+            self.store.clear()
+        except Exception as error:
+            raise StoreError("clear", "all conversations") from error
+        self.outbox.clear()
+
+    def close(self) -> None:
+        """End the threads; what waits in the outbox gets one more try. The store itself stays open."""
+        self._keeper.stop()
+        with suppress(StoreError):
+            self._call("close", "the outbox", self._deliver_all)
+        self._keeper.stop()  # that call may have started it
+        self._lanes.close()
+
+    # -- calls in time -----------------------------------------------------------------------------------------
+
+    def _call(self, operation: str, key: object, call: Callable[[], T]) -> T:
+        if self._maintained:
+            self._keeper.start()
+        if not self.breaker.admits():
+            raise StoreUnavailableError(operation, key)
+        try:
+            outcome = self._lanes.run(call, self._budget)
+        except Exception as error:
+            self.breaker.failed()
+            raise StoreError(operation, key) from error
+        self.breaker.succeeded()
+        return outcome
+
+    async def _acall(self, operation: str, key: object, call: Callable[[], Awaitable[T]]) -> T:
+        import asyncio  # it takes long to import, and who calls this has it
+
+        if self._maintained:
+            self._keeper.start()
+        if not self.breaker.admits():
+            raise StoreUnavailableError(operation, key)
+        task = asyncio.ensure_future(call())
+        self._left_behind.add(task)
+        task.add_done_callback(self._done)
+        await asyncio.wait({task}, timeout=self._budget)
+        for _ in range(_TURNS_OF_THE_LOOP):  # if it was the loop that was late, the answer may be there
+            if not task.done():
+                await asyncio.sleep(0)
+        error = task.exception() if task.done() else TimeoutError(f"no answer in {self._budget * 1000:.0f} ms")
+        if error is not None:
+            self.breaker.failed()
+            raise StoreError(operation, key) from error
+        self.breaker.succeeded()
+        return task.result()
+
+    def _done(self, task: asyncio.Task[object]) -> None:
+        self._left_behind.discard(task)
+        if not task.cancelled():
+            task.exception()  # or it is said at the end that nobody asked for it
+
+    def _tell(
+        self, operation: str, conversation: Conversation, notice: Notice, method: Callable[..., T], *args: object
+    ) -> T:
+        try:
+            return self._call(operation, conversation, lambda: method(conversation, *args))
+        except BaseException:
+            self._owe(conversation, notice)
+            raise
+
+    async def _atell(
+        self,
+        operation: str,
+        conversation: Conversation,
+        notice: Notice,
+        method: Callable[..., Awaitable[T]],
+        *args: object,
+    ) -> T:
+        try:
+            return await self._acall(operation, conversation, lambda: method(conversation, *args))
+        except BaseException:
+            self._owe(conversation, notice)
+            raise
+
+    async def _in_thread(
+        self, conversation: Conversation, notice: Notice, method: Callable[..., T], *args: object
+    ) -> T:
+        import asyncio
+
+        try:
+            return await asyncio.to_thread(method, conversation, *args)
+        except asyncio.CancelledError:
+            self._owe(conversation, notice)  # it may not even have begun
+            raise
+
+    # -- the outbox --------------------------------------------------------------------------------------------
+
+    def _owe(self, conversation: Conversation, notice: Notice) -> None:
+        self.outbox.add(conversation, notice)
+        self._keeper.hurry()
+
+    def _deliver(self, conversation: Conversation) -> None:
+        for notice in self.outbox.waiting(conversation):
+            notice.tell(self.store, conversation)
+            self.outbox.delivered(conversation, notice)
+
+    async def _adeliver(self, store: AsyncSeenStore, conversation: Conversation) -> None:
+        for notice in self.outbox.waiting(conversation):
+            await notice.atell(store, conversation)
+            self.outbox.delivered(conversation, notice)
+
+    def _deliver_all(self) -> None:
+        for conversation in self.outbox.conversations():
+            self._deliver(conversation)
+
+    def keep(self) -> None:
+        """The keeper's round: hear whether the store answers, and tell it what waits."""
+        if not (self._maintained or len(self.outbox)) or not self.breaker.admits():
+            return
+        try:
+            if isinstance(self.store, Maintained):
+                self.store.maintain()
+            self._deliver_all()
+        except Exception:
+            self.breaker.failed()
+        else:
+            self.breaker.succeeded()
+
+
+class _Keeper:
+    """A thread that calls `keep` every so often, as long as the guard lives."""
+
+    def __init__(self, guard: GuardedStore, interval: float) -> None:
+        self._guard = weakref.ref(guard)
+        self._interval = interval
+        self._process: int | None = None
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+
+    def start(self) -> None:
+        """Have it run in this process; soon, if something waits."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self._wake = SimpleQueue()
+        weakref.finalize(self._guard(), self._wake.put, False)
+        threading.Thread(
+            target=_keep, args=(self._guard, self._wake, self._interval), name="warmprefix-keeper", daemon=True
+        ).start()
+
+    def hurry(self) -> None:
+        self.start()
+        self._wake.put(True)
+
+    def stop(self) -> None:
+        self._wake.put(False)
+        self._process = None
+
+
+def _keep(guard: weakref.ref[GuardedStore], wake: SimpleQueue[bool], interval: float) -> None:
+    pause = interval
+    while True:
+        try:
+            if not wake.get(timeout=pause):
+                return
+            pause = _RETRY
+            continue  # what could not be told just now will hardly be heard at once
+        except Empty:
+            pass
+        kept = guard()
+        if kept is None:
+            return
+        kept.keep()
+        pause = _RETRY if len(kept.outbox) else interval
+        del kept

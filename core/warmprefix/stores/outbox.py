@@ -1,0 +1,117 @@
+"""What a store has not been told yet."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from warmprefix.stores.base import AsyncSeenStore, Conversation, SeenBlock, SeenStore
+
+__all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """A plan's prompt was seen by the model."""
+
+    plan_id: str
+    sent: Sequence[SeenBlock]
+
+    def tell(self, store: SeenStore, conversation: Conversation) -> None:
+        store.commit(conversation, self.plan_id, self.sent)
+
+    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
+        await store.acommit(conversation, self.plan_id, self.sent)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Abandon:
+    """A plan's prompt will not be seen."""
+
+    plan_id: str
+
+    def tell(self, store: SeenStore, conversation: Conversation) -> None:
+        store.abandon(conversation, self.plan_id)
+
+    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
+        await store.aabandon(conversation, self.plan_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forget:
+    """The history is no longer what was recorded."""
+
+    def tell(self, store: SeenStore, conversation: Conversation) -> None:
+        store.forget(conversation)
+
+    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
+        await store.aforget(conversation)
+
+
+Notice = Commit | Abandon | Forget
+"""Each may be told twice, and late: the store's contract sees to that."""
+
+
+_MOST_OF_ONE = 64
+
+
+class Outbox:
+    """Notices that could not be delivered, by conversation, oldest first. Thread-safe; operations take O(1).
+
+    A notice stays until it is known to be delivered: while one thread delivers it, another must not take the
+    conversation's record for true. If a conversation has dozens of them, one to forget it all takes their place.
+
+    Args:
+        max_notices: Beyond it the conversation whose notices wait longest loses them.
+    """
+
+    def __init__(self, max_notices: int = 65_536) -> None:
+        if max_notices < 1:
+            raise ValueError(f"max_notices must be 1 or more, got {max_notices}")
+        self._max_notices = max_notices
+        self._lock = threading.RLock()  # plans are abandoned by the garbage collector too, in the middle of anything
+        self._waiting: OrderedDict[Conversation, tuple[Notice, ...]] = OrderedDict()
+        self._count = 0
+        self.dropped = 0
+        """Notices lost to the bound."""
+
+    def add(self, conversation: Conversation, notice: Notice) -> None:
+        with self._lock:
+            before = self._waiting.get(conversation, ())
+            after = (*before, notice) if len(before) < _MOST_OF_ONE else (Forget(), notice)
+            self._waiting[conversation] = after
+            self._count += len(after) - len(before)
+            while self._count > self._max_notices:
+                _, lost = self._waiting.popitem(last=False)
+                self._count -= len(lost)
+                self.dropped += len(lost)
+
+    def waiting(self, conversation: Conversation) -> tuple[Notice, ...]:
+        """A conversation's notices, in the order in which to deliver them."""
+        return self._waiting.get(conversation, ())
+
+    def delivered(self, conversation: Conversation, notice: Notice) -> None:
+        """Take a notice out; nothing happens if it is out already."""
+        with self._lock:
+            before = self._waiting.get(conversation, ())
+            left = tuple(other for other in before if other is not notice)
+            self._count -= len(before) - len(left)
+            if left:
+                self._waiting[conversation] = left
+            else:
+                self._waiting.pop(conversation, None)
+
+    def conversations(self) -> list[Conversation]:
+        """All that have notices, those first that wait longest."""
+        with self._lock:
+            return list(self._waiting)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+            self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
