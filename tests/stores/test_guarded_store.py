@@ -1,0 +1,361 @@
+"""What `GuardedStore` adds to the store behind it: deadline, breaker, outbox, safe cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from warmprefix import StoreError
+from warmprefix.errors import StoreUnavailableError
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.guard import GuardedStore
+
+CHAT = Conversation("acme", "chat")
+BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
+LONG = 30.0
+
+
+class TroubledStore:
+    """A memory store that can be made to fail or to hang, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.memory = MemorySeenStore()
+        self.failing = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.asked: list[str] = []
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        self._trouble("prepare")
+        return self.memory.prepare(conversation, plan_id, proposed)
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        self._trouble("commit")
+        return self.memory.commit(conversation, plan_id, sent)
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        self._trouble("abandon")
+        return self.memory.abandon(conversation, plan_id)
+
+    def forget(self, conversation: Conversation) -> None:
+        self._trouble("forget")
+        self.memory.forget(conversation)
+
+    def inspect(self, conversation: Conversation) -> object:
+        self._trouble("inspect")
+        return self.memory.inspect(conversation)
+
+    def clear(self) -> None:
+        self._trouble("clear")
+        self.memory.clear()
+
+    def _trouble(self, operation: str) -> None:
+        self.asked.append(operation)
+        self.gate.wait()
+        if self.failing:
+            raise ConnectionError(operation)
+
+
+class TroubledAsyncStore(TroubledStore):
+    """The same, for tasks: its methods wait without holding up the loop."""
+
+    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        await self._atrouble("prepare")
+        return self.memory.prepare(conversation, plan_id, proposed)
+
+    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        await self._atrouble("commit")
+        return self.memory.commit(conversation, plan_id, sent)
+
+    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
+        await self._atrouble("abandon")
+        return self.memory.abandon(conversation, plan_id)
+
+    async def aforget(self, conversation: Conversation) -> None:
+        await self._atrouble("forget")
+        self.memory.forget(conversation)
+
+    async def _atrouble(self, operation: str) -> None:
+        self.asked.append(operation)
+        while not self.gate.is_set():
+            await asyncio.sleep(0.001)
+        if self.failing:
+            raise ConnectionError(operation)
+
+
+@pytest.fixture(params=[TroubledStore, TroubledAsyncStore], ids=["threads", "tasks"])
+def store(request: pytest.FixtureRequest) -> Iterator[TroubledStore]:
+    made: TroubledStore = request.param()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def guard(store: TroubledStore) -> Iterator[GuardedStore]:
+    """Asks again at once after a failure, and looks at the outbox by itself only when a test hurries it."""
+    guard = GuardedStore(store, budget=0.05, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    yield guard
+    store.gate.set()
+    store.failing = False
+    guard.close()
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def seen(store: TroubledStore) -> set[bytes]:
+    snapshot = store.memory.inspect(CHAT)
+    return set() if snapshot is None else {block.fingerprint for block in snapshot.blocks}
+
+
+def leases(store: TroubledStore) -> set[str]:
+    snapshot = store.memory.inspect(CHAT)
+    return set() if snapshot is None else set(snapshot.leases)
+
+
+# -- in time or not at all -----------------------------------------------------------------------------------------
+
+
+def test_it_answers_as_the_store_does(store: TroubledStore, guard: GuardedStore) -> None:
+    assert guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}) == Prepared(0, {}, frozenset())
+    assert guard.commit(CHAT, "p1", [BLOCK])
+    assert not guard.abandon(CHAT, "p1")
+    assert guard.prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}).seen == {BLOCK.fingerprint: BLOCK}
+    guard.forget(CHAT)
+    assert guard.inspect(CHAT) == store.memory.inspect(CHAT)
+    guard.clear()
+    assert guard.inspect(CHAT) is None
+
+
+async def test_it_answers_tasks_as_the_store_does(store: TroubledStore, guard: GuardedStore) -> None:
+    assert await guard.aprepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}) == Prepared(0, {}, frozenset())
+    assert await guard.acommit(CHAT, "p1", [BLOCK])
+    assert not await guard.aabandon(CHAT, "p1")
+    assert (await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).seen == {BLOCK.fingerprint: BLOCK}
+    await guard.aforget(CHAT)
+    assert seen(store) == set()
+
+
+def test_an_error_of_the_store_is_a_store_error(store: TroubledStore, guard: GuardedStore) -> None:
+    store.failing = True
+    calls: list[Callable[[], object]] = [
+        lambda: guard.prepare(CHAT, "p", {}),
+        lambda: guard.commit(CHAT, "p", []),
+        lambda: guard.abandon(CHAT, "p"),
+        lambda: guard.forget(CHAT),
+        lambda: guard.inspect(CHAT),
+        guard.clear,
+    ]
+    for call in calls:
+        with pytest.raises(StoreError) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+def test_a_store_that_hangs_costs_its_budget(store: TroubledStore, guard: GuardedStore) -> None:
+    store.gate.clear()
+    with pytest.raises(StoreError) as caught:
+        guard.prepare(CHAT, "p", {})
+    assert isinstance(caught.value.__cause__, TimeoutError)
+
+
+async def test_a_store_that_hangs_costs_tasks_its_budget(store: TroubledStore, guard: GuardedStore) -> None:
+    store.gate.clear()
+    with pytest.raises(StoreError) as caught:
+        await guard.aprepare(CHAT, "p", {})
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    store.gate.set()
+
+
+def test_while_the_breaker_is_open_the_store_is_not_asked(store: TroubledStore) -> None:
+    guard = GuardedStore(store, breaker=CircuitBreaker(LONG, LONG), interval=LONG)  # type: ignore[arg-type]
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.forget(CHAT)
+    store.failing = False
+    asked = list(store.asked)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            guard.prepare(CHAT, "p", {})
+    with pytest.raises(StoreUnavailableError):
+        asyncio.run(guard.aprepare(CHAT, "p", {}))
+    assert store.asked == asked
+    guard.close()
+
+
+# -- the outbox ----------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_failed_is_told_before_the_record_is_used_again(
+    store: TroubledStore, guard: GuardedStore
+) -> None:
+    guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.commit(CHAT, "p1", [BLOCK])
+    assert len(guard.outbox) == 1
+    with pytest.raises(StoreError):
+        guard.prepare(CHAT, "p2", {})
+    store.failing = False
+    assert set(guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).seen) == {BLOCK.fingerprint}
+    assert len(guard.outbox) == 0
+
+
+async def test_what_tasks_could_not_tell_is_told_too(store: TroubledStore, guard: GuardedStore) -> None:
+    await guard.aprepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
+    await guard.acommit(CHAT, "p1", [BLOCK])
+    store.failing = True
+    with pytest.raises(StoreError):
+        await guard.aforget(CHAT)
+    with pytest.raises(StoreError):
+        await guard.aprepare(CHAT, "p2", {})
+    store.failing = False
+    assert (await guard.aprepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).seen == {}
+    assert len(guard.outbox) == 0
+
+
+def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:
+    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=0.01)  # type: ignore[arg-type]
+    guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.commit(CHAT, "p1", [BLOCK])
+    assert eventually(lambda: store.asked.count("commit") > 2), "it goes on trying"
+    store.failing = False
+    assert eventually(lambda: seen(store) == {BLOCK.fingerprint})
+    assert eventually(lambda: len(guard.outbox) == 0)
+    guard.close()
+
+
+def test_the_lease_of_a_plan_that_got_no_answer_is_given_back(store: TroubledStore, guard: GuardedStore) -> None:
+    store.gate.clear()
+    with pytest.raises(StoreError):
+        guard.prepare(CHAT, "p1", {})
+    store.gate.set()
+    assert eventually(lambda: leases(store) == {"p1"}), "the store did it all the same"
+    guard.prepare(CHAT, "p2", {})
+    assert leases(store) == {"p2"}
+
+
+def test_a_record_is_not_trusted_while_another_thread_is_correcting_it(
+    store: TroubledStore, guard: GuardedStore
+) -> None:
+    guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
+    guard.commit(CHAT, "p1", [BLOCK])
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.forget(CHAT)
+    store.failing = False
+    store.gate.clear()
+    correcting = threading.Thread(target=guard.keep)
+    correcting.start()
+    with pytest.raises(StoreError):
+        guard.prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})
+    store.gate.set()
+    correcting.join()
+    assert guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).seen == {}
+
+
+def test_close_tries_once_more(store: TroubledStore) -> None:
+    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    guard.prepare(CHAT, "p1", {})
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.commit(CHAT, "p1", [BLOCK])
+    store.failing = False
+    guard.close()
+    assert seen(store) == {BLOCK.fingerprint}
+
+
+# -- cancellation --------------------------------------------------------------------------------------------------
+
+
+async def cancelled(call: asyncio.Task[object], store: TroubledStore, asked: int) -> None:
+    while len(store.asked) == asked:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None:
+    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    store.gate.clear()
+    await cancelled(asyncio.ensure_future(guard.aprepare(CHAT, "p1", {})), store, 0)
+    store.gate.set()
+    while leases(store) != {"p1"}:
+        await asyncio.sleep(0.001)
+    assert len(guard.outbox) >= 1
+    await guard.aprepare(CHAT, "p2", {})
+    assert leases(store) == {"p2"}
+    await asyncio.to_thread(guard.close)
+
+
+async def test_a_cancelled_commit_is_made_all_the_same(store: TroubledStore) -> None:
+    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    await guard.aprepare(CHAT, "p1", {})
+    store.gate.clear()
+    await cancelled(asyncio.ensure_future(guard.acommit(CHAT, "p1", [BLOCK])), store, 1)
+    store.gate.set()
+    while seen(store) != {BLOCK.fingerprint}:
+        await asyncio.sleep(0.001)
+    assert (await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).turn == 1, "and only once"
+    await asyncio.to_thread(guard.close)
+
+
+# -- the keeper ----------------------------------------------------------------------------------------------------
+
+
+class Maintainable(TroubledStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = 0
+
+    def maintain(self) -> None:
+        self.rounds += 1
+        self._trouble("maintain")
+
+
+def keepers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "warmprefix-keeper" and thread.is_alive()]
+
+
+def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
+    assert eventually(lambda: not keepers())
+    store = Maintainable()
+    guard = GuardedStore(store, interval=0.01)  # type: ignore[arg-type]
+    guard.prepare(CHAT, "p1", {})
+    assert eventually(lambda: store.rounds > 3)
+    del guard
+    gc.collect()
+    assert eventually(lambda: not keepers())
+
+
+def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
+    store = Maintainable()
+    guard = GuardedStore(store, breaker=CircuitBreaker(0.05, 0.05), interval=0.01)  # type: ignore[arg-type]
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.prepare(CHAT, "p1", {})
+    store.failing = False
+    assert eventually(lambda: not guard.breaker.is_open)
+    assert guard.prepare(CHAT, "p2", {}).turn == 0
+    guard.close()
+
+
+@pytest.mark.parametrize("name", ["budget", "interval"])
+def test_times_that_are_not_positive_are_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
+        GuardedStore(MemorySeenStore(), **{name: 0})  # type: ignore[arg-type]
