@@ -614,6 +614,18 @@ def test_reset_forgets_everything() -> None:
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
 
 
+def test_nothing_is_referred_to_that_an_open_plan_could_take_back() -> None:
+    """Its answer may be the one that the application keeps, though it has not said so yet."""
+    planner = ContextPlanner()
+    serve(planner, 1, conversation="chat", placement="tail")
+    beside = planner.plan(blocks(3), conversation="chat", placement="tail")
+    serve(planner, 2, conversation="chat", placement="tail")
+    assert shape(serve(planner, 1, 2, conversation="chat", placement="tail")) == ["ref:1", "full:2"]
+    assert planner.stats().contested_blocks == 1
+    planner.abandon(beside)
+    assert shape(serve(planner, 1, 2, conversation="chat", placement="tail")) == ["ref:1", "ref:2"]
+
+
 # -- a failing store -----------------------------------------------------------------------------------------------
 
 
@@ -716,6 +728,7 @@ def test_a_record_that_the_store_failed_to_correct_is_not_trusted_afterwards(cor
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
     store.failing = ""
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
+    planner.abandon(kept)
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
 
 

@@ -34,8 +34,8 @@ class Prepared(NamedTuple):
     taken: frozenset[str]
     """Those of the proposed labels that name another block in this conversation."""
     contested: frozenset[bytes] = frozenset()
-    """Those of the seen blocks that may yet be taken back by what this store can't know, such as the commit of a plan
-    made beside them that is lost or on its way. No reference may point to them; their labels hold."""
+    """Those of the seen blocks that may yet be taken back, for a plan that was prepared beside them is still open: its
+    commit may be on its way, or lost. No reference may point to them; their labels hold."""
 
 
 class Snapshot(NamedTuple):
@@ -59,6 +59,8 @@ class SeenStore(Protocol):
       second of them is committed, all that was recorded since their common past is forgotten, and `epoch` grows.
     - So it is, too, when a plan is committed whose lease timed out. If the lease is gone altogether, lost to a bound
       or ended by `forget`, nothing is known of that past, and all is forgotten.
+    - Until such a plan is committed or abandoned, what was recorded since its past is contested. If its lease times out
+      or is lost to a bound, that is forgotten, as if it had been committed.
     - Every operation on an unknown conversation or plan is valid, and does nothing.
     - State is bounded, and a conversation dropped for that is one that nothing is known of.
     """

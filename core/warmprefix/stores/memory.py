@@ -16,6 +16,10 @@ _NOBODY = b""
 """The owner of a label that names two texts, after plans that did not know of each other; so none may have it."""
 
 
+_ENDED = -1
+"""The turn of a lease that `forget` has ended: its plan can't be recorded, and may be committed all the same."""
+
+
 class MemorySeenStore:
     """A `SeenStore` in memory, bounded by count and by time. Thread-safe; every operation O(blocks of the request).
 
@@ -63,14 +67,17 @@ class MemorySeenStore:
                 state = self._states[conversation] = _State(used=now)
                 while len(self._states) > self._max_conversations:
                     self._states.popitem(last=False)
-            state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
-            while len(state.leases) > self._max_leases:
-                state.leases.popitem(last=False)
+            state.settle(now)
+            if plan_id not in state.closed:
+                state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
+                state.trim_leases(self._max_leases)
             seen = {key: state.blocks[key] for key in proposed if key in state.blocks}
             taken = frozenset(
                 label for key, label in proposed.items() if state.labels.get(label, key) != key and key not in seen
             )
-            return Prepared(state.turn, seen, taken)
+            since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
+            contested = frozenset([key for key, block in seen.items() if block.turn > since])
+            return Prepared(state.turn, seen, taken, contested)
 
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         with self._lock:
@@ -84,7 +91,7 @@ class MemorySeenStore:
                 if recorded:
                     state.record(sent)
                 else:  # late or not, the model saw it: plans prepared beside it may not be in the history
-                    state.roll_back(0 if lease is None else lease.turn)
+                    state.roll_back(0 if lease is None else max(lease.turn, 0))
                 state.take_labels(sent)
                 state.trim(self._max_blocks)
                 state.turn += 1
@@ -96,21 +103,24 @@ class MemorySeenStore:
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
         with self._lock:
             state = self._use(conversation, self._clock())
-            return state is not None and state.close(plan_id, self._max_leases) is not None
+            lease = None if state is None else state.close(plan_id, self._max_leases)
+            return lease is not None and lease.turn != _ENDED
 
     def forget(self, conversation: Conversation) -> None:
         with self._lock:
             state = self._states.get(conversation)
             if state is not None:
                 state.roll_back(0)
-                state.leases.clear()
+                for lease in state.leases.values():
+                    lease.turn = _ENDED
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         with self._lock:
             state = self._states.get(conversation)
             if state is None or self._is_over(conversation, self._clock()):
                 return None
-            return Snapshot(state.epoch, state.turn, tuple(state.blocks.values()), tuple(state.leases))
+            leases = tuple(plan_id for plan_id, lease in state.leases.items() if lease.turn != _ENDED)
+            return Snapshot(state.epoch, state.turn, tuple(state.blocks.values()), leases)
 
     def clear(self) -> None:
         with self._lock:
@@ -151,6 +161,18 @@ class _State:
         while len(self.closed) > max_closed:
             self.closed.popitem(last=False)
         return self.leases.pop(plan_id, None)
+
+    def settle(self, now: float) -> None:
+        """Of a plan whose time is over nobody knows whether the model saw it; if others went on beside it: as if so."""
+        over = [plan_id for plan_id, lease in self.leases.items() if lease.turn < self.turn and lease.expires <= now]
+        for plan_id in over:
+            self.roll_back(max(self.leases.pop(plan_id).turn, 0))
+
+    def trim_leases(self, max_leases: int) -> None:
+        while len(self.leases) > max_leases:
+            _, lease = self.leases.popitem(last=False)
+            if lease.turn < self.turn:
+                self.roll_back(max(lease.turn, 0))
 
     def record(self, sent: Sequence[SeenBlock]) -> None:
         for block in sent:
