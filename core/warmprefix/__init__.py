@@ -8,7 +8,9 @@ from warmprefix.errors import BatchError, MissingExtraError, StoreError, TraceEr
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
+from warmprefix.sharing.base import NoSharing, OrderSharing
 from warmprefix.stores import MemorySeenStore, SeenStore
+from warmprefix.stores.guard import GuardedStore
 from warmprefix.telemetry import PlannerStats
 from warmprefix.traces.base import NoRecorder, RequestRecorder
 from warmprefix.traces.recorder import TraceRecorder
@@ -21,9 +23,12 @@ __all__ = [
     "ContextBlock",
     "ContextPlan",
     "ContextPlanner",
+    "GuardedStore",
     "MemorySeenStore",
     "MissingExtraError",
     "NoRecorder",
+    "NoSharing",
+    "OrderSharing",
     "OrderingPolicy",
     "Placement",
     "PlannedBlock",

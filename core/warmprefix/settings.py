@@ -1,0 +1,47 @@
+"""Where planners share their state and for how long, from arguments or from the environment."""
+
+from __future__ import annotations
+
+from warmprefix.errors import MissingExtraError
+
+try:
+    from pydantic import Field, SecretStr
+    from pydantic_settings import BaseSettings, SettingsConfigDict
+except ImportError as error:
+    raise MissingExtraError("redis", error.name or "pydantic_settings") from error
+
+__all__ = ["SharedSettings"]
+
+
+class SharedSettings(BaseSettings):
+    """What `ContextPlanner.from_url` goes by.
+
+    What is not given is taken from the environment: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_STORE_BUDGET`, and so on, where
+    `none` stands for None.
+
+    Raises:
+        pydantic.ValidationError: A value is out of bounds; names each one. It is a ValueError.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMPREFIX_", env_parse_none_str="none", extra="forbid", frozen=True, validate_default=True
+    )
+
+    redis_url: str | None = Field(None, repr=False)
+    """As `RedisSeenStore` takes it: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`."""
+    key_prefix: str = Field("wp", pattern=r"^[A-Za-z0-9_.:-]+$")
+    """All keys begin with it and a colon. Planners of one prefix share; an ACL can be limited to it."""
+    store_budget: float = Field(0.020, gt=0, allow_inf_nan=False)
+    """Seconds that a call to the store may take of a request's time."""
+    conversation_ttl: float = Field(86_400.0, gt=0, allow_inf_nan=False)
+    """Seconds after its last use at which a conversation is dropped."""
+    lease_ttl: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds in which a plan must be committed."""
+    max_blocks: int = Field(1_024, ge=1)
+    """Blocks remembered a conversation."""
+    share_orders: bool = True
+    """Whether planners learn from what the others serve."""
+    capacity_tokens: int | None = Field(500_000, ge=1)
+    """Tokens of context that the engine's prefix cache can hold."""
+    salt_key: SecretStr = SecretStr("")
+    """Makes cache salts unguessable to those who know a tenant's name."""
