@@ -546,9 +546,12 @@ class ContextPlanner:
 
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""
+        shared = self._sharing.stats()
         with self._lock:
             return PlannerStats(
                 **self._counts,
+                published_orders=shared.published,
+                sharing_errors=shared.dropped + shared.malformed + shared.errors,
                 untold_notices=len(self._store.outbox) if isinstance(self._store, GuardedStore) else 0,
                 open_plans=len(self._open) + sum(map(sum, self._open_batches.values())),
                 scopes=len(self._scopes),

@@ -27,21 +27,21 @@ class SharedSettings(BaseSettings):
         env_prefix="WARMPREFIX_", env_parse_none_str="none", extra="forbid", frozen=True, validate_default=True
     )
 
-    redis_url: str | None = Field(None, repr=False)
+    redis_url: str | None = Field(default=None, repr=False)
     """As `RedisSeenStore` takes it: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`."""
-    key_prefix: str = Field("wp", pattern=r"^[A-Za-z0-9_.:-]+$")
+    key_prefix: str = Field(default="wp", pattern=r"^[A-Za-z0-9_.:-]+$")
     """All keys begin with it and a colon. Planners of one prefix share; an ACL can be limited to it."""
-    store_budget: float = Field(0.020, gt=0, allow_inf_nan=False)
+    store_budget: float = Field(default=0.020, gt=0, allow_inf_nan=False)
     """Seconds that a call to the store may take of a request's time."""
-    conversation_ttl: float = Field(86_400.0, gt=0, allow_inf_nan=False)
+    conversation_ttl: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
     """Seconds after its last use at which a conversation is dropped."""
-    lease_ttl: float = Field(600.0, gt=0, allow_inf_nan=False)
+    lease_ttl: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds in which a plan must be committed."""
-    max_blocks: int = Field(1_024, ge=1)
+    max_blocks: int = Field(default=1_024, ge=1)
     """Blocks remembered a conversation."""
     share_orders: bool = True
     """Whether planners learn from what the others serve."""
-    capacity_tokens: int | None = Field(500_000, ge=1)
+    capacity_tokens: int | None = Field(default=500_000, ge=1)
     """Tokens of context that the engine's prefix cache can hold."""
     salt_key: SecretStr = SecretStr("")
     """Makes cache salts unguessable to those who know a tenant's name."""

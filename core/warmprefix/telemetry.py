@@ -40,6 +40,10 @@ class PlannerStats:
     """Blocks sent again although the conversation's record has them: another plan's outcome could still void that."""
     shared_orders: int = 0
     """Orders learned from other planners."""
+    published_orders: int = 0
+    """Orders that other planners can learn."""
+    sharing_errors: int = 0
+    """Orders that could not be shared, or read, and failures of what carries them; each costs hits and nothing else."""
     recorder_errors: int = 0
     """Requests of which the recorder raised; they went on."""
     untold_notices: int = 0

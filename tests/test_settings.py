@@ -1,0 +1,67 @@
+"""Settings by argument and by environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from warmprefix import ContextPlanner
+from warmprefix.settings import SharedSettings
+
+
+def test_defaults() -> None:
+    settings = SharedSettings()
+    assert settings.redis_url is None
+    assert settings.store_budget == 0.020
+    assert settings.share_orders
+
+
+def test_the_environment_decides_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "REDIS_URL": "redis://elsewhere",
+        "STORE_BUDGET": "0.005",
+        "CAPACITY_TOKENS": "none",
+        "SHARE_ORDERS": "false",
+        "LEASE_TTL": "60",
+        "RECORD_TO": "what others read",
+    }.items():
+        monkeypatch.setenv(f"WARMPREFIX_{name}", value)
+    settings = SharedSettings(lease_ttl=30)
+    assert settings.redis_url == "redis://elsewhere"
+    assert settings.store_budget == 0.005
+    assert settings.capacity_tokens is None
+    assert not settings.share_orders
+    assert settings.lease_ttl == 30
+
+
+def test_secrets_are_not_shown() -> None:
+    settings = SharedSettings.model_validate({"redis_url": "redis://:hunter2@host", "salt_key": "hunter3"})
+    assert "hunter" not in repr(settings) + str(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lease_ttl", 0),
+        ("conversation_ttl", float("inf")),
+        ("store_budget", float("nan")),
+        ("max_blocks", 0),
+        ("capacity_tokens", 0),
+        ("key_prefix", ""),
+        ("key_prefix", "a{b}"),
+        ("typo", 1),
+    ],
+)
+def test_what_makes_no_sense_is_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        SharedSettings.model_validate({name: value})
+
+
+def test_a_planner_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARMPREFIX_REDIS_URL", raising=False)
+    with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL be set"):
+        ContextPlanner.from_url()
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="redis://"):
+        ContextPlanner.from_url("postgres://localhost")
