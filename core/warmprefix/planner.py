@@ -197,8 +197,8 @@ class ContextPlanner:
         # generator that stands in `planning`, and so call `abandon`, in the middle of any other call.
         self._lock = threading.RLock()
         self._scopes: OrderedDict[Scope, _ScopeState] = OrderedDict()
-        self._open: OrderedDict[str, None] = OrderedDict()
-        self._open_batches: OrderedDict[str, bytearray] = OrderedDict()
+        self._open: OrderedDict[str, Scope] = OrderedDict()
+        self._open_batches: OrderedDict[str, _OpenBatch] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._planned = 0
 
@@ -553,7 +553,7 @@ class ContextPlanner:
                 published_orders=shared.published,
                 sharing_errors=shared.dropped + shared.malformed + shared.errors,
                 untold_notices=len(self._store.outbox) if isinstance(self._store, GuardedStore) else 0,
-                open_plans=len(self._open) + sum(map(sum, self._open_batches.values())),
+                open_plans=len(self._open) + sum(sum(batch.is_open) for batch in self._open_batches.values()),
                 scopes=len(self._scopes),
                 tree_nodes=sum(state.tree.nodes for state in self._scopes.values()),
             )
@@ -585,6 +585,7 @@ class ContextPlanner:
             scoped.setdefault(Scope(request.tenant, model, preamble_digest), []).append(request)
             self._record(distinct_blocks(request.blocks)[0], None, request.tenant, model, preamble)
         planned: list[PlannedRequest] = []
+        scopes: list[Scope] = []
         bounds: list[Bound] = []
         total_tokens = 0
         for scope, own in scoped.items():
@@ -600,10 +601,11 @@ class ContextPlanner:
             plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
             wording = SharedWording(scope, labels, self._templates, preamble, state.cache_salt)
             planned += planned_requests(own, plan, wording, batch_id, len(planned))
+            scopes += [scope] * len(own)
             bounds.append(plan.bound)
             total_tokens += plan.total_tokens
         with self._lock:
-            self._open_batch(batch_id, len(planned))
+            self._open_batch(batch_id, scopes)
             self._count_batch(planned, total_tokens)
         bound = bound_of_all(bounds)
         places = {request.id: place for place, request in enumerate(planned)}
@@ -622,12 +624,12 @@ class ContextPlanner:
             owner=self,
         )
 
-    def _open_batch(self, batch_id: str, plans: int) -> None:
-        if plans:
-            self._open_batches[batch_id] = bytearray(b"\1" * plans)
-        held = sum(map(len, self._open_batches.values()))
+    def _open_batch(self, batch_id: str, scopes: Sequence[Scope]) -> None:
+        if scopes:
+            self._open_batches[batch_id] = _OpenBatch(bytearray(b"\1" * len(scopes)), scopes)
+        held = sum(len(batch.scopes) for batch in self._open_batches.values())
         while held > self._max_open_plans and len(self._open_batches) > 1:
-            held -= len(self._open_batches.popitem(last=False)[1])
+            held -= len(self._open_batches.popitem(last=False)[1].scopes)
 
     def _count_batch(self, planned: Sequence[PlannedRequest], total_tokens: int) -> None:
         counts = self._counts
@@ -683,7 +685,7 @@ class ContextPlanner:
                 tracked=past.tracked,
                 opens_prompt=past.opens_prompt,
             )
-            self._open[plan.id] = None
+            self._open[plan.id] = plan.scope
             if len(self._open) > self._max_open_plans:
                 self._open.popitem(last=False)
             self._count_plan(plan)
@@ -835,19 +837,21 @@ class ContextPlanner:
             self._sharing.unfollow(scope)
 
     def _close(self, plan: ContextPlan) -> bool:
-        if plan.id in self._open:
+        if self._open.get(plan.id) == plan.scope:  # or it is another tenant's, under an id that it has no right to
             del self._open[plan.id]
             return True
         batch_id, _, number = plan.id.rpartition(".")
-        is_open = self._open_batches.get(batch_id, bytearray())
+        batch = self._open_batches.get(batch_id, _OpenBatch(bytearray(), ()))
         try:
             place = int(number)
         except ValueError:  # an id that no planner made
             return False
-        if str(place) != number or not 0 <= place < len(is_open) or not is_open[place]:
+        if str(place) != number or not 0 <= place < len(batch.scopes) or not batch.is_open[place]:
             return False
-        is_open[place] = False
-        if is_open.rfind(1) < 0:
+        if batch.scopes[place] != plan.scope:
+            return False
+        batch.is_open[place] = False
+        if batch.is_open.rfind(1) < 0:
             del self._open_batches[batch_id]
         return True
 
@@ -869,6 +873,13 @@ class _ScopeState(NamedTuple):
     policy: OrderingPolicy
     labels: LabelRegistry
     cache_salt: str | None
+
+
+class _OpenBatch(NamedTuple):
+    """A batch's plans, in execution order: whether each is neither committed nor abandoned, and its scope."""
+
+    is_open: bytearray
+    scopes: Sequence[Scope]
 
 
 class _SharedTree:

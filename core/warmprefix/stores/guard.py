@@ -71,6 +71,7 @@ class GuardedStore:
         self._budget = budget
         self._lanes = Lanes(threads)
         self._maintained = isinstance(store, Maintained)
+        self._serves_threads = getattr(store, "serves_threads", True)
         self._keeper = _Keeper(self, interval)
         self._left_behind: set[asyncio.Task[object]] = set()
 
@@ -255,13 +256,18 @@ class GuardedStore:
             self._deliver(conversation)
 
     def keep(self) -> None:
-        """The keeper's round: hear whether the store answers, and tell it what waits."""
-        if not (self._maintained or len(self.outbox)) or not self.breaker.admits():
-            return
+        """The keeper's round: hear whether the store answers, and tell it what waits.
+
+        It maintains the store even while the breaker is open: a server that comes back must be told soon what it may
+        have lost, and it is better asked from here than on the way of a request.
+        """
         try:
             if isinstance(self.store, Maintained):
                 self.store.maintain()
-            self._deliver_all()
+            elif not len(self.outbox) or not self.breaker.admits():
+                return
+            if self._serves_threads:
+                self._deliver_all()
         except Exception:
             self.breaker.failed()
         else:
