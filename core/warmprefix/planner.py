@@ -208,7 +208,7 @@ class ContextPlanner:
     ) -> Self:
         """A planner that shares conversations and learned orders with all others of the same Redis or Valkey.
 
-        It connects when it is first needed; a server that is down or slow costs 20 ms, then requests go on with nothing
+        It connects in the background. A server that is down or slow costs 20 ms, then requests go on with nothing
         de-duplicated. `close` it at the end, or use it as a context manager.
 
         Args:
@@ -237,8 +237,10 @@ class ContextPlanner:
         )
         options.setdefault("capacity_tokens", given.capacity_tokens)
         options.setdefault("salt_key", given.salt_key.get_secret_value().encode())
+        guarded = GuardedStore(store, budget=given.store_budget)
+        guarded.start()
         planner = cls(
-            store=GuardedStore(store, budget=given.store_budget),
+            store=guarded,
             sharing=RedisOrderSharing(address, prefix=given.key_prefix) if given.share_orders else None,
             **options,
         )

@@ -99,7 +99,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[TroubledStore]:
 @pytest.fixture
 def guard(store: TroubledStore) -> Iterator[GuardedStore]:
     """Asks again at once after a failure, and looks at the outbox by itself only when a test hurries it."""
-    guard = GuardedStore(store, budget=0.05, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, budget=0.05, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
     yield guard
     store.gate.set()
     store.failing = False
@@ -180,7 +180,7 @@ async def test_a_store_that_hangs_costs_tasks_its_budget(store: TroubledStore, g
 
 
 def test_while_the_breaker_is_open_the_store_is_not_asked(store: TroubledStore) -> None:
-    guard = GuardedStore(store, breaker=CircuitBreaker(LONG, LONG), interval=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, breaker=CircuitBreaker(LONG, LONG), interval=LONG, retry=LONG)  # type: ignore[arg-type]
     store.failing = True
     with pytest.raises(StoreError):
         guard.forget(CHAT)
@@ -227,7 +227,7 @@ async def test_what_tasks_could_not_tell_is_told_too(store: TroubledStore, guard
 
 
 def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:
-    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=0.01)  # type: ignore[arg-type]
+    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=0.01, retry=0.01)  # type: ignore[arg-type]
     guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
     store.failing = True
     with pytest.raises(StoreError):
@@ -268,8 +268,16 @@ def test_a_record_is_not_trusted_while_another_thread_is_correcting_it(
     assert guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).seen == {}
 
 
+def test_start_maintains_at_once() -> None:
+    store = Maintainable()
+    guard = GuardedStore(store, interval=LONG)  # type: ignore[arg-type]
+    guard.start()
+    assert eventually(lambda: store.rounds == 1)
+    guard.close()
+
+
 def test_close_tries_once_more(store: TroubledStore) -> None:
-    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
     guard.prepare(CHAT, "p1", {})
     store.failing = True
     with pytest.raises(StoreError):
@@ -291,12 +299,11 @@ async def cancelled(call: asyncio.Task[object], store: TroubledStore, asked: int
 
 
 async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None:
-    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
     store.gate.clear()
     await cancelled(asyncio.ensure_future(guard.aprepare(CHAT, "p1", {})), store, 0)
     store.gate.set()
-    while leases(store) != {"p1"}:
-        await asyncio.sleep(0.001)
+    assert await asyncio.to_thread(eventually, lambda: leases(store) == {"p1"})
     assert len(guard.outbox) >= 1
     await guard.aprepare(CHAT, "p2", {})
     assert leases(store) == {"p2"}
@@ -304,13 +311,12 @@ async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None
 
 
 async def test_a_cancelled_commit_is_made_all_the_same(store: TroubledStore) -> None:
-    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
     await guard.aprepare(CHAT, "p1", {})
     store.gate.clear()
     await cancelled(asyncio.ensure_future(guard.acommit(CHAT, "p1", [BLOCK])), store, 1)
     store.gate.set()
-    while seen(store) != {BLOCK.fingerprint}:
-        await asyncio.sleep(0.001)
+    assert await asyncio.to_thread(eventually, lambda: seen(store) == {BLOCK.fingerprint})
     assert (await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).turn == 1, "and only once"
     await asyncio.to_thread(guard.close)
 
@@ -335,7 +341,7 @@ def keepers() -> list[threading.Thread]:
 def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
     assert eventually(lambda: not keepers())
     store = Maintainable()
-    guard = GuardedStore(store, interval=0.01)  # type: ignore[arg-type]
+    guard = GuardedStore(store, interval=0.01, retry=0.01)  # type: ignore[arg-type]
     guard.prepare(CHAT, "p1", {})
     assert eventually(lambda: store.rounds > 3)
     del guard
@@ -345,7 +351,7 @@ def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
 
 def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
     store = Maintainable()
-    guard = GuardedStore(store, breaker=CircuitBreaker(0.05, 0.05), interval=0.01)  # type: ignore[arg-type]
+    guard = GuardedStore(store, breaker=CircuitBreaker(0.05, 0.05), interval=0.01, retry=0.01)  # type: ignore[arg-type]
     store.failing = True
     with pytest.raises(StoreError):
         guard.prepare(CHAT, "p1", {})
@@ -355,7 +361,7 @@ def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
     guard.close()
 
 
-@pytest.mark.parametrize("name", ["budget", "interval"])
+@pytest.mark.parametrize("name", ["budget", "interval", "retry"])
 def test_times_that_are_not_positive_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
         GuardedStore(MemorySeenStore(), **{name: 0})  # type: ignore[arg-type]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-import weakref
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from warmprefix.errors import StoreError, StoreUnavailableError
@@ -15,6 +15,7 @@ from warmprefix.stores.base import AsyncSeenStore, Conversation, Maintained, Pre
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.lanes import Lanes
 from warmprefix.stores.outbox import Abandon, Commit, Forget, Notice, Outbox
+from warmprefix.ticker import Ticker
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,8 +27,11 @@ T = TypeVar("T")
 _TURNS_OF_THE_LOOP = 4
 """From the bytes of an answer on a socket to the task that waits for it."""
 
-_RETRY = 0.05
-"""Seconds between two looks at the outbox while something waits in it."""
+_LONGEST_SLEEP = 3_600.0
+"""Seconds; a thread can't wait for ever with a time limit."""
+
+_LAST_TRY = 1.0
+"""Seconds, at the end."""
 
 
 class GuardedStore:
@@ -49,7 +53,9 @@ class GuardedStore:
         breaker: Decides when a store that failed is asked again.
         max_notices: Most that waits in the outbox.
         threads: Most calls that may hang at once before further ones fail.
-        interval: Seconds between two looks at the outbox, and between two calls of `Maintained.maintain`.
+        interval: Seconds between two calls of `Maintained.maintain`.
+        retry: Seconds until what could not be told is tried again. Not at once: the call that got no answer in time may
+            still be on its way.
     """
 
     def __init__(
@@ -61,8 +67,9 @@ class GuardedStore:
         max_notices: int = 65_536,
         threads: int = 16,
         interval: float = 0.25,
+        retry: float = 0.05,
     ) -> None:
-        for name, value in (("budget", budget), ("interval", interval)):
+        for name, value in (("budget", budget), ("interval", interval), ("retry", retry)):
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
         self.store = store
@@ -72,8 +79,17 @@ class GuardedStore:
         self._lanes = Lanes(threads)
         self._maintained = isinstance(store, Maintained)
         self._serves_threads = getattr(store, "serves_threads", True)
-        self._keeper = _Keeper(self, interval)
+        self._interval = interval
+        self._retry = retry
+        self._keep_here()
         self._left_behind: set[asyncio.Task[object]] = set()
+
+    def _keep_here(self) -> None:
+        self._process = os.getpid()
+        # Guards the time. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
+        self._lock = threading.RLock()
+        self._due = math.inf
+        self._ticker = Ticker(self._tick, _nothing, "warmprefix-keeper")
 
     # -- what a request asks -----------------------------------------------------------------------------------
 
@@ -152,19 +168,23 @@ class GuardedStore:
             raise StoreError("clear", "all conversations") from error
         self.outbox.clear()
 
+    def start(self) -> None:
+        """Have the store connect in the background, before the first request needs it. Not needed, but it helps."""
+        self._keep_within(0.0)
+
     def close(self) -> None:
-        """End the threads; what waits in the outbox gets one more try. The store itself stays open."""
-        self._keeper.stop()
-        with suppress(StoreError):
-            self._call("close", "the outbox", self._deliver_all)
-        self._keeper.stop()  # that call may have started it
+        """End the threads; what waits in the outbox gets one more try, of a second at most. The store stays open."""
+        self._ticker.stop(0.0)
+        if len(self.outbox) and self._serves_threads:
+            with suppress(Exception):
+                self._lanes.run(self._deliver_all, _LAST_TRY)
         self._lanes.close()
 
     # -- calls in time -----------------------------------------------------------------------------------------
 
     def _call(self, operation: str, key: object, call: Callable[[], T]) -> T:
-        if self._maintained:
-            self._keeper.start()
+        if self._maintained and (self._due == math.inf or self._process != os.getpid()):
+            self._keep_within(self._interval)
         if not self.breaker.admits():
             raise StoreUnavailableError(operation, key)
         try:
@@ -178,8 +198,8 @@ class GuardedStore:
     async def _acall(self, operation: str, key: object, call: Callable[[], Awaitable[T]]) -> T:
         import asyncio  # it takes long to import, and who calls this has it
 
-        if self._maintained:
-            self._keeper.start()
+        if self._maintained and (self._due == math.inf or self._process != os.getpid()):
+            self._keep_within(self._interval)
         if not self.breaker.admits():
             raise StoreUnavailableError(operation, key)
         task = asyncio.ensure_future(call())
@@ -239,7 +259,7 @@ class GuardedStore:
 
     def _owe(self, conversation: Conversation, notice: Notice) -> None:
         self.outbox.add(conversation, notice)
-        self._keeper.hurry()
+        self._keep_within(self._retry)
 
     def _deliver(self, conversation: Conversation) -> None:
         for notice in self.outbox.waiting(conversation):
@@ -255,8 +275,29 @@ class GuardedStore:
         for conversation in self.outbox.conversations():
             self._deliver(conversation)
 
+    # -- in the background -------------------------------------------------------------------------------------
+
+    def _keep_within(self, seconds: float) -> None:
+        """Have `keep` called in so many seconds at the latest."""
+        if self._process != os.getpid():  # no thread survives a fork
+            self._keep_here()
+        with self._lock:
+            self._due = min(self._due, time.monotonic() + seconds)
+        self._ticker.start()
+        self._ticker.wake()
+
+    def _tick(self) -> float:
+        if time.monotonic() >= self._due:
+            with self._lock:
+                self._due = math.inf
+            self.keep()
+            with self._lock:
+                pause = self._retry if len(self.outbox) else self._interval if self._maintained else math.inf
+                self._due = min(self._due, time.monotonic() + pause)
+        return min(self._due - time.monotonic(), _LONGEST_SLEEP)
+
     def keep(self) -> None:
-        """The keeper's round: hear whether the store answers, and tell it what waits.
+        """What a thread does now and then: hear whether the store answers, and tell it what waits.
 
         It maintains the store even while the breaker is open: a server that comes back must be told soon what it may
         have lost, and it is better asked from here than on the way of a request.
@@ -274,48 +315,4 @@ class GuardedStore:
             self.breaker.succeeded()
 
 
-class _Keeper:
-    """A thread that calls `keep` every so often, as long as the guard lives."""
-
-    def __init__(self, guard: GuardedStore, interval: float) -> None:
-        self._guard = weakref.ref(guard)
-        self._interval = interval
-        self._process: int | None = None
-        self._wake: SimpleQueue[bool] = SimpleQueue()
-
-    def start(self) -> None:
-        """Have it run in this process; soon, if something waits."""
-        if self._process == os.getpid():
-            return
-        self._process = os.getpid()
-        self._wake = SimpleQueue()
-        weakref.finalize(self._guard(), self._wake.put, False)
-        threading.Thread(
-            target=_keep, args=(self._guard, self._wake, self._interval), name="warmprefix-keeper", daemon=True
-        ).start()
-
-    def hurry(self) -> None:
-        self.start()
-        self._wake.put(True)
-
-    def stop(self) -> None:
-        self._wake.put(False)
-        self._process = None
-
-
-def _keep(guard: weakref.ref[GuardedStore], wake: SimpleQueue[bool], interval: float) -> None:
-    pause = interval
-    while True:
-        try:
-            if not wake.get(timeout=pause):
-                return
-            pause = _RETRY
-            continue  # what could not be told just now will hardly be heard at once
-        except Empty:
-            pass
-        kept = guard()
-        if kept is None:
-            return
-        kept.keep()
-        pause = _RETRY if len(kept.outbox) else interval
-        del kept
+def _nothing() -> None: ...

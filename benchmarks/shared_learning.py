@@ -1,0 +1,277 @@
+"""What workers save that learn from each other by way of Redis, beside one planner that sees everything.
+
+    python benchmarks/shared_learning.py [TRACE] [--rates 20,200,0] [--limit N]
+
+Without an argument the trace is ragpulse_rag in the folder that the environment variable WARMPREFIX_TRACES names, or,
+if there is none, a generated one. Needs a Redis or Valkey server's binary; it is started on a free port.
+
+The requests are served in order of arrival by four worker processes in turn, each with a planner of its own, in front
+of one engine, whose prefix cache is that of `warmprefix replay`. What workers share takes a while to arrive, so how
+fast requests come matters: *rate* is requests a second in all, 0 for as fast as they are answered, and *unseen* is how
+many earlier requests a worker had not learned of when it planned, on average. *relative* is the hit ratio against that
+of the one planner.
+
+*A worker that joins late*: after half of the requests, one of the four is replaced by a fresh process. Of the first
+requests that it serves, the hit ratio, beside that of the same requests where nothing was replaced, and that of a fresh
+worker that learns from nobody. It follows the scope from its first request on, and what the others served is learned
+while it serves; or, *caught up first*, before.
+
+Only a run on a trace that was given, without `--limit`, is written to `results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple, Protocol
+
+from common import percentile, print_table, size, write_results
+from redis_servers import Server, wait_until
+from traces import generated, given_files, reported_k
+from warmprefix import ContextBlock, ContextPlanner, NoRecorder
+from warmprefix.replay.cache import CacheModel
+from warmprefix.replay.workload import Request, Workload
+from warmprefix.sharing import NoSharing, OrderSharing
+from warmprefix.sharing.redis import RedisOrderSharing
+from warmprefix.traces.reader import read_trace
+
+TRACE = "ragpulse_rag"
+WORKERS = 4
+CAPACITY = 500_000
+OTHER_CAPACITIES = (None, 100_000)
+RATE_OF_OTHERS = 200
+"""The rate at which the other capacities are measured, and the worker that joins late."""
+FIRST = (10, 50, 200)
+"""Requests of the worker that joins late."""
+
+
+class Workers(Protocol):
+    """Arrange requests, one at a time."""
+
+    def order(self, number: int, request: Request) -> Sequence[int]: ...
+
+
+class Account(NamedTuple):
+    """One run, an entry a request."""
+
+    saved: list[int]
+    totals: list[int]
+
+    def hit_percent(self, numbers: Sequence[int] | None = None) -> float:
+        chosen = range(len(self.saved)) if numbers is None else numbers
+        return 100 * sum(self.saved[i] for i in chosen) / max(sum(self.totals[i] for i in chosen), 1)
+
+
+def main() -> None:
+    options = arguments()
+    paths = [path for path in given_files(options.traces) if options.traces or path.name.startswith(TRACE)]
+    trace = read_trace(paths[0], options.limit) if paths else next(generated())
+    workload = Workload(trace, reported_k(trace))
+    rows: list[dict[str, object]] = []
+    with Server() as server:
+        for capacity in (CAPACITY, *OTHER_CAPACITIES):
+            rows += measure(workload, server.url, capacity, options.rates if capacity == CAPACITY else [RATE_OF_OTHERS])
+        joining = join_late(workload, server.url)
+    header = ["cache", "workers", "rate", "unseen", "hit ratio, %", "relative, %"]
+    print(f"{workload.name}: {len(workload.requests)} requests, {workload.k} blocks each at most\n")
+    print_table(header, [[row[name] for name in header] for row in rows])
+    print(f"\nA worker that joins after half of the requests; cache of {size(CAPACITY)}, hit ratio in %:\n")
+    print_table(list(joining[0]), [list(row.values()) for row in joining])
+    if paths and options.limit is None:
+        write_results("shared_learning", {"trace": workload.name, "ratios": rows, "joins late": joining})
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", type=Path, help="a trace file")
+    parser.add_argument("--rates", type=rates, default=[20, 200, 0], help="requests a second, with commas between them")
+    parser.add_argument("--limit", type=int, help="requests of the trace")
+    return parser.parse_args()
+
+
+def rates(text: str) -> list[int]:
+    return [int(rate) for rate in text.split(",")]
+
+
+def measure(workload: Workload, url: str, capacity: int | None, rates: Sequence[int]) -> list[dict[str, object]]:
+    """All columns for one cache, as rows of the table."""
+    one = serve(workload, Here([planner(capacity)]), capacity).hit_percent()
+    rows: list[dict[str, object]] = []
+
+    def add(workers: str, rate: object, unseen: object, percent: float) -> None:
+        rows.append(
+            {
+                "cache": size(capacity),
+                "workers": workers,
+                "rate": rate,
+                "unseen": unseen,
+                "hit ratio, %": round(percent, 2),
+                "relative, %": round(100 * percent / one, 1),
+            }
+        )
+        print(rows[-1], file=sys.stderr)
+
+    add("as retrieved", "-", "-", serve(workload, AsRetrieved(), capacity).hit_percent())
+    apart = Here([planner(capacity) for _ in range(WORKERS)])
+    add(f"{WORKERS} apart", "-", "-", serve(workload, apart, capacity).hit_percent())
+    for rate in rates:
+        with Processes(workload, url, f"{size(capacity)}-{rate}", capacity, rate) as processes:
+            percent = serve(workload, processes, capacity).hit_percent()
+        add(f"{WORKERS} sharing", rate or "most", round(fmean(processes.unseen), 1), percent)
+        rows[-1]["unseen p99"] = percentile(processes.unseen, 99)
+        rows[-1]["requests a second"] = round(processes.rate_reached)
+    add("one", "-", "-", one)
+    return rows
+
+
+def join_late(workload: Workload, url: str) -> list[dict[str, object]]:
+    """What the first requests of a fresh worker find, in each of three worlds."""
+    half = len(workload.requests) // 2 // WORKERS * WORKERS
+    accounts: dict[str, Account] = {}
+    for name, prefix, replaced, waits in (
+        ("established", "stays", None, False),
+        ("fresh, sharing, caught up first", "waits", half, True),
+        ("fresh, sharing", "joins", half, False),
+        ("fresh, apart", None, half, False),
+    ):
+        with Processes(workload, url, prefix, CAPACITY, RATE_OF_OTHERS, replaced, waits) as processes:
+            accounts[name] = serve(workload, processes, CAPACITY)
+    served = {first: range(half, len(workload.requests), WORKERS)[:first] for first in FIRST}
+    return [
+        {"worker": name, **{f"first {n}": round(account.hit_percent(which), 2) for n, which in served.items()}}
+        for name, account in accounts.items()
+    ]
+
+
+def serve(workload: Workload, workers: Workers, capacity: int | None) -> Account:
+    """Every request to the workers, every prompt to the engine."""
+    cache = CacheModel(capacity, len(workload.requests))
+    account = Account([], [])
+    for number, request in enumerate(workload.requests):
+        order = workers.order(number, request)
+        found = cache.serve([request.keys[i] for i in order], [request.tokens[i] for i in order])
+        account.saved.append(found.now)
+        account.totals.append(request.context_tokens)
+    return account
+
+
+def planner(capacity: int | None, sharing: OrderSharing | None = None) -> ContextPlanner:
+    return ContextPlanner(capacity_tokens=capacity, sharing=sharing, recorder=NoRecorder())
+
+
+class AsRetrieved:
+    """Nobody arranges anything."""
+
+    def order(self, number: int, request: Request) -> Sequence[int]:
+        return request.relevance
+
+
+class Here:
+    """Planners in this process, in turn."""
+
+    def __init__(self, planners: Sequence[ContextPlanner]) -> None:
+        self._planners = planners
+
+    def order(self, number: int, request: Request) -> Sequence[int]:
+        return arrange(self._planners[number % len(self._planners)], request.source.scope, request.blocks)
+
+
+class Processes:
+    """Worker processes, in turn; each answers before the next is asked."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        url: str,
+        prefix: str | None,
+        capacity: int | None,
+        rate: int,
+        replaced_at: int | None = None,
+        waits: bool = False,
+    ) -> None:
+        """Start them; without a prefix they don't share. The first one is replaced before request `replaced_at`.
+
+        If it `waits`, it serves only once it has learned what the others did before.
+        """
+        contexts = [(request.source.scope, request.blocks) for request in workload.requests]
+        self._arguments = (contexts, url, prefix, capacity, waits)
+        self._rate = rate
+        self._replaced_at = replaced_at
+        self._workers = [self._start() for _ in range(WORKERS)]
+        self._started = 0.0
+        self._last = 0
+        self.unseen: list[int] = []
+        self.rate_reached = 0.0
+
+    def _start(self) -> Any:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        context.Process(target=work, args=(theirs, *self._arguments), daemon=True).start()
+        theirs.close()
+        ours.recv()
+        return ours
+
+    def __enter__(self) -> Processes:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.rate_reached = len(self.unseen) / (time.perf_counter() - self._started)
+        for worker in self._workers:
+            end(worker)
+
+    def order(self, number: int, request: Request) -> Sequence[int]:
+        if number == self._replaced_at:
+            paused = time.perf_counter()
+            end(self._workers[0])
+            self._workers[0] = self._start()
+            self._started += time.perf_counter() - paused
+        if self._rate:
+            time.sleep(max(self._started + number / self._rate - time.perf_counter(), 0.0))
+        worker = self._workers[number % WORKERS]
+        worker.send(number)
+        order, known = worker.recv()
+        self.unseen.append(number - known)
+        return order  # type: ignore[no-any-return]
+
+
+def end(worker: Any) -> None:
+    worker.send(None)
+    worker.recv()
+    worker.close()
+
+
+Context = tuple[str | None, tuple[ContextBlock, ...]]
+
+
+def work(
+    driver: Any, contexts: Sequence[Context], url: str, prefix: str | None, capacity: int | None, waits: bool
+) -> None:
+    """A worker process: for each number that comes, the order of that request, and how many it knew of."""
+    sharing = NoSharing() if prefix is None else RedisOrderSharing(url, prefix=prefix)
+    served = 0
+    with planner(capacity, sharing) as own:
+        if waits and isinstance(sharing, RedisOrderSharing):
+            scope = own.plan([], tenant=contexts[0][0]).scope
+            wait_until(lambda: sharing.has_caught_up(scope), "the worker has caught up")
+        driver.send("ready")
+        while (number := driver.recv()) is not None:
+            known = sharing.stats().received + served
+            driver.send((arrange(own, *contexts[number]), known))
+            served += 1
+    driver.send("done")
+
+
+def arrange(own: ContextPlanner, scope: str | None, blocks: Sequence[ContextBlock]) -> Sequence[int]:
+    plan = own.plan(blocks, tenant=scope)
+    own.commit(plan)
+    return plan.order
+
+
+if __name__ == "__main__":
+    main()

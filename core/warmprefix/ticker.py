@@ -1,0 +1,92 @@
+"""A thread that calls an object's method every so often, and keeps nobody alive."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+__all__ = ["Ticker"]
+
+
+class Ticker:
+    """Calls `tick` from a daemon thread, again after as many seconds as it returns, until its object is gone.
+
+    `wake` and `stop` may be called from anywhere, a signal's handler and a finalizer included. A forked process has
+    no such thread: its object needs a ticker of its own there.
+    """
+
+    def __init__(self, tick: Callable[[], float], end: Callable[[], object], name: str) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            tick: A bound method. Its object is held only while it is being called.
+            end: Is called last, by the thread; must not hold the object.
+            name: The thread's.
+        """
+        self._tick: weakref.WeakMethod[Callable[[], float]] = weakref.WeakMethod(tick)
+        self._end = end
+        self._name = name
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._starting = threading.RLock()
+        self._thread: threading.Thread | None = None
+        owner: Any = getattr(tick, "__self__")  # noqa: B009
+        weakref.finalize(owner, self._wake.put, False).atexit = False
+
+    def start(self) -> None:
+        """Start the thread unless it was started before; raises RuntimeError if there can be no thread."""
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=_run, args=(self._tick, self._wake, self._end), name=self._name, daemon=True
+                )
+                self._thread = thread
+                try:
+                    thread.start()
+                except RuntimeError:
+                    self._thread = None
+                    raise
+
+    def wake(self) -> None:
+        """Have `tick` called now, or again as soon as it returns."""
+        self._wake.put(True)
+
+    def stop(self, timeout: float) -> None:
+        """Have `tick` called once more, then no more; wait for that, but no longer than `timeout` seconds."""
+        self._wake.put(False)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+
+def _run(method: weakref.WeakMethod[Callable[[], float]], wake: SimpleQueue[bool], end: Callable[[], object]) -> None:
+    try:
+        goes_on = True
+        while goes_on:
+            tick = method()
+            if tick is None:
+                return
+            pause = tick()
+            del tick
+            goes_on = _sleep(wake, pause)
+        tick = method()
+        if tick is not None:
+            tick()
+    finally:
+        end()
+
+
+def _sleep(wake: SimpleQueue[bool], pause: float) -> bool:
+    """Wait until the time is over or somebody wakes; False if it is the end."""
+    try:
+        if not wake.get(timeout=max(pause, 0.0)):
+            return False
+        while wake.get_nowait():
+            pass
+        return False
+    except Empty:
+        return True
