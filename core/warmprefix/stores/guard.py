@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from warmprefix.errors import StoreError, StoreUnavailableError
@@ -32,6 +33,9 @@ _LONGEST_SLEEP = 3_600.0
 
 _LAST_TRY = 1.0
 """Seconds, at the end."""
+
+
+def _nothing() -> None: ...
 
 
 class GuardedStore:
@@ -94,17 +98,18 @@ class GuardedStore:
     # -- what a request asks -----------------------------------------------------------------------------------
 
     def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        def ask() -> Prepared:
-            self._deliver(conversation)
-            return self.store.prepare(conversation, plan_id, proposed)
+        # To be told only once the call has ended, for until then it may take a lease.
+        owe = partial(self._owe, conversation, Abandon(plan_id))
 
-        try:
-            return self._call("prepare", conversation, ask)
-        except StoreUnavailableError:
-            raise
-        except BaseException:
-            self._owe(conversation, Abandon(plan_id))  # the lease may be taken all the same
-            raise
+        def ask() -> Prepared:
+            try:
+                self._deliver(conversation)
+                return self.store.prepare(conversation, plan_id, proposed)
+            except BaseException:
+                owe()
+                raise
+
+        return self._call("prepare", conversation, ask, owe)
 
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         return self._tell("commit", conversation, Commit(plan_id, sent), self.store.commit, plan_id, sent)
@@ -118,38 +123,39 @@ class GuardedStore:
     # -- the same, for tasks -----------------------------------------------------------------------------------
 
     async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        store = self.store
+        owe, store = partial(self._owe, conversation, Abandon(plan_id)), self.store
         if not isinstance(store, AsyncSeenStore):
-            return await self._in_thread(conversation, Abandon(plan_id), self.prepare, plan_id, proposed)
+            return await self._in_thread(self.prepare, conversation, plan_id, proposed, late=owe)
 
         async def ask() -> Prepared:
-            await self._adeliver(store, conversation)
-            return await store.aprepare(conversation, plan_id, proposed)
+            try:
+                await self._adeliver(store, conversation)
+                return await store.aprepare(conversation, plan_id, proposed)
+            except BaseException:
+                owe()
+                raise
 
-        try:
-            return await self._acall("prepare", conversation, ask)
-        except StoreUnavailableError:
-            raise
-        except BaseException:
-            self._owe(conversation, Abandon(plan_id))
-            raise
+        return await self._acall("prepare", conversation, ask, owe)
 
     async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         notice, store = Commit(plan_id, sent), self.store
         if not isinstance(store, AsyncSeenStore):
-            return await self._in_thread(conversation, notice, self.commit, plan_id, sent)
+            owe = partial(self._owe, conversation, notice)
+            return await self._in_thread(self.commit, conversation, plan_id, sent, late=owe)
         return await self._atell("commit", conversation, notice, store.acommit, plan_id, sent)
 
     async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
         notice, store = Abandon(plan_id), self.store
         if not isinstance(store, AsyncSeenStore):
-            return await self._in_thread(conversation, notice, self.abandon, plan_id)
+            owe = partial(self._owe, conversation, notice)
+            return await self._in_thread(self.abandon, conversation, plan_id, late=owe)
         return await self._atell("abandon", conversation, notice, store.aabandon, plan_id)
 
     async def aforget(self, conversation: Conversation) -> None:
         notice, store = Forget(), self.store
         if not isinstance(store, AsyncSeenStore):
-            await self._in_thread(conversation, notice, self.forget)
+            owe = partial(self._owe, conversation, notice)
+            await self._in_thread(self.forget, conversation, late=owe)
         else:
             await self._atell("forget", conversation, notice, store.aforget)
 
@@ -182,39 +188,63 @@ class GuardedStore:
 
     # -- calls in time -----------------------------------------------------------------------------------------
 
-    def _call(self, operation: str, key: object, call: Callable[[], T]) -> T:
-        if self._maintained and (self._due == math.inf or self._process != os.getpid()):
-            self._keep_within(self._interval)
-        if not self.breaker.admits():
-            raise StoreUnavailableError(operation, key)
+    # `late` is called when a call ends, with or without success, for which nobody waits any more.
+
+    def _call(self, operation: str, key: object, call: Callable[[], T], late: Callable[[], object] = _nothing) -> T:
+        self._admit(operation, key)
         try:
-            outcome = self._lanes.run(call, self._budget)
+            outcome = self._lanes.run(call, self._budget, late)
         except Exception as error:
             self.breaker.failed()
             raise StoreError(operation, key) from error
         self.breaker.succeeded()
         return outcome
 
-    async def _acall(self, operation: str, key: object, call: Callable[[], Awaitable[T]]) -> T:
+    async def _acall(
+        self, operation: str, key: object, call: Callable[[], Awaitable[T]], late: Callable[[], object] = _nothing
+    ) -> T:
         import asyncio  # it takes long to import, and who calls this has it
 
-        if self._maintained and (self._due == math.inf or self._process != os.getpid()):
-            self._keep_within(self._interval)
-        if not self.breaker.admits():
-            raise StoreUnavailableError(operation, key)
+        self._admit(operation, key)
         task = asyncio.ensure_future(call())
         self._left_behind.add(task)
         task.add_done_callback(self._done)
-        await asyncio.wait({task}, timeout=self._budget)
-        for _ in range(_TURNS_OF_THE_LOOP):  # if it was the loop that was late, the answer may be there
-            if not task.done():
-                await asyncio.sleep(0)
+        try:
+            await asyncio.wait({task}, timeout=self._budget)
+            for _ in range(_TURNS_OF_THE_LOOP):  # if it was the loop that was late, the answer may be there
+                if not task.done():
+                    await asyncio.sleep(0)
+        except BaseException:
+            task.add_done_callback(lambda task: late())
+            raise
+        if not task.done():
+            task.add_done_callback(lambda task: late())
         error = task.exception() if task.done() else TimeoutError(f"no answer in {self._budget * 1000:.0f} ms")
         if error is not None:
             self.breaker.failed()
             raise StoreError(operation, key) from error
         self.breaker.succeeded()
         return task.result()
+
+    async def _in_thread(self, method: Callable[..., T], *args: object, late: Callable[[], object]) -> T:
+        """One of the methods above, which keep to their time once a thread is free to run them."""
+        import asyncio
+
+        call = asyncio.get_running_loop().run_in_executor(None, method, *args)
+        try:
+            await asyncio.wait({call}, timeout=2 * self._budget)
+        finally:
+            if not call.done():
+                call.add_done_callback(lambda call: (call.cancelled() or call.exception(), late()))
+        if not call.done():
+            raise StoreError(method.__name__, args[0]) from TimeoutError("no thread is free")
+        return call.result()
+
+    def _admit(self, operation: str, key: object) -> None:
+        if self._maintained and (self._due == math.inf or self._process != os.getpid()):
+            self._keep_within(self._interval)
+        if not self.breaker.admits():
+            raise StoreUnavailableError(operation, key)
 
     def _done(self, task: asyncio.Task[object]) -> None:
         self._left_behind.discard(task)
@@ -242,17 +272,6 @@ class GuardedStore:
             return await self._acall(operation, conversation, lambda: method(conversation, *args))
         except BaseException:
             self._owe(conversation, notice)
-            raise
-
-    async def _in_thread(
-        self, conversation: Conversation, notice: Notice, method: Callable[..., T], *args: object
-    ) -> T:
-        import asyncio
-
-        try:
-            return await asyncio.to_thread(method, conversation, *args)
-        except asyncio.CancelledError:
-            self._owe(conversation, notice)  # it may not even have begun
             raise
 
     # -- the outbox --------------------------------------------------------------------------------------------
@@ -313,6 +332,3 @@ class GuardedStore:
             self.breaker.failed()
         else:
             self.breaker.succeeded()
-
-
-def _nothing() -> None: ...

@@ -31,15 +31,20 @@ class Lanes:
         self._size = size
         self._crew = self._new_crew()
 
-    def run(self, call: Callable[[], T], seconds: float) -> T:
+    def run(self, call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
         """The call's outcome, or what it raises.
+
+        Args:
+            call: What may hang.
+            seconds: How long to wait for it.
+            late: Called by its thread if it ends after all when nobody waits any more.
 
         Raises:
             TimeoutError: It took longer. It may still be going on; if it had not begun, it never will.
         """
         if self._crew.process != os.getpid():  # no thread survives a fork, and the lock may have been held
             self._crew = self._new_crew()
-        job = _Job(call)
+        job = _Job(call, late)
         self._crew.take(job)
         return job.outcome(seconds)
 
@@ -90,13 +95,16 @@ class _Crew:
 
 
 class _Job(Generic[T]):
-    __slots__ = ("_call", "_claim", "_done", "_error", "_result")
+    __slots__ = ("_call", "_claim", "_done", "_end", "_error", "_given_up", "_late", "_result")
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], T], late: Callable[[], object]) -> None:
         self._call = call
+        self._late = late
         self._claim = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
+        self._end = threading.Lock()
+        self._given_up = False
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -106,16 +114,20 @@ class _Job(Generic[T]):
             self._result = self._call()
         except BaseException as error:
             self._error = error
-        self._done.release()
+        with self._end:
+            self._done.release()
+            is_late = self._given_up
+        if is_late:
+            self._late()
 
     def outcome(self, seconds: float) -> T:
         try:
             in_time = self._done.acquire(timeout=max(seconds, 0))
         except BaseException:  # such as KeyboardInterrupt
-            self._claim.acquire(blocking=False)
+            if not self._give_up():
+                self._late()
             raise
-        if not in_time:
-            self._claim.acquire(blocking=False)  # whoever has it decides whether the call is made
+        if not in_time and self._give_up():
             raise TimeoutError(f"no answer in {seconds * 1000:.0f} ms")
         if self._error is not None:
             try:
@@ -123,3 +135,10 @@ class _Job(Generic[T]):
             finally:
                 self._error = None  # or it and its traceback would hold each other
         return self._result
+
+    def _give_up(self) -> bool:
+        """Withdraw the call if it has not begun; False if it has ended."""
+        self._claim.acquire(blocking=False)
+        with self._end:
+            self._given_up = not self._done.acquire(blocking=False)
+            return self._given_up
