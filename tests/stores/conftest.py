@@ -1,0 +1,258 @@
+"""Real servers for the stores' tests, each started once; and the kits of the contract that every store keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+import redis
+
+from redis_servers import Clock, Cluster, SentinelSetup, Server, binaries
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.redis import RedisSeenStore
+
+T = TypeVar("T")
+PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
+(ACL_RULE,) = re.findall(r"^ACL SETUSER warmprefix reset on >PASSWORD (.*)$", PAGE, re.MULTILINE)
+ACL_OF_CLEAR = "+scan"  # which the page says, too
+FLAVOURS = list(binaries())
+NEWEST = FLAVOURS[-1] if FLAVOURS else None
+NETWORKED = [*(FLAVOURS or ["redis"]), "cluster", "sentinel", "minimal-acl", "awaited"]
+
+
+class Reachable(Protocol):
+    """One server, or several that appear as one."""
+
+    @property
+    def url(self) -> str: ...
+
+    def jump(self, seconds: float) -> None: ...
+
+
+class MemoryKits:
+    """Of stores in this process, which time passes for when it is told to."""
+
+    examples = 150
+
+    def __call__(self) -> MemoryKit:
+        return MemoryKit()
+
+
+class MemoryKit:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def store(self, **bounds: float) -> SeenStore:
+        return MemorySeenStore(clock=lambda: self.now, **bounds)  # type: ignore[arg-type]
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class RedisKits:
+    """Of stores in one running server, each kit with keys of its own; time passes when the server's clock jumps."""
+
+    examples = 40
+    _numbers = itertools.count()
+
+    def __init__(self, server: Reachable, url: str) -> None:
+        self.server = server
+        self.url = url
+        self._stores: list[RedisSeenStore] = []
+
+    def __call__(self) -> RedisKit:
+        return RedisKit(self, f"wp:{next(self._numbers)}")
+
+    def open(self, **options: Any) -> SeenStore:
+        store = RedisSeenStore(self.url, settle=0, timeout=10, connect_timeout=10, **options)
+        self._stores.append(store)
+        return store
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+
+class AwaitedKits(RedisKits):
+    """The same, by the methods that are awaited."""
+
+    def __init__(self, server: Reachable, url: str) -> None:
+        super().__init__(server, url)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def open(self, **options: Any) -> SeenStore:
+        super().open(**options)
+        return Awaiting(self._stores[-1], self._loop)
+
+    def close(self) -> None:
+        for store in self._stores:
+            asyncio.run_coroutine_threadsafe(store.aclose(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Awaiting:
+    """A store whose methods are awaited, in another thread's event loop."""
+
+    def __init__(self, store: RedisSeenStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        return self._result(self._store.aprepare(conversation, plan_id, proposed))
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        return self._result(self._store.acommit(conversation, plan_id, sent))
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        return self._result(self._store.aabandon(conversation, plan_id))
+
+    def forget(self, conversation: Conversation) -> None:
+        self._result(self._store.aforget(conversation))
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        return self._result(self._store.ainspect(conversation))
+
+    def clear(self) -> None:
+        self._result(self._store.aclear())
+
+    def _result(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+class RedisKit:
+    def __init__(self, kits: RedisKits, prefix: str) -> None:
+        self._kits = kits
+        self._prefix = prefix
+
+    def store(self, **bounds: float) -> SeenStore:
+        return self._kits.open(prefix=self._prefix, **bounds)
+
+    def wait(self, seconds: float) -> None:
+        self._kits.server.jump(seconds)
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Callable[[str], tuple[Reachable, str]]]:
+    """Servers by name, with the URL to reach them by; started when first asked for, and stopped in the end."""
+    started: dict[str, tuple[Any, Clock, str]] = {}
+
+    def get(name: str) -> tuple[Reachable, str]:
+        if name not in started:
+            clock = Clock()
+            try:
+                server, url = _start(name, clock)
+            except BaseException:
+                clock.close()
+                raise
+            started[name] = server, clock, url
+            clock.freeze()  # or a slow machine would let more time pass than a test says
+        server, _, url = started[name]
+        return server, url
+
+    yield get
+    for server, clock, _ in started.values():
+        server.close()
+        clock.close()
+
+
+def _start(name: str, clock: Clock) -> tuple[Reachable, str]:
+    if name == "cluster":
+        cluster = Cluster(NEWEST, clock=clock)
+        return cluster, cluster.url
+    if name == "sentinel":
+        sentinels = SentinelSetup(NEWEST, clock=clock)
+        return sentinels, sentinels.url
+    if name == "minimal-acl":
+        server = Server(clock=clock, user=f"worker on >secret {ACL_RULE} {ACL_OF_CLEAR}")
+        return server, f"redis://worker:secret@{server.address}"
+    server = Server(name if name in FLAVOURS else NEWEST, clock=clock)
+    return server, server.url
+
+
+@pytest.fixture(params=["memory", *NETWORKED])
+def kits(request: pytest.FixtureRequest) -> Iterator[MemoryKits | RedisKits]:
+    if request.param == "memory":
+        yield MemoryKits()
+        return
+    running = request.getfixturevalue("running")
+    kind = AwaitedKits if request.param == "awaited" else RedisKits
+    kits = kind(*running(request.param))
+    yield kits
+    kits.close()
+
+
+@pytest.fixture(params=FLAVOURS or ["redis"])
+def flavour(request: pytest.FixtureRequest) -> str:
+    """Of a server: each that there is."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def server(flavour: str, running: Callable[[str], tuple[Server, str]]) -> Server:
+    """A running server of that flavour, whose clock stands still."""
+    return running(flavour)[0]
+
+
+@pytest.fixture
+def admin(server: Server) -> Iterator[redis.Redis]:
+    """A client that sees all of it, which begins empty."""
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., RedisSeenStore]]:
+    """Opens stores in that server."""
+    stores: list[RedisSeenStore] = []
+
+    def open_store(**options: Any) -> RedisSeenStore:
+        stores.append(RedisSeenStore(server.url, **{"settle": 0, "timeout": 10, **options}))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Callable[[], tuple[str, Callable[[], int]]]]:
+    """Makes ports that hang up on everybody; tells the URL, and how many connected."""
+    opened: list[tuple[socket.socket, threading.Thread]] = []
+
+    def listen() -> tuple[str, Callable[[], int]]:
+        count = itertools.count()
+        at = [next(count)]
+        listening = socket.create_server(("127.0.0.1", 0))
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                at[0] = next(count)
+                connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        opened.append((listening, thread))
+        return f"redis://127.0.0.1:{listening.getsockname()[1]}", lambda: at[0]
+
+    yield listen
+    for listening, thread in opened:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()

@@ -1,0 +1,239 @@
+"""Whose clients a store uses, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+import redis.asyncio
+
+from redis_servers import Cluster, SentinelSetup, Server, wait_until
+from warmprefix.stores import Conversation, SeenBlock
+from warmprefix.stores.redis import RedisSeenStore
+
+CHAT = Conversation("acme", "chat")
+BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
+PROPOSED = {BLOCK.fingerprint: BLOCK.label}
+OpenStore = Callable[..., RedisSeenStore]
+
+
+def serve(store: RedisSeenStore, plan: str) -> bool:
+    store.prepare(CHAT, plan, PROPOSED)
+    return store.commit(CHAT, plan, [BLOCK])
+
+
+async def aserve(store: RedisSeenStore, plan: str) -> bool:
+    await store.aprepare(CHAT, plan, PROPOSED)
+    return await store.acommit(CHAT, plan, [BLOCK])
+
+
+async def test_both_kinds_of_method_have_one_state(open_store: OpenStore) -> None:
+    store = open_store()
+    assert await aserve(store, "p1")
+    assert serve(store, "p2")
+    assert (await store.ainspect(CHAT)) == store.inspect(CHAT)
+    assert (await store.aprepare(CHAT, "p3", PROPOSED)) == store.prepare(CHAT, "p3", PROPOSED)
+    assert await store.aabandon(CHAT, "p3")
+    assert not store.abandon(CHAT, "p3")
+    await store.aforget(CHAT)
+    assert store.prepare(CHAT, "p4", PROPOSED).seen == {}
+    await store.aclear()
+    assert store.inspect(CHAT) is None
+    await store.aclose()
+
+
+def test_each_event_loop_has_connections_of_its_own(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store()
+
+    async def in_a_loop(plan: str) -> bool:
+        recorded = await aserve(store, plan)
+        await store.aclose()
+        return recorded
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            before = len(admin.client_list())
+            assert all(pool.map(lambda n: asyncio.run(in_a_loop(str(n))) in (True, False), range(4)))
+            wait_until(lambda: len(admin.client_list()) <= before, "the loops' connections are closed")  # noqa: B023
+    assert asyncio.run(in_a_loop("last"))
+
+
+async def test_a_given_client_is_left_open(server: Server, admin: redis.Redis) -> None:
+    async with redis.asyncio.Redis(host="127.0.0.1", port=server.port) as client:
+        store = RedisSeenStore(admin, async_client=client, settle=0)
+        serve(store, "p1")
+        await aserve(store, "p2")
+        await store.aclose()
+        store.close()
+        assert len(admin.client_list()) >= 2
+        assert await aserve(store, "p3")
+        assert serve(store, "p4")
+
+
+def test_without_an_asyncio_client_nothing_is_awaited(admin: redis.Redis) -> None:
+    store = RedisSeenStore(admin, settle=0)
+    serve(store, "p1")
+    with pytest.raises(TypeError, match=r"^this store was given no redis\.asyncio client"):
+        asyncio.run(store.aprepare(CHAT, "p2", PROPOSED))
+
+
+async def test_with_an_asyncio_client_alone_all_is_awaited(server: Server) -> None:
+    async with redis.asyncio.Redis(host="127.0.0.1", port=server.port) as client:
+        store = RedisSeenStore(client, settle=0)
+        await aserve(store, "p1")
+        with pytest.raises(TypeError, match=r"^this store was given a redis\.asyncio client only"):
+            store.prepare(CHAT, "p2", PROPOSED)
+        store.maintain()
+
+
+def test_a_client_that_decodes_is_refused(server: Server) -> None:
+    with server.client(decode_responses=True) as client, pytest.raises(ValueError, match=r"decode_responses=False"):
+        RedisSeenStore(client)
+    with pytest.raises(ValueError, match=r"decode_responses=False"):
+        RedisSeenStore(redis.asyncio.Redis(decode_responses=True))
+
+
+@pytest.mark.parametrize("target", [None, 6379, b"redis://localhost", object()])
+def test_what_is_no_target_is_refused(target: object) -> None:
+    with pytest.raises(TypeError, match=r"^target must be a URL, a Redis or RedisCluster"):
+        RedisSeenStore(target)
+
+
+def test_two_clients_of_one_kind_are_refused(admin: redis.Redis) -> None:
+    with pytest.raises(TypeError, match=r"^target must be .*; got Redis and Redis$"):
+        RedisSeenStore(admin, async_client=admin)
+    with pytest.raises(TypeError, match=r"^async_client goes with a client"):
+        RedisSeenStore("redis://localhost", async_client=redis.asyncio.Redis())
+
+
+def test_clients_of_resp3_serve_too(server: Server, admin: redis.Redis) -> None:
+    with server.client(protocol=3) as client:
+        store = RedisSeenStore(client, settle=0)
+        serve(store, "p1")
+        assert store.prepare(CHAT, "p2", PROPOSED).seen == {BLOCK.fingerprint: BLOCK}
+        assert store.inspect(CHAT) is not None
+        store.maintain()
+
+
+def test_threads_share_it(open_store: OpenStore) -> None:
+    store = open_store()
+    barrier = threading.Barrier(8)
+
+    def work(worker: int) -> None:
+        chat = Conversation("acme", f"chat-{worker}")
+        barrier.wait()
+        for turn in range(50):
+            assert store.prepare(chat, f"p{turn}", PROPOSED).turn == turn
+            assert store.commit(chat, f"p{turn}", [BLOCK])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+async def test_a_cancelled_call_spoils_no_connection(open_store: OpenStore) -> None:
+    """The next answer is that to the next question."""
+    store = open_store()
+    random_delay = random.Random(0)
+    for number in range(200):
+        chat = Conversation("acme", f"chat-{number}")
+        task = asyncio.create_task(store.aprepare(chat, "p1", PROPOSED))
+        await asyncio.sleep(random_delay.random() * 0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        fingerprint = number.to_bytes(16, "big")
+        await store.aprepare(CHAT, f"p{number}", {})
+        assert await store.acommit(CHAT, f"p{number}", [SeenBlock(fingerprint, f"Doc_{number}", 1, number)])
+        seen = (await store.aprepare(CHAT, "look", {fingerprint: f"Doc_{number}"})).seen
+        assert seen[fingerprint].tokens == number
+        await store.aabandon(CHAT, "look")
+    await store.aclose()
+
+
+# -- Cluster and Sentinel ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(running: Callable[[str], tuple[Cluster, str]]) -> Cluster:
+    return running("cluster")[0]
+
+
+async def test_clients_of_a_cluster_serve_too(cluster: Cluster) -> None:
+    node = cluster.nodes[0]
+    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=node.port) as for_tasks:
+        with cluster.client() as for_threads:
+            store = RedisSeenStore(for_threads, async_client=for_tasks, prefix="clients", settle=0)
+            assert serve(store, "p1")
+            assert await aserve(store, "p2")
+            store.maintain()
+            await store.amaintain()
+            for number in range(20):
+                store.prepare(Conversation(None, str(number)), "p1", {})
+            store.clear()
+            assert store.inspect(CHAT) is None
+            assert not list(for_threads.scan_iter(match="clients:*"))
+
+
+def test_scripts_unknown_to_some_nodes_of_a_cluster_are_sent_again(cluster: Cluster) -> None:
+    store = RedisSeenStore(cluster.url, prefix="scripts", settle=0, timeout=10)
+    for round_ in range(2):
+        for node in cluster.nodes:
+            with node.client() as client:
+                client.script_flush()
+        for number in range(20):
+            assert store.prepare(Conversation(None, str(number)), f"p{round_}", {}).turn == 0
+    store.close()
+
+
+def test_each_primary_of_a_cluster_is_told_what_was_forgotten_there(flavour: str) -> None:
+    with Cluster(flavour) as cluster:
+        store = RedisSeenStore(cluster.url, settle=1, timeout=10)
+        chats = [Conversation("acme", str(number)) for number in range(30)]
+        for chat in chats:
+            store.prepare(chat, "p1", PROPOSED)
+            store.commit(chat, "p1", [BLOCK])
+        for node in cluster.nodes:
+            with node.client() as client:
+                client.save()
+        for chat in chats:
+            store.forget(chat)
+        victim = cluster.owner(store._key(chats[0]))
+        victim.kill()
+        victim.restart()
+
+        def is_repeated() -> bool:
+            store.maintain()
+            return store.prepare(chats[0], "p2", PROPOSED).seen == {}
+
+        wait_until(is_repeated, "the node is told again what was forgotten")
+        for chat in chats:
+            assert store.prepare(chat, "p3", PROPOSED).seen == {}
+        store.close()
+
+
+async def test_after_a_failover_the_new_master_is_found(flavour: str) -> None:
+    with SentinelSetup(flavour) as sentinels:
+        store = RedisSeenStore(sentinels.url, settle=0.5, timeout=1)
+        assert serve(store, "p1")
+        assert await aserve(store, "p2")
+        master = sentinels.master
+        master.wait_for_replicas()
+        master.kill()
+        sentinels.wait_for_failover(master)
+
+        def serves() -> bool:
+            return store.prepare(CHAT, "p3", PROPOSED).seen != {}
+
+        wait_until(serves, "the store has found the new master")
+        prepared = store.prepare(CHAT, "p3", PROPOSED)
+        assert prepared.contested == prepared.seen.keys()
+        wait_until(lambda: not store.prepare(CHAT, "p3", PROPOSED).contested, "the new master is trusted")
+        with contextlib.suppress(redis.ConnectionError):  # that it has lost its own, it may learn only now
+            await store.aprepare(CHAT, "p3", PROPOSED)
+        assert (await store.aprepare(CHAT, "p3", PROPOSED)).seen == {BLOCK.fingerprint: BLOCK._replace(turn=2)}
+        await store.aclose()

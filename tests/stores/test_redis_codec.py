@@ -1,0 +1,90 @@
+"""Lua and Python read what the other has packed: random records travel both ways through a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from warmprefix.stores import Conversation, Prepared, SeenBlock, Snapshot
+from warmprefix.stores.redis import RedisSeenStore
+from warmprefix.stores.redis.codec import read_info, unpack_hash, unpack_prepared
+
+LARGEST = 2**32 - 1
+texts = st.text(st.characters(codec=None, exclude_categories=()), max_size=12)  # lone surrogates, too
+labels = st.one_of(texts, texts.map(lambda text: text * 50))
+blocks = st.builds(
+    SeenBlock, st.binary(min_size=16, max_size=16), labels, st.just(1), st.sampled_from([0, 1, 255, 65_536, LARGEST])
+)
+distinct_blocks = st.lists(blocks, unique_by=(lambda block: block.fingerprint, lambda block: block.label), max_size=40)
+once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+
+
+@once
+@given(
+    tenant=st.none() | texts, id=texts, plans=st.lists(texts, min_size=3, max_size=3, unique=True), sent=distinct_blocks
+)
+def test_whatever_is_sent_is_told_again(
+    open_store: Callable[..., RedisSeenStore],
+    admin: redis.Redis,
+    tenant: str | None,
+    id: str,
+    plans: list[str],
+    sent: list[SeenBlock],
+) -> None:
+    admin.flushall()
+    store = open_store()
+    conversation = Conversation(tenant, id)
+    first, second, third = plans
+    proposed = {block.fingerprint: block.label for block in sent}
+    assert store.prepare(conversation, first, proposed) == Prepared(0, {}, frozenset())
+    assert store.commit(conversation, first, sent)
+    told = {block.fingerprint: block for block in sent}
+    assert store.prepare(conversation, second, proposed) == Prepared(1, told, frozenset())
+    others = {bytes(byte ^ 255 for byte in block.fingerprint): block.label for block in sent}
+    expected = frozenset(label for fingerprint, label in others.items() if fingerprint not in proposed)
+    assert store.prepare(conversation, third, others).taken == expected
+    assert store.inspect(conversation) == Snapshot(0, 1, tuple(sent), (second, third))
+
+
+@once
+@given(sent=distinct_blocks.filter(bool), which=st.sets(st.integers(0, 39)))
+def test_each_seen_block_is_told_with_what_it_is_asked_with(
+    open_store: Callable[..., RedisSeenStore], admin: redis.Redis, sent: list[SeenBlock], which: set[int]
+) -> None:
+    """Whatever lies between them in the answer."""
+    admin.flushall()
+    store = open_store()
+    conversation = Conversation("acme", "chat")
+    recorded = [block for i, block in enumerate(sent) if i in which]
+    store.prepare(conversation, "p1", {})
+    store.commit(conversation, "p1", recorded)
+    prepared = store.prepare(conversation, "p2", {block.fingerprint: block.label for block in sent})
+    assert list(prepared.seen.values()) == recorded
+
+
+def test_who_a_server_is_does_not_depend_on_how_it_is_asked(
+    open_store: Callable[..., RedisSeenStore], admin: redis.Redis
+) -> None:
+    store = open_store()
+    raw: list[Any] = []
+    client = store._clients.sync()
+    execute = client.execute_command
+    client.execute_command = lambda *command: raw.append(execute(*command)) or raw[-1]  # type: ignore[func-returns-value]
+    store.prepare(Conversation("acme", "chat"), "p1", {})
+    told = unpack_prepared(raw[-1], {}).server
+    asked = read_info(admin.info("server"), admin.info("replication"))
+    assert told.identity == asked.identity
+    assert told.promoted == asked.promoted
+    assert told.uptime == asked.uptime
+    assert len(told.identity) == 40
+
+
+def test_what_is_no_record_is_nothing() -> None:
+    good = b"\x01" + bytes(20)
+    assert unpack_hash({b"m": good, b"p": b"", b"c": b""}) == Snapshot(0, 0, (), ())
+    for fields in ({}, {b"m": good}, {b"m": good, b"p": b""}, {b"m": b"\x02" + good[1:], b"p": b"", b"c": b""}):
+        assert unpack_hash(fields) is None

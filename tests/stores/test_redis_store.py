@@ -1,0 +1,699 @@
+"""What `RedisSeenStore` adds to the contract, on a server of each flavour."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis import exceptions
+
+from redis_servers import Clock, Server
+from redis_servers import wait_until as wait_until_so
+from warmprefix.stores import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.redis import RedisSeenStore
+
+CHAT = Conversation("acme", "chat")
+OpenStore = Callable[..., RedisSeenStore]
+
+
+def key(name: str) -> bytes:
+    return name.encode().ljust(16, b"\xff")
+
+
+def labelled(names: str) -> dict[bytes, str]:
+    return {key(name): f"Doc_{name}" for name in names}
+
+
+def sent(names: str) -> list[SeenBlock]:
+    return [SeenBlock(key(name), f"Doc_{name}", 1, 100) for name in names]
+
+
+def prepare(store: SeenStore, plan: str, names: str = "", conversation: Conversation = CHAT) -> Prepared:
+    return store.prepare(conversation, plan, labelled(names))
+
+
+def serve(store: SeenStore, plan: str, names: str, conversation: Conversation = CHAT) -> bool:
+    prepare(store, plan, names, conversation)
+    return store.commit(conversation, plan, sent(names))
+
+
+def names_of(keys: object) -> str:
+    return "".join(sorted(name for name in "ABCDEFGH" if key(name) in keys))  # type: ignore[operator]
+
+
+def state(store: SeenStore) -> Snapshot:
+    snapshot = store.inspect(CHAT)
+    assert snapshot is not None
+    return snapshot
+
+
+def only_key(admin: redis.Redis) -> bytes:
+    (found,) = admin.keys("*")
+    assert isinstance(found, bytes)
+    return found
+
+
+def test_it_is_what_it_says(open_store: OpenStore) -> None:
+    store = open_store()
+    assert isinstance(store, SeenStore)
+    assert isinstance(store, AsyncSeenStore)
+    assert isinstance(store, Maintained)
+
+
+# -- round trips ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def monitored(server: Server, admin: redis.Redis) -> Iterator[Callable[[], list[str]]]:
+    """Tells which commands clients have sent since the last time."""
+    with server.client() as client, client.monitor() as monitor:
+
+        def commands() -> list[str]:
+            admin.echo("that is all")
+            found: list[str] = []
+            heard: Any = monitor.listen()
+            for command in heard:
+                if command["client_type"] != "lua":
+                    if command["command"] == "ECHO that is all":
+                        return found
+                    found.append(command["command"].split()[0])
+            raise AssertionError("the monitor ended")
+
+        yield commands
+
+
+def test_each_operation_is_one_round_trip(open_store: OpenStore, monitored: Callable[[], list[str]]) -> None:
+    store = open_store()
+    serve(store, "p1", "AB")
+    prepare(store, "p2", "C")
+    store.abandon(CHAT, "p2")
+    store.forget(CHAT)
+    monitored()
+    prepare(store, "p3", "ABCDE")
+    assert monitored() == ["EVALSHA"]
+    store.commit(CHAT, "p3", sent("ABC"))
+    assert monitored() == ["EVALSHA"]
+    prepare(store, "p4")
+    store.abandon(CHAT, "p4")
+    store.forget(CHAT)
+    store.inspect(CHAT)
+    assert monitored() == ["EVALSHA", "EVALSHA", "EVALSHA", "HGETALL"]
+
+
+def test_scripts_that_the_server_forgot_are_sent_again(
+    open_store: OpenStore, admin: redis.Redis, monitored: Callable[[], list[str]]
+) -> None:
+    store = open_store()
+    serve(store, "p1", "A")
+    operations: list[Callable[[], object]] = [
+        lambda: prepare(store, "p2", "A"),
+        lambda: store.commit(CHAT, "p2", sent("B")),
+        lambda: store.abandon(CHAT, "p3"),
+        lambda: store.forget(CHAT),
+    ]
+    for operation in operations:
+        admin.script_flush()
+        monitored()
+        operation()
+        assert monitored() == ["EVALSHA", "EVAL"]
+        operation()
+        assert monitored() == ["EVALSHA"]
+    assert state(store).turn == 2
+
+
+async def test_awaited_scripts_that_the_server_forgot_are_sent_again(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store()
+    try:
+        for name in ("p1", "p2"):
+            await store.aprepare(CHAT, name, labelled("A"))
+            admin.script_flush()
+            await store.acommit(CHAT, name, sent("A"))
+            admin.script_flush()
+        assert state(store).turn == 2
+    finally:
+        await store.aclose()
+
+
+# -- what is stored ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_stored_but_digests_labels_and_numbers(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store()
+    conversation = Conversation("tenant-of-the-secret", "conversation-with-a-secret")
+    proposed = {key("A"): "label-of-A"}
+    store.prepare(conversation, "plan-1", proposed)
+    store.commit(conversation, "plan-1", [SeenBlock(key("A"), "label-of-A", 1, 77)])
+    store.prepare(conversation, "plan-2", proposed)
+    name = only_key(admin)
+    fields: Any = admin.hgetall(name)
+    assert set(fields) == {b"m", b"p", b"c", b"b" + key("A"), b"llabel-of-A"}
+    assert not [part for part in (name, *fields, *fields.values()) if b"secret" in part or b"plan-1" in part]
+
+
+@pytest.mark.parametrize("tenant", [None, "", "{", "}", "a}b{c", "\udc80", "x" * 500])
+@pytest.mark.parametrize("id", ["", "{}", "}{", "a:b", "\x00", "\U0001f600"])
+def test_no_id_breaks_the_key(open_store: OpenStore, admin: redis.Redis, tenant: str | None, id: str) -> None:
+    store = open_store(prefix="wp:test")
+    conversation = Conversation(tenant, id)
+    serve(store, "p1", "A", conversation)
+    name = only_key(admin).decode()
+    start, _, rest = name.partition("{")
+    digest, _, end = rest.partition("}")
+    assert (start, end) == ("wp:test:", ":seen")
+    assert len(digest) == 32
+    assert set(digest) <= set("0123456789abcdef")
+
+
+def test_every_write_renews_the_time_to_live(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store(ttl=1_000)
+    operations: list[Callable[[], Any]] = [
+        lambda: prepare(store, "p1", "A"),
+        lambda: store.commit(CHAT, "p1", sent("A")),
+        lambda: store.commit(CHAT, "p1", sent("A")),
+        lambda: prepare(store, "p1", "A"),
+        lambda: prepare(store, "p2", "A"),
+        lambda: store.abandon(CHAT, "p2"),
+        lambda: store.abandon(CHAT, "p2"),
+        lambda: store.abandon(CHAT, "never was"),
+        lambda: store.commit(CHAT, "never was", sent("B")),
+        lambda: store.forget(CHAT),
+    ]
+    for operation in operations:
+        operation()
+        name = only_key(admin)
+        left = admin.pttl(name)
+        assert isinstance(left, int)
+        assert 990_000 < left <= 1_000_000
+        admin.pexpire(name, 5_000)
+
+
+def test_two_prefixes_do_not_see_each_other(open_store: OpenStore, admin: redis.Redis) -> None:
+    ours, theirs = open_store(prefix="wp"), open_store(prefix="wp*")
+    serve(ours, "p1", "A")
+    serve(theirs, "p1", "B")
+    admin.set("wp:else", 1)
+    theirs.clear()
+    assert names_of(prepare(ours, "p2", "AB").seen) == "A"
+    assert theirs.inspect(CHAT) is None
+    ours.clear()
+    assert admin.keys("*") == [b"wp:else"]
+
+
+def test_clear_forgets_any_number_of_conversations(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store()
+    for i in range(1_201):
+        prepare(store, "p1", "", Conversation(None, str(i)))
+    store.clear()
+    assert admin.dbsize() == 0
+
+
+# -- what it can't read --------------------------------------------------------------------------------------------
+
+
+def spoil_version(admin: redis.Redis, name: bytes) -> None:
+    record = admin.hget(name, "m")
+    assert isinstance(record, bytes)
+    admin.hset(name, "m", b"\x02" + record[1:] + b"more")
+
+
+def spoil_same_size(admin: redis.Redis, name: bytes) -> None:
+    record = admin.hget(name, "m")
+    assert isinstance(record, bytes)
+    admin.hset(name, "m", b"\xff" + record[1:])
+
+
+def spoil_record(admin: redis.Redis, name: bytes) -> None:
+    admin.hset(name, "m", b"\x01garbage")
+
+
+def lose_record(admin: redis.Redis, name: bytes) -> None:
+    admin.hdel(name, "m")
+
+
+def lose_leases(admin: redis.Redis, name: bytes) -> None:
+    admin.hdel(name, "p")
+
+
+def lose_plans(admin: redis.Redis, name: bytes) -> None:
+    admin.hdel(name, "c")
+
+
+def replace_by_string(admin: redis.Redis, name: bytes) -> None:
+    admin.set(name, b"\x01")
+
+
+def replace_by_list(admin: redis.Redis, name: bytes) -> None:
+    admin.delete(name)
+    admin.lpush(name, "m", "p", "c")
+
+
+UNREADABLE = [
+    spoil_version,
+    spoil_same_size,
+    spoil_record,
+    lose_record,
+    lose_leases,
+    lose_plans,
+    replace_by_string,
+    replace_by_list,
+]
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE)
+def test_what_another_version_left_is_treated_as_nothing(
+    open_store: OpenStore, admin: redis.Redis, spoil: Callable[[redis.Redis, bytes], None]
+) -> None:
+    store = open_store()
+
+    def spoilt() -> None:
+        admin.flushall()
+        serve(store, "p1", "A")
+        prepare(store, "p2", "B")
+        spoil(admin, only_key(admin))
+
+    spoilt()
+    assert store.inspect(CHAT) is None
+    assert not store.abandon(CHAT, "p2")
+    assert admin.dbsize() == 1, "the other version may still have use for it"
+    assert not store.commit(CHAT, "p2", sent("B"))
+    assert admin.dbsize() == 0, "it contradicts what the other version recorded"
+    spoilt()
+    store.forget(CHAT)
+    assert admin.dbsize() == 0
+    spoilt()
+    assert prepare(store, "p3", "AB") == Prepared(0, {}, frozenset())
+    assert store.commit(CHAT, "p3", sent("AB"))
+    assert names_of(prepare(store, "p4", "AB").seen) == "AB"
+
+
+# -- what may be taken back ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_timed_out_alone_stays(open_store: OpenStore, server: Server) -> None:
+    store = open_store(lease_ttl=60)
+    serve(store, "p1", "A")
+    prepare(store, "slow", "B")
+    server.jump(61)
+    assert names_of(prepare(store, "p2", "A").seen) == "A"
+    assert state(store).leases == ("slow", "p2")
+    assert state(store).epoch == 0
+
+
+def test_a_plan_that_is_one_too_many_is_settled(open_store: OpenStore) -> None:
+    store = open_store(max_leases=2)
+    serve(store, "p1", "A")
+    prepare(store, "slow", "B")
+    serve(store, "p2", "C")
+    prepare(store, "p3")
+    assert names_of(prepare(store, "p4", "AC").seen) == "A"
+    assert state(store).leases == ("p3", "p4")
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------
+
+
+def numbered(numbers: range) -> list[SeenBlock]:
+    return [SeenBlock(number.to_bytes(16, "big"), f"Doc_{number}", 1, 1) for number in numbers]
+
+
+def commit(store: SeenStore, plan: str, blocks: list[SeenBlock]) -> bool:
+    store.prepare(CHAT, plan, {})
+    return store.commit(CHAT, plan, blocks)
+
+
+def labels_of(admin: redis.Redis) -> set[bytes]:
+    fields: Any = admin.hkeys(only_key(admin))
+    return {field for field in fields if field.startswith(b"l")}
+
+
+def test_many_blocks_are_trimmed_once_they_are_an_eighth_too_many(open_store: OpenStore) -> None:
+    store = open_store(max_blocks=80)
+    commit(store, "p1", numbered(range(80)))
+    commit(store, "p2", numbered(range(80, 90)))
+    assert len(state(store).blocks) == 90
+    commit(store, "p3", numbered(range(90, 91)))
+    assert [int.from_bytes(block.fingerprint, "big") for block in state(store).blocks] == list(range(11, 91))
+
+
+def test_labels_are_bounded_too(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store(max_blocks=5)
+    for turn in range(100):
+        commit(store, f"p{turn}", numbered(range(turn, turn + 1)))
+    assert labels_of(admin) == {f"lDoc_{turn}".encode() for turn in range(80, 100)}
+
+
+def test_a_label_is_kept_as_long_as_its_block(open_store: OpenStore, admin: redis.Redis, server: Server) -> None:
+    """Turns that were sent and not recorded take labels too, and could push out those of the record."""
+    store = open_store(max_blocks=2, lease_ttl=1, ttl=10_000)
+    serve(store, "p1", "A")
+    for turn in range(20):
+        store.prepare(CHAT, f"late-{turn}", {})
+        server.jump(1)
+        assert not store.commit(CHAT, f"late-{turn}", numbered(range(turn, turn + 1)))
+    prepared = store.prepare(CHAT, "next", {key("A"): "Doc_A", key("B"): "Doc_A"})
+    assert set(prepared.seen) == {key("A")}
+    assert prepared.taken == {"Doc_A"}
+    assert len(labels_of(admin)) <= 8
+
+
+def test_labels_of_two_recorded_blocks_are_kept_too(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store(max_blocks=2)
+    commit(store, "p1", [SeenBlock(key("A"), "x", 1, 1)])
+    store.prepare(CHAT, "p2", {})
+    store.commit(CHAT, "p2", [SeenBlock(key("B"), "x", 1, 1)])
+    for turn in range(20):
+        store.prepare(CHAT, f"t{turn}", {})
+        store.forget(CHAT)
+        commit(store, f"u{turn}", [SeenBlock(key("A"), "x", 1, 1), SeenBlock(key("B"), "x", 1, 1)])
+    assert store.prepare(CHAT, "p3", {key("C"): "x"}).taken == {"x"}
+
+
+def test_what_is_sent_twice_counts_once(open_store: OpenStore, admin: redis.Redis) -> None:
+    store = open_store(max_blocks=3)
+    for turn in range(5):
+        commit(store, f"p{turn}", [*sent("AB"), *sent("AB")])
+    assert names_of({block.fingerprint for block in state(store).blocks}) == "AB"
+    serve(store, "p9", "C")
+    assert names_of({block.fingerprint for block in state(store).blocks}) == "ABC"
+
+
+def test_a_conflict_keeps_count(open_store: OpenStore) -> None:
+    store = open_store(max_blocks=3)
+    for turn in range(10):
+        prepare(store, f"slow{turn}")
+        serve(store, f"p{turn}", "ABC"[turn % 3])
+        store.commit(CHAT, f"slow{turn}", sent("D"))
+    assert state(store).blocks == ()
+    serve(store, "p", "ABC")
+    assert len(state(store).blocks) == 3
+
+
+def test_requests_of_any_size(open_store: OpenStore) -> None:
+    """Lua's stack holds fewer values than these."""
+    store = open_store(max_blocks=20_000)
+    blocks = numbered(range(9_001))
+    proposed = {block.fingerprint: block.label for block in blocks}
+    assert store.prepare(CHAT, "p1", proposed) == Prepared(0, {}, frozenset())
+    assert store.commit(CHAT, "p1", blocks)
+    prepare(store, "slow")
+    assert dict(store.prepare(CHAT, "p2", proposed).seen) == {block.fingerprint: block for block in blocks}
+    assert commit(store, "p3", [])
+    store.forget(CHAT)
+    assert state(store).blocks == ()
+
+
+@pytest.mark.parametrize("bound", ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout", "connect_timeout"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
+    arguments: dict[str, Any] = {bound: value}
+    with pytest.raises(ValueError, match=rf"^{bound} must be positive, got {value}$"):
+        RedisSeenStore("redis://localhost", **arguments)
+
+
+@pytest.mark.parametrize("prefix", ["", "a{b", "a}b"])
+def test_a_prefix_that_would_choose_the_slot_is_refused(prefix: str) -> None:
+    with pytest.raises(ValueError, match=r"^prefix must not be empty, nor have braces"):
+        RedisSeenStore("redis://localhost", prefix=prefix)
+
+
+def test_a_fingerprint_of_another_size_is_refused(open_store: OpenStore) -> None:
+    with pytest.raises(ValueError, match=r"^fingerprint must be 16 bytes, got 15$"):
+        open_store().prepare(CHAT, "p1", {b"x" * 15: "x"})
+
+
+# -- servers that refuse -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(admin: redis.Redis) -> Iterator[Callable[[bool], None]]:
+    """Fills the server's memory, or empties it."""
+
+    def fill(is_full: bool) -> None:
+        admin.config_set("maxmemory", "1" if is_full else "0")
+
+    admin.config_set("maxmemory-policy", "noeviction")
+    yield fill
+    fill(False)
+
+
+def test_what_adds_fails_when_memory_is_full_and_changes_nothing(
+    open_store: OpenStore, full: Callable[[bool], None]
+) -> None:
+    store = open_store()
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    before = state(store)
+    full(True)
+    with pytest.raises(exceptions.OutOfMemoryError):
+        store.commit(CHAT, "p2", sent("B"))
+    with pytest.raises(exceptions.OutOfMemoryError):
+        prepare(store, "p3", "A")
+    with pytest.raises(exceptions.OutOfMemoryError):
+        prepare(store, "p3", "A", Conversation("acme", "new"))
+    assert state(store) == before
+    full(False)
+    assert store.commit(CHAT, "p2", sent("B")), "it is still to come"
+
+
+def test_what_takes_back_works_when_memory_is_full(
+    open_store: OpenStore, full: Callable[[bool], None], server: Server
+) -> None:
+    store = open_store(lease_ttl=60, ttl=10_000)
+    serve(store, "p1", "A")
+    prepare(store, "p2", "B")
+    serve(store, "p3", "C")
+    prepare(store, "p4")
+    full(True)
+    assert not store.commit(CHAT, "p2", sent("B")), "it was prepared beside p3"
+    assert names_of({block.fingerprint for block in state(store).blocks}) == "A"
+    assert store.abandon(CHAT, "p4")
+    store.forget(CHAT)
+    assert state(store).blocks == ()
+    assert state(store).leases == ()
+
+
+def test_a_plan_in_doubt_is_settled_when_memory_is_full(
+    open_store: OpenStore, full: Callable[[bool], None], server: Server
+) -> None:
+    store = open_store(lease_ttl=60, ttl=10_000)
+    serve(store, "p1", "A")
+    prepare(store, "slow")
+    serve(store, "p2", "B")
+    server.jump(61)
+    full(True)
+    assert names_of(prepare(store, "p3", "AB").seen) == "A"
+
+
+def test_a_replica_says_that_it_is_one(flavour: str) -> None:
+    with (
+        Server(flavour, repl_diskless_sync_delay="0") as master,
+        Server(flavour, replicaof=f"127.0.0.1 {master.port}") as replica,
+    ):
+        store = RedisSeenStore(master.url, timeout=10)
+        serve(store, "p1", "A")
+        store.close()
+        store = RedisSeenStore(replica.url, timeout=10)
+        wait_until_so(lambda: store.inspect(CHAT) is not None, "it is replicated")
+        for operation in (
+            lambda: prepare(store, "p2", "A"),
+            lambda: store.commit(CHAT, "p2", sent("A")),
+            lambda: store.abandon(CHAT, "p2"),
+            lambda: store.forget(CHAT),
+        ):
+            with pytest.raises(exceptions.ReadOnlyError):
+                operation()
+        store.close()
+
+
+def test_who_is_told_that_it_is_a_replica_asks_anew_where_the_master_is(flavour: str) -> None:
+    with Server(flavour) as server, server.client() as client:
+        store = RedisSeenStore(server.url, timeout=10)
+        serve(store, "p1", "A")
+        client.replicaof("127.0.0.1", "1")
+        connected = client.info("stats")["total_connections_received"]
+        for _ in range(3):
+            with pytest.raises(exceptions.ReadOnlyError):
+                prepare(store, "p2", "A")
+        assert client.info("stats")["total_connections_received"] >= connected + 2
+        store.close()
+
+
+def test_a_missing_permission_is_told(server: Server, admin: redis.Redis) -> None:
+    admin.acl_setuser("half", enabled=True, nopass=True, commands=["+evalsha", "+eval", "+hmget"], keys=["wp:*"])
+    store = RedisSeenStore(f"redis://half:x@{server.address}", timeout=10)
+    with pytest.raises(exceptions.ResponseError, match=r"executing the script|ACL failure in script"):
+        prepare(store, "p1", "A")
+    assert admin.dbsize() == 0
+    store.close()
+
+
+def test_it_does_not_try_again(listener: Callable[[], tuple[str, Callable[[], int]]]) -> None:
+    """Whoever waits has milliseconds, and decides."""
+    url, connections = listener()
+    store = RedisSeenStore(url, timeout=5, connect_timeout=5)
+    with pytest.raises(exceptions.ConnectionError):
+        prepare(store, "p1", "A")
+    assert connections() == 1
+    store.close()
+
+
+async def test_awaited_it_does_not_try_again_either(listener: Callable[[], tuple[str, Callable[[], int]]]) -> None:
+    url, connections = listener()
+    store = RedisSeenStore(url, timeout=5, connect_timeout=5)
+    with pytest.raises(exceptions.ConnectionError):
+        await store.aprepare(CHAT, "p1", labelled("A"))
+    assert connections() == 1
+    await store.aclose()
+
+
+def test_a_server_that_hangs_is_not_waited_for(flavour: str) -> None:
+    with Server(flavour) as server:
+        store = RedisSeenStore(server.url, timeout=0.2)
+        serve(store, "p1", "A")
+        server.pause()
+        with pytest.raises(exceptions.TimeoutError):
+            prepare(store, "p2", "A")
+        server.resume()
+        assert names_of(prepare(store, "p3", "A").seen) == "A", "no answer is taken for another's"
+        store.close()
+
+
+# -- servers that come back with less ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgetful(flavour: str) -> Iterator[Server]:
+    """A server that has a snapshot of a conversation with A, from before something was forgotten."""
+    with Server(flavour, appendonly="no") as server:
+        store = RedisSeenStore(server.url, settle=0, timeout=10)
+        serve(store, "p1", "A")
+        store.close()
+        with server.client() as client:
+            client.save()
+        yield server
+
+
+def look(store: RedisSeenStore, names: str) -> tuple[str, str]:
+    """What is seen, and what of it is contested."""
+    plan = f"look {next(looks)}"
+    prepared = prepare(store, plan, names)
+    store.abandon(CHAT, plan)
+    return names_of(prepared.seen), names_of(prepared.contested)
+
+
+looks = itertools.count()
+
+
+def test_after_a_restart_nothing_counts_as_seen_until_what_was_forgotten_is_repeated(forgetful: Server) -> None:
+    ours, theirs = (RedisSeenStore(forgetful.url, settle=1, timeout=10) for _ in range(2))
+    for store in (ours, theirs):
+        store.maintain()
+        assert look(store, "A")[0] == "A"
+    ours.forget(CHAT)
+    assert look(theirs, "A") == ("", "")
+    forgetful.kill()
+    forgetful.restart()
+    for store in (ours, theirs):
+        assert look(store, "A") == ("A", "A")
+    ours.maintain()
+    assert look(theirs, "A") == ("", ""), "now it knows"
+    serve(ours, "p2", "B")
+    assert look(ours, "B") == ("B", "B"), "others may have forgotten something, too"
+    time.sleep(1.1)
+    assert look(ours, "B") == ("B", "B"), "so may a connection to the server's predecessor have"
+    ours.maintain()
+    serve(ours, "p3", "C")
+    assert look(ours, "BC") == ("C", "")
+    for store in (ours, theirs):
+        store.close()
+
+
+def test_who_forgot_nothing_waits_for_the_others_only(forgetful: Server) -> None:
+    store = RedisSeenStore(forgetful.url, settle=1, timeout=10)
+    wait_until_so(lambda: look(store, "A") == ("A", ""), "the first server is trusted")
+    forgetful.kill()
+    forgetful.restart()
+    assert look(store, "A") == ("A", "A")
+    time.sleep(1.1)
+    assert look(store, "A") == ("A", "")
+    store.close()
+
+
+def test_a_fresh_worker_does_not_trust_a_server_that_has_just_started(forgetful: Server) -> None:
+    forgetful.kill()
+    forgetful.restart()
+    store = RedisSeenStore(forgetful.url, settle=5, timeout=10)
+    assert look(store, "A") == ("A", "A")
+    store.close()
+
+
+def test_a_fresh_worker_trusts_a_server_that_has_run_for_long(open_store: OpenStore, server: Server) -> None:
+    server.jump(60)
+    serve(open_store(), "p1", "A")
+    fresh = open_store(settle=5)
+    assert look(fresh, "A") == ("A", "")
+
+
+def test_a_fresh_worker_does_not_trust_a_replica_that_was_made_the_master(flavour: str) -> None:
+    """Nobody knows when, and it may have lost the last writes."""
+    with Clock() as clock, Server(flavour, clock=clock, repl_diskless_sync_delay="0") as master:
+        options: dict[str, Any] = {"clock": clock, "replicaof": f"127.0.0.1 {master.port}"}
+        with Server(flavour, **options) as replica, replica.client() as client:
+            wait_until_so(lambda: client.info("replication")["master_link_status"] == "up", "replication")
+            store = RedisSeenStore(master.url, settle=0, timeout=10)
+            serve(store, "p1", "A")
+            master.wait_for_replicas()
+            client.replicaof("NO", "ONE")
+            clock.jump(60)
+            fresh = RedisSeenStore(replica.url, settle=5, timeout=10)
+            assert look(fresh, "A") == ("A", "A")
+            for opened in (store, fresh):
+                opened.close()
+
+
+async def test_tasks_alone_repeat_what_was_forgotten(forgetful: Server) -> None:
+    async with redis.asyncio.Redis(host="127.0.0.1", port=forgetful.port) as client:
+        store = RedisSeenStore(client, settle=0.5)
+        while (await store.aprepare(CHAT, "look", labelled("A"))).contested:
+            await asyncio.sleep(0.05)
+        await store.aforget(CHAT)
+        forgetful.kill()
+        forgetful.restart()
+        try:
+            prepared = await store.aprepare(CHAT, "p2", labelled("A"))
+        except redis.ConnectionError:  # that its connection has gone, the client may learn only now
+            prepared = await store.aprepare(CHAT, "p2", labelled("A"))
+        assert names_of(prepared.contested) == "A"
+        await store.aclose()
+        assert (await store.aprepare(CHAT, "p3", labelled("A"))).seen == {}
+
+
+# -- without redis-py ----------------------------------------------------------------------------------------------
+
+
+def test_without_redis_the_extra_is_named() -> None:
+    program = """
+import sys
+sys.modules["redis"] = None
+from warmprefix.errors import MissingExtraError
+from warmprefix.stores import MemorySeenStore
+try:
+    from warmprefix.stores.redis import RedisSeenStore
+except MissingExtraError as error:
+    print(error)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout == "warmprefix needs 'redis' for this: pip install 'warmprefix[redis]'\n"
+
+
+def test_who_needs_no_redis_does_not_import_it() -> None:
+    program = "import sys, warmprefix, warmprefix.stores; assert 'redis' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
