@@ -58,8 +58,9 @@ class Ticker:
     def stop(self, timeout: float) -> None:
         """Have `tick` called once more, then no more; wait for that, but no longer than `timeout` seconds."""
         self._wake.put(False)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        with self._starting:  # another thread may be starting it
+            thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout)
 
 

@@ -7,14 +7,18 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
+import redis.asyncio
 
-from warmprefix import StoreError
+from redis_servers import Server
+from warmprefix import ContextPlanner, StoreError
 from warmprefix.errors import StoreUnavailableError
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores.redis import RedisSeenStore
 
 CHAT = Conversation("acme", "chat")
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
@@ -366,3 +370,22 @@ def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
 def test_times_that_are_not_positive_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
         GuardedStore(MemorySeenStore(), **{name: 0})  # type: ignore[arg-type]
+
+
+# -- with a client of one kind only --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+async def test_a_store_that_serves_one_kind_of_caller_serves_planners(kind: str) -> None:
+    with Server() as server:
+        client: Any = server.client() if kind == "threads" else redis.asyncio.Redis.from_url(server.url)
+        planner = ContextPlanner(store=GuardedStore(RedisSeenStore(client, settle=0), budget=LONG))
+        for expected in (0, 1):
+            async with planner.aplanning(["evidence"], conversation="chat", placement="tail") as plan:
+                assert len(plan.references) == expected
+        assert planner.stats().store_errors == 0
+        if kind == "tasks":
+            with planner.planning(["evidence"], conversation="chat", placement="tail") as plan:
+                assert not plan.references, "it can't be asked from here, so nothing is de-duplicated"
+        planner.close()
+        await client.aclose() if kind == "tasks" else client.close()

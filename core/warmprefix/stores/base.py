@@ -104,7 +104,11 @@ class SeenStore(Protocol):
 
 @runtime_checkable
 class AsyncSeenStore(Protocol):
-    """A `SeenStore` that can also be awaited; each method is the twin of the one without the `a`."""
+    """A `SeenStore` that can also be awaited; each method is the twin of the one without the `a`.
+
+    One that has not what it needs for one of the two kinds says so by an attribute, `serves_threads` or `serves_tasks`,
+    that is False.
+    """
 
     async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared: ...
 

@@ -83,6 +83,7 @@ class GuardedStore:
         self._lanes = Lanes(threads)
         self._maintained = isinstance(store, Maintained)
         self._serves_threads = getattr(store, "serves_threads", True)
+        self._awaited = store if isinstance(store, AsyncSeenStore) and getattr(store, "serves_tasks", True) else None
         self._interval = interval
         self._retry = retry
         self._keep_here()
@@ -123,8 +124,8 @@ class GuardedStore:
     # -- the same, for tasks -----------------------------------------------------------------------------------
 
     async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        owe, store = partial(self._owe, conversation, Abandon(plan_id)), self.store
-        if not isinstance(store, AsyncSeenStore):
+        owe, store = partial(self._owe, conversation, Abandon(plan_id)), self._awaited
+        if store is None:
             return await self._in_thread(self.prepare, conversation, plan_id, proposed, late=owe)
 
         async def ask() -> Prepared:
@@ -138,22 +139,22 @@ class GuardedStore:
         return await self._acall("prepare", conversation, ask, owe)
 
     async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        notice, store = Commit(plan_id, sent), self.store
-        if not isinstance(store, AsyncSeenStore):
+        notice, store = Commit(plan_id, sent), self._awaited
+        if store is None:
             owe = partial(self._owe, conversation, notice)
             return await self._in_thread(self.commit, conversation, plan_id, sent, late=owe)
         return await self._atell("commit", conversation, notice, store.acommit, plan_id, sent)
 
     async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
-        notice, store = Abandon(plan_id), self.store
-        if not isinstance(store, AsyncSeenStore):
+        notice, store = Abandon(plan_id), self._awaited
+        if store is None:
             owe = partial(self._owe, conversation, notice)
             return await self._in_thread(self.abandon, conversation, plan_id, late=owe)
         return await self._atell("abandon", conversation, notice, store.aabandon, plan_id)
 
     async def aforget(self, conversation: Conversation) -> None:
-        notice, store = Forget(), self.store
-        if not isinstance(store, AsyncSeenStore):
+        notice, store = Forget(), self._awaited
+        if store is None:
             owe = partial(self._owe, conversation, notice)
             await self._in_thread(self.forget, conversation, late=owe)
         else:

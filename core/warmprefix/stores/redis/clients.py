@@ -22,6 +22,7 @@ class Clients(Protocol):
     """The clients of a store, of both kinds or of one."""
 
     serve_threads: bool
+    serve_tasks: bool
 
     def sync(self) -> Any: ...
 
@@ -68,6 +69,7 @@ class _GivenClients:
 
     def __init__(self, for_threads: Any, for_tasks: Any) -> None:
         self.serve_threads = for_threads is not None
+        self.serve_tasks = for_tasks is not None
         self._for_threads = for_threads
         self._for_tasks = for_tasks
 
@@ -98,6 +100,7 @@ class _OwnClients:
     """One client for all threads and one for each event loop, opened when they are needed first."""
 
     serve_threads = True
+    serve_tasks = True
 
     def __init__(self, target: Target, timeout: float, connect_timeout: float) -> None:
         self._target = target

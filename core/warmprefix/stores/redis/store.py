@@ -90,6 +90,16 @@ class RedisSeenStore:
         self._clients: Clients = open_clients(target, async_client, timeout, connect_timeout)
         self._repeating: set[asyncio.Task[None]] = set()
 
+    @property
+    def serves_threads(self) -> bool:
+        """Whether it has a client for the methods that are not awaited."""
+        return self._clients.serve_threads
+
+    @property
+    def serves_tasks(self) -> bool:
+        """Whether it has a client for the methods that are awaited."""
+        return self._clients.serve_tasks
+
     # -- the contract ------------------------------------------------------------------------------------------
 
     def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
