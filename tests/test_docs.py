@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from warmprefix import ContextBlock, TraceRecorder
+from redis_servers import Server, wait_until
+from warmprefix import ContextBlock, ContextPlanner, TraceRecorder
 from warmprefix.emulator import EmulatorConfig, EmulatorServer
 from warmprefix.traces.reader import read_trace
 
@@ -43,12 +44,23 @@ def test_the_readmes_code_runs(
 ) -> None:
     # Those of the frameworks run where they are installed.
     blocks = [block for block in CODE.findall((ROOT / "README.md").read_text()) if "from warmprefix_" not in block]
-    *single, batch = blocks
+    *single, shared, batch = blocks
     assert len(single) == 3
     for block in single:
         exec(compile(block, "README.md", "exec"), application)
         assert application["answer"].choices[0].message.content
     assert application["planner"].stats().commits == 3
+    with Server() as server:
+        here = shared.replace("redis://localhost:6379", server.url)
+        exec(compile(here, "README.md", "exec"), {**application, "ContextPlanner": ContextPlanner})
+        with ContextPlanner.from_url(server.url) as worker:
+
+            def holds_all() -> bool:
+                plan = worker.plan(application["blocks"], conversation="chat-42", placement="tail", tenant="acme")
+                worker.abandon(plan)
+                return len(plan.references) == len(application["blocks"])
+
+            wait_until(holds_all, "the other worker knows, once the server is old enough to be trusted")
     monkeypatch.chdir(tmp_path)  # it keeps a journal
     exec(compile(batch, "README.md", "exec"), application)
     assert application["planner"].stats().commits == 5

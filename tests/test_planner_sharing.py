@@ -38,6 +38,7 @@ class End:
         self.followed: dict[Scope, Learn] = {}
         self.published = 0
         self.closed = False
+        self.caught_up = True
 
     def publish(self, scope: Scope, order: LearnedOrder) -> None:
         self.published += 1
@@ -50,6 +51,9 @@ class End:
 
     def unfollow(self, scope: Scope) -> None:
         del self.followed[scope]
+
+    def has_caught_up(self, scope: Scope) -> bool:
+        return self.caught_up
 
     def close(self) -> None:
         self.closed = True
@@ -158,6 +162,18 @@ def test_sharing_does_not_keep_a_planner_alive(wire: Wire) -> None:
     gc.collect()
     assert gone() is None
     learn([LearnedOrder([b"A" * 16], [1], [0])])
+
+
+async def test_catching_up_follows_the_scope_and_waits(wire: Wire) -> None:
+    end = wire.end()
+    planner = ContextPlanner(sharing=end)
+    assert planner.catch_up(tenant="a")
+    assert await planner.acatch_up(tenant="b", model="m", preamble="You answer.")
+    assert [(scope.tenant, scope.model) for scope in end.followed] == [("a", None), ("b", "m")]
+    end.caught_up = False
+    assert not planner.catch_up(timeout=0.01)
+    assert not await planner.acatch_up(timeout=0.01)
+    assert ContextPlanner().catch_up(timeout=0)
 
 
 def test_close_ends_it(wire: Wire) -> None:

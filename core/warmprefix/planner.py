@@ -48,6 +48,9 @@ _log = logging.getLogger("warmprefix")
 
 _PLACEMENTS = get_args(Placement)
 
+_CATCHING_UP = 0.005
+"""Seconds between two looks at how far it has come."""
+
 
 class PlanOptions(TypedDict, total=False):
     """The keyword arguments of `ContextPlanner.plan`, which documents them."""
@@ -545,6 +548,61 @@ class ContextPlanner:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
+
+    def catch_up(
+        self,
+        *,
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        timeout: float = 5.0,
+    ) -> bool:
+        """Learn what other workers served lately in a scope; for a worker's start, before it takes requests.
+
+        Without it a worker learns that in the background, from its first request in the scope on.
+
+        Args:
+            tenant: As for `plan`.
+            model: As for `plan`.
+            preamble: As for `plan`.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether all of it was learned. True at once if nothing is shared.
+        """
+        scope = self._followed(tenant, model, preamble)
+        deadline = time.monotonic() + timeout
+        while not self._sharing.has_caught_up(scope):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_CATCHING_UP)
+        return True
+
+    async def acatch_up(
+        self,
+        *,
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        timeout: float = 5.0,
+    ) -> bool:
+        """`catch_up`, for tasks."""
+        import asyncio  # it takes long to import, and who calls this has it
+
+        scope = self._followed(tenant, model, preamble)
+        deadline = time.monotonic() + timeout
+        while not self._sharing.has_caught_up(scope):
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_CATCHING_UP)
+        return True
+
+    def _followed(self, tenant: str | None, model: str | None, preamble: str | None) -> Scope:
+        _check_names(tenant=tenant, model=model, preamble=preamble)
+        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        with self._lock:
+            self._state(scope)
+        return scope
 
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""

@@ -69,6 +69,10 @@ class OrderSharing(Protocol):
         """Tell no more; what was being told when this was called may still come to its end."""
         ...
 
+    def has_caught_up(self, scope: Scope) -> bool:
+        """Whether what others did before this one followed the scope is learned; False if it does not follow it."""
+        ...
+
     def close(self) -> None:
         """Send what waits, if that goes quickly, and end. Nothing is shared after it."""
         ...
@@ -85,6 +89,10 @@ class NoSharing:
     def follow(self, scope: Scope, learn: Learn) -> None: ...
     def unfollow(self, scope: Scope) -> None: ...
     def close(self) -> None: ...
+
+    def has_caught_up(self, scope: Scope) -> bool:
+        """Always: there is nothing to learn."""
+        return True
 
     def stats(self) -> SharingStats:
         """All zero."""

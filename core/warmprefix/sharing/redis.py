@@ -18,9 +18,9 @@ from warmprefix.plan import Scope
 from warmprefix.sharing.base import Learn, LearnedOrder, SharingStats
 from warmprefix.sharing.codec import MAX_ORDERS, WORKER_BYTES, decode, encode, orders_in, pack, stream_key
 from warmprefix.sharing.followed import SELDOM, FollowedStream
-from warmprefix.ticker import Ticker
 from warmprefix.stores.redis.keys import check_prefix
 from warmprefix.stores.redis.urls import Opened, Target, connect, parse_target
+from warmprefix.ticker import Ticker
 
 try:
     import redis
@@ -156,7 +156,6 @@ class RedisOrderSharing:
             self._streams.pop(scope, None)
 
     def has_caught_up(self, scope: Scope) -> bool:
-        """Whether what was shared before this worker followed is learned, for who waits for that before serving."""
         stream = self._streams.get(scope)
         return stream is not None and stream.has_caught_up
 
