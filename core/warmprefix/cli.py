@@ -28,6 +28,8 @@ from warmprefix.plan_batch.errors import PlanBatchError
 from warmprefix.plan_batch.options import PlanBatchOptions, parse_capacity
 from warmprefix.replay.options import CAPACITIES, POLICY_NAMES, ReplayOptions, parse_capacities, parse_policies
 from warmprefix.replay.workload import DEFAULT_K
+from warmprefix.state.errors import StateError
+from warmprefix.stores import Conversation
 
 try:
     import typer
@@ -37,6 +39,11 @@ except ImportError as exc:
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+state = typer.Typer(
+    no_args_is_help=True, help="Look into what planners share in Redis, and have a conversation forgotten."
+)
+app.add_typer(state, name="state")
 
 _ENGINE = EmulatorConfig()
 _DEMO = DemoOptions()
@@ -361,3 +368,65 @@ def doctor(
         raise typer.Exit(2) from error
     if not passed:
         raise typer.Exit(1)
+
+
+_Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar="WARMPREFIX_REDIS_URL", show_default=False, help="Of the Redis or Valkey, as planners take it."
+    ),
+]
+_Prefix = Annotated[
+    str, typer.Option("--prefix", envvar="WARMPREFIX_KEY_PREFIX", help="What the names of all keys begin with.")
+]
+_Conversation = Annotated[str, typer.Option("--conversation", metavar="ID", help="As planners are given it.")]
+_Tenant = Annotated[
+    str | None, typer.Option("--tenant", help="Whose it is.", show_default="nobody's, which is not the same as ''")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@state.command("inspect")
+def inspect_state(
+    conversation: _Conversation,
+    tenant: _Tenant = None,
+    url: _Url = None,
+    prefix: _Prefix = "wp",
+    json: _Json = False,
+) -> None:
+    """Show what is known of a conversation. Exits with status 1 if nothing is."""
+    from warmprefix.state.command import run_inspect
+
+    try:
+        known = run_inspect(url, prefix, Conversation(tenant, conversation), as_json=json)
+    except (OutputError, StateError) as error:
+        typer.echo(visible(str(error)), err=True)
+        raise typer.Exit(2) from error
+    if not known:
+        raise typer.Exit(1)
+
+
+@state.command("forget")
+def forget_state(conversation: _Conversation, tenant: _Tenant = None, url: _Url = None, prefix: _Prefix = "wp") -> None:
+    """Have a conversation forgotten, so that its blocks are sent in full. Exits with status 1 if nothing is known."""
+    from warmprefix.state.command import run_forget
+
+    try:
+        forgot = run_forget(url, prefix, Conversation(tenant, conversation))
+    except (OutputError, StateError) as error:
+        typer.echo(visible(str(error)), err=True)
+        raise typer.Exit(2) from error
+    if not forgot:
+        raise typer.Exit(1)
+
+
+@state.command("stats")
+def state_stats(url: _Url = None, prefix: _Prefix = "wp", json: _Json = False) -> None:
+    """Show the servers, and how much lies there; beyond 200,000 keys, estimated."""
+    from warmprefix.state.command import run_stats
+
+    try:
+        run_stats(url, prefix, as_json=json)
+    except (OutputError, StateError) as error:
+        typer.echo(visible(str(error)), err=True)
+        raise typer.Exit(2) from error

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from warmprefix.forks import in_each_process
+
 __all__ = ["CircuitBreaker"]
 
 
@@ -43,10 +45,13 @@ class CircuitBreaker:
         self._first_pause = first_pause
         self._longest_pause = longest_pause
         self._clock = clock
-        self._lock = threading.RLock()  # the garbage collector may make calls, in the middle of anything
+        in_each_process(self._renew_lock)
         self._open = False
         self._pause = first_pause
         self._next_probe = 0.0
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # the garbage collector may make calls, in the middle of anything
 
     @property
     def is_open(self) -> bool:

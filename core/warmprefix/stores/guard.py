@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from warmprefix.errors import StoreError, StoreUnavailableError
+from warmprefix.forks import in_each_process
 from warmprefix.stores.base import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.lanes import Lanes
@@ -86,11 +86,10 @@ class GuardedStore:
         self._awaited = store if isinstance(store, AsyncSeenStore) and getattr(store, "serves_tasks", True) else None
         self._interval = interval
         self._retry = retry
-        self._keep_here()
+        in_each_process(self._keep_here)
         self._left_behind: set[asyncio.Task[object]] = set()
 
     def _keep_here(self) -> None:
-        self._process = os.getpid()
         # Guards the time. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
         self._lock = threading.RLock()
         self._due = math.inf
@@ -242,7 +241,7 @@ class GuardedStore:
         return call.result()
 
     def _admit(self, operation: str, key: object) -> None:
-        if self._maintained and (self._due == math.inf or self._process != os.getpid()):
+        if self._maintained and self._due == math.inf:
             self._keep_within(self._interval)
         if not self.breaker.admits():
             raise StoreUnavailableError(operation, key)
@@ -299,8 +298,6 @@ class GuardedStore:
 
     def _keep_within(self, seconds: float) -> None:
         """Have `keep` called in so many seconds at the latest."""
-        if self._process != os.getpid():  # no thread survives a fork
-            self._keep_here()
         with self._lock:
             self._due = min(self._due, time.monotonic() + seconds)
         self._ticker.start()

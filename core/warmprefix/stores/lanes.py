@@ -9,6 +9,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from warmprefix.forks import in_each_process
+
 __all__ = ["Lanes"]
 
 T = TypeVar("T")
@@ -29,7 +31,7 @@ class Lanes:
         if size < 1:
             raise ValueError(f"size must be 1 or more, got {size}")
         self._size = size
-        self._crew = self._new_crew()
+        in_each_process(self._hire)
 
     def run(self, call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
         """The call's outcome, or what it raises.
@@ -42,8 +44,6 @@ class Lanes:
         Raises:
             TimeoutError: It took longer. It may still be going on; if it had not begun, it never will.
         """
-        if self._crew.process != os.getpid():  # no thread survives a fork, and the lock may have been held
-            self._crew = self._new_crew()
         job = _Job(call, late)
         self._crew.take(job)
         return job.outcome(seconds)
@@ -52,10 +52,9 @@ class Lanes:
         """End the threads, each after the call that it is making. A later call starts new ones."""
         self._crew.dismiss()
 
-    def _new_crew(self) -> _Crew:
-        crew = _Crew(self._size)
-        weakref.finalize(self, crew.dismiss)
-        return crew
+    def _hire(self) -> None:
+        self._crew = _Crew(self._size)
+        weakref.finalize(self, self._crew.dismiss)
 
 
 class _Crew:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from warmprefix.forks import in_each_process
 from warmprefix.stores.base import AsyncSeenStore, Conversation, SeenBlock, SeenStore
 
 __all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox"]
@@ -71,11 +72,14 @@ class Outbox:
         if max_notices < 1:
             raise ValueError(f"max_notices must be 1 or more, got {max_notices}")
         self._max_notices = max_notices
-        self._lock = threading.RLock()  # plans are abandoned by the garbage collector too, in the middle of anything
+        in_each_process(self._renew_lock)
         self._waiting: OrderedDict[Conversation, tuple[Notice, ...]] = OrderedDict()
         self._count = 0
         self.dropped = 0
         """Notices lost to the bound."""
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # plans are abandoned by the garbage collector too, in the middle of anything
 
     def add(self, conversation: Conversation, notice: Notice) -> None:
         with self._lock:

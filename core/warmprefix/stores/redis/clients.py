@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import redis
 import redis.asyncio
 
+from warmprefix.forks import in_each_process
 from warmprefix.stores.redis.urls import Opened, Target, connect, connect_async, parse_target
 
 __all__ = ["Clients", "is_cluster", "open_clients"]
@@ -105,9 +106,17 @@ class _OwnClients:
     def __init__(self, target: Target, timeout: float, connect_timeout: float) -> None:
         self._target = target
         self._timeouts = (timeout, connect_timeout)
-        self._lock = threading.Lock()
         self._for_threads: Opened | None = None
         self._for_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Opened] = weakref.WeakKeyDictionary()
+        self._of_the_parent: list[object] = []
+        in_each_process(self._start_anew)
+
+    def _start_anew(self) -> None:
+        # Not even closed, for that takes locks which may be held for ever.
+        self._of_the_parent += [self._for_threads, self._for_loops]
+        self._for_threads = None
+        self._for_loops = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
 
     def sync(self) -> Any:
         opened = self._for_threads

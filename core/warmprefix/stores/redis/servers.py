@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from warmprefix.forks import in_each_process
 from warmprefix.stores.redis.codec import Server
 
 __all__ = ["Journal", "Servers"]
@@ -20,8 +21,11 @@ class Journal:
 
     def __init__(self, size: int = 10_000) -> None:
         self._size = size
-        self._lock = threading.Lock()
+        in_each_process(self._renew_lock)
         self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def add(self, key: bytes) -> None:
         with self._lock:
@@ -59,7 +63,7 @@ class Servers:
         self._settle = settle
         self._journal = journal
         self._clock = clock
-        self._lock = threading.Lock()
+        in_each_process(self._renew_lock)
         self._met: OrderedDict[bytes, _Met] = OrderedDict()
         self._began: float | None = None
 
@@ -68,6 +72,9 @@ class Servers:
         """Whether it is still meeting its first, of a Cluster more than one; of those the uptime counts."""
         began = self._began
         return began is None or self._clock() - began <= self._settle
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def is_trusted(self, server: Server) -> bool:
         """Meet a server: it has answered. O(1)."""

@@ -1,0 +1,1 @@
+"""What operators ask of shared state: `warmprefix state`."""
