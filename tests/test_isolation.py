@@ -383,7 +383,14 @@ def follow(world: World, loot: Loot, me: Conversation) -> object:
     return [(list(order.keys), list(order.tokens), list(order.ranks)) for order in world.heard]
 
 
-@tries((RedisOrderSharing, "has_caught_up"))
+@tries((ContextPlanner, "catch_up"), (ContextPlanner, "acatch_up"))
+async def catch_up(world: World, loot: Loot, me: Conversation) -> None:
+    for scope in scopes(me):
+        assert world.attackers.catch_up(tenant=scope.tenant, model=scope.model)
+        assert await world.attackers.acatch_up(tenant=scope.tenant, model=scope.model)
+
+
+@tries(*((sharing, "has_caught_up") for sharing in SHARINGS))
 def has_caught_up(world: World, loot: Loot, me: Conversation) -> None:
     if isinstance(sharing := world.sharing, RedisOrderSharing):
         wait_until(lambda: all(map(sharing.has_caught_up, scopes(me))), "all that its tenant shared is read")
@@ -557,7 +564,7 @@ class Worlds:
             redis_url=self._server.url, key_prefix=prefix, store_budget=10.0, salt_key=SecretStr(SALT_KEY.decode())
         )
         one, other = (ContextPlanner.from_url(settings=settings) for _ in range(2))
-        store = RedisSeenStore(self._server.url, prefix=prefix)
+        store = RedisSeenStore(self._server.url, prefix=prefix, timeout=20.0, connect_timeout=20.0)
         self._ends.push_async_callback(store.aclose)
         self._ends.callback(store.close)
         sharing = RedisOrderSharing(self._server.url, prefix=prefix)

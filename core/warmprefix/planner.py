@@ -237,6 +237,9 @@ class ContextPlanner:
             max_blocks=given.max_blocks,
             ttl=given.conversation_ttl,
             lease_ttl=given.lease_ttl,
+            # Longer than a request waits: a commit that comes late is better than none.
+            timeout=max(0.1, 2 * given.store_budget),
+            connect_timeout=max(0.5, 2 * given.store_budget),
         )
         options.setdefault("capacity_tokens", given.capacity_tokens)
         options.setdefault("salt_key", given.salt_key.get_secret_value().encode())

@@ -230,13 +230,19 @@ class GuardedStore:
         """One of the methods above, which keep to their time once a thread is free to run them."""
         import asyncio
 
+        def ended(call: asyncio.Future[T]) -> None:
+            if not call.cancelled():
+                call.exception()  # or it is said at the end that nobody asked for it
+            late()
+
         call = asyncio.get_running_loop().run_in_executor(None, method, *args)
         try:
             await asyncio.wait({call}, timeout=2 * self._budget)
-        finally:
-            if not call.done():
-                call.add_done_callback(lambda call: (call.cancelled() or call.exception(), late()))
+        except BaseException:
+            call.add_done_callback(ended)
+            raise
         if not call.done():
+            call.add_done_callback(ended)
             raise StoreError(method.__name__, args[0]) from TimeoutError("no thread is free")
         return call.result()
 

@@ -72,6 +72,7 @@ def parse_target(url: str) -> Target:
     secure, _, kind = known.partition("+")
     if not kind:
         url = f"{known}://{rest}"
+        _check_port(url)
         _check_options(parse_url(url))  # type: ignore[no-untyped-call]
         _database("" if known == "unix" else urlsplit(url).path)
         return Target("redis", url)
@@ -98,6 +99,15 @@ def parse_target(url: str) -> Target:
     if "ssl" in options:
         sentinel_options["ssl"] = True
     return Target(kind, "", nodes, unquote(service), options, sentinel_options)
+
+
+def _check_port(url: str) -> None:
+    try:
+        _ = urlsplit(url).port
+    except ValueError:  # which repeats what may be a part of a password
+        raise ValueError(
+            "url's port must be a number; percent-encode what is no letter or digit in a user or a password"
+        ) from None
 
 
 @dataclass(frozen=True)

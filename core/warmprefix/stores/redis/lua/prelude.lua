@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the hash of one conversation:
 --   m               the record: format, epoch, turn, last sequence number, count of blocks, count of labels
---   p               plans in flight, oldest first: turn, or -1 if `forget` ended it; end of the lease; length of the id; id
+--   p               plans in flight, oldest first: turn (-1: `forget` ended it), end of the lease, length of the id, id
 --   c               digests of the plans that ended last
 --   b<fingerprint>  a block: sequence number, turn, tokens, length of the label, label
 --   l<label>        sequence number, fingerprint of the block that it names; no fingerprint if it names two
