@@ -129,9 +129,7 @@ class Conversations(RuleBasedStateMachine):
     def start(self) -> None:
         self.now = 0.0
         self.store = FlakyStore(lambda: self.now)
-        self.workers = [
-            ContextPlanner(store=GuardedStore(self.store, breaker=CircuitBreaker(0, 0))) for _ in range(2)
-        ]
+        self.workers = [ContextPlanner(store=GuardedStore(self.store, breaker=CircuitBreaker(0, 0))) for _ in range(2)]
         self.chats_opened = 0
 
     @rule(target=chats)
