@@ -28,6 +28,7 @@ from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
 from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores.outbox import unheard
 from warmprefix.telemetry import PlannerStats
 from warmprefix.traces.base import RequestRecorder
 from warmprefix.traces.environment import recorder_from_environment
@@ -449,7 +450,7 @@ class ContextPlanner:
         # The store must know of a late one too: if the model saw it, plans made beside it may not be in the history.
         recorded = False
         try:
-            recorded = self._store.commit(_conversation(plan), _committed_as(plan), _sent(plan))
+            recorded = self._store.commit(_conversation(plan), _id_in_store(plan), _sent(plan))
         except Exception:
             self._store_failed()
         else:
@@ -462,7 +463,7 @@ class ContextPlanner:
             return False
         if plan.tracked:
             try:
-                self._store.abandon(_conversation(plan), plan.id)
+                self._store.abandon(_conversation(plan), _id_in_store(plan))
             except Exception:
                 self._store_failed()
         return True
@@ -474,7 +475,7 @@ class ContextPlanner:
             return in_time
         recorded = False
         try:
-            recorded = await self._awaited.acommit(_conversation(plan), _committed_as(plan), _sent(plan))
+            recorded = await self._awaited.acommit(_conversation(plan), _id_in_store(plan), _sent(plan))
         except Exception:
             self._store_failed()
         else:
@@ -487,7 +488,7 @@ class ContextPlanner:
             return False
         if plan.tracked:
             try:
-                await self._awaited.aabandon(_conversation(plan), plan.id)
+                await self._awaited.aabandon(_conversation(plan), _id_in_store(plan))
             except Exception:
                 self._store_failed()
         return True
@@ -1033,13 +1034,9 @@ def _conversation(plan: ContextPlan) -> Conversation:
     return Conversation(plan.scope.tenant, plan.conversation)
 
 
-def _committed_as(plan: ContextPlan) -> str:
-    """The id under which the store is told of the commit.
-
-    If the store did not answer when the plan was made, it must not take this for a plan that it knows the past of, even
-    if the question reached it after all.
-    """
-    return plan.id if plan.turn is not None else f"{plan.id}?"
+def _id_in_store(plan: ContextPlan) -> str:
+    """The id under which the store knows of a plan; another one if it gave no answer when the plan was made."""
+    return plan.id if plan.turn is not None else unheard(plan.id)
 
 
 def _sent(plan: ContextPlan) -> list[SeenBlock]:

@@ -78,6 +78,8 @@ class SeenStore(Protocol):
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         """The model saw the plan's prompt: record the blocks that it holds in full. True if they were recorded.
 
+        They count as sent in the turn that `prepare` leased to the plan, whatever turn they name.
+
         False also for a plan that was committed or abandoned lately, and then nothing changes.
         """
         ...

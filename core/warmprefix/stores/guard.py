@@ -15,7 +15,7 @@ from warmprefix.forks import in_each_process
 from warmprefix.stores.base import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.lanes import Lanes
-from warmprefix.stores.outbox import Abandon, Commit, Forget, Notice, Outbox
+from warmprefix.stores.outbox import Abandon, Commit, Forget, Notice, Outbox, Reserve, unheard
 from warmprefix.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class GuardedStore:
     - What a caller could not tell the store (a commit, an abandon, a forget) waits in an outbox. It is delivered
       before this conversation is next prepared, or in the background as soon as the store answers again; until then
       `prepare` fails for this conversation, rather than trust a record that was not corrected.
+    - If `prepare` fails, the caller is taken to go on without: the store hears of that plan later, as `unheard`.
     - A task that is cancelled while it waits leaves the command to end by itself, so that the next one on its
       connection can't get its answer.
 
@@ -109,10 +110,18 @@ class GuardedStore:
                 owe()
                 raise
 
-        return self._call("prepare", conversation, ask, owe)
+        try:
+            return self._call("prepare", conversation, ask, owe)
+        except StoreError:
+            self._owe(conversation, Reserve(unheard(plan_id)))
+            raise
 
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        return self._tell("commit", conversation, Commit(plan_id, sent), self.store.commit, plan_id, sent)
+        def tell(conversation: Conversation) -> bool:
+            self._deliver(conversation)  # the plan may be one of those that the store did not hear of
+            return self.store.commit(conversation, plan_id, sent)
+
+        return self._tell("commit", conversation, Commit(plan_id, sent), tell)
 
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
         return self._tell("abandon", conversation, Abandon(plan_id), self.store.abandon, plan_id)
@@ -135,14 +144,23 @@ class GuardedStore:
                 owe()
                 raise
 
-        return await self._acall("prepare", conversation, ask, owe)
+        try:
+            return await self._acall("prepare", conversation, ask, owe)
+        except StoreError:
+            self._owe(conversation, Reserve(unheard(plan_id)))
+            raise
 
     async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         notice, store = Commit(plan_id, sent), self._awaited
         if store is None:
             owe = partial(self._owe, conversation, notice)
             return await self._in_thread(self.commit, conversation, plan_id, sent, late=owe)
-        return await self._atell("commit", conversation, notice, store.acommit, plan_id, sent)
+
+        async def tell(conversation: Conversation) -> bool:
+            await self._adeliver(store, conversation)
+            return await store.acommit(conversation, plan_id, sent)
+
+        return await self._atell("commit", conversation, notice, tell)
 
     async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
         notice, store = Abandon(plan_id), self._awaited

@@ -89,7 +89,7 @@ class MemorySeenStore:
             recorded = lease is not None and lease.turn == state.turn and now < lease.expires
             try:
                 if recorded:
-                    state.record(sent)
+                    state.record(sent, state.turn + 1)
                 else:  # late or not, the model saw it: plans prepared beside it may not be in the history
                     state.roll_back(0 if lease is None else max(lease.turn, 0))
                 state.take_labels(sent)
@@ -174,9 +174,9 @@ class _State:
             if lease.turn < self.turn:
                 self.roll_back(max(lease.turn, 0))
 
-    def record(self, sent: Sequence[SeenBlock]) -> None:
+    def record(self, sent: Sequence[SeenBlock], turn: int) -> None:
         for block in sent:
-            self.blocks[block.fingerprint] = block
+            self.blocks[block.fingerprint] = block._replace(turn=turn)
             self.blocks.move_to_end(block.fingerprint)
 
     def take_labels(self, sent: Sequence[SeenBlock]) -> None:

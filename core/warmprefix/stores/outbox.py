@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from warmprefix.forks import in_each_process
 from warmprefix.stores.base import AsyncSeenStore, Conversation, SeenBlock, SeenStore
 
-__all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox"]
+__all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox", "Reserve", "unheard"]
+
+
+def unheard(plan_id: str) -> str:
+    """Another id for a plan of which the store did not hear in time: under its own the question may come late."""
+    return f"{plan_id}?"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +46,24 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Reserve:
+    """A plan was made of which the store did not hear, so that nothing is known of its past.
+
+    Nothing that was recorded is certain any more, and what is recorded from now on is contested until that plan ends.
+    """
+
+    plan_id: str
+
+    def tell(self, store: SeenStore, conversation: Conversation) -> None:
+        store.forget(conversation)
+        store.prepare(conversation, self.plan_id, {})
+
+    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
+        await store.aforget(conversation)
+        await store.aprepare(conversation, self.plan_id, {})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Forget:
     """The history is no longer what was recorded."""
 
@@ -51,7 +74,7 @@ class Forget:
         await store.aforget(conversation)
 
 
-Notice = Commit | Abandon | Forget
+Notice = Commit | Abandon | Reserve | Forget
 """Each may be told twice, and late: the store's contract sees to that."""
 
 
