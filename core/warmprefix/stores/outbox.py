@@ -49,18 +49,19 @@ class Abandon:
 class Reserve:
     """A plan was made of which the store did not hear, so that nothing is known of its past.
 
-    Nothing that was recorded is certain any more, and what is recorded from now on is contested until that plan ends.
+    Nothing that was recorded is certain any more. What is recorded from now on is contested until that plan ends, and
+    its commit voids that too, for there may be more such plans, elsewhere: so its lease is taken, and ended at once.
     """
 
     plan_id: str
 
     def tell(self, store: SeenStore, conversation: Conversation) -> None:
-        store.forget(conversation)
         store.prepare(conversation, self.plan_id, {})
+        store.forget(conversation)
 
     async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        await store.aforget(conversation)
         await store.aprepare(conversation, self.plan_id, {})
+        await store.aforget(conversation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

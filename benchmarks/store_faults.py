@@ -1,0 +1,378 @@
+"""Laboratories: stores that several workers share, and what can happen to them while they are in use."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from fault_proxy import Delay, Dribble, FaultProxy, Reorder, Stall, Swallow, Truncate
+from redis_servers import Clock, Server, wait_until
+from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores.redis import RedisSeenStore
+
+# REDIS from warmprefix.stores.redis import RedisSeenStore
+
+__all__ = ["Laboratory", "Lease", "MemoryLaboratory", "RedisLaboratory"]
+
+T = TypeVar("T")
+
+
+class Lease(NamedTuple):
+    """When a plan was made."""
+
+    time: float
+    """By the store's clock."""
+    jumps: int
+    """Of that clock, until then."""
+
+
+class Laboratory:
+    """Makes a store for each worker, and breaks what is behind them.
+
+    Args:
+        seed: Decides on faults and their length.
+        faults: "none", "all", or a part of the names of those that may happen.
+        lossy: Whether the store may lose or restore what it was told.
+        asymmetric: Whether one worker may be cut off while others are not.
+    """
+
+    _lease_ttl = 100.0
+
+    def __init__(self, seed: int, faults: str, *, lossy: bool, asymmetric: bool) -> None:
+        self.faults: Counter[str] = Counter()
+        """Those that were begun."""
+        self._rng = random.Random(f"faults {seed}")
+        self._named = faults
+        self._lossy = lossy
+        self._asymmetric = asymmetric
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def store(self, worker: int) -> SeenStore:
+        """For one worker; asked again when that was replaced."""
+        raise NotImplementedError
+
+    def begin_fault(self) -> float:
+        """Break something, and say for how many seconds; 0 seconds if nothing is to break."""
+        if self._named == "none":
+            return 0.0
+        possible = self._possible_faults()
+        faults = {name: begin for name, begin in possible.items() if self._named == "all" or self._named in name}
+        if not faults:
+            raise ValueError(f"faults must be 'none', 'all' or a part of one of {', '.join(possible)}")
+        name = self._rng.choice(list(faults))
+        self.faults[name] += 1
+        faults[name]()
+        return self._rng.choice([0.0, 0.03, 0.1, 0.3])
+
+    def end_fault(self) -> None:
+        """Mend it."""
+        self.mend()
+
+    def mend(self) -> None:
+        raise NotImplementedError
+
+    def may_lose_worker(self) -> bool:
+        """Whether a worker may die now, with what only it knows; called right before it does."""
+        return True
+
+    def wait(self, rng: random.Random) -> None:
+        """Let the store's time pass."""
+
+    @property
+    def lease(self) -> Lease:
+        """What a plan made now can count on."""
+        raise NotImplementedError
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the store is bound to know yet that the plan is in flight."""
+        return not self._lossy and self.lease.time < lease.time + self._lease_ttl and self.lease.jumps == lease.jumps
+
+    def close(self) -> None:
+        pass
+
+    def _possible_faults(self) -> Mapping[str, Callable[[], None]]:
+        raise NotImplementedError
+
+    def _struck(self, workers: Sequence[T]) -> Sequence[T]:
+        """Whom a fault strikes: all alike, or any of them."""
+        if not self._asymmetric:
+            return workers
+        return self._rng.sample(workers, self._rng.randrange(1, len(workers) + 1))
+
+
+# -- in memory -----------------------------------------------------------------------------------------------------
+
+
+class MemoryLaboratory(Laboratory):
+    """One `MemorySeenStore`, whose answers and questions get lost on their way."""
+
+    def __init__(self, seed: int, faults: str, *, lossy: bool, asymmetric: bool) -> None:
+        super().__init__(seed, faults, lossy=lossy, asymmetric=asymmetric)
+        self._now = 0.0
+        self._shared = MemorySeenStore(
+            max_conversations=15 if lossy else 10_000,
+            max_blocks=40,
+            ttl=1_000 if lossy else 1e12,
+            lease_ttl=self._lease_ttl,
+            clock=lambda: self._now,
+        )
+        self._faulties: dict[int, _Faulty] = {}
+
+    def store(self, worker: int) -> SeenStore:
+        if self._named == "none":
+            return self._shared
+        faulty = self._faulties[worker] = _Faulty(self._shared)
+        breaker = CircuitBreaker(first_pause=0.002, longest_pause=0.02)  # in proportion to how much faster all is here
+        return GuardedStore(faulty, breaker=breaker, interval=0.05)
+
+    def wait(self, rng: random.Random) -> None:
+        self._now += rng.choice((1.0, 30.0, 99.0, 101.0, 1_001.0))
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self._now, 0)
+
+    def mend(self) -> None:
+        for store in self._faulties.values():
+            store.fault = "none"
+
+    def _possible_faults(self) -> Mapping[str, Callable[[], None]]:
+        faults: dict[str, Callable[[], None]] = {
+            "question lost": lambda: self._break("before"),
+            "answer lost": lambda: self._break("after"),
+            "late": lambda: self._break("late"),
+        }
+        if self._lossy:
+            faults["everything lost"] = self._shared.clear
+        return faults
+
+    def _break(self, fault: Literal["before", "after", "late"]) -> None:
+        for store in self._struck(list(self._faulties.values())):
+            store.fault = fault
+
+
+class _Faulty:
+    """A worker's way to a store: calls fail before they are made, or after, or are made when nobody waits any more."""
+
+    def __init__(self, store: SeenStore) -> None:
+        self.fault: Literal["none", "before", "after", "late"] = "none"
+        self._store = store
+
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        return self._carry(lambda: self._store.prepare(conversation, plan_id, proposed))
+
+    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
+        return self._carry(lambda: self._store.commit(conversation, plan_id, sent))
+
+    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
+        return self._carry(lambda: self._store.abandon(conversation, plan_id))
+
+    def forget(self, conversation: Conversation) -> None:
+        self._carry(lambda: self._store.forget(conversation))
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        return self._store.inspect(conversation)
+
+    def clear(self) -> None:
+        self._store.clear()
+
+    def _carry(self, call: Callable[[], T]) -> T:
+        fault = self.fault
+        if fault == "before":
+            raise ConnectionError("before")
+        if fault == "late":
+            time.sleep(0.03)
+        answer = call()
+        if fault == "after":
+            raise ConnectionError("after")
+        return answer
+
+
+# -- in Redis ------------------------------------------------------------------------------------------------------
+
+
+class RedisLaboratory(Laboratory):
+    """A real server, with a proxy before it for each worker.
+
+    Args:
+        settle: Seconds for which a store trusts nothing that a server tells which it has not met before.
+        lease_ttl: Seconds in which a plan must be committed.
+        flavour: Which server.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        faults: str,
+        *,
+        lossy: bool,
+        asymmetric: bool,
+        settle: float = 1.0,
+        lease_ttl: float = 3.0,
+        flavour: str | None = None,
+    ) -> None:
+        super().__init__(seed, faults, lossy=lossy, asymmetric=asymmetric)
+        self._settle = settle
+        self._lease_ttl = lease_ttl
+        self._proxies: list[FaultProxy] = []
+        self._clock = Clock()
+        self._jumps = 0
+        # What a killed process has written is safe with the system: so nothing that it has acknowledged is lost.
+        self._server = Server(flavour, clock=self._clock, appendonly="yes", appendfsync="no")
+        self._snapshot()
+
+    def store(self, worker: int) -> SeenStore:
+        while len(self._proxies) <= worker:
+            self._proxies.append(FaultProxy(self._server.port, seed=self._rng.randrange(1 << 30)))
+        url = f"redis://127.0.0.1:{self._proxies[worker].port}"
+        store = RedisSeenStore(url, settle=self._settle, lease_ttl=self._lease_ttl, max_blocks=64)
+        return GuardedStore(store)
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(time.monotonic(), self._jumps)
+
+    def holds(self, lease: Lease) -> bool:
+        return super().holds(lease._replace(time=lease.time - 0.5))  # the two clocks are not read at once
+
+    def may_lose_worker(self) -> bool:
+        # With a worker go the forgets that it would repeat to a server that was restored from before them.
+        if not self._server.is_running or self._server.is_paused:
+            return False
+        if self._lossy:
+            self._snapshot()
+        return True
+
+    def mend(self) -> None:
+        self._server.resume()
+        for proxy in self._proxies:
+            proxy.heal()
+        if not self._server.is_running:
+            self._server.start()
+        with self._server.client() as client:
+            client.config_set("maxmemory", "0")
+            client.replicaof("NO", "ONE")
+            client.config_set("appendonly", "yes")
+        if self._clock.offset:
+            self._jump(-self._clock.offset)
+
+    def end_fault(self) -> None:
+        super().end_fault()
+        if self._lossy and self._rng.random() < 0.5:
+            self._snapshot()
+
+    def close(self) -> None:
+        for proxy in self._proxies:
+            proxy.close()
+        self._server.close()
+        self._clock.close()
+
+    def _possible_faults(self) -> Mapping[str, Callable[[], None]]:
+        random_bytes = self._rng.randrange(400)
+        faults: dict[str, Callable[[], None]] = {
+            "requests stall": lambda: self._break(requests=Stall()),
+            "replies stall": lambda: self._break(replies=Stall()),
+            "requests swallowed": lambda: self._break(requests=Swallow()),
+            "replies swallowed": lambda: self._break(replies=Swallow()),
+            "requests truncated": lambda: self._break(requests=Truncate(random_bytes)),
+            "replies truncated": lambda: self._break(replies=Truncate(random_bytes)),
+            "requests dribble": lambda: self._break(requests=Dribble()),
+            "replies dribble": lambda: self._break(replies=Dribble()),
+            "requests late": lambda: self._break(requests=Delay(0.015)),
+            "replies late": lambda: self._break(replies=Delay(0.025)),
+            "requests reordered": lambda: self._break(requests=Reorder(self._rng.choice([1, 16, 48, 120]))),
+            "replies reordered": lambda: self._break(replies=Reorder(self._rng.choice([1, 16, 48]))),
+            "connections dropped": self._drop,
+            "connections refused": self._refuse,
+            "clients killed": lambda: self._ask("CLIENT", "KILL", "TYPE", "normal"),
+            "scripts flushed": lambda: self._ask("SCRIPT", "FLUSH"),
+            "out of memory": lambda: self._ask("CONFIG", "SET", "maxmemory", "1"),
+            "read-only": lambda: self._ask("REPLICAOF", "127.0.0.1", "1"),
+            "stopped": self._server.pause,
+            "killed, nothing lost": self._kill,
+            "clock an hour ahead": lambda: self._jump(3_600),
+            "clock an hour behind": lambda: self._jump(-3_600),
+        }
+        if self._lossy:
+            faults["killed, everything lost"] = self._kill_and_lose
+            faults["killed, restored from before"] = self._kill_and_restore
+            faults["keys flushed"] = lambda: self._ask("FLUSHALL")
+            faults["keys evicted"] = self._evict
+        return faults
+
+    def _break(self, **faults: Any) -> None:
+        for proxy in self._struck(self._proxies):
+            proxy.set(**faults)
+
+    def _drop(self) -> None:
+        for proxy in self._struck(self._proxies):
+            proxy.drop()
+
+    def _refuse(self) -> None:
+        for proxy in self._struck(self._proxies):
+            proxy.refuse()
+            proxy.drop()
+
+    def _ask(self, *command: str) -> None:
+        with self._server.client() as client:
+            client.execute_command(*command)
+
+    def _jump(self, seconds: float) -> None:
+        self._jumps += 1
+        self._clock.jump(seconds)
+
+    def _evict(self) -> None:
+        with self._server.client() as client:
+            keys = sorted(client.keys())
+            for key in self._rng.sample(keys, len(keys) // 2):
+                client.delete(key)
+
+    def _snapshot(self) -> None:
+        with self._server.client() as client:
+            wait_until(lambda: not _is_writing(client.info("persistence")), "no child writes")
+            client.save()
+
+    def _kill(self) -> None:
+        with self._server.client() as client:  # an append-only file that is still being made does not count
+            wait_until(lambda: not _is_writing(client.info("persistence")), "the append-only file stands")
+        self._server.kill()
+
+    def _kill_and_lose(self) -> None:
+        self._server.kill()
+        self._remove("dump.rdb", "appendonly.aof", "appendonlydir")
+        self._server.start()
+        self._snapshot()
+
+    def _kill_and_restore(self) -> None:
+        """From the last snapshot, which may be many turns old."""
+        self._server.kill()
+        self._remove("appendonly.aof", "appendonlydir")
+        self._server.config["appendonly"] = "no"
+        try:
+            self._server.start()
+        finally:
+            self._server.config["appendonly"] = "yes"
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            path = self._server.directory / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _is_writing(info: Mapping[str, Any]) -> bool:
+    return bool(info["loading"] or info["rdb_bgsave_in_progress"] or info["aof_rewrite_in_progress"])

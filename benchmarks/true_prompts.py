@@ -1,0 +1,197 @@
+"""What the model really reads: messages byte for byte, and whether a plan's references point into them.
+
+Nothing here knows how plans are made, or what any store believes. Of each plan it is asked whether it is
+
+- dangling: a reference whose label no message of this prompt has in front of the whole text that it stands for;
+- lost: a block of the request that is neither in full in the prompt nor such a reference;
+- ambiguous: a label that stands before two texts of one prompt;
+- crossed: a label that another tenant gave; those begin with the tenant's name and a dot.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
+
+__all__ = ["TENANTS", "Dialogue", "Findings", "Message", "Turn"]
+
+T = TypeVar("T")
+
+TENANTS = ("acme", "globex", None)
+
+_TEMPLATES = Templates()
+_HEADER = re.compile(r"(?:\A|\n)\[([A-Za-z0-9_.:/~-]+)\] ")
+
+
+class Message:
+    """What was sent to the model in one turn."""
+
+    __slots__ = ("edited", "headers", "text")
+
+    def __init__(self, text: str, edited: bool = False) -> None:
+        self.text = text
+        self.edited = edited
+        """Whether somebody has cut out a piece of it, perhaps a paragraph's end."""
+        headers: dict[str, tuple[int, ...]] = {}
+        for found in _HEADER.finditer(text):
+            headers[found[1]] = (*headers.get(found[1], ()), found.start(1) - 1)
+        self.headers = headers
+        """Labels that lines of it begin with, and where."""
+
+    def named(self, label: str, full: str) -> tuple[bool, bool]:
+        """Whether it holds the labelled text in full, and whether the label stands before another text."""
+        holds = other = False
+        for start in self.headers.get(label, ()):
+            ends = self.edited or self.text.startswith("\n\n", start + len(full))
+            if ends and self.text.startswith(full, start):
+                holds = True
+            else:
+                other = True
+        return holds, other
+
+
+@dataclass
+class Findings:
+    """What was found in all plans that were looked at."""
+
+    plans: int = 0
+    blocks: int = 0
+    references: int = 0
+    dangling: int = 0
+    lost: int = 0
+    ambiguous: int = 0
+    crossed: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        return self.dangling + self.lost + self.ambiguous + self.crossed
+
+    def check(
+        self,
+        plan: ContextPlan,
+        request: Sequence[ContextBlock],
+        history: Sequence[Message],
+        message: Message,
+        story: Iterable[str] = (),
+    ) -> None:
+        """Look at a plan with nothing but its prompt in hand: the history, and the message that holds the plan.
+
+        Args:
+            plan: The plan.
+            request: What it was made of.
+            history: The messages before it.
+            message: What was made of it.
+            story: What happened to the conversation, for whoever has to explain what was found.
+        """
+        self.plans += 1
+        wrong: list[str] = []
+        if {planned.block.text for planned in plan.blocks} != {block.text for block in request}:
+            wrong.append("lost: the plan holds other blocks than the request")
+        for planned in plan.blocks:
+            self.blocks += 1
+            label, text, reference = planned.label, planned.block.text, planned.reference
+            full = _TEMPLATES.block(label, text) if "[" in text else f"[{label}] {text}"
+            here, other = message.named(label, full)
+            before = False
+            for earlier in history:
+                found = earlier.named(label, full)
+                before, other = before or found[0], other or found[1]
+            if reference is not None:
+                self.references += 1
+                if reference.annotation not in message.text:
+                    wrong.append(f"lost: no trace of [{label}]")
+                if not before or f"[{label}]" not in reference.annotation:
+                    wrong.append(f"dangling: [{label}] is not {text!r} in {len(history)} messages")
+            elif not here:
+                wrong.append(f"lost: no trace of [{label}] {text!r}")
+            if other:
+                wrong.append(f"ambiguous: [{label}] is {text!r} and another text")
+            giver = label.partition(".")[0]
+            if giver in TENANTS and giver != plan.scope.tenant:
+                wrong.append(f"crossed: [{label}] is a label of {giver}")
+        for finding in wrong:
+            kind = finding.partition(":")[0]
+            setattr(self, kind, getattr(self, kind) + 1)
+            if len(self.examples) < 20:
+                told = "; ".join(story)
+                self.examples.append(f"{finding}, in {plan.conversation} of {plan.scope.tenant}: {told}")
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A plan, and the prompt that it is part of."""
+
+    planner: ContextPlanner
+    plan: ContextPlan
+    history: tuple[Message, ...]
+    message: Message
+
+
+class Dialogue:
+    """One conversation, turn by turn, of an application that obeys: it keeps a turn only if none came between.
+
+    Blocks are told by number. Every plan is checked, and every call timed.
+    """
+
+    def __init__(self, name: str = "chat", tenant: str | None = None) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.history: tuple[Message, ...] = ()
+        self.findings = Findings()
+        self.slowest = 0.0
+        """Seconds that the longest call of a planner took."""
+
+    @staticmethod
+    def blocks(numbers: Iterable[int]) -> list[ContextBlock]:
+        return [ContextBlock(f"Fact {n}: {n} times {n} is {n * n}.", id=f"doc-{n}") for n in numbers]
+
+    def plan(self, planner: ContextPlanner, numbers: Iterable[int]) -> Turn:
+        request = self.blocks(numbers)
+        plan = self._timed(lambda: planner.plan(request, conversation=self.name, tenant=self.tenant, placement="tail"))
+        return self.check(planner, plan, request)
+
+    def keep(self, turn: Turn) -> bool:
+        """The model has answered: store the turn and commit it, or abandon it if another was stored meanwhile."""
+        if not self.store(turn):
+            self._timed(lambda: turn.planner.abandon(turn.plan))
+            return False
+        self._timed(lambda: turn.planner.commit(turn.plan))
+        return True
+
+    def turn(self, planner: ContextPlanner, numbers: Iterable[int]) -> ContextPlan:
+        turn = self.plan(planner, numbers)
+        assert self.keep(turn)
+        return turn.plan
+
+    def cut(self, planner: ContextPlanner, keep: int = 0) -> None:
+        """Drop all but the first messages. StoreError if the planner could not be told, and then nothing is cut."""
+        self._timed(lambda: planner.forget(self.name, tenant=self.tenant))
+        self.history = self.history[:keep]
+
+    # -- steps, for who awaits the calls -----------------------------------------------------------------------
+
+    def check(self, planner: ContextPlanner, plan: ContextPlan, request: Sequence[ContextBlock]) -> Turn:
+        """Look at a plan that was just made."""
+        message = Message(f"{plan.render()}\n\nQuestion {len(self.history)}?")
+        self.findings.check(plan, request, self.history, message)
+        return Turn(planner, plan, self.history, message)
+
+    def store(self, turn: Turn) -> bool:
+        """Append it to the history, unless another turn was stored since it was planned."""
+        if self.history is not turn.history:
+            return False
+        self.history = (*self.history, turn.message)
+        return True
+
+    def _timed(self, call: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        try:
+            return call()
+        finally:
+            self.slowest = max(self.slowest, time.perf_counter() - began)

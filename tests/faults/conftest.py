@@ -1,0 +1,65 @@
+"""Planners on real servers, and conversations whose true prompts are known."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from true_prompts import Dialogue
+from warmprefix import ContextPlanner
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores.redis import RedisSeenStore
+
+OpenPlanner = Callable[..., ContextPlanner]
+
+
+@pytest.fixture
+def open_planner() -> Iterator[OpenPlanner]:
+    """Makes workers: each has a planner, a store and connections of its own.
+
+    Their calls get 20 ms, so on a busy machine one may fail where nothing is wrong; who minds asks for a longer budget.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def open_planner(
+            url: str, budget: float = 0.02, breaker: CircuitBreaker | None = None, **options: Any
+        ) -> ContextPlanner:
+            options = {"settle": 0.3, "timeout": max(budget, 0.1), **options}
+            store = opened.enter_context(contextlib.closing(RedisSeenStore(url, **options)))
+            return opened.enter_context(
+                ContextPlanner(store=GuardedStore(store, budget=budget, breaker=breaker, interval=0.1))
+            )
+
+        yield open_planner
+
+
+@pytest.fixture
+def dialogue() -> Iterator[Dialogue]:
+    """A conversation; whatever the test does to it, its prompts must hold what they say, and no call may hang."""
+    talk = Dialogue()
+    yield talk
+    assert talk.findings.wrong == 0, talk.findings.examples
+    # The budget is 20 ms; the rest is for a machine that has other things to do. A client's own time-outs are seconds.
+    assert talk.slowest < 0.02 + 0.5
+
+
+@pytest.fixture
+def recover() -> Callable[[Dialogue, ContextPlanner], int]:
+    """Plays turns until a reference is made again, and says how many that took."""
+
+    def recover(dialogue: Dialogue, planner: ContextPlanner) -> int:
+        deadline = time.monotonic() + 20
+        turns = 0
+        while time.monotonic() < deadline:
+            turns += 1
+            if dialogue.turn(planner, [1, 2, 3]).references:
+                return turns
+            time.sleep(0.02)
+        raise AssertionError(f"no reference in {turns} turns, after {planner.stats()}")
+
+    return recover
