@@ -141,13 +141,10 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
 
 def meet(client: redis.Redis, place: int) -> bool:
     """Go on when the other one does too; False if it does not come any more."""
-    client.incr(f"meeting {place}")
-    deadline = time.monotonic() + 2
-    while int(client.get(f"meeting {place}") or 0) < 2:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.0002)
-    return True
+    if int(str(client.incr(f"meeting {place}"))) == 2:
+        client.rpush(f"both at {place}", "go")
+        return True
+    return client.blpop([f"both at {place}"], timeout=2) is not None
 
 
 def write_format(version: int) -> None:
