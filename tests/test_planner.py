@@ -703,6 +703,20 @@ def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) 
     assert shape(planner.plan(blocks(1), conversation="chat", placement="tail")) == ["full:1"]
 
 
+def test_what_a_store_will_never_hear_is_counted() -> None:
+    store = FailingStore()
+    planner = ContextPlanner(store=GuardedStore(store, breaker=CircuitBreaker(0, 0), max_notices=2, retry=600))
+    store.failing = "all"
+    for chat in ("one", "two", "three"):
+        with pytest.raises(StoreError):
+            planner.forget(chat)
+    assert planner.stats().untold_notices == 2
+    assert planner.stats().lost_notices == 1
+    store.failing = ""
+    planner.close()
+    assert planner.stats().untold_notices == 0
+
+
 def test_a_reset_that_fails_is_not_passed_over() -> None:
     store = FailingStore()
     store.failing = "clear"

@@ -611,12 +611,14 @@ class ContextPlanner:
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""
         shared = self._sharing.stats()
+        outbox = self._store.outbox if isinstance(self._store, GuardedStore) else None
         with self._lock:
             return PlannerStats(
                 **self._counts,
                 published_orders=shared.published,
                 sharing_errors=shared.dropped + shared.malformed + shared.errors,
-                untold_notices=len(self._store.outbox) if isinstance(self._store, GuardedStore) else 0,
+                untold_notices=0 if outbox is None else len(outbox),
+                lost_notices=0 if outbox is None else outbox.dropped,
                 open_plans=len(self._open) + sum(sum(batch.is_open) for batch in self._open_batches.values()),
                 scopes=len(self._scopes),
                 tree_nodes=sum(state.tree.nodes for state in self._scopes.values()),

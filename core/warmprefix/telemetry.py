@@ -36,6 +36,8 @@ class PlannerStats:
     """Requests served in relevance order because the ordering policy failed."""
     store_errors: int = 0
     """Store operations that failed; the request went on with nothing de-duplicated."""
+    lost_notices: int = 0
+    """Commits, abandons and forgets that the store will never be told of: too many waited."""
     contested_blocks: int = 0
     """Blocks sent again although the conversation's record has them: another plan's outcome could still void that."""
     shared_orders: int = 0

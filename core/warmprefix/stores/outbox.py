@@ -139,7 +139,7 @@ class Outbox:
     def clear(self) -> None:
         with self._lock:
             self._waiting.clear()
-            self._count = 0
+            self._count = self.dropped = 0
 
     def __len__(self) -> int:
         return self._count
