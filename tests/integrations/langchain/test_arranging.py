@@ -327,6 +327,9 @@ class BrokenPlanner(ContextPlanner):
     def plan(self, *args: Any, **options: Any) -> ContextPlan:
         raise RuntimeError("out of order")
 
+    async def aplan(self, *args: Any, **options: Any) -> ContextPlan:
+        return self.plan(*args, **options)
+
 
 @pytest.fixture
 def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
