@@ -218,3 +218,13 @@ def test_every_link_in_the_docs_leads_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readmes_times_of_redis_are_those_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["turns"]
+    rows = [row for row in measured if row["workload"] == "pool of 60"]
+    readme = (ROOT / "README.md").read_text()
+    for row in rows:
+        times = [[f"{row[f'{what} {which} µs']:.0f} µs" for what in ("prepare", "commit")] for which in ("p50", "p99")]
+        assert " | ".join("; ".join(pair) for pair in times) in readme
+    assert len(rows) == 2
