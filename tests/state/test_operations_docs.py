@@ -88,6 +88,12 @@ def test_what_a_conversation_takes_is_what_was_measured() -> None:
     assert rows == [[*what, *(f"{size:,}" for size in found)] for what, found in sizes.items()]
 
 
+def test_the_load_is_what_was_measured() -> None:
+    load = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["load"]
+    assert "some 2,500 turns a second for a minute" in section("What a turn costs")
+    assert max(round(row["turns/s"], -2) for row in load) == 2_500
+
+
 def test_what_to_watch_is_there_to_be_watched() -> None:
     fields = {field.name for field in dataclasses.fields(PlannerStats)}
     shown = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", section("What to watch"), re.MULTILINE))))
