@@ -42,6 +42,8 @@ class TroubledStore:
 
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         self._trouble("commit")
+        if any(not isinstance(block, SeenBlock) for block in sent):
+            raise TypeError("no block")
         return self.memory.commit(conversation, plan_id, sent)
 
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
@@ -255,6 +257,23 @@ async def test_what_tasks_could_not_tell_is_told_too(store: TroubledStore, guard
     store.failing = False
     assert (await guard.aprepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).seen == {}
     assert len(guard.outbox) == 0
+
+
+def test_what_the_store_can_never_take_does_not_hold_up_the_rest(store: TroubledStore, guard: GuardedStore) -> None:
+    other = Conversation("acme", "other")
+    for conversation in (CHAT, other):
+        guard.prepare(conversation, "p1", {})
+    store.failing = True
+    with pytest.raises(StoreError):
+        guard.commit(CHAT, "p1", [("no", "block")])  # type: ignore[list-item]
+    with pytest.raises(StoreError):
+        guard.commit(other, "p1", [BLOCK])
+    store.failing = False
+    guard.keep()
+    assert len(guard.outbox) == 0
+    assert seen(store) == set()
+    assert not guard.breaker.is_open
+    assert set(guard.prepare(other, "p2", {BLOCK.fingerprint: "Doc_A"}).seen) == {BLOCK.fingerprint}
 
 
 def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:

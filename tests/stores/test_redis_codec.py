@@ -88,3 +88,9 @@ def test_what_is_no_record_is_nothing() -> None:
     assert unpack_hash({b"m": good, b"p": b"", b"c": b""}) == Snapshot(0, 0, (), ())
     for fields in ({}, {b"m": good}, {b"m": good, b"p": b""}, {b"m": b"\x02" + good[1:], b"p": b"", b"c": b""}):
         assert unpack_hash(fields) is None
+
+
+def test_more_tokens_than_four_bytes_hold_are_as_many_as_they_hold() -> None:
+    """A commit that can never be told would be told again for ever."""
+    _, tokens = codec.pack_sent([SeenBlock(b"A" * 16, "Doc_A", 1, 1 << 40)])
+    assert tokens == b"\xff" * 4

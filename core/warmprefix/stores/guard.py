@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,6 +31,9 @@ _TURNS_OF_THE_LOOP = 4
 
 _LONGEST_SLEEP = 3_600.0
 """Seconds; a thread can't wait for ever with a time limit."""
+
+_NEVER = (TypeError, ValueError, ArithmeticError, struct.error)
+"""What a store raises that can't take what it is told, however often it is told."""
 
 _LAST_TRY = 1.0
 """Seconds, at the end."""
@@ -306,12 +310,18 @@ class GuardedStore:
 
     def _deliver(self, conversation: Conversation) -> None:
         for notice in self.outbox.waiting(conversation):
-            notice.tell(self.store, conversation)
+            try:
+                notice.tell(self.store, conversation)
+            except _NEVER:
+                self.store.forget(conversation)  # or this notice would hold up all others for ever
             self.outbox.delivered(conversation, notice)
 
     async def _adeliver(self, store: AsyncSeenStore, conversation: Conversation) -> None:
         for notice in self.outbox.waiting(conversation):
-            await notice.atell(store, conversation)
+            try:
+                await notice.atell(store, conversation)
+            except _NEVER:
+                await store.aforget(conversation)
             self.outbox.delivered(conversation, notice)
 
     def _deliver_all(self) -> None:

@@ -39,6 +39,7 @@ _BLOCK = struct.Struct(">IIII")
 _LEASE = struct.Struct(">iQI")
 _ENDED = -1
 _DIGEST_SIZE = 16
+_MOST_TOKENS = 0xFFFFFFFF
 _SEEN, _CONTESTED, _TAKEN = 1, 2, 4
 
 
@@ -101,8 +102,8 @@ def pack_proposed(proposed: Mapping[bytes, str]) -> bytes:
 
 
 def pack_sent(sent: Sequence[SeenBlock]) -> tuple[bytes, bytes]:
-    """The fields of the blocks and their labels; and the tokens. (The script knows the turn.)"""
-    tokens = struct.pack(f">{len(sent)}I", *[block.tokens for block in sent])
+    """The fields of the blocks and their labels; and the tokens, 4,294,967,295 at most. (The script knows the turn.)"""
+    tokens = struct.pack(f">{len(sent)}I", *[min(block.tokens, _MOST_TOKENS) for block in sent])
     return _pack_fields([(block.fingerprint, block.label) for block in sent]), tokens
 
 
