@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warmprefix.stores import Conversation, Prepared, SeenBlock, Snapshot
 from warmprefix.stores.redis import RedisSeenStore
-from warmprefix.stores.redis.codec import read_info, unpack_hash, unpack_prepared
+from warmprefix.stores.redis.codec import pack_sent, read_info, unpack_hash, unpack_prepared
 
 LARGEST = 2**32 - 1
 texts = st.text(st.characters(codec=None, exclude_categories=()), max_size=12)  # lone surrogates, too
@@ -92,5 +92,5 @@ def test_what_is_no_record_is_nothing() -> None:
 
 def test_more_tokens_than_four_bytes_hold_are_as_many_as_they_hold() -> None:
     """A commit that can never be told would be told again for ever."""
-    _, tokens = codec.pack_sent([SeenBlock(b"A" * 16, "Doc_A", 1, 1 << 40)])
+    _, tokens = pack_sent([SeenBlock(b"A" * 16, "Doc_A", 1, 1 << 40)])
     assert tokens == b"\xff" * 4
