@@ -45,6 +45,9 @@ def main(options: list[str]) -> int:
         plain = run(root, options, inject=False)
         injected = run(root, options, inject=True)
     ours = injected["middleware"]
+    is_same = bool(plain["outcomes"]) and plain["outcomes"] == injected["outcomes"]
+    if not is_same or ours["errors"]:
+        print(plain["output"], injected["output"], sep="\n")
     different = sorted(
         test
         for test in plain["outcomes"].keys() | injected["outcomes"].keys()
@@ -55,7 +58,7 @@ def main(options: list[str]) -> int:
     passed, failed = (list(plain["outcomes"].values()).count(outcome) for outcome in ("passed", "failed"))
     print(f"langchain {version('langchain')}: {len(plain['outcomes'])} tests, {passed} pass and {failed} fail without.")
     print(f"With the middleware, {len(different)} differ. {ours}")
-    return 0 if plain["outcomes"] and ours["prompts"] and not different and not ours["errors"] else 1
+    return 0 if is_same and ours["prompts"] and not ours["errors"] else 1
 
 
 def fetch(folder: Path) -> Path:
@@ -71,7 +74,7 @@ def fetch(folder: Path) -> Path:
 
 
 def run(root: Path, options: list[str], *, inject: bool) -> dict[str, Any]:
-    """Run the agent tests once; what the plugin wrote down."""
+    """Run the agent tests once; what the plugin wrote down, and pytest's output."""
     report = root / "report.json"
     report.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), REPORT: str(report)}
@@ -79,9 +82,12 @@ def run(root: Path, options: list[str], *, inject: bool) -> dict[str, Any]:
     if inject:
         environment[INJECT] = "1"
     command = [sys.executable, "-m", "pytest", "-p", Path(__file__).stem, *OPTIONS, *options, AGENT_TESTS]
-    subprocess.run(command, cwd=root, env=environment, check=False)
-    outcome: dict[str, Any] = json.loads(report.read_text())
-    return outcome
+    ran = subprocess.run(
+        command, cwd=root, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if not report.exists():
+        raise SystemExit(f"pytest wrote no report:\n{ran.stdout}")
+    return {**json.loads(report.read_text()), "output": ran.stdout}
 
 
 class Outcomes:

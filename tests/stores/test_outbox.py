@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores import Conversation
-from warmprefix.stores.outbox import Abandon, Commit, Forget, Outbox
+from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock
+from warmprefix.stores.outbox import Abandon, Commit, Forget, Outbox, Reserve, Settle, unheard
 
 CHAT, OTHER = Conversation("acme", "chat"), Conversation("acme", "other")
 
@@ -45,15 +45,55 @@ def test_beyond_the_bound_those_that_wait_longest_are_lost_and_counted() -> None
     assert len(outbox) == 2
 
 
-def test_dozens_for_one_conversation_become_one_to_forget_it() -> None:
+def test_dozens_for_one_conversation_become_one_that_settles_them() -> None:
     outbox = Outbox()
     for i in range(1_000):
         outbox.add(CHAT, Abandon(f"p{i}"))
         assert len(outbox) == len(outbox.waiting(CHAT)) <= 64
-    assert isinstance(outbox.waiting(CHAT)[0], Forget)
+    assert isinstance(outbox.waiting(CHAT)[0], Settle)
     last = outbox.waiting(CHAT)[-1]
     assert isinstance(last, Abandon)
     assert last.plan_id == "p999"
+
+
+@pytest.mark.parametrize("turns", [10, 64, 200])
+def test_a_long_outage_leaves_no_lease_behind_and_no_label_unknown(turns: int) -> None:
+    """Of a plan that the store has leased, and of many that it did not hear of, but that the model saw."""
+    store, outbox = MemorySeenStore(), Outbox()
+    store.prepare(CHAT, "before", {b"a": "doc-a"})
+    outbox.add(CHAT, Commit("before", [SeenBlock(b"a", "doc-a", 1, 5)]))
+    for i in range(turns):
+        plan_id = unheard(f"p{i}")
+        outbox.add(CHAT, Reserve(plan_id))
+        outbox.add(CHAT, Commit(plan_id, [SeenBlock(b"b%d" % i, f"doc-{i}", 1, 5)]))
+    while notices := outbox.waiting(CHAT):
+        notices[0].tell(store, CHAT)
+        notices[0].tell(store, CHAT)
+        outbox.delivered(CHAT, notices[0])
+
+    proposed = {b"other%d" % i: f"doc-{i}" for i in range(turns)} | {b"other": "doc-a"}
+    prepared = store.prepare(CHAT, "after", proposed)
+    assert prepared.taken == frozenset(proposed.values())
+    store.commit(CHAT, "after", [SeenBlock(b"c", "doc-c", 1, 5)])
+    prepared = store.prepare(CHAT, "last", {b"c": "doc-c", b"a": "doc-a"})
+    assert set(prepared.seen) == {b"c"}
+    assert prepared.contested == frozenset()
+
+
+def test_plans_that_are_open_outlast_the_settlement_of_others() -> None:
+    outbox = Outbox()
+    outbox.add(CHAT, Reserve(unheard("open")))
+    for i in range(100):
+        outbox.add(CHAT, Reserve(unheard(f"p{i}")))
+        outbox.add(CHAT, Abandon(unheard(f"p{i}")))
+    store = MemorySeenStore()
+    for notice in outbox.waiting(CHAT):
+        notice.tell(store, CHAT)
+    store.prepare(CHAT, "beside", {})
+    store.commit(CHAT, "beside", [SeenBlock(b"a", "doc-a", 1, 5)])
+    assert store.prepare(CHAT, "later", {b"a": "doc-a"}).contested == frozenset([b"a"])
+    assert not store.commit(CHAT, unheard("open"), [])
+    assert store.prepare(CHAT, "last", {b"a": "doc-a"}).seen == {}
 
 
 def test_clear() -> None:

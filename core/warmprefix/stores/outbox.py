@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from warmprefix.forks import in_each_process
 from warmprefix.stores.base import AsyncSeenStore, Conversation, SeenBlock, SeenStore
 
-__all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox", "Reserve", "unheard"]
+__all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox", "Reserve", "Settle", "unheard"]
 
 
 def unheard(plan_id: str) -> str:
@@ -75,18 +76,62 @@ class Forget:
         await store.aforget(conversation)
 
 
-Notice = Commit | Abandon | Reserve | Forget
+@dataclass(frozen=True, slots=True, eq=False)
+class Settle:
+    """Plans ended, more than are worth telling one by one: nothing that was recorded is certain, but their labels hold.
+
+    Their blocks are committed as those of a plan that the store did not hear of in time, which records their labels
+    and voids all else. Only then does each plan give its lease back, which would contest what is recorded later.
+    """
+
+    plan_id: str
+    sent: Sequence[SeenBlock]
+    ended: Sequence[str]
+
+    @classmethod
+    def of(cls, notices: Sequence[Notice]) -> Settle:
+        """One for many, of which the last is taken for the newest; it keeps no more than a store would."""
+        sent: dict[tuple[str, bytes], SeenBlock] = {}
+        ended: dict[str, None] = {}
+        for notice in notices:
+            if isinstance(notice, Commit | Settle):
+                sent.update({(block.label, block.fingerprint): block for block in notice.sent})
+            if isinstance(notice, Settle):
+                ended.update(dict.fromkeys(notice.ended))
+            elif isinstance(notice, Commit | Abandon):
+                ended[notice.plan_id] = None
+        for notice in notices:
+            if isinstance(notice, Reserve):
+                ended.pop(notice.plan_id, None)  # the store never heard of it
+        plan_id = unheard(f"settled-{uuid.uuid4().hex}")
+        return cls(plan_id, tuple(sent.values())[-_MOST_LABELS:], tuple(ended)[-_MOST_OF_ONE:])
+
+    def tell(self, store: SeenStore, conversation: Conversation) -> None:
+        Reserve(self.plan_id).tell(store, conversation)
+        store.commit(conversation, self.plan_id, self.sent)
+        for plan_id in self.ended:
+            store.abandon(conversation, plan_id)
+
+    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
+        await Reserve(self.plan_id).atell(store, conversation)
+        await store.acommit(conversation, self.plan_id, self.sent)
+        for plan_id in self.ended:
+            await store.aabandon(conversation, plan_id)
+
+
+Notice = Commit | Abandon | Reserve | Forget | Settle
 """Each may be told twice, and late: the store's contract sees to that."""
 
 
 _MOST_OF_ONE = 64
+_MOST_LABELS = 4_096
 
 
 class Outbox:
     """Notices that could not be delivered, by conversation, oldest first. Thread-safe; operations take O(1).
 
     A notice stays until it is known to be delivered: while one thread delivers it, another must not take the
-    conversation's record for true. If a conversation has dozens of them, one to forget it all takes their place.
+    conversation's record for true. If a conversation has dozens of them, one that settles them takes their place.
 
     Args:
         max_notices: Beyond it the conversation whose notices wait longest loses them.
@@ -108,7 +153,7 @@ class Outbox:
     def add(self, conversation: Conversation, notice: Notice) -> None:
         with self._lock:
             before = self._waiting.get(conversation, ())
-            after = (*before, notice) if len(before) < _MOST_OF_ONE else (Forget(), notice)
+            after = (*(before if len(before) < _MOST_OF_ONE else _settled(before)), notice)
             self._waiting[conversation] = after
             self._count += len(after) - len(before)
             while self._count > self._max_notices:
@@ -143,3 +188,11 @@ class Outbox:
 
     def __len__(self) -> int:
         return self._count
+
+
+def _settled(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """One for those that ended, and those about plans that are open still: the last of them, if they are many."""
+    settle = Settle.of(notices)
+    ended = {notice.plan_id for notice in notices if isinstance(notice, Commit | Abandon)}
+    still_open = [notice for notice in notices if isinstance(notice, Reserve) and notice.plan_id not in ended]
+    return (settle, *still_open[-(_MOST_OF_ONE // 2) :])
