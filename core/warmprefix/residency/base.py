@@ -77,7 +77,7 @@ class ResidencyTarget(Protocol):
     """Who wants to know. A `ContextPlanner` is one."""
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        """Of the blocks `keys`, which follow the preamble in this order, the engine holds the first so many."""
+        """Of the blocks `keys`, which follow the preamble in this order, it holds the first so many."""
 
 
 @runtime_checkable
