@@ -272,7 +272,7 @@ def test_committing_inside_planning_reports_cached_tokens_and_counts_once() -> N
     with planner.planning(blocks(1)) as plan:
         planner.commit(plan, cached_tokens=64)
     stats = planner.stats()
-    assert (stats.commits, stats.reported_commits, stats.reported_cached_tokens) == (1, 1, 64)
+    assert (stats.commits, stats.reports, stats.reported_cached_tokens) == (1, 1, 64)
 
 
 async def test_cancelling_a_task_abandons() -> None:

@@ -4,14 +4,16 @@ from warmprefix.annotate import Templates
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.dedup.transcript import Transcript
-from warmprefix.errors import BatchError, MissingExtraError, StoreError, TraceError, WarmprefixError
+from warmprefix.errors import BatchError, EngineError, MissingExtraError, StoreError, TraceError, WarmprefixError
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
+from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
+from warmprefix.residency.capacity import capacity_from_metrics
 from warmprefix.sharing.base import NoSharing, OrderSharing
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.stores.guard import GuardedStore
-from warmprefix.telemetry import PlannerStats
+from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats
 from warmprefix.traces.base import NoRecorder, RequestRecorder
 from warmprefix.traces.recorder import TraceRecorder
 
@@ -23,9 +25,15 @@ __all__ = [
     "ContextBlock",
     "ContextPlan",
     "ContextPlanner",
+    "EngineError",
+    "EngineReport",
+    "FeedStats",
     "GuardedStore",
+    "LatencySnapshot",
     "MemorySeenStore",
     "MissingExtraError",
+    "NoFeed",
+    "NoObserver",
     "NoRecorder",
     "NoSharing",
     "OrderSharing",
@@ -33,10 +41,12 @@ __all__ = [
     "Placement",
     "PlannedBlock",
     "PlannedRequest",
+    "PlannerObserver",
     "PlannerStats",
     "PrefixView",
     "Reference",
     "RequestRecorder",
+    "ResidencyFeed",
     "Scope",
     "SeenStore",
     "ServedBlock",
@@ -46,6 +56,7 @@ __all__ = [
     "TraceRecorder",
     "Transcript",
     "WarmprefixError",
+    "capacity_from_metrics",
     "fingerprint",
 ]
 

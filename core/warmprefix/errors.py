@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "BatchError",
     "BatchFileError",
+    "EngineError",
     "MissingExtraError",
     "StoreError",
     "StoreUnavailableError",
@@ -31,6 +32,10 @@ class MissingExtraError(WarmprefixError, ImportError):
         super().__init__(f"warmprefix needs '{module}' for this: pip install 'warmprefix[{extra}]'", name=module)
         self.extra = extra
         self.module = module
+
+
+class EngineError(WarmprefixError):
+    """An engine could not be asked, or does not tell what it was asked for."""
 
 
 class StoreError(WarmprefixError):

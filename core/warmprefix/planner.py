@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import logging
 import operator
 import os
@@ -15,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
 from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
@@ -25,11 +26,16 @@ from warmprefix.draft import Draft
 from warmprefix.labels import LabelRegistry
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
+from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed, ServedPrompt
+from warmprefix.residency.health import CachingEvidence
+from warmprefix.residency.ttft import TtftFeedback
+from warmprefix.residency.usage import PredictionErrors, UsageFeedback
+from warmprefix.residency.warm import warming_request
 from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
 from warmprefix.stores.guard import GuardedStore
 from warmprefix.stores.outbox import unheard
-from warmprefix.telemetry import PlannerStats
+from warmprefix.telemetry import LatencyHistogram, NoObserver, PlannerObserver, PlannerStats
 from warmprefix.traces.base import RequestRecorder
 from warmprefix.traces.environment import recorder_from_environment
 from warmprefix.tree import PrefixMatch, PrefixTree
@@ -77,6 +83,9 @@ class PlannerOptions(TypedDict, total=False):
     templates: Templates | None
     salt_key: bytes
     recorder: RequestRecorder | None
+    feed: ResidencyFeed | None
+    observer: PlannerObserver | None
+    patience: int | None
 
 
 class BatchOptions(TypedDict, total=False):
@@ -132,6 +141,9 @@ class ContextPlanner:
         templates: Templates | None = None,
         salt_key: bytes = b"",
         recorder: RequestRecorder | None = None,
+        feed: ResidencyFeed | None = None,
+        observer: PlannerObserver | None = None,
+        patience: int | None = 32,
     ) -> None:
         """Start with nothing learned.
 
@@ -151,16 +163,23 @@ class ContextPlanner:
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
             recorder: Is told of every request as it came; by default, what `warmprefix record` asks for, if it runs
                 the application, and nothing otherwise.
+            feed: Knows from the engine what it holds, such as a `warmprefix.residency.feed.KvEventFeed`. Without one
+                the planner goes by its own picture of the cache, and by what is reported of each answer.
+            observer: Is told of every plan and its end; nobody by default.
+            patience: After so many answers in a row of which nothing was cached, though each had been predicted to be
+                cached in part, a scope's requests are left in relevance order, but for one in 16, until one is cached
+                again; None for never.
 
         Raises:
             TypeError: `policy` is a policy itself instead of what makes one, or `store`, `sharing`, `templates`,
-                `salt_key` or `recorder` has another type than the above.
+                `salt_key`, `recorder`, `feed` or `observer` has another type than the above.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
         for name, value in (
             ("max_scopes", max_scopes),
             ("max_labels", max_labels),
             ("max_open_plans", max_open_plans),
+            ("patience", 1 if patience is None else patience),
         ):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
@@ -174,6 +193,10 @@ class ContextPlanner:
             raise TypeError(f"salt_key must be bytes, got {type(salt_key).__name__}")
         if recorder is not None and not isinstance(recorder, RequestRecorder):
             raise TypeError(f"recorder must be a RequestRecorder or None, got {type(recorder).__name__}")
+        if feed is not None and not isinstance(feed, ResidencyFeed):
+            raise TypeError(f"feed must be a ResidencyFeed or None, got {type(feed).__name__}")
+        if observer is not None and not isinstance(observer, PlannerObserver):
+            raise TypeError(f"observer must be a PlannerObserver or None, got {type(observer).__name__}")
         PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
         self._new_policy = _policy_factory(policy)
         self._capacity_tokens = capacity_tokens
@@ -196,6 +219,10 @@ class ContextPlanner:
         self._templates = Templates() if templates is None else templates
         self._salt_key = salt_key
         self._recorder = recorder_from_environment() if recorder is None else recorder
+        self._feed: ResidencyFeed = NoFeed() if feed is None else feed
+        self._observer: PlannerObserver = NoObserver() if observer is None else observer
+        self._patience = patience
+        self._plan_latency, self._store_latency = LatencyHistogram(), LatencyHistogram()
         self._instance = uuid.uuid4().hex
         # Guards all below; never held while the store works. Re-entrant, because the garbage collector may close a
         # generator that stands in `planning`, and so call `abandon`, in the middle of any other call.
@@ -204,7 +231,9 @@ class ContextPlanner:
         self._open: OrderedDict[str, Scope] = OrderedDict()
         self._open_batches: OrderedDict[str, _OpenBatch] = OrderedDict()
         self._counts: Counter[str] = Counter()
+        self._errors = PredictionErrors()
         self._planned = 0
+        self._feed.follow(self)
 
     @classmethod
     def from_url(
@@ -293,17 +322,16 @@ class ContextPlanner:
             TypeError: An argument has another type than the above.
             ValueError: `placement` is neither value above, or `conversation` is empty.
         """
+        began = time.perf_counter()
         draft = self._draft(blocks, conversation, placement, tenant, model, preamble, history, order_locked)
         record = None
         if (key := draft.key) is not None:
-            try:
+            with self._asking_store():
                 if draft.visible is None:
                     record = self._store.prepare(key, draft.plan_id, draft.proposed())
                 else:  # the record no longer follows this conversation, so no later plan may trust it
                     self._store.forget(key)
-            except Exception:
-                self._store_failed()
-        return self._arrange(draft, record)
+        return self._told_of(self._arrange(draft, record), began)
 
     @contextmanager
     def planning(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
@@ -318,17 +346,16 @@ class ContextPlanner:
 
     async def aplan(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> ContextPlan:
         """`plan`, for tasks."""
+        began = time.perf_counter()
         draft = self._draft(blocks, **options)
         record = None
         if (key := draft.key) is not None:
-            try:
+            with self._asking_store():
                 if draft.visible is None:
                     record = await self._awaited.aprepare(key, draft.plan_id, draft.proposed())
                 else:
                     await self._awaited.aforget(key)
-            except Exception:
-                self._store_failed()
-        return self._arrange(draft, record)
+        return self._told_of(self._arrange(draft, record), began)
 
     @asynccontextmanager
     async def aplanning(
@@ -426,7 +453,9 @@ class ContextPlanner:
 
     # -- learning ----------------------------------------------------------------------------------------------
 
-    def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
+    def commit(
+        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+    ) -> bool:
         """The model saw the plan's prompt: learn its order, and count its blocks as seen by the conversation.
 
         To a conversation a commit also says that the prompt is now part of its history. Abandon a plan whose answer
@@ -435,62 +464,77 @@ class ContextPlanner:
         Args:
             plan: One of this planner's.
             cached_tokens: What the engine reported, as `usage.prompt_tokens_details.cached_tokens`.
+            report: All that is known of the answer, in place of `cached_tokens`.
 
         Returns:
             Whether all of that was recorded. It is not, and does no harm, if the plan was committed or abandoned
             before, or came too late, or if another plan of its conversation was committed since it was made.
 
         Raises:
-            TypeError: An argument has another type than the above.
-            ValueError: `cached_tokens` is negative.
+            TypeError: An argument has another type than the above, or both a count and a report are given.
+            ValueError: A count or a duration is negative.
         """
-        in_time = self._close_committed(plan, cached_tokens)
-        if not plan.tracked:
-            return in_time
-        # The store must know of a late one too: if the model saw it, plans made beside it may not be in the history.
+        began = time.perf_counter()
+        heard = _as_report(cached_tokens, report)
+        in_time = self._close_committed(plan, heard)
         recorded = False
-        try:
-            recorded = self._store.commit(_conversation(plan), _id_in_store(plan), _sent(plan))
-        except Exception:
-            self._store_failed()
-        else:
-            self._count_conflict(plan, in_time, recorded)
-        return in_time and recorded
+        if plan.tracked:
+            # The store must know of a late one too: if the model saw it, plans made beside it may not be in the
+            # history.
+            with self._asking_store():
+                recorded = self._store.commit(_conversation(plan), _id_in_store(plan), _sent(plan))
+                self._count_conflict(plan, in_time, recorded)
+        return self._told_of_commit(plan, heard, in_time and (recorded or not plan.tracked), began)
+
+    def report(self, plan: ContextPlan, report: EngineReport) -> None:
+        """What the engine said of an answer to a plan that somebody else commits, or has committed.
+
+        Frameworks' plugins commit their own plans, and do not see what the engine reports. O(blocks).
+
+        Raises:
+            TypeError: An argument has another type than the above.
+            ValueError: A count or a duration is negative.
+        """
+        _check_plan(plan)
+        heard = _as_report(None, report)
+        is_fed = self._is_fed(heard)
+        with self._lock:
+            self._hear(plan, heard, is_fed)
+            state = self._scopes.get(plan.scope)
+            if state is not None and plan.opens_prompt:  # since this very prompt it is there again
+                state.tree.mark_resident(_keys(plan))
+        self._remember(plan, heard)
 
     def abandon(self, plan: ContextPlan) -> bool:
         """The model did not see the plan's prompt: nothing is remembered of it. True if the plan was open."""
         if not self._close_abandoned(plan):
             return False
         if plan.tracked:
-            try:
+            with self._asking_store():
                 self._store.abandon(_conversation(plan), _id_in_store(plan))
-            except Exception:
-                self._store_failed()
         return True
 
-    async def acommit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
+    async def acommit(
+        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+    ) -> bool:
         """`commit`, for tasks."""
-        in_time = self._close_committed(plan, cached_tokens)
-        if not plan.tracked:
-            return in_time
+        began = time.perf_counter()
+        heard = _as_report(cached_tokens, report)
+        in_time = self._close_committed(plan, heard)
         recorded = False
-        try:
-            recorded = await self._awaited.acommit(_conversation(plan), _id_in_store(plan), _sent(plan))
-        except Exception:
-            self._store_failed()
-        else:
-            self._count_conflict(plan, in_time, recorded)
-        return in_time and recorded
+        if plan.tracked:
+            with self._asking_store():
+                recorded = await self._awaited.acommit(_conversation(plan), _id_in_store(plan), _sent(plan))
+                self._count_conflict(plan, in_time, recorded)
+        return self._told_of_commit(plan, heard, in_time and (recorded or not plan.tracked), began)
 
     async def aabandon(self, plan: ContextPlan) -> bool:
         """`abandon`, for tasks."""
         if not self._close_abandoned(plan):
             return False
         if plan.tracked:
-            try:
+            with self._asking_store():
                 await self._awaited.aabandon(_conversation(plan), _id_in_store(plan))
-            except Exception:
-                self._store_failed()
         return True
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
@@ -523,13 +567,18 @@ class ContextPlanner:
             self._open.clear()
             self._open_batches.clear()
             self._counts.clear()
+            self._errors.clear()
+        self._plan_latency.reset()
+        self._store_latency.reset()
         self._store.clear()
 
     def close(self) -> None:
-        """End the threads that speak with a shared store, and the connections that `from_url` made. Idempotent.
+        """End the threads that speak with a shared store or an engine, and the connections that `from_url` made.
 
-        What could not be told the store yet gets one more try. A planner without a shared store has nothing to close.
+        What could not be told the store yet gets one more try. A planner that shares nothing and has no feed has
+        nothing to close. Idempotent.
         """
+        self._feed.close()
         self._sharing.close()
         for resource in self._resources:
             resource.close()
@@ -608,13 +657,124 @@ class ContextPlanner:
             self._state(scope)
         return scope
 
+    # -- what the engine holds ---------------------------------------------------------------------------------
+
+    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+        """For a feed: of the blocks `keys`, which follow the preamble in this order, the first so many are resident.
+
+        O(blocks, and nodes below what is gone).
+        """
+        with self._lock:
+            state = self._scopes.get(scope)
+            if state is not None:
+                state.tree.mark_resident(keys[:resident_blocks])
+                state.tree.mark_stale(keys, resident_blocks)
+
+    def warm(
+        self,
+        client: Any,
+        preamble: str | None,
+        blocks: Iterable[ContextBlock | str] | None = None,
+        *,
+        model: str,
+        tenant: str | None = None,
+        max_paths: int = 8,
+    ) -> int:
+        """Have an engine that was just started compute what most requests begin with, before they come.
+
+        Sends the preamble alone, and then the hottest paths of its scope, as far as their blocks are given: texts are
+        not retained. Contexts are taken to open the user's message, behind the preamble as system message. To be
+        called off the way of requests. (CacheWeaver's optional warm-up.)
+
+        Args:
+            client: An `openai.OpenAI`, or what has its `chat.completions.create`.
+            preamble: As for `plan`.
+            blocks: Whatever may be on these paths, such as the documents asked for most lately.
+            model: As for `plan`; the engine knows it by that name.
+            tenant: As for `plan`.
+            max_paths: Most paths sent.
+
+        Returns:
+            The prompts that were sent.
+
+        Raises:
+            TypeError: An argument has another type than the above.
+            Exception: Whatever the client raises; what was sent before counts as resident.
+        """
+        sent = 0
+        for path, request in self._warming(preamble, blocks, model, tenant, max_paths):
+            client.chat.completions.create(**request)
+            self._warmed(Scope(tenant, model, None if preamble is None else fingerprint(preamble)), path)
+            sent += 1
+        return sent
+
+    async def awarm(
+        self,
+        client: Any,
+        preamble: str | None,
+        blocks: Iterable[ContextBlock | str] | None = None,
+        *,
+        model: str,
+        tenant: str | None = None,
+        max_paths: int = 8,
+    ) -> int:
+        """`warm`, for tasks, with an `openai.AsyncOpenAI`."""
+        sent = 0
+        for path, request in self._warming(preamble, blocks, model, tenant, max_paths):
+            await client.chat.completions.create(**request)
+            self._warmed(Scope(tenant, model, None if preamble is None else fingerprint(preamble)), path)
+            sent += 1
+        return sent
+
+    def _warming(
+        self,
+        preamble: str | None,
+        blocks: Iterable[ContextBlock | str] | None,
+        model: str,
+        tenant: str | None,
+        max_paths: int,
+    ) -> Iterator[tuple[list[ContextBlock], dict[str, Any]]]:
+        """Paths to warm, none at first, and the request for each."""
+        _check_names(tenant=tenant, model=model, preamble=preamble)
+        given = {block.fingerprint: block for block in as_blocks(() if blocks is None else blocks)}
+        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        with self._lock:
+            state = self._state(scope)
+            hottest = state.tree.hottest_paths(max_paths) if given else []
+            paths: list[list[ContextBlock]] = [[]]
+            for keys in hottest:
+                path = [given[key] for key in itertools.takewhile(given.__contains__, keys)]
+                if path and path not in paths:
+                    paths.append(path)
+            rendered = [
+                [self._templates.block(label, block.text) for block, label in zip(path, labels, strict=True)]
+                for path in paths
+                for labels in [state.labels.labels(path)]
+            ]
+        for path, paragraphs in zip(paths, rendered, strict=True):
+            yield path, warming_request(model, preamble, "\n\n".join(paragraphs), state.cache_salt)
+
+    def _warmed(self, scope: Scope, path: Sequence[ContextBlock]) -> None:
+        with self._lock:
+            tree = self._state(scope).tree
+            tree.insert([block.fingerprint for block in path], [block.tokens for block in path])
+
     def stats(self) -> PlannerStats:
         """Counts since the start or the last reset."""
         shared = self._sharing.stats()
         outbox = self._store.outbox if isinstance(self._store, GuardedStore) else None
+        feed = self._feed_stats()
         with self._lock:
+            mean, p95 = self._errors.mean_and_p95()
             return PlannerStats(
                 **self._counts,
+                plan_latency=self._plan_latency.snapshot(),
+                store_latency=self._store_latency.snapshot(),
+                disabled_scopes=sum(state.evidence.is_off for state in self._scopes.values()),
+                prediction_error_mean=mean,
+                prediction_error_p95=p95,
+                residency_confidence=self._errors.agreement(),
+                feed=feed,
                 published_orders=shared.published,
                 sharing_errors=shared.dropped + shared.malformed + shared.errors,
                 untold_notices=0 if outbox is None else len(outbox),
@@ -737,7 +897,9 @@ class ContextPlanner:
         distinct, positions, resolved, templates = draft.blocks, draft.positions, past.resolved, self._templates
         with self._lock:
             state = self._state(draft.scope)
-            order = range(len(distinct)) if draft.order_locked else self._order(state, distinct, past.opens_prompt)
+            is_left_alone = past.opens_prompt and state.evidence.leaves_alone()
+            is_ordered = not (draft.order_locked or is_left_alone)
+            order = self._order(state, distinct, past.opens_prompt) if is_ordered else range(len(distinct))
             planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
             plan = ContextPlan(
                 id=draft.plan_id,
@@ -746,7 +908,7 @@ class ContextPlanner:
                 placement=draft.placement,
                 turn=past.turn,
                 blocks=planned,
-                resident_tokens=_resident_tokens(state.tree, planned) if past.opens_prompt else 0,
+                resident_tokens=_resident_tokens(state.tree, planned) if past.opens_prompt and not is_left_alone else 0,
                 cache_salt=state.cache_salt,
                 tracked=past.tracked,
                 opens_prompt=past.opens_prompt,
@@ -755,25 +917,24 @@ class ContextPlanner:
             if len(self._open) > self._max_open_plans:
                 self._open.popitem(last=False)
             self._count_plan(plan)
+            self._counts["disabled_plans"] += is_left_alone
             if record is not None:
                 self._counts["contested_blocks"] += len(record.contested)
         return plan
 
-    def _close_committed(self, plan: ContextPlan, cached_tokens: int | None) -> bool:
+    def _close_committed(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Learn from a plan that was open; True if it was."""
         _check_plan(plan)
-        if cached_tokens is not None and (isinstance(cached_tokens, bool) or not isinstance(cached_tokens, int)):
-            raise TypeError(f"cached_tokens must be an int or None, got {type(cached_tokens).__name__}")
-        if cached_tokens is not None and cached_tokens < 0:
-            raise ValueError(f"cached_tokens must be 0 or more, got {cached_tokens}")
+        is_fed = self._is_fed(report)
         with self._lock:
             in_time = self._close(plan)
             self._counts["commits" if in_time else "late_commits"] += 1
-            if in_time and cached_tokens is not None:
-                self._counts["reported_commits"] += 1
-                self._counts["reported_cached_tokens"] += cached_tokens
-            if in_time and plan.opens_prompt:
-                self._learn(plan)
+            if in_time:
+                self._hear(plan, report, is_fed)
+                if plan.opens_prompt:
+                    self._learn(plan)
+        if in_time:
+            self._remember(plan, report)
         return in_time
 
     def _close_abandoned(self, plan: ContextPlan) -> bool:
@@ -781,12 +942,28 @@ class ContextPlanner:
         with self._lock:
             was_open = self._close(plan)
             self._counts["abandons"] += was_open
+        if was_open:
+            try:
+                self._observer.abandoned(plan)
+            except Exception:
+                self._observer_failed()
         return was_open
 
     def _count_conflict(self, plan: ContextPlan, in_time: bool, recorded: bool) -> None:
         if in_time and not recorded and plan.turn is not None:
             with self._lock:
                 self._counts["conflicts"] += 1
+
+    @contextmanager
+    def _asking_store(self) -> Iterator[None]:
+        """What may fail inside, and takes time: the request goes on."""
+        began = time.perf_counter()
+        try:
+            yield
+        except Exception:
+            self._store_failed()
+        finally:
+            self._store_latency.observe(time.perf_counter() - began)
 
     def _store_failed(self) -> None:
         """The one place where a failing store degrades to nothing de-duplicated."""
@@ -816,6 +993,85 @@ class ContextPlanner:
             self._counts["recorder_errors"] += 1
             first = self._counts["recorder_errors"] == 1
         _log.log(logging.WARNING if first else logging.DEBUG, "request recorder failed", exc_info=True)
+
+    def _told_of(self, plan: ContextPlan, began: float) -> ContextPlan:
+        seconds = time.perf_counter() - began
+        self._plan_latency.observe(seconds)
+        try:
+            self._observer.planned(plan, seconds)
+        except Exception:
+            self._observer_failed()
+        return plan
+
+    def _told_of_commit(self, plan: ContextPlan, report: EngineReport, recorded: bool, began: float) -> bool:
+        try:
+            self._observer.committed(plan, report, recorded, time.perf_counter() - began)
+        except Exception:
+            self._observer_failed()
+        return recorded
+
+    def _observer_failed(self) -> None:
+        """The one place where a failing observer degrades to one that did not look."""
+        with self._lock:
+            self._counts["observer_errors"] += 1
+            first = self._counts["observer_errors"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "observer failed", exc_info=True)
+
+    def _remember(self, plan: ContextPlan, report: EngineReport) -> None:
+        """Have the feed find the plan's blocks among the engine's KV blocks."""
+        if report.prompt_token_ids is None or not plan.opens_prompt or not plan.blocks:
+            return
+        paragraphs = tuple([planned.render() for planned in plan.blocks])
+        served = ServedPrompt(plan.scope, plan.cache_salt, _keys(plan), paragraphs, report.prompt_token_ids)
+        try:
+            self._feed.remember(served)
+        except Exception:
+            self._feed_failed()
+
+    def _is_fed(self, report: EngineReport) -> bool:
+        """Whether the feed knows better than a report. Not to be asked under the lock: the feed's thread takes that."""
+        return (report.cached_tokens is not None or report.ttft is not None) and self._feed_stats().connected
+
+    def _feed_stats(self) -> FeedStats:
+        try:
+            return self._feed.stats()
+        except Exception:
+            self._feed_failed()
+            return FeedStats()
+
+    def _feed_failed(self) -> None:
+        """The one place where a failing feed degrades to none."""
+        with self._lock:
+            self._counts["feed_errors"] += 1
+            first = self._counts["feed_errors"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "residency feed failed", exc_info=True)
+
+    # -- what the engine says of an answer; the lock is held ---------------------------------------------------
+
+    def _hear(self, plan: ContextPlan, report: EngineReport, is_fed: bool) -> None:
+        if report.cached_tokens is not None:
+            self._counts["reports"] += 1
+            self._counts["reported_cached_tokens"] += report.cached_tokens
+        state = self._scopes.get(plan.scope)
+        if state is None or not plan.opens_prompt or not plan.blocks:
+            return
+        expected = _resident_blocks(plan)
+        comparison = state.usage.compare(plan.blocks, expected, report)
+        if comparison is not None:
+            self._errors.add(comparison)
+            self._counts["compared_reports"] += 1
+            self._counts["predicted_cached_tokens"] += round(comparison.predicted)
+            if state.evidence.hear(expected > 0, comparison.actual):
+                turned = "left alone: it evidently caches nothing" if state.evidence.is_off else "ordered again"
+                _log.warning("requests for model %r are %s", plan.scope.model, turned)
+            held = comparison.resident_blocks
+        elif report.ttft is not None and state.ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft):
+            held = 0
+        else:
+            return
+        if held < expected and not is_fed:
+            self._counts["stale_paths"] += 1
+            state.tree.mark_stale(_keys(plan), held)
 
     # -- the order; the lock is held ---------------------------------------------------------------------------
 
@@ -892,7 +1148,15 @@ class ContextPlanner:
             return state
         tree = PrefixTree[bytes](self._capacity_tokens, self._max_nodes)
         salt = None if scope.tenant is None else _cache_salt(self._salt_key, scope.tenant)
-        state = self._scopes[scope] = _ScopeState(tree, self._new_policy(), LabelRegistry(self._max_labels), salt)
+        state = self._scopes[scope] = _ScopeState(
+            tree,
+            self._new_policy(),
+            LabelRegistry(self._max_labels),
+            salt,
+            UsageFeedback(),
+            TtftFeedback(),
+            CachingEvidence(self._patience),
+        )
         while len(self._scopes) > self._max_scopes:
             self._drop(next(iter(self._scopes)))
         self._sharing.follow(scope, _Learner(self, scope))
@@ -939,6 +1203,9 @@ class _ScopeState(NamedTuple):
     policy: OrderingPolicy
     labels: LabelRegistry
     cache_salt: str | None
+    usage: UsageFeedback
+    ttft: TtftFeedback
+    evidence: CachingEvidence
 
 
 class _OpenBatch(NamedTuple):
@@ -1029,6 +1296,37 @@ def _check_plan(plan: ContextPlan) -> None:
 
 def _resident_tokens(tree: PrefixTree[bytes], planned: Sequence[PlannedBlock]) -> int:
     return tree.match_prefix([block.block.fingerprint for block in planned]).tokens
+
+
+def _resident_blocks(plan: ContextPlan) -> int:
+    """How many of a plan's first blocks it took for resident."""
+    tokens = count = 0
+    for planned in plan.blocks:
+        tokens += planned.block.tokens
+        if tokens > plan.resident_tokens:
+            break
+        count += 1
+    return count if plan.resident_tokens else 0
+
+
+def _keys(plan: ContextPlan) -> tuple[bytes, ...]:
+    return tuple([planned.block.fingerprint for planned in plan.blocks])
+
+
+def _as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineReport:
+    if report is not None and not isinstance(report, EngineReport):
+        raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
+    if report is not None and cached_tokens is not None:
+        raise TypeError("give either cached_tokens or report, which has a field of that name")
+    told = EngineReport(cached_tokens) if report is None else report
+    for name, count in (("cached_tokens", told.cached_tokens), ("prompt_tokens", told.prompt_tokens)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise TypeError(f"{name} must be an int or None, got {type(count).__name__}")
+        if count is not None and count < 0:
+            raise ValueError(f"{name} must be 0 or more, got {count}")
+    if told.ttft is not None and not told.ttft >= 0:
+        raise ValueError(f"ttft must be 0 or more, got {told.ttft}")
+    return told
 
 
 def _conversation(plan: ContextPlan) -> Conversation:

@@ -181,6 +181,40 @@ class PrefixTree(Generic[K]):
                 path.reverse()
                 yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
 
+    def hottest_paths(self, count: int) -> list[list[K]]:
+        """The served paths most worth having, resident or not, the hottest first. O(nodes), and O(nodes) a path.
+
+        Each path has the most tokens that no path before it has, those of a run counted once for every path that was
+        served through it, so that what many share comes before what is long.
+        """
+        heat: dict[_Node[K], int] = {}
+        paths = dict.fromkeys(_ring(self._root), 0)
+        for node in paths:  # oldest first: each before its parent
+            if not node.children:
+                paths[node] = 1
+            if node.parent is not None and node.parent is not self._root:
+                paths[node.parent] += paths[node]
+            heat[node] = paths[node] * sum(node.tokens)
+        found: list[list[K]] = []
+        while len(found) < count:
+            total: dict[_Node[K], int] = {}
+            best: _Node[K] | None = None
+            for node in reversed(paths):  # each after its parent
+                assert node.parent is not None
+                total[node] = total.get(node.parent, 0) + heat[node]
+                if not node.children and total[node] > (0 if best is None else total[best]):
+                    best = node
+            if best is None:
+                break
+            runs: list[list[K]] = []
+            above: _Node[K] | None = best
+            while above is not None and above is not self._root:
+                heat[above] = 0
+                runs.append(above.keys)
+                above = above.parent
+            found.append([key for run in reversed(runs) for key in run])
+        return found
+
     def copy(self) -> PrefixTree[K]:
         """A tree of its own that holds what is resident, and evicts it as this one would. O(blocks held)."""
         other = PrefixTree[K](self.capacity_tokens, self.max_nodes)

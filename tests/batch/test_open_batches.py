@@ -31,7 +31,7 @@ def test_every_plan_of_a_batch_beyond_the_bound_can_be_committed_once() -> None:
         assert planner.abandon(planned.plan) is False
     stats = planner.stats()
     assert (stats.commits, stats.late_commits, stats.abandons) == (25, 25, 0)
-    assert (stats.reported_commits, stats.reported_cached_tokens) == (25, 25 * 7)
+    assert (stats.reports, stats.reported_cached_tokens) == (25, 25 * 7)
 
 
 def test_what_was_abandoned_can_be_neither_abandoned_nor_committed() -> None:
@@ -52,7 +52,7 @@ def test_a_commit_of_a_batch_that_was_dropped_is_late_and_teaches_nothing() -> N
     assert not any(planner.abandon(planned.plan) for planned in oldest)
     stats = planner.stats()
     assert (stats.late_commits, stats.commits, stats.abandons, stats.tree_nodes) == (4, 0, 0, 0)
-    assert stats.reported_commits == 0
+    assert stats.reports == 0
     assert all(planner.commit(planned.plan) for planned in (*older, *newest))
     assert planner.stats().tree_nodes > 0
 

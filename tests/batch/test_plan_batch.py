@@ -464,7 +464,7 @@ def test_batches_are_counted_as_plans() -> None:
     planner.commit(batch["1"].plan)
     stats = planner.stats()
     assert (stats.commits, stats.abandons, stats.late_commits, stats.open_plans) == (1, 1, 1, 1)
-    assert (stats.reported_commits, stats.reported_cached_tokens) == (1, 4)
+    assert (stats.reports, stats.reported_cached_tokens) == (1, 4)
     planner.reset()
     assert planner.stats() == PlannerStats()
     assert not planner.commit(batch["3"].plan)

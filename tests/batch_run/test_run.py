@@ -52,7 +52,7 @@ async def test_results_come_in_the_callers_order(
         assert batch.owner.committed[result.request.plan_id] == result.cached_tokens  # type: ignore[attr-defined]
     assert sum(result.cached_tokens or 0 for result in results) > 0
     stats = batch.owner.stats()  # type: ignore[attr-defined]
-    assert (stats.commits, stats.reported_commits, stats.open_plans) == (len(asked), len(asked), 0)
+    assert (stats.commits, stats.reports, stats.open_plans) == (len(asked), len(asked), 0)
     assert (stats.abandons, stats.late_commits) == (0, 0)
     assert stats.reported_cached_tokens == sum(result.cached_tokens or 0 for result in results)
     for planned in batch:  # the planner has learned what the engine holds now

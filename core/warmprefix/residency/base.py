@@ -77,7 +77,7 @@ class ResidencyTarget(Protocol):
     """Who wants to know. A `ContextPlanner` is one."""
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        """Of the blocks `keys`, which follow the preamble in this order, it holds the first so many."""
+        """Of the blocks `keys`, which follow the preamble in this order, the engine holds the first so many."""
 
 
 @runtime_checkable
@@ -91,7 +91,7 @@ class ResidencyFeed(Protocol):
         """Begin, and from now on tell `target`, which is held weakly, from a thread or task of the feed's own."""
 
     def remember(self, served: ServedPrompt) -> None:
-        """A prompt was served: find its context blocks in it, soon, and tell whenever what is resident of it changes."""
+        """A prompt was served: find its context blocks in it, and tell whenever another part of it is resident."""
 
     def stats(self) -> FeedStats: ...
 

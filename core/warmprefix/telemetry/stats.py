@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warmprefix.residency.base import FeedStats
+from warmprefix.telemetry.latency import LatencySnapshot
+
 __all__ = ["PlannerStats"]
+
+_NOTHING_TIMED = LatencySnapshot()
+_NOTHING_HEARD = FeedStats()
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """A snapshot; every field only ever grows between two resets, but for the last four."""
+    """A snapshot; each field only ever grows between two resets, but for those behind `store_latency`."""
 
     plans: int = 0
     commits: int = 0
@@ -28,10 +34,18 @@ class PlannerStats:
     """Of these, predicted to be in the engine's prefix cache."""
     reference_tokens: int = 0
     """Of these, spared by references."""
-    reported_commits: int = 0
-    """Commits that came with the engine's own count of cached tokens."""
+    reports: int = 0
+    """Answers for which the engine told its own count of cached tokens."""
     reported_cached_tokens: int = 0
     """The sum of those counts."""
+    compared_reports: int = 0
+    """Of these answers, those whose cached tokens had been predicted: their context opened the prompt."""
+    predicted_cached_tokens: int = 0
+    """The sum of these predictions, preamble included."""
+    stale_paths: int = 0
+    """Times that the engine turned out to hold less of a path than predicted, and the rest was marked stale."""
+    disabled_plans: int = 0
+    """Requests left in relevance order because their engine evidently does not cache."""
     policy_errors: int = 0
     """Requests served in relevance order because the ordering policy failed."""
     store_errors: int = 0
@@ -48,6 +62,14 @@ class PlannerStats:
     """Orders that could not be shared, or read, and failures of what carries them; each costs hits and nothing else."""
     recorder_errors: int = 0
     """Requests of which the recorder raised; they went on."""
+    feed_errors: int = 0
+    """Calls of the residency feed that raised; the requests went on."""
+    observer_errors: int = 0
+    """Calls of the observer that raised; the requests went on."""
+    plan_latency: LatencySnapshot = _NOTHING_TIMED
+    """Of `plan` and `aplan`, the store's part included."""
+    store_latency: LatencySnapshot = _NOTHING_TIMED
+    """Of what these, `commit`, `abandon` and their twins asked of a store."""
     untold_notices: int = 0
     """Commits, abandons and forgets that the store could not be told of yet."""
     open_plans: int = 0
@@ -56,3 +78,14 @@ class PlannerStats:
     """Scopes with learned state."""
     tree_nodes: int = 0
     """Nodes of all prefix trees."""
+    disabled_scopes: int = 0
+    """Scopes whose engine evidently does not cache, so that ordering is off there."""
+    prediction_error_mean: float = 0.0
+    """Tokens between the cached tokens that were predicted and those reported, over the last 1,024 compared answers."""
+    prediction_error_p95: float = 0.0
+    """The same, 95th percentile."""
+    residency_confidence: float | None = None
+    """How far prediction and report agree over those answers, from 0 to 1: the sum of the lesser of both over that of
+    the greater. None before there is anything to compare."""
+    feed: FeedStats = _NOTHING_HEARD
+    """What the engine's events told."""

@@ -1,0 +1,105 @@
+"""What the engine's own count of cached tokens says about a prediction."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from warmprefix.plan import PlannedBlock
+from warmprefix.residency.base import EngineReport
+
+__all__ = ["Comparison", "PredictionErrors", "UsageFeedback"]
+
+_REMEMBERED = 64
+"""Answers from which the length of what stands before the context is learned."""
+
+_KV_BLOCK = 32
+"""Tokens; engines count whole KV blocks, so what is cached may end this much before the context block that it holds."""
+
+_INEXACT = 0.03
+"""By how much of a position in the prompt its estimate may be off."""
+
+
+class Comparison(NamedTuple):
+    """A prediction beside what the engine reported."""
+
+    predicted: float
+    """Cached tokens of the prompt, whatever stands before the context included."""
+    actual: int
+    resident_blocks: int
+    """How many of the context's first blocks the engine held."""
+
+
+class UsageFeedback:
+    """Compares, for one scope, what was predicted to be cached with what was.
+
+    Predictions are in tokens of context, by the callers' own count or an estimate; reports are in the engine's tokens
+    of the whole prompt. Where each block ends in the prompt tells one from the other. Without it, what stands before
+    the context is taken to be as long as the median of what recent reports had beyond their predictions.
+    """
+
+    def __init__(self) -> None:
+        self._before: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def compare(self, blocks: Sequence[PlannedBlock], resident_blocks: int, report: EngineReport) -> Comparison | None:
+        """None if the engine did not report what was cached. O(blocks).
+
+        Args:
+            blocks: The plan's, in planned order; its context opens the prompt.
+            resident_blocks: How many of the first were predicted to be resident.
+            report: The engine's.
+        """
+        actual = report.cached_tokens
+        if actual is None:
+            return None
+        ends = self._ends(blocks, report)
+        predicted = ends[resident_blocks]
+        # What came with the context is no measure of what stands before it, if that is all that is known.
+        if resident_blocks == 0 or report.block_ends is None:
+            self._before.append(ends[0] + actual - predicted)
+        held = 0
+        for end in ends[1:]:
+            if end > actual + _KV_BLOCK + _INEXACT * end:
+                break
+            held += 1
+        return Comparison(predicted, actual, held)
+
+    def _ends(self, blocks: Sequence[PlannedBlock], report: EngineReport) -> list[float]:
+        """Tokens of the prompt up to where the context begins, and then up to each block's end."""
+        before = max(sorted(self._before)[len(self._before) // 2], 0.0) if self._before else 0.0
+        shares, prompt_tokens = report.block_ends, report.prompt_tokens
+        if shares is not None and prompt_tokens is not None and len(shares) == len(blocks) > 0:
+            ends = [share * prompt_tokens for share in shares]
+            return [min(before, ends[0]), *ends]
+        ends = [before]
+        for planned in blocks:
+            ends.append(ends[-1] + planned.block.tokens)
+        return ends
+
+
+class PredictionErrors:
+    """The last predictions and what came of them."""
+
+    def __init__(self, size: int = 1_024) -> None:
+        self._compared: deque[tuple[float, int]] = deque(maxlen=size)
+
+    def add(self, comparison: Comparison) -> None:
+        self._compared.append((comparison.predicted, comparison.actual))
+
+    def clear(self) -> None:
+        self._compared.clear()
+
+    def mean_and_p95(self) -> tuple[float, float]:
+        """Of the distances between both, in tokens; 0 if there are none. O(n log n)."""
+        errors = sorted(abs(predicted - actual) for predicted, actual in self._compared)
+        if not errors:
+            return 0.0, 0.0
+        return sum(errors) / len(errors), errors[max(-(-len(errors) * 95 // 100) - 1, 0)]
+
+    def agreement(self) -> float | None:
+        """The sum of the lesser of both over that of the greater; None if there is nothing to compare."""
+        if not self._compared:
+            return None
+        greater = sum(max(predicted, actual) for predicted, actual in self._compared)
+        return sum(min(predicted, actual) for predicted, actual in self._compared) / greater if greater else 1.0
