@@ -20,7 +20,18 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from redis_servers import Server, wait_until
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, GuardedStore, MemorySeenStore, NoSharing, Scope
+from warmprefix import (
+    ContextBlock,
+    ContextPlan,
+    ContextPlanner,
+    EngineReport,
+    FeedStats,
+    GuardedStore,
+    LatencySnapshot,
+    MemorySeenStore,
+    NoSharing,
+    Scope,
+)
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.cli import app
 from warmprefix.settings import SharedSettings
@@ -242,6 +253,52 @@ async def acommit(world: World, loot: Loot, me: Conversation) -> object:
     return [await world.attackers.acommit(plan) for plan in forged(loot, me)]
 
 
+@tries((ContextPlanner, "report"))
+def report(world: World, loot: Loot, me: Conversation) -> None:
+    for plan in forged(loot, me):
+        world.attackers.report(plan, EngineReport(0, 100, ttft=9.0, prompt_token_ids=[1, 2, 3]))
+
+
+@tries((ContextPlanner, "residency_changed"))
+def residency_changed(world: World, loot: Loot, me: Conversation) -> None:
+    for scope in scopes(me):
+        world.attackers.residency_changed(scope, list(loot.labels), 0)
+        world.attackers.residency_changed(scope, list(loot.labels), len(loot.labels))
+
+
+@dataclass
+class Wiretap:
+    """In place of a client: keeps what it is to send."""
+
+    sent: list[object] = field(default_factory=list)
+
+    @property
+    def chat(self) -> Wiretap:
+        return self
+
+    @property
+    def completions(self) -> Wiretap:
+        return self
+
+    def create(self, **request: object) -> Wiretap:
+        self.sent.append(request)
+        return self
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+@tries((ContextPlanner, "warm"), (ContextPlanner, "awarm"))
+async def warm(world: World, loot: Loot, me: Conversation) -> object:
+    """Only the texts are sent that it brings itself, and on paths of its own."""
+    client = Wiretap()
+    for scope in scopes(me):
+        if scope.model is not None:
+            world.attackers.warm(client, None, loot.blocks, model=scope.model, tenant=me.tenant)
+            await world.attackers.awarm(client, None, loot.blocks, model=scope.model, tenant=me.tenant)
+    return client.sent
+
+
 @tries((ContextPlanner, "abandon"))
 def abandon(world: World, loot: Loot, me: Conversation) -> object:
     return [world.attackers.abandon(plan) for plan in forged(loot, me)]
@@ -278,7 +335,7 @@ def stats(world: World, loot: Loot, me: Conversation) -> None:
     """Counts of all tenants together, and nothing else."""
     for counts in (world.attackers.stats(), world.sharing.stats()):
         values = [getattr(counts, name) for name in counts.__dataclass_fields__]
-        assert {type(value) for value in values} <= {int, float, type(None)}
+        assert {type(value) for value in values} <= {int, float, type(None), FeedStats, LatencySnapshot}
 
 
 def fronts(world: World) -> list[SeenStore]:

@@ -69,13 +69,18 @@ class UsageFeedback:
         """Tokens of the prompt up to where the context begins, and then up to each block's end."""
         before = max(sorted(self._before)[len(self._before) // 2], 0.0) if self._before else 0.0
         shares, prompt_tokens = report.block_ends, report.prompt_tokens
-        if shares is not None and prompt_tokens is not None and len(shares) == len(blocks) > 0:
+        if shares is not None and prompt_tokens is not None and len(shares) == len(blocks) > 0 and _ascend(shares):
             ends = [share * prompt_tokens for share in shares]
             return [min(before, ends[0]), *ends]
         ends = [before]
         for planned in blocks:
             ends.append(ends[-1] + planned.block.tokens)
         return ends
+
+
+def _ascend(shares: Sequence[float]) -> bool:
+    """Whether they are shares of one thing, one after the other; NaN is none."""
+    return all(before <= share <= 1 for before, share in zip((0, *shares), shares, strict=False))
 
 
 class PredictionErrors:
