@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import itertools
 import logging
 import operator
 import os
@@ -27,10 +26,9 @@ from warmprefix.labels import LabelRegistry
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed, ServedPrompt
-from warmprefix.residency.health import CachingEvidence
-from warmprefix.residency.ttft import TtftFeedback
-from warmprefix.residency.usage import PredictionErrors, UsageFeedback
-from warmprefix.residency.warm import warming_request
+from warmprefix.residency.feedback import ScopeFeedback
+from warmprefix.residency.usage import PredictionErrors
+from warmprefix.residency.warm import paths_to_warm, warming_request
 from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
 from warmprefix.stores.guard import GuardedStore
@@ -736,23 +734,14 @@ class ContextPlanner:
     ) -> Iterator[tuple[list[ContextBlock], dict[str, Any]]]:
         """Paths to warm, none at first, and the request for each."""
         _check_names(tenant=tenant, model=model, preamble=preamble)
-        given = {block.fingerprint: block for block in as_blocks(() if blocks is None else blocks)}
-        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        given = as_blocks(() if blocks is None else blocks)
         with self._lock:
-            state = self._state(scope)
-            hottest = state.tree.hottest_paths(max_paths) if given else []
-            paths: list[list[ContextBlock]] = [[]]
-            for keys in hottest:
-                path = [given[key] for key in itertools.takewhile(given.__contains__, keys)]
-                if path and path not in paths:
-                    paths.append(path)
-            rendered = [
-                [self._templates.block(label, block.text) for block, label in zip(path, labels, strict=True)]
-                for path in paths
-                for labels in [state.labels.labels(path)]
-            ]
-        for path, paragraphs in zip(paths, rendered, strict=True):
-            yield path, warming_request(model, preamble, "\n\n".join(paragraphs), state.cache_salt)
+            state = self._state(Scope(tenant, model, None if preamble is None else fingerprint(preamble)))
+            paths = paths_to_warm(state.tree, given, max_paths)
+            labelled = [list(zip(path, state.labels.labels(path), strict=True)) for path in paths]
+        for path in labelled:
+            context = "\n\n".join([self._templates.block(label, block.text) for block, label in path])
+            yield [block for block, _ in path], warming_request(model, preamble, context, state.cache_salt)
 
     def _warmed(self, scope: Scope, path: Sequence[ContextBlock]) -> None:
         with self._lock:
@@ -770,7 +759,7 @@ class ContextPlanner:
                 **self._counts,
                 plan_latency=self._plan_latency.snapshot(),
                 store_latency=self._store_latency.snapshot(),
-                disabled_scopes=sum(state.evidence.is_off for state in self._scopes.values()),
+                disabled_scopes=sum(state.feedback.evidence.is_off for state in self._scopes.values()),
                 prediction_error_mean=mean,
                 prediction_error_p95=p95,
                 residency_confidence=self._errors.agreement(),
@@ -897,7 +886,7 @@ class ContextPlanner:
         distinct, positions, resolved, templates = draft.blocks, draft.positions, past.resolved, self._templates
         with self._lock:
             state = self._state(draft.scope)
-            is_left_alone = past.opens_prompt and state.evidence.leaves_alone()
+            is_left_alone = past.opens_prompt and state.feedback.evidence.leaves_alone()
             is_ordered = not (draft.order_locked or is_left_alone)
             order = self._order(state, distinct, past.opens_prompt) if is_ordered else range(len(distinct))
             planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
@@ -1049,29 +1038,28 @@ class ContextPlanner:
     # -- what the engine says of an answer; the lock is held ---------------------------------------------------
 
     def _hear(self, plan: ContextPlan, report: EngineReport, is_fed: bool) -> None:
+        counts = self._counts
         if report.cached_tokens is not None:
-            self._counts["reports"] += 1
-            self._counts["reported_cached_tokens"] += report.cached_tokens
+            counts["reports"] += 1
+            counts["reported_cached_tokens"] += report.cached_tokens
         state = self._scopes.get(plan.scope)
-        if state is None or not plan.opens_prompt or not plan.blocks:
+        if state is None or not plan.opens_prompt:
             return
-        expected = _resident_blocks(plan)
-        comparison = state.usage.compare(plan.blocks, expected, report)
-        if comparison is not None:
-            self._errors.add(comparison)
-            self._counts["compared_reports"] += 1
-            self._counts["predicted_cached_tokens"] += round(comparison.predicted)
-            if state.evidence.hear(expected > 0, comparison.actual):
-                turned = "left alone: it evidently caches nothing" if state.evidence.is_off else "ordered again"
-                _log.warning("requests for model %r are %s", plan.scope.model, turned)
-            held = comparison.resident_blocks
-        elif report.ttft is not None and state.ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft):
-            held = 0
-        else:
-            return
-        if held < expected and not is_fed:
-            self._counts["stale_paths"] += 1
-            state.tree.mark_stale(_keys(plan), held)
+        heard = state.feedback.hear(plan, report)
+        if heard.comparison is not None:
+            self._errors.add(heard.comparison)
+            counts["compared_reports"] += 1
+            counts["predicted_cached_tokens"] += round(heard.comparison.predicted)
+        if heard.has_turned:
+            now = (
+                "left as they are, for it evidently caches nothing"
+                if state.feedback.evidence.is_off
+                else "ordered again"
+            )
+            _log.warning("requests of one scope, for model %r, are %s", plan.scope.model, now)
+        if heard.resident_blocks is not None and not is_fed:
+            counts["stale_paths"] += 1
+            state.tree.mark_stale(_keys(plan), heard.resident_blocks)
 
     # -- the order; the lock is held ---------------------------------------------------------------------------
 
@@ -1153,9 +1141,7 @@ class ContextPlanner:
             self._new_policy(),
             LabelRegistry(self._max_labels),
             salt,
-            UsageFeedback(),
-            TtftFeedback(),
-            CachingEvidence(self._patience),
+            ScopeFeedback(self._patience),
         )
         while len(self._scopes) > self._max_scopes:
             self._drop(next(iter(self._scopes)))
@@ -1203,9 +1189,7 @@ class _ScopeState(NamedTuple):
     policy: OrderingPolicy
     labels: LabelRegistry
     cache_salt: str | None
-    usage: UsageFeedback
-    ttft: TtftFeedback
-    evidence: CachingEvidence
+    feedback: ScopeFeedback
 
 
 class _OpenBatch(NamedTuple):
@@ -1296,17 +1280,6 @@ def _check_plan(plan: ContextPlan) -> None:
 
 def _resident_tokens(tree: PrefixTree[bytes], planned: Sequence[PlannedBlock]) -> int:
     return tree.match_prefix([block.block.fingerprint for block in planned]).tokens
-
-
-def _resident_blocks(plan: ContextPlan) -> int:
-    """How many of a plan's first blocks it took for resident."""
-    tokens = count = 0
-    for planned in plan.blocks:
-        tokens += planned.block.tokens
-        if tokens > plan.resident_tokens:
-            break
-        count += 1
-    return count if plan.resident_tokens else 0
 
 
 def _keys(plan: ContextPlan) -> tuple[bytes, ...]:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
-__all__ = ["warming_request"]
+from warmprefix.blocks import ContextBlock
+from warmprefix.tree import PrefixTree
+
+__all__ = ["paths_to_warm", "warming_request"]
+
+
+def paths_to_warm(tree: PrefixTree[bytes], blocks: Iterable[ContextBlock], count: int) -> list[list[ContextBlock]]:
+    """The hottest paths of a tree, as far as their blocks are given; the empty one first, which is the preamble's."""
+    given = {block.fingerprint: block for block in blocks}
+    paths: list[list[ContextBlock]] = [[]]
+    for keys in tree.hottest_paths(count) if given else ():
+        path = [given[key] for key in takewhile(given.__contains__, keys)]
+        if path not in paths:
+            paths.append(path)
+    return paths
 
 
 def warming_request(model: str, preamble: str | None, context: str, cache_salt: str | None) -> dict[str, Any]:
