@@ -27,6 +27,7 @@ def application() -> Any:
     instant = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
     with EmulatorServer(instant) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
         yield {
+            "OpenAI": OpenAI,
             "base_url": server.base_url,
             "client": client,
             "model": instant.model,
@@ -44,7 +45,7 @@ def test_the_readmes_code_runs(
 ) -> None:
     # Those of the frameworks run where they are installed.
     blocks = [block for block in CODE.findall((ROOT / "README.md").read_text()) if "from warmprefix_" not in block]
-    *single, shared, batch = blocks
+    *single, shared, linked, batch = blocks
     assert len(single) == 3
     for block in single:
         exec(compile(block, "README.md", "exec"), application)
@@ -61,9 +62,12 @@ def test_the_readmes_code_runs(
                 return len(plan.references) == len(application["blocks"])
 
             wait_until(holds_all, "the other worker knows, once the server is old enough to be trusted")
+    exec(compile(linked, "README.md", "exec"), application)
+    stats = application["planner"].stats()
+    assert (stats.commits, stats.reports) == (4, 1)
     monkeypatch.chdir(tmp_path)  # it keeps a journal
     exec(compile(batch, "README.md", "exec"), application)
-    assert application["planner"].stats().commits == 5
+    assert application["planner"].stats().commits == 6
     assert (tmp_path / "night.journal").stat().st_size > 0
     said, *answers = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\d+% of the context will be cached; at most \d+% could be", said)
