@@ -117,11 +117,11 @@ def test_a_count_alone_is_compared_by_the_length_of_what_usually_stands_before_t
     for i in range(20):
         fresh = [ContextBlock(f"{i} {n} " * 50) for n in range(4)]
         planner.commit(planner.plan(fresh), cached_tokens=preamble if i else 0)
-    a, b, c, *_ = BLOCKS
-    planner.commit(planner.plan([a, b, c]), cached_tokens=preamble)
-    planner.commit(planner.plan([a, b, c]), cached_tokens=preamble + 150)
+    planner.commit(planner.plan(BLOCKS), cached_tokens=preamble)
+    for cached in (250, 350, 150):  # the caller's count of 250 tokens is not the engine's
+        planner.commit(planner.plan(BLOCKS), cached_tokens=preamble + cached)
     assert planner.stats().stale_paths == 0
-    planner.commit(planner.plan([a, b, c]), cached_tokens=preamble + 50)
+    planner.commit(planner.plan(BLOCKS), cached_tokens=preamble + 50)
     assert planner.stats().stale_paths == 1
 
 

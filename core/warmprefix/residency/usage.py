@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from warmprefix.plan import PlannedBlock
@@ -18,7 +19,10 @@ _KV_BLOCK = 32
 """Tokens; engines count whole KV blocks, so what is cached may end this much before the context block that it holds."""
 
 _INEXACT = 0.03
-"""By how much of a position in the prompt its estimate may be off."""
+"""By how much of a position in the prompt it may be off where the engine's count of the prompt is known."""
+
+_GUESSED = 0.5
+"""By how much of its length in tokens a context may be off where only the caller's count is."""
 
 
 class Comparison(NamedTuple):
@@ -36,7 +40,8 @@ class UsageFeedback:
 
     Predictions are in tokens of context, by the callers' own count or an estimate; reports are in the engine's tokens
     of the whole prompt. Where each block ends in the prompt tells one from the other. Without it, what stands before
-    the context is taken to be as long as the median of what recent reports had beyond their predictions.
+    the context is taken to be as long as the median of what recent reports had beyond their predictions, and only a
+    report of less than half of what was predicted is taken for a shortfall.
     """
 
     def __init__(self) -> None:
@@ -53,29 +58,29 @@ class UsageFeedback:
         actual = report.cached_tokens
         if actual is None:
             return None
-        ends = self._ends(blocks, report)
-        predicted = ends[resident_blocks]
-        # What came with the context is no measure of what stands before it, if that is all that is known.
-        if resident_blocks == 0 or report.block_ends is None:
-            self._before.append(ends[0] + actual - predicted)
+        before = max(sorted(self._before)[len(self._before) // 2], 0.0) if self._before else 0.0
+        shares, prompt_tokens = report.block_ends, report.prompt_tokens
+        is_counted = shares is not None and prompt_tokens is not None and len(shares) == len(blocks) and _ascend(shares)
+        if is_counted:
+            assert shares is not None
+            assert prompt_tokens is not None
+            ends = [share * prompt_tokens for share in shares]
+            before = min(before, ends[0])
+            at_least = [(1 - _INEXACT) * end for end in ends]
+        else:
+            lengths = [planned.block.tokens for planned in blocks]
+            ends = [before + length for length in accumulate(lengths)]
+            at_least = [before + (1 - _GUESSED) * length for length in accumulate(lengths)]
+        predicted = ends[resident_blocks - 1] if resident_blocks else before
+        # What came with the context is no measure of what stands before it, unless nothing else is known.
+        if resident_blocks == 0 or not is_counted:
+            self._before.append(before + actual - predicted)
         held = 0
-        for end in ends[1:]:
-            if end > actual + _KV_BLOCK + _INEXACT * end:
+        for least in at_least:
+            if least > actual + _KV_BLOCK:
                 break
             held += 1
         return Comparison(predicted, actual, held)
-
-    def _ends(self, blocks: Sequence[PlannedBlock], report: EngineReport) -> list[float]:
-        """Tokens of the prompt up to where the context begins, and then up to each block's end."""
-        before = max(sorted(self._before)[len(self._before) // 2], 0.0) if self._before else 0.0
-        shares, prompt_tokens = report.block_ends, report.prompt_tokens
-        if shares is not None and prompt_tokens is not None and len(shares) == len(blocks) > 0 and _ascend(shares):
-            ends = [share * prompt_tokens for share in shares]
-            return [min(before, ends[0]), *ends]
-        ends = [before]
-        for planned in blocks:
-            ends.append(ends[-1] + planned.block.tokens)
-        return ends
 
 
 def _ascend(shares: Sequence[float]) -> bool:
