@@ -1050,6 +1050,8 @@ class ContextPlanner:
             self._errors.add(heard.comparison)
             counts["compared_reports"] += 1
             counts["predicted_cached_tokens"] += round(heard.comparison.predicted)
+            counts["compared_cached_tokens"] += heard.comparison.actual
+            counts["compared_prompt_tokens"] += report.prompt_tokens or 0
         if heard.has_turned:
             now = (
                 "left as they are, for it evidently caches nothing"

@@ -25,7 +25,8 @@ class LatencySnapshot(NamedTuple):
     """The sum of all."""
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
+        """How many there were."""
         return sum(self.counts)
 
 

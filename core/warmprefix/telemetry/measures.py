@@ -18,7 +18,7 @@ class Measure(NamedTuple):
     """A number, or one for each value of the label `reason`."""
 
     name: str
-    """Without prefix, and without the suffixes that Prometheus wants."""
+    """Without prefix, and without `_total` and `_seconds`, which Prometheus wants."""
     kind: Literal["counter", "gauge"]
     unit: str
     """As UCUM writes it, which OpenTelemetry does."""
@@ -48,8 +48,14 @@ def _feed(read: Callable[[FeedStats], float]) -> Callable[[PlannerStats], float 
 
 
 DURATIONS = (
-    Duration("plan_duration", "Time to plan one request, what the store took of it included.", lambda s: s.plan_latency),
-    Duration("store_duration", "Time that one call to the shared store took of a request.", lambda s: s.store_latency),
+    Duration(
+        "plan_duration", "Time to plan one request, what the store took of it included.", lambda s: s.plan_latency
+    ),
+    Duration(
+        "store_duration",
+        "Time that one call to the store of conversations took of a request.",
+        lambda s: s.store_latency,
+    ),
 )
 
 MEASURES = (
@@ -74,7 +80,7 @@ MEASURES = (
         "conflicts",
         "counter",
         "{plan}",
-        "Commits whose blocks did not count as seen: the lease timed out, or another plan of the conversation was first.",
+        "Commits whose blocks do not count as seen: the lease timed out, or another plan came first.",
         lambda s: s.conflicts,
     ),
     Measure(
@@ -84,7 +90,9 @@ MEASURES = (
         "Plans whose order differs from the retriever's.",
         lambda s: s.reordered_plans,
     ),
-    Measure("open_plans", "gauge", "{plan}", "Plans that were neither committed nor abandoned yet.", lambda s: s.open_plans),
+    Measure(
+        "open_plans", "gauge", "{plan}", "Plans that were neither committed nor abandoned yet.", lambda s: s.open_plans
+    ),
     # -- tokens
     Measure(
         "planned_tokens",
@@ -108,7 +116,11 @@ MEASURES = (
         lambda s: s.reference_tokens,
     ),
     Measure(
-        "references", "counter", "{block}", "Blocks that a reference stands for instead of their text.", lambda s: s.references
+        "references",
+        "counter",
+        "{block}",
+        "Blocks that a reference stands for instead of their text.",
+        lambda s: s.references,
     ),
     Measure(
         "contested_blocks",
@@ -119,7 +131,11 @@ MEASURES = (
     ),
     # -- what the engine says
     Measure(
-        "reports", "counter", "{answer}", "Answers for which the engine told how many tokens were cached.", lambda s: s.reports
+        "reports",
+        "counter",
+        "{answer}",
+        "Answers for which the engine told how many tokens were cached.",
+        lambda s: s.reports,
     ),
     Measure(
         "reported_cached_tokens",
@@ -143,6 +159,20 @@ MEASURES = (
         lambda s: s.predicted_cached_tokens,
     ),
     Measure(
+        "compared_cached_tokens",
+        "counter",
+        "{token}",
+        "Prompt tokens that the engine said were cached, over all compared reports.",
+        lambda s: s.compared_cached_tokens,
+    ),
+    Measure(
+        "compared_prompt_tokens",
+        "counter",
+        "{token}",
+        "Tokens of the whole prompts, over all compared reports that told.",
+        lambda s: s.compared_prompt_tokens,
+    ),
+    Measure(
         "prediction_error_mean_tokens",
         "gauge",
         "{token}",
@@ -157,7 +187,7 @@ MEASURES = (
         lambda s: s.prediction_error_p95,
     ),
     Measure(
-        "residency_confidence",
+        "residency_confidence_ratio",
         "gauge",
         "1",
         "How far prediction and report agree over those reports, 0 to 1; absent before there is one.",
@@ -178,6 +208,7 @@ MEASURES = (
         "Times that a request went on without a part of the planner, by the part that failed or was off.",
         {
             "disabled_scope": lambda s: s.disabled_plans,
+            "feed": lambda s: s.feed_errors,
             "notice": lambda s: s.lost_notices,
             "observer": lambda s: s.observer_errors,
             "policy": lambda s: s.policy_errors,
@@ -211,12 +242,14 @@ MEASURES = (
     Measure(
         "feed_connected",
         "gauge",
-        "1",
+        "",
         "1 while it is known what every publisher of KV events holds, else 0; absent before any was heard.",
         _feed(lambda f: f.connected),
     ),
     Measure("feed_sources", "gauge", "{source}", "Publishers of KV events heard of.", _feed(lambda f: f.sources)),
-    Measure("feed_lag", "gauge", "s", "Time from the last batch's making to its being applied.", _feed(lambda f: f.lag)),
+    Measure(
+        "feed_lag", "gauge", "s", "Time from the last batch's making to its being applied.", _feed(lambda f: f.lag)
+    ),
     Measure("feed_events", "counter", "{event}", "KV events applied.", _feed(lambda f: f.events)),
     Measure("feed_gaps", "counter", "{gap}", "Times that batches of KV events were missing.", _feed(lambda f: f.gaps)),
     Measure(
@@ -262,5 +295,7 @@ MEASURES = (
         _feed(lambda f: f.unmapped),
     ),
     Measure("feed_kv_blocks", "gauge", "{block}", "KV blocks known to be held.", _feed(lambda f: f.kv_blocks)),
-    Measure("feed_prompts", "gauge", "{prompt}", "Prompts remembered, to tell their blocks by.", _feed(lambda f: f.prompts)),
+    Measure(
+        "feed_prompts", "gauge", "{prompt}", "Prompts remembered, to tell their blocks by.", _feed(lambda f: f.prompts)
+    ),
 )

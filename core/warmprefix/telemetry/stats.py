@@ -42,6 +42,10 @@ class PlannerStats:
     """Of these answers, those whose cached tokens had been predicted: their context opened the prompt."""
     predicted_cached_tokens: int = 0
     """The sum of these predictions, preamble included."""
+    compared_cached_tokens: int = 0
+    """The sum of what was reported of these answers."""
+    compared_prompt_tokens: int = 0
+    """The sum of their prompts' tokens, as far as they were reported too."""
     stale_paths: int = 0
     """Times that the engine turned out to hold less of a path than predicted, and the rest was marked stale."""
     disabled_plans: int = 0

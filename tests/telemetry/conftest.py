@@ -1,0 +1,52 @@
+"""A planner that has done some of everything that it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats
+from warmprefix.residency.base import ResidencyTarget, ServedPrompt
+
+
+class SteadyFeed:
+    """Has heard of two engines, and hears no more."""
+
+    def follow(self, target: ResidencyTarget) -> None:
+        pass
+
+    def remember(self, served: ServedPrompt) -> None:
+        pass
+
+    def stats(self) -> FeedStats:
+        return FeedStats(
+            sources=2, connected=True, events=5_000, gaps=1, replayed=3, lag=0.25, kv_blocks=700, prompts=9
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class FailingRecorder:
+    """Raises."""
+
+    def record(self, *blocks: object, **request: object) -> None:
+        raise RuntimeError("no disk")
+
+
+@pytest.fixture
+def busy_planner() -> Iterator[ContextPlanner]:
+    """3 requests outside a conversation, one of them failed, and 2 turns of one; all are counted as recorder errors."""
+    sky, sea, land = (ContextBlock(name * 40, id=name, tokens=40) for name in ("sky ", "sea ", "land "))
+    with ContextPlanner(feed=SteadyFeed(), recorder=FailingRecorder()) as planner:
+        first = planner.plan([sky, sea], tenant="acme", model="tiny")
+        planner.commit(first, report=EngineReport(cached_tokens=0, prompt_tokens=100, ttft=0.5))
+        second = planner.plan([sea, sky, land], tenant="acme", model="tiny")
+        planner.commit(second, report=EngineReport(cached_tokens=75, prompt_tokens=140, ttft=0.1))
+        planner.commit(second)
+        planner.abandon(planner.plan([land]))
+        for _ in range(2):
+            with planner.planning([sky, sea], conversation="chat-42", placement="tail", tenant="acme"):
+                pass
+        yield planner

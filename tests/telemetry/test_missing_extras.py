@@ -1,0 +1,34 @@
+"""Without the extras: plain counts, and an error that says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra", "package"),
+    [
+        ("prometheus", "prometheus_client", "prometheus", "prometheus-client"),
+        ("opentelemetry", "opentelemetry", "otel", "opentelemetry-api"),
+    ],
+)
+def test_the_counts_are_there_and_the_error_names_the_extra(
+    module: str, missing: str, extra: str, package: str
+) -> None:
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+from warmprefix import ContextPlanner, MissingExtraError
+planner = ContextPlanner()
+planner.commit(planner.plan(["a", "b"]))
+assert planner.stats().commits == planner.stats().plan_latency.total == 1
+try:
+    import warmprefix.telemetry.{module}
+except MissingExtraError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"warmprefix needs {package!r} for this: pip install 'warmprefix[{extra}]'\n"

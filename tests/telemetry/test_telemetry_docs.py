@@ -1,0 +1,166 @@
+"""The page and the dashboard against what is really exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from prometheus_client.core import Metric
+
+from warmprefix import ContextPlanner, PlannerObserver
+from warmprefix.telemetry.prometheus import PlannerCollector, unregister
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "telemetry.md").read_text()
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana/warmprefix.json").read_text())
+CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SERIES = re.compile(r"\bwarmprefix_\w+")
+
+
+def exported() -> dict[str, str]:
+    """The series that are exported, and the type of their metric."""
+    suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+    return {
+        f"{family.name}{suffix}": family.type
+        for family in PlannerCollector().describe()
+        for suffix in suffixes[family.type]
+    }
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    for panel in DASHBOARD["panels"]:
+        yield panel
+        yield from panel.get("panels", [])
+
+
+def queries() -> list[str]:
+    variables = [variable["query"]["query"] for variable in DASHBOARD["templating"]["list"][1:]]
+    return variables + [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+
+
+def test_the_pages_table_is_what_is_exported() -> None:
+    def name_of(family: Metric) -> str:
+        return f"{family.name}_total" if family.type == "counter" else family.name
+
+    rows = re.findall(r"^\| `(warmprefix_\w+)` \| (counter|gauge|histogram) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [
+        (name_of(family), family.type, family.documentation.removesuffix("."))
+        for family in PlannerCollector().describe()
+    ]
+
+
+def test_the_pages_reasons_are_those_that_are_exported(busy_planner: ContextPlanner) -> None:
+    collector = PlannerCollector()
+    collector.watch(busy_planner)
+    told = {sample.labels["reason"] for f in collector.collect() for sample in f.samples if "reason" in sample.labels}
+    table = PAGE.partition("| reason |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == told
+
+
+def test_the_pages_alerts_are_those_of_the_file_and_use_what_is_exported() -> None:
+    rules = (DOCS / "grafana/alerts.yml").read_text()
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert re.findall(r"^\| `(Warmprefix\w+)` \|", PAGE, re.MULTILINE) == alerts
+    expressions = re.findall(r"^\s+expr: (.+)$", rules, re.MULTILINE)
+    assert len(expressions) == len(alerts)
+    for expression in expressions:
+        assert set(SERIES.findall(expression)) <= exported().keys()
+        assert SERIES.findall(expression)
+    reasons = set(re.findall(r"^\| `(\w+)` \| (?!counter|gauge|histogram)", PAGE, re.MULTILINE))
+    for matched in re.findall(r'reason=~?"([^"]+)"', rules):
+        assert set(matched.split("|")) <= reasons
+
+
+def test_the_dashboard_shows_what_is_exported_and_all_of_it() -> None:
+    used = {series for query in queries() for series in SERIES.findall(query)}
+    assert used <= exported().keys()
+    shown = {re.sub(r"_(bucket|sum|count)$", "", series) for series in used}
+    assert shown == {re.sub(r"_(bucket|sum|count)$", "", series) for series in exported()}
+
+
+def test_the_dashboard_takes_counters_and_gauges_for_what_they_are() -> None:
+    types = exported()
+    for query in queries()[2:]:
+        for function, series in re.findall(r"(\w+)\((warmprefix_\w+)\{", query):
+            assert (types[series] != "gauge") == (function in ("rate", "increase")), query
+
+
+def test_the_dashboard_keeps_to_its_variables() -> None:
+    for query in queries()[2:]:
+        assert query.count('{instance=~"$instance", planner=~"$planner"') == len(SERIES.findall(query)), query
+    names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
+    assert names == ["datasource", "instance", "planner"]
+    for panel in panels():
+        for part in (panel, *panel.get("targets", [])):
+            assert panel["type"] == "row" or part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_the_dashboards_panels_have_a_place_and_a_description_each() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        taken |= cells
+        assert panel["type"] == "row" or panel["description"].endswith("."), panel["title"]
+    ids = [panel["id"] for panel in panels()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_pages_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = []
+    serve = prometheus_client.start_http_server
+
+    def start_http_server(port: int) -> None:
+        assert port == 9464
+        servers.append(serve(0, "127.0.0.1"))
+
+    monkeypatch.setattr(prometheus_client, "start_http_server", start_http_server)
+    prometheus, *others = CODE.findall(PAGE)
+    names: dict[str, Any] = {}
+    exec(compile(prometheus, "telemetry.md", "exec"), names)
+    names["planner"].plan(["A passage."])
+    ((server, thread),) = servers
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
+            assert 'warmprefix_plans_total{planner="default"} 1.0' in answer.read().decode().splitlines()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        unregister(names["planner"])
+    assert len(others) == 2
+    for code in others:
+        names = {}
+        exec(compile(code, "telemetry.md", "exec"), names)
+        assert isinstance(names["planner"], ContextPlanner)
+        assert names["planner"].stats().observer_errors == 0
+        assert issubclass(names["OpenTelemetryObserver"], PlannerObserver)
+    assert names["planner"].stats().reported_cached_tokens == 64
+
+
+def test_the_pages_costs_are_those_of_the_benchmark() -> None:
+    results = DOCS.parent / "benchmarks/results/telemetry_overhead.json"
+    measured = json.loads(results.read_text())["results"]
+    expected = [
+        (
+            row["telemetry"],
+            f"{row['plan_p50_us']:.0f}",
+            f"{row['plan_ratio'][0]:.2f}",
+            f"{row['plan_commit_p50_us']:.0f}",
+            f"{row['plan_commit_ratio'][0]:.2f}",
+        )
+        for row in (*measured["requests"][2:], *measured["with_a_feed"][1:])
+    ]
+    assert re.findall(r"^\| (.+) \| (\d+) µs \| ([\d.]+) \| (\d+) µs \| ([\d.]+) \|$", PAGE, re.MULTILINE) == expected
