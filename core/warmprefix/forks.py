@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = ["in_each_process"]
 
-_set_ups: set[weakref.WeakMethod[Callable[[], Any]]] = set()
+# A WeakMethod that ends together with its object complains of it when the interpreter exits (Python 3.11).
+_set_ups: dict[int, tuple[weakref.ref[Any], Callable[[Any], object]]] = {}
+_numbers = itertools.count()
 
 
 def in_each_process(set_up: Callable[[], Any]) -> None:
@@ -17,15 +21,17 @@ def in_each_process(set_up: Callable[[], Any]) -> None:
 
     There no other thread exists, but a lock that one held stays locked, and a connection is still the parent's too.
     """
-    _set_ups.add(weakref.WeakMethod(set_up, _set_ups.discard))
+    owner: Any = getattr(set_up, "__self__")  # noqa: B009
+    number = next(_numbers)
+    _set_ups[number] = weakref.ref(owner, partial(_set_ups.pop, number)), getattr(set_up, "__func__")  # noqa: B009
     set_up()
 
 
 def _set_up_the_fork() -> None:
-    for method in list(_set_ups):
-        set_up = method()
-        if set_up is not None:
-            set_up()
+    for reference, set_up in list(_set_ups.values()):
+        owner = reference()
+        if owner is not None:
+            set_up(owner)
 
 
 if hasattr(os, "register_at_fork"):

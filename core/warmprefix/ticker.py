@@ -26,13 +26,14 @@ class Ticker:
             end: Is called last, by the thread; must not hold the object.
             name: The thread's.
         """
-        self._tick: weakref.WeakMethod[Callable[[], float]] = weakref.WeakMethod(tick)
+        owner: Any = getattr(tick, "__self__")  # noqa: B009
+        self._owner: weakref.ref[Any] = weakref.ref(owner)
+        self._tick: Callable[[Any], float] = getattr(tick, "__func__")  # noqa: B009
         self._end = end
         self._name = name
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
-        owner: Any = getattr(tick, "__self__")  # noqa: B009
         weakref.finalize(owner, self._wake.put, False).atexit = False
 
     def start(self) -> None:
@@ -42,7 +43,10 @@ class Ticker:
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(
-                    target=_run, args=(self._tick, self._wake, self._end), name=self._name, daemon=True
+                    target=_run,
+                    args=(self._owner, self._tick, self._wake, self._end),
+                    name=self._name,
+                    daemon=True,
                 )
                 self._thread = thread
                 try:
@@ -64,19 +68,21 @@ class Ticker:
             thread.join(timeout)
 
 
-def _run(method: weakref.WeakMethod[Callable[[], float]], wake: SimpleQueue[bool], end: Callable[[], object]) -> None:
+def _run(
+    reference: weakref.ref[Any], tick: Callable[[Any], float], wake: SimpleQueue[bool], end: Callable[[], object]
+) -> None:
     try:
         goes_on = True
         while goes_on:
-            tick = method()
-            if tick is None:
+            owner = reference()
+            if owner is None:
                 return
-            pause = tick()
-            del tick
+            pause = tick(owner)
+            del owner
             goes_on = _sleep(wake, pause)
-        tick = method()
-        if tick is not None:
-            tick()
+        owner = reference()
+        if owner is not None:
+            tick(owner)
     finally:
         end()
 
