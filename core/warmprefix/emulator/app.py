@@ -125,13 +125,15 @@ class _Api:
         async with self._engine.generate(prompt, answer, body.cache_salt) as generation:
             async for _ in generation:
                 pass
-        return frame.completion(answer.text, answer.finish_reason, _usage(prompt, generation))
+        completion = frame.completion(answer.text, answer.finish_reason, _usage(prompt, generation))
+        return {**completion, "prompt_token_ids": prompt} if body.return_token_ids else completion
 
     async def _events(
         self, body: ChatCompletionRequest, prompt: list[int], answer: Answer, frame: AnswerPayloads
     ) -> AsyncGenerator[bytes, None]:
         async with self._engine.generate(prompt, answer, body.cache_salt) as generation:
-            yield _event(frame.delta({"role": "assistant", "content": ""}))
+            first = frame.delta({"role": "assistant", "content": ""})
+            yield _event({**first, "prompt_token_ids": prompt} if body.return_token_ids else first)
             async for piece in generation:
                 finish_reason = answer.finish_reason if generation.complete else None
                 yield _event(frame.delta({"content": piece}, finish_reason))

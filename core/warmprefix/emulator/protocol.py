@@ -66,6 +66,7 @@ class ChatCompletionRequest(BaseModel):
     n: Literal[1] | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
 
     @field_validator("stream_options")

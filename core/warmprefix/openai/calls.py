@@ -1,0 +1,163 @@
+"""The calls that have a prompt: which ones they are, what of them we read, and what we add."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from warmprefix.plan import ContextPlan, PlannedBlock
+
+__all__ = ["Call", "TokenIds", "block_ends", "completed", "holds_blocks", "read_call"]
+
+Route = Literal["chat", "completions", "responses"]
+
+TokenIds = Literal["vllm", "sglang"]
+"""Whose way of asking for the prompt's tokens."""
+
+
+_ASKING: Mapping[TokenIds, tuple[str, bool]] = {
+    "vllm": ("return_token_ids", True),
+    "sglang": ("return_prompt_token_ids", False),
+}
+"""The field that asks, and whether it may in a stream."""
+
+
+class Call(NamedTuple):
+    """A request with a prompt."""
+
+    route: Route
+    content: bytes
+    body: Mapping[str, Any]
+    """The same, parsed."""
+    prompt: str
+    """All text of the prompt in its order, without what a chat template puts between."""
+
+    @property
+    def streams(self) -> bool:
+        return self.body.get("stream") is True
+
+
+def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes) -> Call | None:
+    """The call that a request is; None for every other request, and for what can't be read."""
+    route = _route(path.rstrip("/"))
+    if route is None or method != "POST" or headers.get("content-encoding"):
+        return None
+    try:
+        body = json.loads(content.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict) or not body:
+        return None
+    return Call(route, content, body, "\n".join(_texts(route, body)))
+
+
+def _route(path: str) -> Route | None:
+    if path.endswith("/chat/completions"):
+        return "chat"
+    if path.endswith("/completions"):
+        return "completions"
+    return "responses" if path.endswith("/responses") else None
+
+
+class Additions(NamedTuple):
+    """A call's body with what was added to it."""
+
+    content: bytes
+    hide_usage: bool
+    """Whether the application did not ask for the usage that it will now be sent."""
+
+
+def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_ids: TokenIds | None) -> Additions:
+    """Add what the call has no word of its own on. The bytes that it had are kept, unless it has stream options."""
+    body, added = call.body, dict[str, Any]()
+    if cache_salt is not None and "cache_salt" not in body:
+        added["cache_salt"] = cache_salt
+    if call.route != "responses" and token_ids is not None:
+        name, may_stream = _ASKING[token_ids]
+        if name not in body and (may_stream or not call.streams):
+            added[name] = True
+    hide_usage = False
+    if call.route != "responses" and call.streams and stream_usage:  # the stream of a response always ends with it
+        options = body.get("stream_options")
+        hide_usage = options is None or (isinstance(options, dict) and "include_usage" not in options)
+        if hide_usage:
+            added["stream_options"] = {**(options or {}), "include_usage": True}
+    if not added:
+        return Additions(call.content, False)
+    if any(name in body for name in added):
+        return Additions(json.dumps({**body, **added}).encode(), hide_usage)
+    head, brace, _ = call.content.rpartition(b"}")
+    return Additions(head + b"," + json.dumps(added).encode()[1:-1] + brace, hide_usage)
+
+
+def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
+    """Whether every block of the plan is in the prompt, in full or as its reference, whatever is around it."""
+    return all(planned.render() in prompt or planned.text in prompt for planned in plan.blocks)
+
+
+def block_ends(prompt: str, plan: ContextPlan) -> list[float] | None:
+    """For each planned block, the share of the prompt's characters up to its end; None if they are not all found.
+
+    Labelled as the plan renders them, or as they are, but one after the other in planned order.
+    """
+    for text_of in (PlannedBlock.render, lambda planned: planned.text):
+        texts = [text_of(planned) for planned in plan.blocks]
+        ends = _first_ends(prompt, texts) if plan.opens_prompt else _last_ends(prompt, texts)
+        if ends is not None:
+            return [end / len(prompt) for end in ends] if prompt else []
+    return None
+
+
+def _first_ends(prompt: str, texts: Iterable[str]) -> list[int] | None:
+    ends = []
+    end = 0
+    for text in texts:
+        begin = prompt.find(text, end)
+        if begin < 0:
+            return None
+        end = begin + len(text)
+        ends.append(end)
+    return ends
+
+
+def _last_ends(prompt: str, texts: list[str]) -> list[int] | None:
+    """Behind a history, which may hold the same."""
+    ends = []
+    begin = len(prompt)
+    for text in reversed(texts):
+        end = begin
+        begin = prompt.rfind(text, 0, end)
+        if begin < 0:
+            return None
+        ends.append(begin + len(text))
+    return ends[::-1]
+
+
+def _texts(route: Route, body: Mapping[str, Any]) -> Iterator[str]:
+    if body.get("tools"):  # templates put them in front
+        yield json.dumps(body["tools"])
+    if route == "completions":
+        prompt = body.get("prompt")
+        yield from _content(prompt if isinstance(prompt, str) else (prompt or [])[:1])
+        return
+    if route == "responses":
+        yield from _content(body.get("instructions"))
+    messages = body.get("messages" if route == "chat" else "input")
+    if isinstance(messages, str):
+        yield messages
+    elif isinstance(messages, list):
+        for message in messages:
+            if isinstance(message, dict):
+                for name in ("content", "output"):
+                    yield from _content(message.get(name))
+
+
+def _content(content: object) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text

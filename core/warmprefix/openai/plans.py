@@ -1,0 +1,115 @@
+"""Plans on their way to the engine: who has each, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import Literal
+
+from warmprefix.forks import in_each_process
+from warmprefix.plan import ContextPlan
+
+__all__ = ["PlanBook", "SentPlan"]
+
+
+class SentPlan:
+    """A plan, and where it is. Only a `PlanBook` changes it."""
+
+    __slots__ = ("__weakref__", "cache_salt", "deadline", "id", "plan", "session", "state")
+
+    def __init__(self, plan: ContextPlan) -> None:
+        self.id = plan.id
+        self.plan: ContextPlan | None = plan
+        """None once it is over: its texts are not kept."""
+        self.cache_salt = plan.cache_salt
+        self.session = _session(plan)
+        """Names its conversation; None without one."""
+        self.state: Literal["ready", "taken", "failed", "over"] = "ready"
+        self.deadline = 0.0
+        """When "failed": until when another attempt may come."""
+
+
+class PlanBook:
+    """Every plan that a link was given lately. Thread-safe; a finalizer may call it in the middle of any other call."""
+
+    def __init__(self, max_plans: int) -> None:
+        self._max_plans = max_plans
+        self._sent: OrderedDict[str, SentPlan] = OrderedDict()
+        self._failed: dict[str, SentPlan] = {}
+        in_each_process(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def enter(self, plan: ContextPlan) -> SentPlan:
+        """The plan's entry, a new one if it has none. Beyond the bound the oldest entry is forgotten."""
+        with self._lock:
+            sent = self._sent.get(plan.id)
+            if sent is None:
+                sent = self._sent[plan.id] = SentPlan(plan)
+                if len(self._sent) > self._max_plans:
+                    self._sent.popitem(last=False)
+            return sent
+
+    def find(self, plan_id: str) -> SentPlan | None:
+        return self._sent.get(plan_id)
+
+    def take(self, sent: SentPlan) -> ContextPlan | None:
+        """Its plan, for one request alone; None if another request has it, or it is over."""
+        with self._lock:
+            if sent.state not in ("ready", "failed"):
+                return None
+            self._failed.pop(sent.id, None)
+            sent.state = "taken"
+            return sent.plan
+
+    def put_back(self, sent: SentPlan) -> None:
+        """The request has not come to anything yet; the next one may have it."""
+        with self._lock:
+            if sent.state == "taken":
+                sent.state = "ready"
+
+    def fail(self, sent: SentPlan, deadline: float) -> None:
+        """The request failed; until the deadline, another attempt may have it."""
+        with self._lock:
+            if sent.state == "taken":
+                sent.state = "failed"
+                sent.deadline = deadline
+                self._failed[sent.id] = sent
+
+    def end(self, sent: SentPlan) -> ContextPlan | None:
+        """Nobody gets it any more. Returns its plan, once."""
+        with self._lock:
+            plan, sent.plan, sent.state = sent.plan, None, "over"
+            self._failed.pop(sent.id, None)
+            return plan
+
+    def end_unless_taken(self, sent: SentPlan) -> ContextPlan | None:
+        """`end`, but None if a request has it: that one will tell."""
+        with self._lock:
+            return None if sent.state == "taken" else self.end(sent)
+
+    def end_overdue(self, now: float) -> list[tuple[SentPlan, ContextPlan]]:
+        """`end` of those that nobody tried again in time."""
+        with self._lock:
+            overdue = [sent for sent in self._failed.values() if sent.deadline <= now]
+            return [(sent, plan) for sent in overdue if (plan := self.end(sent)) is not None]
+
+    @property
+    def next_deadline(self) -> float | None:
+        with self._lock:
+            return min((sent.deadline for sent in self._failed.values()), default=None)
+
+    @property
+    def failed(self) -> int:
+        """How many wait for another attempt."""
+        return len(self._failed)
+
+
+def _session(plan: ContextPlan) -> str | None:
+    if plan.conversation is None:
+        return None
+    salt = b"" if plan.cache_salt is None else plan.cache_salt.encode()
+    name = plan.conversation.encode("utf-8", "surrogatepass")
+    return blake2b(name, digest_size=16, key=salt[:64], person=b"warmprefix").hexdigest()

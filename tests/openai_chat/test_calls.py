@@ -1,0 +1,136 @@
+"""What is added to a request, what is kept, and where its blocks are found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.openai import messages_for
+from warmprefix.openai.calls import Call, block_ends, completed, holds_blocks, read_call
+
+CHAT = "/v1/chat/completions"
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def call_of(body: dict[str, Any], path: str = CHAT) -> Call:
+    call = read_call("POST", path, {}, json.dumps(body).encode())
+    assert call is not None
+    return call
+
+
+@given(body=st.dictionaries(st.text(), JSON, min_size=1), stream=st.booleans(), spaces=st.sampled_from(["", " \n"]))
+def test_additions_keep_every_byte_that_was_there(body: dict[str, Any], stream: bool, spaces: str) -> None:
+    body = {**body, "stream": stream}
+    body.pop("stream_options", None)
+    content = (spaces + json.dumps(body) + spaces).encode()
+    call = read_call("POST", CHAT, {}, content)
+    assert call is not None
+    more = completed(call, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    expected = {"cache_salt": "salt", "return_token_ids": True}
+    if stream:
+        expected["stream_options"] = {"include_usage": True}
+    assert json.loads(more.content) == {**expected, **body}
+    assert more.content.startswith(content.rstrip()[:-1])
+    assert more.hide_usage is stream
+    assert completed(call, cache_salt=None, stream_usage=False, token_ids=None).content is content
+
+
+def test_what_the_application_says_stands() -> None:
+    own = {"cache_salt": "mine", "return_token_ids": False, "stream": True, "stream_options": {"include_usage": False}}
+    call = call_of({"messages": [], **own})
+    more = completed(call, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    assert more == (call.content, False)
+    asked = call_of({"messages": [], "stream": True, "stream_options": {"include_usage": True}})
+    assert completed(asked, cache_salt=None, stream_usage=True, token_ids=None) == (asked.content, False)
+    other = call_of({"messages": [], "stream": True, "stream_options": {"include_obfuscation": False}})
+    more = completed(other, cache_salt=None, stream_usage=True, token_ids=None)
+    assert json.loads(more.content)["stream_options"] == {"include_obfuscation": False, "include_usage": True}
+    assert more.hide_usage
+
+
+def test_each_engine_is_asked_in_its_own_way() -> None:
+    whole, stream = call_of({"messages": []}), call_of({"messages": [], "stream": True})
+    sglang = [
+        completed(call, cache_salt=None, stream_usage=False, token_ids="sglang").content for call in (whole, stream)
+    ]
+    assert json.loads(sglang[0]) == {"messages": [], "return_prompt_token_ids": True}
+    assert sglang[1] == stream.content
+    responses = call_of({"input": "Q?", "stream": True}, "/v1/responses")
+    more = completed(responses, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    assert json.loads(more.content) == {"input": "Q?", "stream": True, "cache_salt": "salt"}
+    assert not more.hide_usage
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "content"),
+    [
+        ("GET", CHAT, {}, b"{}"),
+        ("POST", "/v1/embeddings", {}, b'{"input": "x"}'),
+        ("POST", CHAT, {"content-encoding": "gzip"}, b'{"messages": []}'),
+        ("POST", CHAT, {}, b"no JSON"),
+        ("POST", CHAT, {}, b"[1]"),
+        ("POST", CHAT, {}, b"{}"),
+        ("POST", CHAT, {}, '{"messages": []}'.encode("utf-16")),
+        ("POST", CHAT, {}, b"\xff"),
+    ],
+)
+def test_every_other_request_is_no_call(method: str, path: str, headers: dict[str, str], content: bytes) -> None:
+    assert read_call(method, path, headers, content) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "{}\n\nQ?"}]}),
+        (CHAT, {"messages": [{"content": "S"}, {"content": [{"type": "text", "text": "{}"}, {"type": "image_url"}]}]}),
+        ("/v1/completions", {"prompt": "S {} Q?"}),
+        ("/v1/completions", {"prompt": ["S {} Q?", "another"]}),
+        ("/v1/responses", {"instructions": "S", "input": "{} Q?"}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "{} Q?"}]}]}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "output": "{}"}]}),
+        (CHAT, {"tools": [{"type": "function"}], "messages": [7, {"content": None}, {"content": "{}"}]}),
+    ],
+)
+def test_blocks_are_found_in_every_kind_of_prompt(path: str, body: dict[str, Any]) -> None:
+    plan = ContextPlanner().plan(["First passage.", 'Second, "quoted" ß.'])
+    text = json.dumps(plan.render())[1:-1]
+    call = read_call("POST", path, {}, json.dumps(body).replace("{}", text).encode())
+    assert call is not None
+    assert holds_blocks(call.prompt, plan)
+    ends = block_ends(call.prompt, plan)
+    assert ends is not None
+    for planned, end in zip(plan.blocks, ends, strict=True):
+        assert call.prompt[: round(end * len(call.prompt))].endswith(planned.render())
+    without = call_of({"messages": [{"role": "user", "content": "Q?"}]})
+    assert not holds_blocks(without.prompt, plan)
+    assert block_ends(without.prompt, plan) is None
+
+
+def test_blocks_without_labels_are_found_in_planned_order_only() -> None:
+    plan = ContextPlanner().plan(["One passage.", "Another one."])
+    assert block_ends("One passage. Another one. Q?", plan) == [12 / 28, 25 / 28]
+    assert block_ends("Another one. One passage. Q?", plan) is None
+    assert holds_blocks("Another one. One passage. Q?", plan)
+    assert block_ends("", ContextPlanner().plan([])) == []
+
+
+def test_behind_a_history_the_last_places_count() -> None:
+    planner = ContextPlanner()
+    blocks = [ContextBlock("The same passage, at some length, so that it is worth a note. " * 3, id="p")]
+    earlier = [{"role": "user", "content": f"{blocks[0].text} and more"}, {"role": "assistant", "content": "A."}]
+    plan = planner.plan(blocks, placement="tail", history=earlier)
+    assert not plan.references
+    prompt = "\n".join(message["content"] for message in messages_for(plan, "Q?", earlier))
+    ends = block_ends(prompt, plan)
+    assert ends is not None
+    assert round(ends[0] * len(prompt)) == prompt.rindex(blocks[0].text) + len(blocks[0].text)

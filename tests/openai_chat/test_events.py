@@ -1,0 +1,146 @@
+"""A stream is cut into its events, however the network cut it, and an answer is read from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix.openai.answers import StreamedAnswer, WholeAnswer
+from warmprefix.openai.events import EventSplitter, event_data
+
+LINE_ENDS = ("\n", "\r\n", "\r")
+PAYLOADS = ['{"a": 1}', '{"text": "日本語 \u2028 ß 🎉"}', "[DONE]", "x" * 50]
+
+
+def pieces_of(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[begin:end] for begin, end in pairwise(places)]
+
+
+@given(
+    payloads=st.lists(st.sampled_from(PAYLOADS), min_size=1, max_size=6),
+    end=st.sampled_from(LINE_ENDS),
+    cuts=st.lists(st.integers(0, 1000), max_size=40),
+)
+def test_events_come_whole_however_the_stream_is_cut(payloads: list[str], end: str, cuts: list[int]) -> None:
+    stream = "".join(f"event: x{end}data: {payload}{end}{end}" for payload in payloads).encode()
+    splitter = EventSplitter()
+    events = [event for piece in pieces_of(stream, cuts) for event in splitter.feed(piece)]
+    rest = splitter.rest()
+    assert b"".join(events) + rest == stream
+    assert [event_data(event).decode() for event in events] == payloads
+    assert rest in (b"", b"\n")  # a line feed that came after its carriage return's event had ended
+
+
+def test_an_event_that_is_too_long_is_given_out_in_parts_and_the_next_one_whole() -> None:
+    splitter = EventSplitter(max_bytes=100)
+    stream = b"data: " + b"x" * 1000 + b"\n\ndata: next\n\n"
+    events = [event for i in range(0, len(stream), 7) for event in splitter.feed(stream[i : i + 7])]
+    assert b"".join(events) + splitter.rest() == stream
+    assert events[-1] == b"data: next\n\n"
+    assert max(map(len, events)) <= 107
+
+
+@given(cuts=st.lists(st.integers(0, 10_000), max_size=60), end=st.sampled_from(LINE_ENDS))
+def test_only_the_usage_chunk_is_left_out(cuts: list[int], end: str) -> None:
+    words = ["Wört", "日本", " 🎉"]
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+    chunks: list[dict[str, Any]] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": None}]
+    chunks += [{"choices": [{"delta": {"content": word}}], "usage": None} for word in words]
+    chunks += [{"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": None}]
+
+    def written(chunks: list[dict[str, Any]]) -> bytes:
+        lines = [*(json.dumps(chunk, ensure_ascii=False) for chunk in chunks), "[DONE]"]
+        return "".join(f"data: {line}{end}{end}" for line in lines).encode()
+
+    answer = StreamedAnswer(hide_usage=True)
+    sent = written([*chunks, {"choices": [], "usage": usage}])
+    passed = b"".join(answer.feed(piece) for piece in pieces_of(sent, cuts)) + answer.finish()
+    # A cut between the two bytes of a line's end leaves the second in front of what follows, where it means nothing.
+    assert [line for line in passed.splitlines() if line] == [line for line in written(chunks).splitlines() if line]
+    assert (answer.heard.cached_tokens, answer.heard.prompt_tokens, answer.heard.started) == (4, 9, True)
+
+
+def test_what_nobody_is_to_miss_passes_as_it_comes() -> None:
+    answer = StreamedAnswer(hide_usage=False)
+    for piece in (b"da", b"ta: {", b'"choices": []}', b"\n"):
+        assert answer.feed(piece) == piece
+    assert answer.finish() == b""
+
+
+@pytest.mark.parametrize(
+    ("chunk", "begins"),
+    [
+        ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, False),
+        ({"choices": [{"delta": {"role": "assistant"}}], "prompt_token_ids": [1]}, False),
+        ({"choices": [], "usage": None}, False),
+        ({"choices": [{"delta": {"role": "assistant"}}], "usage": {"prompt_tokens": 3}}, False),
+        ({"choices": [{"delta": {"content": "x"}}]}, True),
+        ({"choices": [{"delta": {"reasoning_content": "x"}}]}, True),
+        ({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}, True),
+        ({"choices": [{"delta": {}, "finish_reason": "stop"}]}, True),
+        ({"choices": [{"text": "x"}]}, True),
+        ({"choices": [{"text": ""}]}, False),
+        ({"type": "response.created", "response": {"usage": None}}, False),
+        ({"type": "response.output_text.delta", "delta": "x"}, True),
+        ({"type": "response.output_text.delta", "delta": ""}, False),
+        ({"type": "response.completed", "response": {}}, True),
+    ],
+)
+def test_an_answer_begins_with_its_first_content(chunk: dict[str, Any], begins: bool) -> None:
+    answer = StreamedAnswer(hide_usage=False)
+    answer.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    assert answer.heard.started is begins
+
+
+@pytest.mark.parametrize("make", [WholeAnswer, lambda: StreamedAnswer(hide_usage=True)])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"no JSON",
+        b"[" * 100_000,
+        b"[1]",
+        b"null",
+        b"\xff\xfe\x00",
+        b'{"usage": 7, "choices": 7, "prompt_token_ids": "x", "response": 7, "type": 7, "error": 0}',
+        b'{"usage": {"prompt_tokens": -1, "prompt_tokens_details": {"cached_tokens": "many"}}, "choices": [7]}',
+        b'{"usage": {"prompt_tokens": true, "prompt_tokens_details": null}, "choices": [{"delta": 7}]}',
+    ],
+)
+def test_nonsense_says_nothing(make: Callable[[], Any], payload: bytes) -> None:
+    answer = make()
+    fed = payload if make is WholeAnswer else b"data: " + payload + b"\n\n"
+    assert answer.feed(fed) + answer.finish() == fed
+    heard = answer.heard
+    assert (heard.prompt_tokens, heard.cached_tokens, heard.prompt_token_ids, heard.failed) == (None, None, None, False)
+
+
+def test_a_whole_answer_tells_its_usage_on_every_route() -> None:
+    for payload in (
+        {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, "prompt_token_ids": [1, 2]},
+        {"usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}, "prompt_token_ids": [1, 2]},
+        {
+            "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}},
+            "choices": [{"prompt_token_ids": [1, 2]}],
+        },
+    ):
+        answer = WholeAnswer()
+        answer.feed(json.dumps(payload).encode())
+        answer.finish()
+        assert (answer.heard.prompt_tokens, answer.heard.cached_tokens) == (9, 4)
+        assert answer.heard.prompt_token_ids == [1, 2]
+
+
+def test_an_answer_too_long_to_keep_passes_unread() -> None:
+    answer = WholeAnswer()
+    piece = b" " * (1024 * 1024)
+    for _ in range(17):
+        assert answer.feed(piece) == piece
+    answer.finish()
+    assert answer.heard.unread

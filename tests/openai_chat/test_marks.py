@@ -1,0 +1,186 @@
+"""Which request is which plan's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.openai import PLAN_HEADER, EngineLink
+
+
+@pytest.fixture(autouse=True)
+def _answers(scripted: Any, reply: Any, completion: Any) -> None:
+    scripted.script.append(reply([json.dumps(completion).encode()]))
+
+
+def told(plan: Any) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{plan.render()}\n\nQ?"}]
+
+
+def test_within_a_block_the_request_with_the_context_is_the_plans(
+    caller: Any, scripted: Any, planner: Any, blocks: Any
+) -> None:
+    plan = planner.plan(blocks, tenant="acme")
+    with caller.link.sending(plan):
+        caller.ask(messages=[{"role": "user", "content": "Rephrase: Q?"}])
+        assert planner.fates == []
+        caller.ask(messages=told(plan))
+        assert planner.fates == ["commit"]
+        caller.ask(messages=told(plan))
+    caller.ask(messages=told(plan))
+    assert planner.fates == ["commit"]
+    # All of them are this tenant's, and so are their cached prefixes.
+    assert [seen.body.get("cache_salt") for seen in scripted.seen] == [plan.cache_salt] * 3 + [None]
+    stats = caller.link.stats()
+    assert (stats.requests, stats.unmatched, stats.repeated_plans) == (1, 1, 1)
+
+
+def test_a_block_that_sent_nothing_abandons(caller: Any, planner: Any, blocks: Any) -> None:
+    with caller.link.sending(planner.plan(blocks)):
+        pass
+    with pytest.raises(KeyError), caller.link.sending(planner.plan(blocks)):
+        raise KeyError
+    with caller.link.sending(planner.plan(blocks)):
+        caller.ask(messages=[{"role": "user", "content": "Something else."}])
+    assert planner.fates == ["abandon"] * 3
+    assert planner.stats().open_plans == 0
+
+
+async def test_a_block_of_tasks_is_their_own(link: EngineLink, planner: Any, blocks: Any) -> None:
+    async with link.sending(planner.plan(blocks)):
+        pass
+    assert planner.fates == ["abandon"]
+
+
+def test_the_innermost_block_counts_and_each_link_has_its_own(
+    caller: Any, scripted: Any, planner: Any, blocks: Any
+) -> None:
+    other_planner = ContextPlanner()
+    outer, inner = planner.plan(blocks[:2], tenant="a"), planner.plan(blocks[2:], tenant="b")
+    with EngineLink(other_planner) as other, caller.link.sending(outer):
+        with caller.link.sending(inner), other.sending(other_planner.plan(blocks)):
+            caller.ask(messages=told(inner))
+        caller.ask(messages=told(outer))
+    assert [seen.body["cache_salt"] for seen in scripted.seen] == [inner.cache_salt, outer.cache_salt]
+    assert [plan for plan, _, _ in planner.told] == [inner.id, outer.id]
+    assert other_planner.stats().abandons == 1
+
+
+def test_what_was_started_in_a_block_and_outlives_it_is_on_its_own(
+    caller: Any, scripted: Any, planner: Any, blocks: Any
+) -> None:
+    plan = planner.plan(blocks, tenant="acme")
+    with caller.link.sending(plan):
+        context = copy_context()
+    thread = threading.Thread(target=context.run, args=(lambda: caller.ask(messages=told(plan)),))
+    thread.start()
+    thread.join()
+    assert "cache_salt" not in scripted.seen[-1].body
+    assert planner.fates == ["abandon"]
+
+
+def test_a_block_can_be_left_in_another_context(link: EngineLink, planner: Any, blocks: Any) -> None:
+    def generate() -> Any:
+        with link.sending(planner.plan(blocks)):
+            yield
+
+    generator = generate()
+    copy_context().run(next, generator)
+    generator.close()
+    assert planner.fates == ["abandon"]
+
+
+def test_a_plan_serves_one_request(caller: Any, scripted: Any, planner: Any, blocks: Any) -> None:
+    plan = planner.plan(blocks, tenant="acme")
+    headers = caller.link.headers(plan)
+    caller.ask(extra_headers=headers)
+    caller.ask(extra_headers=headers)
+    assert planner.fates == ["commit"]
+    assert caller.link.stats().repeated_plans == 1
+    assert [seen.body["cache_salt"] for seen in scripted.seen] == [plan.cache_salt] * 2
+    assert planner.stats().late_commits == 0
+
+
+def test_plans_that_nobody_knows_pass(caller: Any, scripted: Any, planner: Any, blocks: Any) -> None:
+    other = ContextPlanner()
+    with EngineLink(other) as elsewhere:
+        unknown = elsewhere.headers(other.plan(blocks, tenant="acme"))
+    for headers in (unknown, {PLAN_HEADER: "nonsense"}, {PLAN_HEADER.upper(): "nonsense"}):
+        caller.ask(extra_headers=headers)
+        assert PLAN_HEADER not in scripted.seen[-1].headers
+        assert "cache_salt" not in scripted.seen[-1].body
+    assert caller.link.stats().unknown_plans == 3
+    # This link knows it, its planner does not.
+    foreign = other.plan(blocks)
+    caller.ask(extra_headers=caller.link.headers(foreign))
+    assert caller.link.stats().refused_commits == 1
+    assert other.stats().open_plans == 2
+
+
+def test_no_more_plans_are_known_than_told(planner: Any, scripted: Any, blocks: Any) -> None:
+    with EngineLink(planner, max_plans=2) as link, link.http_client() as client:
+        headers = [link.headers(planner.plan(blocks)) for _ in range(3)]
+        url = f"{scripted.base_url}/chat/completions"
+        for header in headers:
+            client.post(url, headers=header, json={"messages": []})
+        stats = link.stats()
+    assert (stats.unknown_plans, stats.commits) == (1, 2)
+
+
+def test_other_routes_keep_their_bodies(caller: Any, scripted: Any, planner: Any, blocks: Any) -> None:
+    plan = planner.plan(blocks, tenant="acme")
+    call = {"model": "m", "input": "text", "encoding_format": "float"}
+    scripted.script[0] = scripted.script[0]._replace(
+        pieces=[
+            json.dumps({"data": [{"embedding": [1.0], "index": 0, "object": "embedding"}], "object": "list"}).encode()
+        ]
+    )
+    headers = caller.link.headers(plan)
+    caller.run(
+        lambda client: client.embeddings.create(**call, extra_headers=headers),
+        lambda client: client.embeddings.create(**call, extra_headers=headers),
+    )
+    assert scripted.seen[0].body == call
+    assert PLAN_HEADER not in scripted.seen[0].headers
+    assert planner.fates == []
+    assert caller.link.stats().unmatched == 1
+
+
+def test_a_session_is_named_by_a_digest(scripted: Any, planner: Any, blocks: Any) -> None:
+    with EngineLink(planner, session_header="X-Session-ID") as link, link.http_client() as client:
+        sessions = []
+        for tenant, conversation, own in (
+            ("acme", "chat-42", None), ("acme", "chat-42", None), ("acme", "chat-43", None), ("other", "chat-42", None),
+            (None, "chat-42", None), ("acme", None, None), ("acme", "chat-42", "mine"),
+        ):  # fmt: skip
+            plan = planner.plan(blocks, tenant=tenant, conversation=conversation)
+            headers = {**link.headers(plan), **({"x-session-id": own} if own else {})}
+            client.post(f"{scripted.base_url}/chat/completions", headers=headers, json={"messages": []})
+            seen = scripted.seen[-1]
+            sessions.append(seen.headers.get("x-session-id"))
+            sent = seen.content + str(seen.headers).encode()
+            assert b"acme" not in sent
+            assert b"chat-4" not in sent
+    assert sessions[0] == sessions[1]
+    assert len(set(sessions[:5])) == 4
+    assert all(len(session) == 32 for session in sessions[:5])
+    assert sessions[5:] == [None, "mine"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"token_ids": "tgi"}, "token_ids"), ({"max_plans": 0}, "max_plans"), ({"retry_grace": -1.0}, "retry_grace")],
+)
+def test_other_values_are_named(planner: Any, wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineLink(planner, **wrong)
+
+
+def test_a_plan_is_a_plan(link: EngineLink) -> None:
+    with pytest.raises(TypeError, match="plan must be a ContextPlan"):
+        link.headers(ContextBlock("x"))  # type: ignore[arg-type]

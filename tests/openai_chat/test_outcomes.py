@@ -1,0 +1,386 @@
+"""What becomes of a plan whose request went out: on each way in which an answer can come, or not come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import gzip
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from warmprefix.openai import PLAN_HEADER, EngineLink
+
+
+def wait_for(holds: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_answer_commits_with_what_the_engine_said(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
+) -> None:
+    scripted.script.append(reply([json.dumps({**completion, "prompt_token_ids": [1, 2, 3]}).encode()]))
+    plan = planner.plan(blocks, tenant="acme", conversation="chat-42")
+    messages = [{"role": "user", "content": f"{plan.render()}\n\nQ?"}]
+    answer = caller.ask(messages=messages, extra_headers=caller.link.headers(plan))
+    assert answer.choices[0].message.content == "It is."
+    assert planner.fates == ["commit"]
+    report = planner.report_told
+    assert (report.cached_tokens, report.prompt_tokens, report.prompt_token_ids) == (64, 100, [1, 2, 3])
+    assert report.ttft is None
+    assert [round(end * len(messages[0]["content"])) for end in report.block_ends][-1] == len(plan.render())
+    (seen,) = scripted.seen
+    assert PLAN_HEADER not in seen.headers
+    assert plan.id.encode() not in seen.content
+    assert seen.body["cache_salt"] == plan.cache_salt
+    assert "stream_options" not in seen.body
+    assert planner.stats().open_plans == 0
+
+
+def test_a_stream_commits_with_what_the_engine_said_and_hides_what_only_we_asked_for(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, usage: Any
+) -> None:
+    scripted.script.append(reply(sse("It ", "is.", usage=usage), content_type="text/event-stream; charset=utf-8"))
+    plan = planner.plan(blocks)
+    chunks = caller.ask(stream=True, extra_headers=caller.link.headers(plan))
+    assert all(chunk.choices for chunk in chunks)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "It is."
+    assert scripted.seen[0].body["stream_options"] == {"include_usage": True}
+    assert "cache_salt" not in scripted.seen[0].body
+    assert planner.fates == ["commit"]
+    report = planner.report_told
+    assert (report.cached_tokens, report.prompt_tokens) == (64, 100)
+    assert report.ttft > 0
+    # The application asks for it, and sees it.
+    plan = planner.plan(blocks)
+    options = {"stream_options": {"include_usage": True}}
+    chunks = caller.ask(stream=True, extra_headers=caller.link.headers(plan), **options)
+    assert chunks[-1].usage.prompt_tokens == 100
+    assert planner.report_told.cached_tokens == 64
+
+
+def test_requests_without_a_plan_pass_byte_for_byte(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, usage: Any
+) -> None:
+    scripted.script.append(reply(sse("It is.", usage=usage), content_type="text/event-stream"))
+    call: Any = {"stream": True, "messages": [{"role": "user", "content": "ß?"}], "extra_body": {"own": 1.50}}
+    with openai.OpenAI(base_url=scripted.base_url, api_key="none") as plain:
+        expected = list(plain.chat.completions.create(model="m", **call))
+    with caller.link.sending(planner.plan(blocks)):
+        pass
+    assert caller.ask(**{"model": "m", "max_tokens": openai.NOT_GIVEN, **call}) == expected
+    first, second = scripted.seen
+    assert first.content == second.content
+    assert second.headers.keys() - {"x-stainless-async"} == first.headers.keys() - {"x-stainless-async"}
+    assert caller.link.stats().requests == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "tried_again"), [(400, False), (401, False), (404, False), (429, True), (500, True)]
+)
+def test_an_error_abandons_when_nobody_will_try_again(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any, status: int, tried_again: bool
+) -> None:
+    refusal = reply([b'{"error": {"message": "no"}}'], status, headers=(("retry-after-ms", "1"),))
+    scripted.script.append(refusal)
+    plan = planner.plan(blocks)
+    with pytest.raises(openai.APIStatusError):
+        caller.ask(extra_headers=caller.link.headers(plan))
+    assert planner.fates == ([] if tried_again else ["abandon"])
+    assert caller.link.stats().waiting == tried_again
+    caller.link.close()
+    assert planner.fates == ["abandon"]
+    # With another attempt that succeeds, it is the same plan that is committed.
+    scripted.seen.clear()
+    scripted.script.extend([refusal, reply([json.dumps(completion).encode()])])
+    plan = planner.plan(blocks, tenant="acme")
+    if tried_again:
+        caller.ask(sdk={"max_retries": 2}, extra_headers=caller.link.headers(plan))
+        assert [seen.body["cache_salt"] for seen in scripted.seen[-2:]] == [plan.cache_salt] * 2
+        assert planner.told[-1][:2] == (plan.id, "commit")
+        assert caller.link.stats().waiting == 0
+        assert planner.stats().late_commits == 0
+
+
+def test_a_failure_waits_for_another_attempt_no_longer_than_told(
+    scripted: Any, planner: Any, blocks: Any, reply: Any, is_async: bool, completion: Any
+) -> None:
+    with EngineLink(planner, retry_grace=0.05) as link:
+        ask = asker(link, scripted.base_url, is_async=is_async)
+        scripted.script.append(reply([], 503))
+        plan = planner.plan(blocks)
+        headers = link.headers(plan)
+        with pytest.raises(openai.InternalServerError):
+            ask(extra_headers=headers)
+        wait_for(lambda: planner.fates == ["abandon"])
+        # Who comes later still is kept from other tenants, and that is all.
+        scripted.script.append(reply([json.dumps(completion).encode()]))
+        scripted.script.popleft()
+        ask(extra_headers=headers)
+        assert planner.fates == ["abandon"]
+        assert link.stats().repeated_plans == 1
+
+
+def asker(link: EngineLink, base_url: str, *, is_async: bool) -> Any:
+    call: Any = {"model": "m", "messages": [{"role": "user", "content": "Q?"}]}
+    options: Any = {"base_url": base_url, "api_key": "none", "max_retries": 0}
+
+    def ask(**more: Any) -> Any:
+        if not is_async:
+            with openai.OpenAI(http_client=link.http_client(), **options) as client:
+                return client.chat.completions.create(**call, **more)
+
+        async def within() -> Any:
+            async with openai.AsyncOpenAI(http_client=link.async_http_client(), **options) as client:
+                return await client.chat.completions.create(**call, **more)
+
+        return asyncio.run(within())
+
+    return ask
+
+
+@pytest.mark.parametrize("where", ["no answer", "in the body"])
+def test_a_connection_lost_before_the_answer_waits_for_another_attempt(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, cut: Any, completion: Any, where: str
+) -> None:
+    lost = [cut] if where == "no answer" else [b'{"id": ', cut]
+    scripted.script.extend([reply(lost), reply([json.dumps(completion).encode()])])
+    plan = planner.plan(blocks)
+    caller.ask(sdk={"max_retries": 1}, extra_headers=caller.link.headers(plan))
+    assert len(scripted.seen) == 2
+    assert planner.fates == ["commit"]
+    scripted.script.append(reply(lost))
+    scripted.script.popleft()
+    plan = planner.plan(blocks)
+    with caller.link.sending(plan), pytest.raises(openai.APIConnectionError):
+        caller.ask(messages=[{"role": "user", "content": plan.render()}])
+    assert planner.fates == ["commit", "abandon"]
+
+
+def test_a_time_out_abandons(caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any) -> None:
+    never = threading.Event()
+    try:
+        scripted.script.append(reply([never]))
+        plan = planner.plan(blocks)
+        with caller.link.sending(plan), pytest.raises(openai.APITimeoutError):
+            caller.ask(messages=[{"role": "user", "content": plan.render()}], timeout=0.1)
+        assert planner.fates == ["abandon"]
+        # In the middle of a stream, the model has seen the prompt.
+        role, word, *_ = sse("It ")
+        for pieces, fate in (([role, never], "abandon"), ([role, word, never], "commit")):
+            scripted.script.append(reply(pieces, content_type="text/event-stream"))
+            scripted.script.popleft()
+            plan = planner.plan(blocks)
+            with pytest.raises((openai.APITimeoutError, httpx.TimeoutException)):  # the latter before version 2
+                caller.ask(stream=True, timeout=0.3, extra_headers=caller.link.headers(plan))
+            assert planner.told[-1][:2] == (plan.id, fate)
+    finally:
+        never.set()
+
+
+def test_a_stream_that_breaks_counts_as_seen_from_its_first_token_on(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, cut: Any
+) -> None:
+    role, word, *_ = sse("It ", done=False)
+    broken = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+    for pieces, fate in (
+        ([role, cut], "abandon"),
+        ([role, broken], "abandon"),
+        ([broken], "abandon"),
+        ([role], "abandon"),
+        ([], "abandon"),
+        ([role, word, cut], "commit"),
+        ([role, word, broken], "commit"),
+        ([role, word], "commit"),
+        ([role, word[:-30], cut], "abandon"),
+    ):
+        scripted.script.append(reply(pieces, content_type="text/event-stream"))
+        if len(scripted.script) > 1:
+            scripted.script.popleft()
+        plan = planner.plan(blocks)
+        expected = (
+            pytest.raises((openai.APIError, httpx.HTTPError)) if {cut, broken} & {*pieces} else contextlib.nullcontext()
+        )
+        with expected:
+            caller.ask(stream=True, extra_headers=caller.link.headers(plan))
+        assert planner.told[-1][:2] == (plan.id, fate), pieces
+        if fate == "commit":
+            assert planner.report_told.cached_tokens is None
+            assert planner.report_told.ttft > 0
+    assert planner.stats().open_plans == 0
+    assert caller.link.stats().errors == 0
+
+
+def test_a_stream_that_the_application_closes_counts_as_seen_from_its_first_token_on(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any
+) -> None:
+    role, word, *rest = sse("It ", "is.")
+    go_on = threading.Event()
+    call = {"model": "m", "messages": [{"role": "user", "content": "Q?"}], "stream": True}
+    try:
+        for read, fate in ((0, "abandon"), (1, "abandon"), (2, "commit")):
+            pieces = [*[role, word][:read], go_on, *[role, word][read:], *rest]
+            if read == 0:
+                pieces = [b": nothing yet\n\n", *pieces]  # so that the head comes
+            scripted.script.append(reply(pieces, content_type="text/event-stream"))
+            if len(scripted.script) > 1:
+                scripted.script.popleft()
+            plan = planner.plan(blocks)
+            marked = {**call, "extra_headers": caller.link.headers(plan)}
+
+            def blocking(client: Any, marked: Any = marked, read: int = read) -> None:
+                with client.chat.completions.create(**marked) as stream:
+                    for _ in range(read):
+                        next(stream)
+
+            async def awaited(client: Any, marked: Any = marked, read: int = read) -> None:
+                async with await client.chat.completions.create(**marked) as stream:
+                    for _ in range(read):
+                        await stream.__anext__()
+
+            caller.run(blocking, awaited)
+            assert planner.told[-1][:2] == (plan.id, fate), read
+    finally:
+        go_on.set()
+
+
+def test_a_stream_that_nobody_closes_ends_when_it_is_let_go_of(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any
+) -> None:
+    scripted.script.append(reply(sse("It ", "is."), content_type="text/event-stream"))
+    call = {"model": "m", "messages": [{"role": "user", "content": "Q?"}], "stream": True}
+    unread, begun = planner.plan(blocks), planner.plan(blocks)
+
+    def blocking(client: Any) -> None:
+        client.chat.completions.create(**call, extra_headers=caller.link.headers(unread))
+        stream = client.chat.completions.create(**call, extra_headers=caller.link.headers(begun))
+        while not next(stream).choices[0].delta.content:
+            pass
+        del stream
+        gc.collect()
+
+    async def awaited(client: Any) -> None:
+        await client.chat.completions.create(**call, extra_headers=caller.link.headers(unread))
+        stream = await client.chat.completions.create(**call, extra_headers=caller.link.headers(begun))
+        while not (await stream.__anext__()).choices[0].delta.content:
+            pass
+        del stream
+        gc.collect()
+        for _ in range(10):  # what the garbage collector ends, the event loop closes
+            await asyncio.sleep(0)
+
+    caller.run(blocking, awaited)
+    assert {plan: fate for plan, fate, _ in planner.told} == {unread.id: "abandon", begun.id: "commit"}
+    assert planner.stats().open_plans == 0
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_streams_are_read_however_they_are_cut_and_compressed(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, usage: Any, end: str, size: int
+) -> None:
+    words = ["日本語", " – ß", " 🎉\u2028", "."]
+    stream = b"".join(sse(*words, usage=usage, end=end))
+    for data, headers in ((stream, ()), (gzip.compress(stream), (("content-encoding", "gzip"),))):
+        pieces = [data[i : i + size] for i in range(0, len(data), size)]
+        scripted.script.append(reply(pieces, content_type="text/event-stream", headers=headers))
+        if len(scripted.script) > 1:
+            scripted.script.popleft()
+        chunks = caller.ask(stream=True, extra_headers=caller.link.headers(planner.plan(blocks)))
+        assert all(chunk.choices for chunk in chunks)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "".join(words)
+        assert planner.report_told.cached_tokens == 64
+    assert planner.fates == ["commit", "commit"]
+
+
+def test_a_compressed_answer_is_read(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
+) -> None:
+    data = gzip.compress(json.dumps(completion).encode())
+    scripted.script.append(reply([data[:40], data[40:]], headers=(("content-encoding", "gzip"),)))
+    answer = caller.ask(extra_headers=caller.link.headers(planner.plan(blocks)))
+    assert answer.choices[0].message.content == "It is."
+    assert planner.report_told.cached_tokens == 64
+
+
+def test_an_answer_that_is_no_json_passes_and_is_counted(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any
+) -> None:
+    scripted.script.append(reply([b"plain text"], content_type="text/plain"))
+    assert caller.ask(extra_headers=caller.link.headers(planner.plan(blocks))) == "plain text"
+    assert planner.fates == ["commit"]
+    assert planner.report_told.cached_tokens is None
+    assert caller.link.stats().unread_answers == 1
+
+
+def test_an_error_in_an_answers_place_abandons(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any
+) -> None:
+    scripted.script.append(reply([b'{"error": {"message": "out of memory"}}']))
+    caller.ask(extra_headers=caller.link.headers(planner.plan(blocks)))
+    assert planner.fates == ["abandon"]
+
+
+def test_a_redirected_request_keeps_its_plan(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
+) -> None:
+    moved = reply([], 307, headers=(("location", f"{scripted.base_url}/there/chat/completions"),))
+    scripted.script.extend([moved, reply([json.dumps(completion).encode()])])
+    plan = planner.plan(blocks, tenant="acme")
+    if caller._by_transport:  # httpx follows redirects for nobody who does not ask for it
+        with pytest.raises(openai.APIStatusError):
+            caller.ask(extra_headers=caller.link.headers(plan))
+        assert planner.fates == []
+        return
+    caller.ask(extra_headers=caller.link.headers(plan))
+    assert [seen.body["cache_salt"] for seen in scripted.seen] == [plan.cache_salt] * 2
+    assert not any(PLAN_HEADER in seen.headers for seen in scripted.seen)
+    assert planner.fates == ["commit"]
+
+
+def test_a_planner_that_fails_fails_no_request(
+    scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any, is_async: bool,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def broken(*_: object, **__: object) -> Any:
+        raise RuntimeError("broken")
+
+    for name in ("commit", "acommit", "abandon", "aabandon"):
+        monkeypatch.setattr(planner, name, broken)
+    scripted.script.append(reply([json.dumps(completion).encode()]))
+    with EngineLink(planner) as link:
+        ask = asker(link, scripted.base_url, is_async=is_async)
+        for _ in range(2):
+            assert ask(extra_headers=link.headers(planner.plan(blocks))).usage.prompt_tokens == 100
+        assert link.stats().errors == 2
+    assert [record.levelname for record in caplog.records if record.name == "warmprefix"] == ["WARNING"]
+
+
+def test_a_mistake_of_ours_fails_no_request(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, usage: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def broken(*_: object, **__: object) -> Any:
+        raise RuntimeError("broken")
+
+    scripted.script.append(reply([b"".join(sse("It is.", usage=usage))], content_type="text/event-stream"))
+    names = (
+        "answers.StreamedAnswer.feed", "answers.Heard.read", "exchange.StreamedAnswer",
+        "link.read_call", "link.completed", "link.PlanBook.find", "transports._pass_through", "exchange.block_ends",
+    )  # fmt: skip
+    for number, name in enumerate(names, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"warmprefix.openai.{name}", broken)
+            chunks = caller.ask(stream=True, extra_headers=caller.link.headers(planner.plan(blocks)))
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "It is.", name
+        assert caller.link.stats().errors == number, name
+        assert PLAN_HEADER not in scripted.seen[-1].headers
