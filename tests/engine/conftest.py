@@ -1,0 +1,110 @@
+"""One real vLLM on the CPU for all tests of a session; each finds it running, and its prefix cache empty."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import pytest
+
+from common import zipf_requests
+from engine_client import EngineClient
+from openai import OpenAI
+from vllm_server import FOLDER, EngineUnavailableError, VllmServer, prepare
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.openai import EngineLink, messages_for
+from warmprefix.plan import ContextPlan
+from warmprefix.residency.tokenizer import EngineTokenizer
+
+KV_BLOCKS = 320
+"""Of 32 tokens: some 15 prompts of these tests, so that most of what they send is evicted again."""
+PREAMBLE = "You answer from the context."
+QUESTION = "What does it say?"
+WORDS = (
+    *("river", "stone", "window", "garden", "letter", "morning", "winter", "bridge", "market", "harbour", "candle"),
+    *("mountain", "forest", "shadow", "silver", "copper", "engine", "signal", "number", "paper", "travel", "answer"),
+)
+
+Serve = Callable[..., tuple[ContextPlan, int]]
+
+
+@pytest.fixture(scope="session")
+def only_server() -> Iterator[VllmServer]:
+    if FOLDER not in os.environ:
+        pytest.skip(f"{FOLDER} does not say where vLLM is, or is to be installed")
+    try:
+        prepare()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+    with VllmServer("tiny", kv_blocks=KV_BLOCKS) as server:
+        yield server
+
+
+@pytest.fixture
+def server(only_server: VllmServer) -> VllmServer:
+    if not only_server.is_running:  # a test killed it, and failed
+        only_server.restart()
+    only_server.reset_prefix_cache()
+    return only_server
+
+
+@pytest.fixture(scope="session")
+def passages(only_server: VllmServer) -> list[ContextBlock]:
+    """With the engine's own count of tokens, 70 to 170 each."""
+    engine = EngineClient(only_server.base_url, only_server.model)
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(30, 70))) for _ in range(120)]
+    return [
+        ContextBlock(text, id=number, tokens=engine.count_tokens(f"[{number}] {text}\n\n"))
+        for number, text in enumerate(texts)
+    ]
+
+
+@pytest.fixture
+def feed_options(server: VllmServer) -> dict[str, Any]:
+    """For a `KvEventFeed` that listens to the server."""
+    tokenizer = EngineTokenizer(server.base_url, server.model)
+    return {"endpoint": server.kv_events, "replay": server.kv_replay, "tokenizer": tokenizer}
+
+
+@pytest.fixture(scope="session")
+def requests() -> list[list[int]]:
+    """Numbers of six passages each, of topics that come back."""
+    return list(zipf_requests(300, k=6, topics=12, per_topic=10))
+
+
+@pytest.fixture
+def serving(
+    server: VllmServer, passages: list[ContextBlock]
+) -> Callable[[ContextPlanner], AbstractContextManager[Serve]]:
+    """Within its `with`: a function that asks the engine, for the numbers of some passages, and gives the plan and the
+    cached tokens that the engine reported."""
+
+    @contextmanager
+    def opened(planner: ContextPlanner) -> Iterator[Serve]:
+        with (
+            EngineLink(planner, token_ids="vllm") as link,
+            OpenAI(
+                base_url=server.base_url, api_key="none", max_retries=0, http_client=link.http_client(timeout=60.0)
+            ) as client,
+        ):
+
+            def serve(numbers: list[int], tenant: str | None = None) -> tuple[ContextPlan, int]:
+                plan = planner.plan([passages[n] for n in numbers], tenant=tenant, preamble=PREAMBLE)
+                answer = client.chat.completions.create(
+                    model=server.model,
+                    messages=cast(Any, messages_for(plan, QUESTION, preamble=PREAMBLE)),
+                    max_tokens=1,
+                    extra_headers=link.headers(plan),
+                )
+                assert answer.usage is not None
+                details = answer.usage.prompt_tokens_details
+                assert details is not None
+                return plan, details.cached_tokens or 0
+
+            yield serve
+
+    return opened

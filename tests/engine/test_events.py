@@ -1,0 +1,104 @@
+"""What a real engine forgets, and what the planner thinks that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+import openai
+from redis_servers import wait_until
+from vllm_server import BLOCK_SIZE, VllmServer
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.plan import ContextPlan
+from warmprefix.residency.feed import KvEventFeed
+
+pytestmark = pytest.mark.vllm
+
+PREAMBLE = "You answer from the context."
+ONE, OTHER = [1, 2, 3, 4, 5, 6], [101, 102, 103]
+
+Serve = Callable[..., tuple[ContextPlan, int]]
+Serving = Callable[[ContextPlanner], AbstractContextManager[Serve]]
+Predict = Callable[..., int]
+
+
+@pytest.fixture
+def planner(server: VllmServer, feed_options: dict[str, Any]) -> Iterator[ContextPlanner]:
+    with ContextPlanner(capacity_tokens=server.capacity_tokens, feed=KvEventFeed(**feed_options)) as planner:
+        yield planner
+
+
+@pytest.fixture
+def predict(planner: ContextPlanner, passages: list[ContextBlock]) -> Predict:
+    """Tokens of context that the planner takes for cached."""
+
+    def predicted(numbers: list[int], tenant: str | None = None) -> int:
+        plan = planner.plan([passages[n] for n in numbers], tenant=tenant, preamble=PREAMBLE)
+        planner.abandon(plan)
+        return plan.resident_tokens
+
+    return predicted
+
+
+def wait_until_known(planner: ContextPlanner, prompts: int) -> None:
+    wait_until(lambda: planner.stats().feed.prompts == prompts, f"{prompts} prompts are found among the events")
+
+
+def test_a_reset_is_heard(server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict) -> None:
+    with serving(planner) as serve:
+        serve(ONE)
+        wait_until_known(planner, 1)
+        held = predict(ONE)
+        server.reset_prefix_cache()
+        serve(OTHER)  # the engine tells of a reset in its next step
+        wait_until(lambda: predict(ONE) == 0, "the reset is heard of")
+        plan, cached = serve(ONE)
+        again, cached_again = serve(ONE)
+    assert held > 0
+    assert (plan.resident_tokens, cached // BLOCK_SIZE) == (0, 0)
+    assert abs(again.resident_tokens - cached_again) <= again.blocks[-1].block.tokens + 2 * BLOCK_SIZE
+    assert cached_again > 0
+
+
+def test_an_engine_that_was_killed_starts_from_nothing(
+    server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict, requests: list[list[int]]
+) -> None:
+    with serving(planner) as serve:
+        for request in requests[:20]:
+            serve(request)
+        serve(ONE)
+        assert predict(ONE) > 0
+        committed = planner.stats().commits
+        server.kill()
+        with pytest.raises(openai.APIConnectionError):
+            serve(ONE)
+        assert planner.stats().commits == committed
+        server.start()
+        serve(OTHER)
+        wait_until(lambda: planner.stats().feed.wipes == 1, "the restart is heard of")
+        wait_until(lambda: predict(ONE) == 0, "what it held is forgotten")
+        served = [serve(request) for request in requests[:20]]
+    stats = planner.stats()
+    assert stats.feed.connected
+    assert stats.open_plans == 0
+    too_much = sorted(plan.resident_tokens - cached for plan, cached in served)
+    assert too_much[18] <= max(block.block.tokens for plan, _ in served for block in plan.blocks)
+
+
+def test_tenants_share_nothing(planner: ContextPlanner, serving: Serving, predict: Predict) -> None:
+    with serving(planner) as serve:
+        first, cached = serve(ONE, "acme")
+        assert cached == 0
+        wait_until_known(planner, 1)
+        assert predict(ONE, "acme") > 0
+        assert predict(ONE, "umbrella") == predict(ONE) == 0
+        other, cached = serve(ONE, "umbrella")
+        assert cached == 0, "it found what another tenant's request had cached"
+        _, nobodys = serve(ONE)
+        assert nobodys == 0
+        again, cached = serve(ONE, "acme")
+        assert cached > 0
+    assert first.cache_salt == again.cache_salt != other.cache_salt

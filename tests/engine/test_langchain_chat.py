@@ -1,0 +1,68 @@
+"""LangChain's chat model with `EngineLink`, against a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vllm_server import VllmServer
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.openai import EngineLink, messages_for
+
+output_parsers = pytest.importorskip("langchain_core.output_parsers", reason="runs in LangChain's environment")
+langchain_openai = pytest.importorskip("langchain_openai", reason="runs in LangChain's environment")
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def planner(server: VllmServer) -> Iterator[ContextPlanner]:
+    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
+        yield planner
+
+
+@pytest.fixture
+def link(planner: ContextPlanner) -> Iterator[EngineLink]:
+    with EngineLink(planner) as link:
+        yield link
+
+
+def chat(server: VllmServer, **clients: Any) -> Any:
+    return langchain_openai.ChatOpenAI(
+        model=server.model, base_url=server.base_url, api_key="none", max_tokens=4, max_retries=0, **clients
+    )
+
+
+def test_invoke_and_stream(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
+) -> None:
+    with link.http_client(timeout=60.0) as http_client:
+        model = chat(server, http_client=http_client)
+        plan = planner.plan(passages[:6], tenant="acme")
+        with link.sending(plan):
+            model.invoke(messages_for(plan, "What is it?"))
+        plan = planner.plan(passages[5::-1], tenant="acme")
+        with link.sending(plan):
+            answer = None
+            for chunk in model.stream(messages_for(plan, "What is it?")):
+                answer = chunk if answer is None else answer + chunk
+    assert answer is not None
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
+    assert stats.reported_cached_tokens > 0.8 * sum(block.tokens for block in passages[:6])
+
+
+async def test_a_chain_in_tasks(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
+) -> None:
+    async with link.async_http_client(timeout=60.0) as http_client:
+        chain = chat(server, http_async_client=http_client) | output_parsers.StrOutputParser()
+        for _ in range(2):
+            plan = await planner.aplan(passages[:6])
+            async with link.sending(plan):
+                assert isinstance(await chain.ainvoke(messages_for(plan, "What is it?")), str)
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
+    assert stats.reported_cached_tokens > 0

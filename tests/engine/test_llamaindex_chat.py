@@ -1,0 +1,78 @@
+"""LlamaIndex's chat model for OpenAI-compatible engines with `EngineLink`, against a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from vllm_server import VllmServer
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.openai import EngineLink, messages_for
+from warmprefix.plan import ContextPlan
+
+llms = pytest.importorskip("llama_index.core.llms", reason="runs in LlamaIndex's environment")
+openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="runs in LlamaIndex's environment")
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def planner(server: VllmServer) -> Iterator[ContextPlanner]:
+    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
+        yield planner
+
+
+@pytest.fixture
+def link(planner: ContextPlanner) -> Iterator[EngineLink]:
+    with EngineLink(planner) as link:
+        yield link
+
+
+def chat(server: VllmServer, **clients: Any) -> Any:
+    return openai_like.OpenAILike(
+        model=server.model,
+        api_base=server.base_url,
+        api_key="none",
+        is_chat_model=True,
+        context_window=8_192,
+        max_tokens=4,
+        max_retries=0,
+        **clients,
+    )
+
+
+def messages(plan: ContextPlan) -> Sequence[Any]:
+    return [llms.ChatMessage(**message) for message in messages_for(plan, "What is it?")]
+
+
+def test_chat_and_stream_chat(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
+) -> None:
+    with link.http_client(timeout=60.0) as http_client:
+        model = chat(server, http_client=http_client)
+        plan = planner.plan(passages[:6], tenant="acme")
+        with link.sending(plan):
+            model.chat(messages(plan))
+        plan = planner.plan(passages[5::-1], tenant="acme")
+        with link.sending(plan):
+            for _ in model.stream_chat(messages(plan)):
+                pass
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
+    assert stats.reported_cached_tokens > 0.8 * sum(block.tokens for block in passages[:6])
+
+
+async def test_tasks(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
+) -> None:
+    async with link.async_http_client(timeout=60.0) as http_client:
+        model = chat(server, async_http_client=http_client)
+        for _ in range(2):
+            plan = await planner.aplan(passages[:6])
+            async with link.sending(plan):
+                await model.achat(messages(plan))
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
+    assert stats.reported_cached_tokens > 0

@@ -1,0 +1,137 @@
+"""The OpenAI SDK with `EngineLink`, and what a real engine answers it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletionChunk
+
+from vllm_server import VllmServer
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.openai import EngineLink, messages_for
+from warmprefix.plan import ContextPlan
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def planner(server: VllmServer) -> Iterator[ContextPlanner]:
+    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
+        yield planner
+
+
+@pytest.fixture
+def link(planner: ContextPlanner) -> Iterator[EngineLink]:
+    with EngineLink(planner) as link:
+        yield link
+
+
+@pytest.fixture
+def client(server: VllmServer, link: EngineLink) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.base_url, api_key="none", http_client=link.http_client(timeout=60.0)) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(server: VllmServer, link: EngineLink) -> AsyncIterator[AsyncOpenAI]:
+    http_client = link.async_http_client(timeout=60.0)
+    async with AsyncOpenAI(base_url=server.base_url, api_key="none", http_client=http_client) as client:
+        yield client
+
+
+def asked(server: VllmServer, plan: ContextPlan, **options: Any) -> dict[str, Any]:
+    return {"model": server.model, "messages": messages_for(plan, "What is it?"), "max_tokens": 4, **options}
+
+
+def test_create(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
+) -> None:
+    def create() -> CompletionUsage:
+        plan = planner.plan(passages[:6], tenant="acme")
+        answer = client.chat.completions.create(**asked(server, plan, extra_headers=link.headers(plan)))
+        usage = answer.usage
+        assert isinstance(usage, CompletionUsage)
+        return usage
+
+    create()
+    usage = create()
+    details = usage.prompt_tokens_details
+    assert details is not None
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
+    assert stats.reported_cached_tokens == details.cached_tokens
+    assert (details.cached_tokens or 0) > 0.8 * usage.prompt_tokens
+
+
+def test_a_stream_reports_usage_that_the_application_does_not_see(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
+) -> None:
+    for _ in range(2):
+        plan = planner.plan(passages[:6])
+        with link.sending(plan):
+            chunks: list[ChatCompletionChunk] = list(client.chat.completions.create(**asked(server, plan, stream=True)))
+        assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
+    assert stats.reported_cached_tokens > 0
+
+
+def test_a_request_that_the_engine_refuses_is_not_learned(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
+) -> None:
+    plan = planner.plan(passages[:6])
+    with link.sending(plan), pytest.raises(BadRequestError):
+        client.chat.completions.create(**asked(server, plan, temperature=-1))
+    assert planner.stats().commits == 0
+    assert planner.stats().open_plans == 0
+
+
+async def test_tasks(
+    server: VllmServer,
+    planner: ContextPlanner,
+    link: EngineLink,
+    async_client: AsyncOpenAI,
+    passages: list[ContextBlock],
+) -> None:
+    async def ask(number: int) -> None:
+        plan = await planner.aplan(passages[number : number + 3])
+        headers = link.headers(plan)
+        if number % 2:
+            await async_client.chat.completions.create(**asked(server, plan, extra_headers=headers))
+        else:
+            stream = await async_client.chat.completions.create(
+                **asked(server, plan, extra_headers=headers, stream=True)
+            )
+            async for _ in stream:
+                pass
+
+    await asyncio.gather(*map(ask, range(8)))
+    stats = planner.stats()
+    assert (stats.commits, stats.reports, stats.open_plans) == (8, 8, 0)
+
+
+def test_responses(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
+) -> None:
+    def create() -> int:
+        plan = planner.plan(passages[:6])
+        answer = client.responses.create(
+            model=server.model,
+            instructions="You answer from the context.",
+            input=f"{plan.render()}\n\nWhat is it?",
+            max_output_tokens=4,
+            extra_headers=link.headers(plan),
+        )
+        assert answer.usage is not None
+        return answer.usage.input_tokens_details.cached_tokens
+
+    assert create() == 0
+    cached = create()
+    stats = planner.stats()
+    assert (stats.commits, stats.reports) == (2, 2)
+    assert stats.reported_cached_tokens == cached > 0
