@@ -88,13 +88,13 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
         yield "LangChain's own agent tests", [python, "tests/outside/langchain_agent_suite.py"]
         return
     if name == "kernels":
-        folders, scripts = (ROOT / "kernels", ROOT / "tests/kernels"), [ROOT / "benchmarks/kernels.py"]
+        folders, scripts = [ROOT / "kernels", ROOT / "tests/kernels"], [ROOT / "benchmarks/kernels.py"]
     else:
         framework = name.partition("-")[0]
-        folders = (ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework)
+        folders = [ROOT / "integrations" / framework, ROOT / "tests/integrations" / framework]
         scripts = [*ROOT.glob(f"examples/{framework}_*.py"), *ROOT.glob(f"tests/outside/{framework}_*.py")]
         if name.endswith("newest") and os.environ.get("WARMPREFIX_VLLM"):
-            folders = (*folders, *ROOT.glob(f"tests/engine/test_{framework}_chat.py"))
+            folders += ROOT.glob(f"tests/engine/test_{framework}_chat.py")
     if not name.endswith("oldest"):
         sources = sorted([file for folder in folders for file in folder.rglob("*.py")] + scripts)
         yield f"mypy, {name}", [core, "-m", "mypy", "--python-executable", python, *sources]

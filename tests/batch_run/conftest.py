@@ -19,7 +19,7 @@ import uvicorn
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warmprefix import BatchPlan, BatchRequest, ContextPlan, ContextPlanner
+from warmprefix import BatchPlan, BatchRequest, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.emulator import EmulatorConfig, create_app
 
 Json = dict[str, Any]
@@ -35,10 +35,12 @@ class Ledger(ContextPlanner):
         self.commits = 0
         self.abandoned: list[str] = []
 
-    def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
+    def commit(
+        self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
+    ) -> bool:
         self.commits += 1
         self.committed[plan.id] = cached_tokens
-        return super().commit(plan, cached_tokens)
+        return super().commit(plan, cached_tokens, report=report)
 
     def abandon(self, plan: ContextPlan) -> bool:
         self.abandoned.append(plan.id)
