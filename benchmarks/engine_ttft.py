@@ -17,7 +17,7 @@ Times are the client's, from the retrieved blocks to the answer's first token, p
 Ratios are relevance order's time over the arm's, with 95 % confidence intervals: bootstrap over requests, each with
 what it took in both arms. Hits are what the engine's usage reports, of all prompt tokens; "predicted" is what replay
 says of the same requests at the same cache size, of context tokens. "Saved" is the share of relevance order's prefilled
-tokens that is not prefilled.
+tokens that is not prefilled; replay's prediction of it has what it does not know of added, such as questions.
 
 Runs of 400 requests or more are merged into `results/engine_ttft.json`, each in the place of an earlier one of the same
 kind; `--out FILE` merges any run into another file.
@@ -46,6 +46,7 @@ from engine_arms import PREAMBLE, TODAY, Arm, Batch, Conversations, Online, Pred
 from engine_client import EngineClient
 from engine_workload import TEXTS, Asked, as_trace, counted, read, taking_turns, unshared
 from vllm_server import BLOCK_SIZE, SHAPES, VllmServer, engine_version
+from warmprefix.traces.format import Trace
 
 NAME = "engine_ttft"
 FULL_LENGTH = 400
@@ -198,6 +199,9 @@ def measure(options: argparse.Namespace, asked: Sequence[Asked], engines: Engine
         write_samples(options.samples, samples)
     trace = as_trace(options.text, asked, engines.count_tokens)
     predicted = {name: run.arm.predicted(trace) for name, run in zip(options.arms, runs, strict=True)}
+    outside = (
+        0 if options.mode == "turns" else outside_context(samples[TODAY][0], trace, engines.count_tokens(PREAMBLE))
+    )
     what = {
         "mode": options.mode,
         "text": options.text,
@@ -218,7 +222,7 @@ def measure(options: argparse.Namespace, asked: Sequence[Asked], engines: Engine
             **what,
             "arm": name,
             **told(samples[name], samples[TODAY], options.mode == "turns"),
-            **percent(predicted[name]),
+            **percent(predicted[name], predicted[TODAY], trace, outside),
             "metrics_agree": agree[name],
             **origin,
         }
@@ -380,10 +384,25 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     return result
 
 
-def percent(predicted: Predicted) -> dict[str, float]:
+def outside_context(samples: Sequence[Sample], trace: Trace, preamble_tokens: int) -> int:
+    """Tokens that every order prefills: of questions and the chat template, and of the preamble the first time."""
+    prompts = sum(sample.prompt_tokens for sample in samples)
+    return prompts - context_tokens(trace) - (len(samples) - 1) * preamble_tokens
+
+
+def context_tokens(trace: Trace) -> int:
+    return sum(trace.tokens[block] for request in trace.requests for block in request.blocks)
+
+
+def percent(predicted: Predicted, today: Predicted, trace: Trace, outside: int) -> dict[str, float]:
+    """What replay says, which with contexts at the head knows of nothing but these; then of whole prompts."""
+    prefilled_today = context_tokens(trace) * (1 - today.hit)
     return {
+        "outside_context_tokens": outside,
         "predicted_hit_percent": round(100 * predicted.hit, 2),
-        "predicted_saved_percent": round(100 * predicted.saved, 2) + 0.0,
+        "predicted_saved_of_context_percent": round(100 * predicted.saved, 2) + 0.0,
+        "predicted_saved_percent": round(100 * predicted.saved * prefilled_today / (prefilled_today + outside), 2)
+        + 0.0,
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from engine_tables import tables
 from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlanner, TraceRecorder
 from warmprefix.emulator import EmulatorConfig, EmulatorServer
@@ -208,6 +209,16 @@ def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
         r"^\| (.+: .+|.+, or .+) \| ([\d.]+ → [\d.]+) \| (\d+%) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     assert [list(row) for row in rows] == expected
+
+
+def test_the_times_on_a_real_engine_are_those_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/engine_ttft.json").read_text())["results"]
+    page = (ROOT / "docs/engine.md").read_text()
+    listed = list(tables(measured))
+    assert len(listed) >= 2
+    for table in listed:
+        assert table in page
+    assert page.count("| **warmprefix**") == len([row for row in measured if row["arm"] in ("coaccess", "merge")])
 
 
 def test_every_example_fits_a_screen_and_has_a_test() -> None:

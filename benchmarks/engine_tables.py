@@ -1,0 +1,74 @@
+"""The tables of docs/engine.md, made of what `engine_ttft.py` measured.
+
+python benchmarks/engine_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from common import RESULTS
+
+__all__ = ["tables"]
+
+Row = Mapping[str, Any]
+
+NAMES = {
+    "relevance": "relevance order",
+    "frequency": "CRAFT",
+    "greedy": "CacheWeaver",
+    "context-index": "ContextPilot",
+    "coaccess": "**warmprefix**",
+    "merge": "**warmprefix**, as a batch",
+}
+TEXTS = {"stdlib": "standard library", "lihua": "lihua", "xquad": "xquad_squad"}
+MODES = {
+    "online": "Online",
+    "batch": "Batch",
+    "turns": "Follow-ups in conversations",
+    "control": "Control, nothing in common",
+}
+HEADER = "| | mean TTFT | ratio (95 %) | p50, ratio (95 %) | hit, predicted % | prefill saved, predicted % |"
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """One for each run, as Markdown: a title, and a line an arm."""
+
+    def run(row: Row) -> tuple[object, ...]:
+        return (
+            [*MODES].index(row["mode"]),
+            [*TEXTS].index(row["text"]),
+            row["concurrency"],
+            row["kv_tokens"] or 10**12,
+            row["requests"],
+            row["k"],
+        )
+
+    for _, arms in groupby(sorted(rows, key=run), key=run):
+        listed = sorted(arms, key=lambda row: [*NAMES].index(row["arm"]))
+        yield "\n".join([title(listed[0]), "", HEADER, "|---|---|---|---|---|---|", *map(line, listed)])
+
+
+def title(row: Row) -> str:
+    cache = "" if row["kv_tokens"] is None else f", a cache of {row['kv_tokens']:,} tokens"
+    at_once = "one at a time" if row["concurrency"] == 1 else f"{row['concurrency']} at a time"
+    what = f"{MODES[row['mode']]}, {TEXTS[row['text']]}"
+    return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}."
+
+
+def line(row: Row) -> str:
+    ratios = [
+        "{:.2f} ({:.2f} to {:.2f})".format(row[f"ratio_{name}"], *row[f"ratio_{name}_95"]) for name in ("mean", "p50")
+    ]
+    return (
+        f"| {NAMES[row['arm']]} | {row['ttft_mean_ms']:.0f} ms | {' | '.join(ratios)}"
+        f" | {row['hit_percent']:.1f}, {row['predicted_hit_percent']:.1f}"
+        f" | {row['saved_percent']:.1f}, {row['predicted_saved_percent']:.1f} |"
+    )
+
+
+if __name__ == "__main__":
+    print(*tables(json.loads((RESULTS / "engine_ttft.json").read_text())["results"]), sep="\n\n")
