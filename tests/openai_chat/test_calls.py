@@ -49,9 +49,9 @@ def test_what_the_application_says_stands() -> None:
     own = {"cache_salt": "mine", "return_token_ids": False, "stream": True, "stream_options": {"include_usage": False}}
     call = call_of({"messages": [], **own})
     more = completed(call, cache_salt="salt", stream_usage=True, token_ids="vllm")
-    assert more == (call.content, False)
+    assert more == (call.content, False, "mine")
     asked = call_of({"messages": [], "stream": True, "stream_options": {"include_usage": True}})
-    assert completed(asked, cache_salt=None, stream_usage=True, token_ids=None) == (asked.content, False)
+    assert completed(asked, cache_salt=None, stream_usage=True, token_ids=None) == (asked.content, False, None)
     other = call_of({"messages": [], "stream": True, "stream_options": {"include_obfuscation": False}})
     more = completed(other, cache_salt=None, stream_usage=True, token_ids=None)
     assert json.loads(more.content)["stream_options"] == {"include_obfuscation": False, "include_usage": True}
@@ -111,9 +111,30 @@ def test_blocks_are_found_in_every_kind_of_prompt(path: str, body: dict[str, Any
     assert ends is not None
     for planned, end in zip(plan.blocks, ends, strict=True):
         assert call.prompt[: round(end * len(call.prompt))].endswith(planned.render())
+    assert call.is_text is ("image_url" not in json.dumps(body))
     without = call_of({"messages": [{"role": "user", "content": "Q?"}]})
     assert not holds_blocks(without.prompt, plan)
     assert block_ends(without.prompt, plan) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_text"),
+    [
+        (CHAT, {"messages": [{"content": ["Q?", {"type": "text", "text": "Q?"}, {"text": "Q?"}]}, {}]}, True),
+        (CHAT, {"messages": [{"content": None, "tool_calls": []}, {"content": []}]}, True),
+        (CHAT, {"messages": [{"content": [{"type": "input_audio", "input_audio": {}}]}]}, False),
+        (CHAT, {"messages": [{"content": [{"type": "image", "text": "A caption."}]}]}, False),
+        (CHAT, {"messages": [{"content": [{"type": ["text"], "text": 7}]}]}, False),
+        ("/v1/completions", {"prompt": "Q?"}, True),
+        ("/v1/completions", {"prompt": [1, 2, 3]}, False),
+        ("/v1/responses", {"instructions": None, "input": [{"content": [{"type": "input_text", "text": "Q?"}]}]}, True),
+        ("/v1/responses", {"input": [{"content": [{"type": "output_text", "text": "A."}]}]}, True),
+        ("/v1/responses", {"input": [{"content": [{"type": "input_image", "image_url": "data:"}]}]}, False),
+        ("/v1/responses", {"input": [{"output": {"type": "computer_screenshot", "image_url": "data:"}}]}, False),
+    ],
+)
+def test_what_is_no_text_is_noticed(path: str, body: dict[str, Any], is_text: bool) -> None:
+    assert call_of(body, path).is_text is is_text
 
 
 def test_blocks_without_labels_are_found_in_planned_order_only() -> None:

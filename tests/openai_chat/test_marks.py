@@ -7,6 +7,7 @@ import threading
 from contextvars import copy_context
 from typing import Any
 
+import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner
@@ -49,6 +50,87 @@ def test_a_block_that_sent_nothing_abandons(caller: Any, planner: Any, blocks: A
         caller.ask(messages=[{"role": "user", "content": "Something else."}])
     assert planner.fates == ["abandon"] * 3
     assert planner.stats().open_plans == 0
+
+
+def test_a_stream_that_is_sent_when_it_is_read_is_read_within_the_block(
+    link: EngineLink, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted.script[0] = reply(sse("It is."), content_type="text/event-stream")
+
+    def lazy(client: openai.OpenAI, plan: Any, **options: Any) -> Any:
+        call: Any = {"model": "m", "messages": told(plan), "stream": True, **options}
+        yield from client.chat.completions.create(**call)
+
+    plan, marked, within, unlucky = (planner.plan(blocks, tenant="acme") for _ in range(4))
+    with openai.OpenAI(base_url=scripted.base_url, api_key="none", http_client=link.http_client()) as client:
+        for _ in range(2):
+            with link.sending(plan):
+                stream = lazy(client, plan)
+            assert list(stream)
+            assert "cache_salt" not in scripted.seen[-1].body
+        assert planner.told == [(plan.id, "abandon", None)]
+        assert list(lazy(client, marked, extra_headers=link.headers(marked)))
+        with link.sending(within):
+            assert list(lazy(client, within))
+        assert [seen.body["cache_salt"] for seen in scripted.seen[-2:]] == [plan.cache_salt] * 2
+        assert planner.fates == ["abandon", "commit", "commit"]
+        assert link.stats().unsent == 1
+    for _ in range(2):  # each is counted, the first is logged
+        with link.sending(planner.plan(blocks)):
+            pass
+    with pytest.raises(KeyError), link.sending(unlucky):
+        raise KeyError
+    assert link.stats().unsent == 3
+    warnings = [record.getMessage() for record in caplog.records if record.name == "warmprefix"]
+    assert [" ended and no request in it was the plan's" in warning for warning in warnings] == [True]
+
+
+@pytest.mark.parametrize("status", [400, 404, 503])
+def test_within_a_block_whoever_answers_in_the_end_has_the_plan(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, status: int
+) -> None:
+    answer = scripted.script[0]
+    refusal = reply([b'{"error": {"message": "no"}}'], status)
+    scripted.script.clear()
+    scripted.script.extend([refusal, refusal, answer])
+    plan = planner.plan(blocks, tenant="acme")
+    with caller.link.sending(plan):
+        for _ in range(2):
+            with pytest.raises(openai.APIStatusError):
+                caller.ask(messages=told(plan))
+            assert (planner.fates, caller.link.stats().waiting) == ([], 1)
+        caller.ask(messages=told(plan))
+        assert planner.fates == ["commit"]
+    assert planner.fates == ["commit"]
+    stats = caller.link.stats()
+    assert (stats.requests, stats.repeated_plans, stats.waiting, stats.unsent) == (3, 0, 0, 0)
+    # Nobody answers.
+    scripted.script.append(refusal)
+    scripted.script.popleft()
+    plan = planner.plan(blocks)
+    with caller.link.sending(plan), pytest.raises(openai.APIStatusError):
+        caller.ask(messages=told(plan))
+    assert planner.told[-1] == (plan.id, "abandon", None)
+    assert (caller.link.stats().waiting, planner.stats().open_plans) == (0, 0)
+
+
+def test_within_a_block_a_failure_waits_as_long_as_the_block(
+    scripted: Any, planner: Any, blocks: Any, reply: Any
+) -> None:
+    answer = scripted.script[0]
+    plan = planner.plan(blocks)
+    with EngineLink(planner, retry_grace=0) as link, link.http_client() as client, link.sending(plan):
+        url, body = f"{scripted.base_url}/chat/completions", {"messages": told(plan)}
+        scripted.script.extendleft([reply([], 503)])
+        client.post(url, json=body)
+        link._give_up_overdue()
+        assert planner.fates == []
+        with link.sending(plan):  # an inner block of the same plan ends nothing
+            pass
+        assert planner.fates == []
+        assert scripted.script[0] is answer
+        client.post(url, json=body)
+        assert planner.fates == ["commit"]
 
 
 async def test_a_block_of_tasks_is_their_own(link: EngineLink, planner: Any, blocks: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import messages_for
@@ -70,6 +71,28 @@ def test_a_tail_plan_leaves_the_history_as_it_is() -> None:
 
 
 SEA_SHOWN = f"[sea] {SEA.text}"
+
+
+def test_the_sdks_own_messages_are_taken() -> None:
+    answer = ChatCompletionMessage(role="assistant", content="A1.")
+    call = {"id": "t", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    calling = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    history: list[Any] = [
+        user("Q1?"),
+        answer,
+        user("Q2?"),
+        calling,
+        {"role": "tool", "tool_call_id": "t", "content": "It is."},
+    ]
+    plan = ContextPlanner().plan([SEA])
+    messages = messages_for(plan, "Q3?", history)
+    assert messages == [
+        user(f"{SEA_SHOWN}\n\nQ1?"), assistant("A1."), user("Q2?"), {"role": "assistant", "tool_calls": [call]},
+        history[-1], user("Q3?"),
+    ]  # fmt: skip
+    assert history[1] is answer
+    with pytest.raises(TypeError, match="history"):
+        messages_for(plan, "Q?", [ChatCompletionMessage])  # type: ignore[list-item]
 
 
 def test_no_reference_dangles() -> None:

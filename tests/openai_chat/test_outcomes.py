@@ -122,12 +122,28 @@ def test_a_failure_waits_for_another_attempt_no_longer_than_told(
         with pytest.raises(openai.InternalServerError):
             ask(extra_headers=headers)
         wait_for(lambda: planner.fates == ["abandon"])
+        assert link.stats().waiting == 0
         # Who comes later still is kept from other tenants, and that is all.
         scripted.script.append(reply([json.dumps(completion).encode()]))
         scripted.script.popleft()
         ask(extra_headers=headers)
         assert planner.fates == ["abandon"]
         assert link.stats().repeated_plans == 1
+
+
+def test_no_more_plans_wait_than_told(planner: Any, scripted: Any, blocks: Any, reply: Any, is_async: bool) -> None:
+    scripted.script.append(reply([], 503))
+    with EngineLink(planner, max_plans=2) as link:
+        ask = asker(link, scripted.base_url, is_async=is_async)
+        plans = [planner.plan(blocks) for _ in range(5)]
+        for number, plan in enumerate(plans, 1):
+            with pytest.raises(openai.InternalServerError):
+                ask(extra_headers=link.headers(plan))
+            assert link.stats().waiting == min(number, 2)
+        assert planner.told == [(plan.id, "abandon", None) for plan in plans[:3]]
+        assert link.stats().abandons == 3
+    assert planner.fates == ["abandon"] * 5
+    assert planner.stats().open_plans == 0
 
 
 def asker(link: EngineLink, base_url: str, *, is_async: bool) -> Any:
@@ -174,12 +190,17 @@ def test_a_time_out_abandons(caller: Any, scripted: Any, planner: Any, blocks: A
         with caller.link.sending(plan), pytest.raises(openai.APITimeoutError):
             caller.ask(messages=[{"role": "user", "content": plan.render()}], timeout=0.1)
         assert planner.fates == ["abandon"]
-        # In the middle of a stream, the model has seen the prompt.
+        # In the middle of a stream, the model has read the prompt, and the application drops the turn.
         role, word, *_ = sse("It ")
-        for pieces, fate in (([role, never], "abandon"), ([role, word, never], "commit")):
+        for pieces, conversation, fate in (
+            ([role, never], None, "abandon"),
+            ([role, word, never], None, "commit"),
+            ([role, word, never], "chat-42", "abandon"),
+        ):
             scripted.script.append(reply(pieces, content_type="text/event-stream"))
             scripted.script.popleft()
-            plan = planner.plan(blocks)
+            plan = planner.plan(blocks, conversation=conversation, placement="tail" if conversation else "head")
+            assert plan.tracked == (conversation is not None)
             with pytest.raises((openai.APITimeoutError, httpx.TimeoutException)):  # the latter before version 2
                 caller.ask(stream=True, timeout=0.3, extra_headers=caller.link.headers(plan))
             assert planner.told[-1][:2] == (plan.id, fate)
@@ -187,8 +208,9 @@ def test_a_time_out_abandons(caller: Any, scripted: Any, planner: Any, blocks: A
         never.set()
 
 
-def test_a_stream_that_breaks_counts_as_seen_from_its_first_token_on(
-    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, cut: Any
+@pytest.mark.parametrize("tracked", [False, True], ids=["untracked", "tracked"])
+def test_a_stream_that_breaks_is_no_turn_of_a_conversation(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, cut: Any, tracked: bool
 ) -> None:
     role, word, *_ = sse("It ", done=False)
     broken = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
@@ -198,24 +220,31 @@ def test_a_stream_that_breaks_counts_as_seen_from_its_first_token_on(
         ([broken], "abandon"),
         ([role], "abandon"),
         ([], "abandon"),
-        ([role, word, cut], "commit"),
-        ([role, word, broken], "commit"),
+        ([role, word, cut], "abandon" if tracked else "commit"),
+        ([role, word, broken], "abandon" if tracked else "commit"),
+        ([role, word, broken + word], "abandon" if tracked else "commit"),
         ([role, word], "commit"),
         ([role, word[:-30], cut], "abandon"),
     ):
         scripted.script.append(reply(pieces, content_type="text/event-stream"))
         if len(scripted.script) > 1:
             scripted.script.popleft()
-        plan = planner.plan(blocks)
-        expected = (
-            pytest.raises((openai.APIError, httpx.HTTPError)) if {cut, broken} & {*pieces} else contextlib.nullcontext()
-        )
+        options = {"conversation": "chat-42", "placement": "tail"} if tracked else {}
+        plan = planner.plan(blocks, **options)
+        assert plan.tracked is tracked
+        raises = any(piece is cut or broken in piece for piece in pieces)
+        expected = pytest.raises((openai.APIError, httpx.HTTPError)) if raises else contextlib.nullcontext()
         with expected:
             caller.ask(stream=True, extra_headers=caller.link.headers(plan))
         assert planner.told[-1][:2] == (plan.id, fate), pieces
         if fate == "commit":
             assert planner.report_told.cached_tokens is None
             assert planner.report_told.ttft > 0
+        if tracked:  # what the application has no answer to is shown again, in full
+            again = planner.plan(blocks, **options)
+            assert bool(again.references) is (fate == "commit"), pieces
+            planner.abandon(again)
+            planner.forget("chat-42")
     assert planner.stats().open_plans == 0
     assert caller.link.stats().errors == 0
 
@@ -310,6 +339,77 @@ def test_a_compressed_answer_is_read(
     answer = caller.ask(extra_headers=caller.link.headers(planner.plan(blocks)))
     assert answer.choices[0].message.content == "It is."
     assert planner.report_told.cached_tokens == 64
+
+
+async def test_a_cancelled_stream_is_no_turn_of_a_conversation(
+    planner: Any, link: EngineLink, scripted: Any, blocks: Any, reply: Any, sse: Any
+) -> None:
+    role, word, *_ = sse("It ")
+    go_on = threading.Event()
+    scripted.script.append(reply([role, word, go_on], content_type="text/event-stream"))
+    http = link.async_http_client()
+    try:
+        async with openai.AsyncOpenAI(base_url=scripted.base_url, api_key="none", http_client=http) as client:
+            for options, fate in (({}, "commit"), ({"conversation": "c", "placement": "tail"}, "abandon")):
+                plan = planner.plan(blocks, **options)
+                call: Any = {"model": "m", "messages": [{"role": "user", "content": "Q?"}], "stream": True}
+                stream: Any = await client.chat.completions.create(**call, extra_headers=link.headers(plan))
+                for _ in range(2):
+                    await stream.__anext__()
+                reading = asyncio.ensure_future(stream.__anext__())
+                await asyncio.sleep(0.05)
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+                assert planner.told[-1][:2] == (plan.id, fate)
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_tokens_are_told_of_a_prompt_under_its_plans_salt_only(
+    scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any, sse: Any, stream: bool
+) -> None:
+    answer = reply([json.dumps({**completion, "prompt_token_ids": [1, 2, 3]}).encode()])
+    if stream:
+        first, *rest = sse("It is.", usage=completion["usage"])
+        chunk = {**json.loads(first.removeprefix(b"data: ")), "prompt_token_ids": [1, 2, 3]}
+        pieces = [b"data: " + json.dumps(chunk).encode() + b"\n\n", *rest]
+        answer = reply(pieces, content_type="text/event-stream")
+    scripted.script.append(answer)
+    for salted, tenant, own, told in (
+        (True, "acme", {}, [1, 2, 3]),
+        (True, None, {}, [1, 2, 3]),
+        (False, None, {}, [1, 2, 3]),
+        (False, "acme", {}, None),
+        (True, "acme", {"cache_salt": "mine"}, None),
+        (True, "acme", {"cache_salt": None}, None),
+        (True, None, {"cache_salt": "mine"}, None),
+    ):
+        plan = planner.plan(blocks, tenant=tenant)
+        body = {"messages": [{"role": "user", "content": plan.render()}], "stream": stream, **own}
+        with EngineLink(planner, cache_salt=salted, token_ids="vllm") as link, link.http_client() as client:
+            client.post(f"{scripted.base_url}/chat/completions", headers=link.headers(plan), json=body)
+        assert planner.told[-1][:2] == (plan.id, "commit")
+        assert planner.report_told.prompt_token_ids == told, (salted, tenant, own)
+        assert planner.report_told.cached_tokens == 64
+        assert planner.report_told.block_ends is not None
+
+
+def test_places_are_told_of_a_prompt_that_is_all_text_only(
+    link: EngineLink, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
+) -> None:
+    scripted.script.append(reply([json.dumps(completion).encode()]))
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with link.http_client() as client:
+        for before, after, found in (([], [], True), ([picture], [], False), ([], [picture], False)):
+            plan = planner.plan(blocks)
+            text = {"type": "text", "text": plan.render()}
+            messages = [{"role": "user", "content": [*before, text]}, {"role": "user", "content": ["Q?", *after]}]
+            with link.sending(plan):
+                client.post(f"{scripted.base_url}/chat/completions", json={"messages": messages})
+            assert planner.told[-1][:2] == (plan.id, "commit")
+            assert (planner.report_told.block_ends is not None) is found
 
 
 def test_an_answer_that_is_no_json_passes_and_is_counted(

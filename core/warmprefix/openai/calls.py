@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from warmprefix.plan import ContextPlan, PlannedBlock
 
-__all__ = ["Call", "TokenIds", "block_ends", "completed", "holds_blocks", "read_call"]
+__all__ = ["Additions", "Call", "TokenIds", "block_ends", "completed", "holds_blocks", "read_call"]
 
 Route = Literal["chat", "completions", "responses"]
 
@@ -32,6 +32,8 @@ class Call(NamedTuple):
     """The same, parsed."""
     prompt: str
     """All text of the prompt in its order, without what a chat template puts between."""
+    is_text: bool
+    """Whether that is all of it: an image has tokens and no characters."""
 
     @property
     def streams(self) -> bool:
@@ -49,7 +51,9 @@ def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes
         return None
     if not isinstance(body, dict) or not body:
         return None
-    return Call(route, content, body, "\n".join(_texts(route, body)))
+    texts = list(_texts(route, body))
+    prompt = "\n".join([text for text in texts if text is not None])
+    return Call(route, content, body, prompt, None not in texts)
 
 
 def _route(path: str) -> Route | None:
@@ -66,6 +70,8 @@ class Additions(NamedTuple):
     content: bytes
     hide_usage: bool
     """Whether the application did not ask for the usage that it will now be sent."""
+    cache_salt: object
+    """What the body says now, if only that there is none."""
 
 
 def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_ids: TokenIds | None) -> Additions:
@@ -73,6 +79,7 @@ def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_i
     body, added = call.body, dict[str, Any]()
     if cache_salt is not None and "cache_salt" not in body:
         added["cache_salt"] = cache_salt
+    salt_sent = added.get("cache_salt", body.get("cache_salt"))
     if call.route != "responses" and token_ids is not None:
         name, may_stream = _ASKING[token_ids]
         if name not in body and (may_stream or not call.streams):
@@ -84,11 +91,11 @@ def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_i
         if hide_usage:
             added["stream_options"] = {**(options or {}), "include_usage": True}
     if not added:
-        return Additions(call.content, False)
+        return Additions(call.content, False, salt_sent)
     if any(name in body for name in added):
-        return Additions(json.dumps({**body, **added}).encode(), hide_usage)
+        return Additions(json.dumps({**body, **added}).encode(), hide_usage, salt_sent)
     head, brace, _ = call.content.rpartition(b"}")
-    return Additions(head + b"," + json.dumps(added).encode()[1:-1] + brace, hide_usage)
+    return Additions(head + b"," + json.dumps(added).encode()[1:-1] + brace, hide_usage, salt_sent)
 
 
 def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
@@ -134,7 +141,11 @@ def _last_ends(prompt: str, texts: list[str]) -> list[int] | None:
     return ends[::-1]
 
 
-def _texts(route: Route, body: Mapping[str, Any]) -> Iterator[str]:
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def _texts(route: Route, body: Mapping[str, Any]) -> Iterator[str | None]:
+    """None stands for what is no text."""
     if body.get("tools"):  # templates put them in front
         yield json.dumps(body["tools"])
     if route == "completions":
@@ -153,11 +164,15 @@ def _texts(route: Route, body: Mapping[str, Any]) -> Iterator[str]:
                     yield from _content(message.get(name))
 
 
-def _content(content: object) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        for part in content:
-            text = part.get("text") if isinstance(part, dict) else part
+def _content(content: object) -> Iterator[str | None]:
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict):
+            text = part.get("text")
             if isinstance(text, str):
                 yield text
+            if not isinstance(text, str) or part.get("type", "text") not in _TEXT_PARTS:
+                yield None
+        elif isinstance(part, str):
+            yield part
+        elif part is not None:
+            yield None

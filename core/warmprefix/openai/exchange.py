@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal, NamedTuple
 
 from warmprefix.openai.answers import AnswerReader, StreamedAnswer, WholeAnswer
-from warmprefix.openai.calls import Call, block_ends
+from warmprefix.openai.calls import Additions, Call, block_ends
 from warmprefix.openai.plans import SentPlan
 from warmprefix.plan import ContextPlan
 from warmprefix.residency.base import EngineReport
@@ -49,14 +49,16 @@ class Exchange:
         plan: ContextPlan,
         call: Call,
         *,
-        hide_usage: bool,
+        additions: Additions,
         on_error: Callable[[str], object],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sent = sent
         self._plan = plan
         self._call: Call | None = call
-        self._hide_usage = hide_usage
+        self._hide_usage = additions.hide_usage
+        # Who looks for these tokens among an engine's KV blocks will look under the plan's salt.
+        self._tells_tokens = additions.cache_salt == plan.cache_salt
         self._on_error = on_error
         self._clock = clock
         self._began = clock()
@@ -134,7 +136,10 @@ class Exchange:
         if reader is None:
             return self._verdict("commit" if self._is_whole else "abandon")
         if isinstance(reader, StreamedAnswer):
-            return self._verdict("commit" if reader.heard.started else "abandon")
+            # The application has an exception in the answer's place and drops the turn, so that its next prompt lacks
+            # what a commit would record as seen. Where nothing is recorded, it counts that the engine has read it all.
+            is_dropped = self._plan.tracked and (error is not None or reader.heard.failed)
+            return self._verdict("commit" if reader.heard.started and not is_dropped else "abandon")
         if self._is_whole:
             return self._verdict("abandon" if reader.heard.failed else "commit")
         # Clients read such a body before they return, so that they try again.
@@ -153,12 +158,13 @@ class Exchange:
             return EngineReport(ttft=ttft)
         heard = self._reader.heard
         ends = None
-        if heard.cached_tokens is not None and self._call is not None:
+        if heard.cached_tokens is not None and self._call is not None and self._call.is_text:
             try:
                 ends = block_ends(self._call.prompt, self._plan)
             except Exception:
                 self._on_error("a prompt's blocks could not be looked for")
-        return EngineReport(heard.cached_tokens, heard.prompt_tokens, ttft, heard.prompt_token_ids, ends)
+        token_ids = heard.prompt_token_ids if self._tells_tokens else None
+        return EngineReport(heard.cached_tokens, heard.prompt_tokens, ttft, token_ids, ends)
 
 
 def _asked_delay(headers: Mapping[str, str]) -> float:

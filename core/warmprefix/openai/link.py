@@ -34,6 +34,12 @@ _log = logging.getLogger("warmprefix")
 
 _THREAD = "warmprefix-link"
 
+_UNSENT = (
+    "a block of sending(plan) ended and no request in it was the plan's: it is still to be sent, as streams that go "
+    "out when first read, or it does not hold the plan's blocks; the plan is abandoned, and what is sent from now on "
+    "goes without its cache_salt"
+)
+
 _IDLE = 60.0
 """Seconds between two looks for plans to give up, while there are none."""
 
@@ -56,9 +62,10 @@ class EngineLink:
             client.chat.completions.create(model=model, messages=messages_for(plan, question))
 
     A plan is committed, with what the engine reported, when its answer has been read to the end, or closed after its
-    first token. It is abandoned on an error, a time-out, a cancellation, or a stream that ends before its first token.
-    After a failure that the client may try again, the plan waits for that: until the block of `sending` ends, or for
-    `retry_grace` seconds.
+    first token. It is abandoned on an error, a time-out, a cancellation, or a stream that ends before its first token;
+    if nothing would be recorded as seen, an error after the first token commits it too. After a failure that may be
+    tried again, the plan waits for that: any failure until the block of `sending` ends, without one those that clients
+    try again by themselves for `retry_grace` seconds.
 
     Requests without a plan pass untouched, and no failure in here ever becomes one of a request. One link serves any
     number of clients, threads and tasks. Memory is bounded.
@@ -80,13 +87,15 @@ class EngineLink:
         Args:
             planner: Whose plans are sent; of another's, nothing is learned.
             cache_salt: Send a plan's `cache_salt`, unless the request has one. Plans without a tenant have none.
-                OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it.
+                OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it. Of a prompt that went out under another
+                salt than its plan's, or under none, a feed of KV events is told nothing.
             stream_usage: Have streams report usage. An application that did not ask for it does not see it.
             token_ids: Have the engine return the prompt's tokens, for a feed of its KV events: in the way of `"vllm"`,
                 or of `"sglang"`, which has them for answers in one piece only. Other engines may refuse it.
             session_header: The name of a header to send with requests of a conversation, for a router: it carries a
                 digest of tenant and conversation, as hard to guess as the planner's `cache_salt`.
-            max_plans: Most plans known; beyond it the oldest are forgotten, and their requests go on without.
+            max_plans: Most plans known; beyond it the oldest are forgotten, and their requests go on without. Also
+                most plans that wait for another attempt; beyond it those that have waited longest are abandoned.
             retry_grace: Seconds that a plan, whose request failed, waits for the client to try again; and what the
                 server asks for with `Retry-After` on top.
 
@@ -158,8 +167,12 @@ class EngineLink:
         """`with` or `async with`: within the block, the request whose prompt holds the plan's blocks is that plan's.
 
         For frameworks that pass no headers, and for whatever sends several requests of which one has the context. At
-        its end a plan that no request had, or whose last request failed, is abandoned at once. A stream may be read
-        after it.
+        its end a plan that no request had, or whose last request failed, is abandoned at once.
+
+        The request must be sent within the block. A stream that the SDK returned may be read after it. One that is
+        sent when it is first read, as that of LangChain's `stream` is, must be read within, or be marked instead:
+        `llm.stream(messages, extra_headers=link.headers(plan))`. Otherwise it goes out without a plan, and without the
+        tenant's `cache_salt`. Such blocks are counted as `unsent`, and the first is logged as a warning.
         """
         return _SendingBlock(self, self._book, self._enter(plan))
 
@@ -235,30 +248,31 @@ class EngineLink:
         changed = remade(request, without=PLAN_HEADER, content=additions.content, added=header)
         if plan is None:
             return Opening(changed, None)
-        return Opening(changed, Exchange(sent, plan, call, hide_usage=additions.hide_usage, on_error=self.failed))
+        return Opening(changed, Exchange(sent, plan, call, additions=additions, on_error=self.failed))
 
     def settle(self, verdict: Verdict | None) -> None:
         """Do what follows from an exchange. Never raises; a finalizer may call it."""
-        if verdict is not None and self._noted(verdict):
-            self._tell(verdict)
+        if verdict is not None and (due := self._noted(verdict)) is not None:
+            self._tell(due)
 
     async def asettle(self, verdict: Verdict | None) -> None:
         """`settle`, for tasks: it is done, whatever is cancelled meanwhile."""
-        if verdict is None or not self._noted(verdict):
+        due = None if verdict is None else self._noted(verdict)
+        if due is None:
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # that of Trio, say, which has no such tasks
-            await self._atell(verdict, [])
+            await self._atell(due, [])
             return
         begun: list[bool] = []
-        telling = loop.create_task(self._atell(verdict, begun))
+        telling = loop.create_task(self._atell(due, begun))
         self._settling.add(telling)  # the loop itself holds tasks weakly
 
         def told(task: asyncio.Task[None]) -> None:
             self._settling.discard(task)
             if not begun:  # the loop was closed before it came to it
-                self._tell(verdict)
+                self._tell(due)
 
         telling.add_done_callback(told)
         await asyncio.shield(telling)
@@ -270,19 +284,29 @@ class EngineLink:
             first = self._counts["errors"] == 1
         _log.log(logging.WARNING if first else logging.DEBUG, "%s", what, exc_info=True)
 
-    def _noted(self, verdict: Verdict) -> bool:
-        """Write down where the plan is now; True if the planner is to be told."""
+    def unsent(self) -> None:
+        """A block of `sending` ended as if all was well, and no request had its plan."""
+        with self._lock:
+            self._counts["unsent"] += 1
+            first = self._counts["unsent"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "%s", _UNSENT)
+
+    def _noted(self, verdict: Verdict) -> Verdict | None:
+        """Write down where the plan is now. What the planner is to be told of this one, or of another in its stead."""
         if verdict.step == "put back":
             self._book.put_back(verdict.sent)
-            return False
-        if verdict.step == "fail":
-            self._book.fail(verdict.sent, time.monotonic() + self._retry_grace + verdict.delay)
+            return None
+        may_be_retried = verdict.step == "fail"
+        # The SDK is done with what it was refused; what called it may fall back on another model or endpoint.
+        if may_be_retried or (verdict.step == "abandon" and verdict.sent.is_sending):
+            grace = self._retry_grace + verdict.delay if may_be_retried else 0.0
+            displaced = self._book.fail(verdict.sent, time.monotonic() + grace)
             self._watch()
-            return False
+            return None if displaced is None else Verdict(*displaced, "abandon")
         self._book.end(verdict.sent)
         if verdict.unread:
             self._count("unread_answers")
-        return True
+        return verdict
 
     def _tell(self, verdict: Verdict) -> None:
         try:
@@ -345,26 +369,31 @@ class _SendingBlock:
         self._token: Token[Sending | None] | None = None
 
     def __enter__(self) -> None:
+        self._book.enter_block(self._sent)
         self._sending = Sending(self._book, self._sent, sending_now.get())
         self._token = sending_now.set(self._sending)
 
-    def __exit__(self, *exception: object) -> None:
-        self._link.settle(self._leave())
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._link.settle(self._leave(raised=kind is not None))
 
     async def __aenter__(self) -> None:
         self.__enter__()
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self._link.asettle(self._leave())
+    async def __aexit__(self, kind: object, *exception: object) -> None:
+        await self._link.asettle(self._leave(raised=kind is not None))
 
-    def _leave(self) -> Verdict | None:
+    def _leave(self, *, raised: bool) -> Verdict | None:
         assert self._sending is not None
         assert self._token is not None
         self._sending.is_open = False
         with contextlib.suppress(ValueError):  # a generator that stands in the block was closed in another context
             sending_now.reset(self._token)
-        plan = self._book.end_unless_taken(self._sent)
-        return None if plan is None else Verdict(self._sent, plan, "abandon")
+        plan = self._book.leave_block(self._sent)
+        if plan is None:
+            return None
+        if not raised and not self._sent.was_taken:
+            self._link.unsent()
+        return Verdict(self._sent, plan, "abandon")
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from hashlib import blake2b
+from math import inf
 from typing import Literal
 
 from warmprefix.forks import in_each_process
@@ -16,7 +17,7 @@ __all__ = ["PlanBook", "SentPlan"]
 class SentPlan:
     """A plan, and where it is. Only a `PlanBook` changes it."""
 
-    __slots__ = ("__weakref__", "cache_salt", "deadline", "id", "plan", "session", "state")
+    __slots__ = ("__weakref__", "cache_salt", "deadline", "id", "open_blocks", "plan", "session", "state", "was_taken")
 
     def __init__(self, plan: ContextPlan) -> None:
         self.id = plan.id
@@ -28,6 +29,15 @@ class SentPlan:
         self.state: Literal["ready", "taken", "failed", "over"] = "ready"
         self.deadline = 0.0
         """When "failed": until when another attempt may come."""
+        self.open_blocks = 0
+        """Blocks of `sending` that it is in; as long as there is one, so long may another attempt come."""
+        self.was_taken = False
+        """Whether any request had it."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a request has it, within a block of `sending`."""
+        return self.open_blocks > 0 and self.state == "taken"
 
 
 class PlanBook:
@@ -62,6 +72,7 @@ class PlanBook:
                 return None
             self._failed.pop(sent.id, None)
             sent.state = "taken"
+            sent.was_taken = True
             return sent.plan
 
     def put_back(self, sent: SentPlan) -> None:
@@ -70,13 +81,22 @@ class PlanBook:
             if sent.state == "taken":
                 sent.state = "ready"
 
-    def fail(self, sent: SentPlan, deadline: float) -> None:
-        """The request failed; until the deadline, another attempt may have it."""
+    def fail(self, sent: SentPlan, deadline: float) -> tuple[SentPlan, ContextPlan] | None:
+        """The request failed; until the deadline, or the end of its blocks, another attempt may have it.
+
+        Beyond the bound, the one that has waited longest is ended in its stead, and returned.
+        """
         with self._lock:
-            if sent.state == "taken":
-                sent.state = "failed"
-                sent.deadline = deadline
-                self._failed[sent.id] = sent
+            if sent.state != "taken":
+                return None
+            sent.state = "failed"
+            sent.deadline = inf if sent.open_blocks else deadline
+            self._failed[sent.id] = sent
+            if len(self._failed) <= self._max_plans:
+                return None
+            oldest = next(iter(self._failed.values()))
+            plan = self.end(oldest)
+            return None if plan is None else (oldest, plan)
 
     def end(self, sent: SentPlan) -> ContextPlan | None:
         """Nobody gets it any more. Returns its plan, once."""
@@ -85,10 +105,16 @@ class PlanBook:
             self._failed.pop(sent.id, None)
             return plan
 
-    def end_unless_taken(self, sent: SentPlan) -> ContextPlan | None:
-        """`end`, but None if a request has it: that one will tell."""
+    def enter_block(self, sent: SentPlan) -> None:
+        """A block of `sending` begins, until whose end any number of attempts may fail."""
         with self._lock:
-            return None if sent.state == "taken" else self.end(sent)
+            sent.open_blocks += 1
+
+    def leave_block(self, sent: SentPlan) -> ContextPlan | None:
+        """`end`, but None if it is in another block, or a request has it: that one will tell."""
+        with self._lock:
+            sent.open_blocks -= 1
+            return None if sent.open_blocks or sent.state == "taken" else self.end(sent)
 
     def end_overdue(self, now: float) -> list[tuple[SentPlan, ContextPlan]]:
         """`end` of those that nobody tried again in time."""

@@ -25,6 +25,9 @@ class LinkStats:
     """Requests whose plan another one had; they got its `cache_salt` and nothing else."""
     unmatched: int = 0
     """Requests beside a plan, not of it: to another route, or, within `sending`, without its blocks in the prompt."""
+    unsent: int = 0
+    """Blocks of `sending` that ended, without an exception, before any request was their plan's: nothing was sent in
+    them, or nothing that had its blocks."""
     unread_answers: int = 0
     """Answers that the model gave and that could not be read for usage: too large, or no JSON."""
     errors: int = 0
