@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -54,7 +55,6 @@ def test_the_readmes_code_runs(
     assert application["planner"].stats().commits == 3
     with Server() as server:
         here = shared.replace("redis://localhost:6379", server.url)
-        exec(compile(here, "README.md", "exec"), {**application, "ContextPlanner": ContextPlanner})
         with ContextPlanner.from_url(server.url) as worker:
 
             def holds_all() -> bool:
@@ -62,7 +62,14 @@ def test_the_readmes_code_runs(
                 worker.abandon(plan)
                 return len(plan.references) == len(application["blocks"])
 
-            wait_until(holds_all, "the other worker knows, once the server is old enough to be trusted")
+            def is_told_and_holds_all() -> bool:
+                # On a busy machine a turn may get no answer in time; then its blocks are sent in full, and once more.
+                exec(compile(here, "README.md", "exec"), {**application, "ContextPlanner": ContextPlanner})
+                with contextlib.suppress(TimeoutError):
+                    wait_until(holds_all, "once the server is old enough to be trusted", seconds=4)
+                return holds_all()
+
+            wait_until(is_told_and_holds_all, "the other worker knows")
     exec(compile(linked, "README.md", "exec"), application)
     stats = application["planner"].stats()
     assert (stats.commits, stats.reports) == (4, 1)

@@ -495,7 +495,7 @@ class ContextPlanner:
         """
         _check_plan(plan)
         heard = _as_report(None, report)
-        is_fed = self._is_fed(heard)
+        is_fed = self._is_fed(plan, heard)
         with self._lock:
             self._hear(plan, heard, is_fed)
             state = self._scopes.get(plan.scope)
@@ -688,7 +688,8 @@ class ContextPlanner:
             client: An `openai.OpenAI`, or what has its `chat.completions.create`.
             preamble: As for `plan`.
             blocks: Whatever may be on these paths, such as the documents asked for most lately.
-            model: As for `plan`; the engine knows it by that name.
+            model: As for `plan`; the engine knows it by that name. Paths are those of plans made with this model,
+                preamble and tenant.
             tenant: As for `plan`.
             max_paths: Most paths sent.
 
@@ -887,8 +888,9 @@ class ContextPlanner:
         with self._lock:
             state = self._state(draft.scope)
             is_left_alone = past.opens_prompt and state.feedback.evidence.leaves_alone()
-            is_ordered = not (draft.order_locked or is_left_alone)
-            order = self._order(state, distinct, past.opens_prompt) if is_ordered else range(len(distinct))
+            order: Sequence[int] = range(len(distinct))
+            if not draft.order_locked:
+                order = self._order(state, distinct, past.opens_prompt and not is_left_alone)
             planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
             plan = ContextPlan(
                 id=draft.plan_id,
@@ -914,7 +916,7 @@ class ContextPlanner:
     def _close_committed(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Learn from a plan that was open; True if it was."""
         _check_plan(plan)
-        is_fed = self._is_fed(report)
+        is_fed = self._is_fed(plan, report)
         with self._lock:
             in_time = self._close(plan)
             self._counts["commits" if in_time else "late_commits"] += 1
@@ -1017,9 +1019,15 @@ class ContextPlanner:
         except Exception:
             self._feed_failed()
 
-    def _is_fed(self, report: EngineReport) -> bool:
+    def _is_fed(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Whether the feed knows better than a report. Not to be asked under the lock: the feed's thread takes that."""
-        return (report.cached_tokens is not None or report.ttft is not None) and self._feed_stats().connected
+        if report.prompt_token_ids is None:  # so it is told nothing of this prompt
+            return False
+        try:
+            return self._feed.knows(plan.cache_salt)
+        except Exception:
+            self._feed_failed()
+            return False
 
     def _feed_stats(self) -> FeedStats:
         try:
@@ -1301,6 +1309,8 @@ def _as_report(cached_tokens: int | None, report: EngineReport | None) -> Engine
             raise ValueError(f"{name} must be 0 or more, got {count}")
     if told.ttft is not None and not told.ttft >= 0:
         raise ValueError(f"ttft must be 0 or more, got {told.ttft}")
+    if told.block_ends is not None and not all(isinstance(share, (int, float)) for share in told.block_ends):
+        raise TypeError(f"block_ends must be numbers, got {told.block_ends!r}")
     return told
 
 

@@ -10,6 +10,7 @@ them. It predicts; a feed from the engine corrects it through `mark_resident` an
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["PrefixMatch", "PrefixTree"]
@@ -181,16 +182,22 @@ class PrefixTree(Generic[K]):
                 path.reverse()
                 yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
 
-    def hottest_paths(self, count: int) -> list[list[K]]:
-        """The served paths most worth having, resident or not, the hottest first. O(nodes), and O(nodes) a path.
+    def hottest_paths(self, count: int, among: int = 2_048) -> list[list[K]]:
+        """The served paths most worth having, resident or not, the hottest first. O(among) a path.
 
         Each path has the most tokens that no path before it has, those of a run counted once for every path that was
         served through it, so that what many share comes before what is long.
+
+        Args:
+            count: Most paths.
+            among: Nodes looked at, those served last.
         """
         heat: dict[_Node[K], int] = {}
-        paths = dict.fromkeys(_ring(self._root), 0)
+        latest = list(islice(_ring_backwards(self._root), among))
+        above = {node.parent for node in latest}
+        paths = dict.fromkeys(reversed(latest), 0)
         for node in paths:  # oldest first: each before its parent
-            if not node.children:
+            if node not in above:
                 paths[node] = 1
             if node.parent is not None and node.parent is not self._root:
                 paths[node.parent] += paths[node]
@@ -202,16 +209,17 @@ class PrefixTree(Generic[K]):
             for node in reversed(paths):  # each after its parent
                 assert node.parent is not None
                 total[node] = total.get(node.parent, 0) + heat[node]
-                if not node.children and total[node] > (0 if best is None else total[best]):
+                if node not in above and total[node] > (0 if best is None else total[best]):
                     best = node
             if best is None:
                 break
             runs: list[list[K]] = []
-            above: _Node[K] | None = best
-            while above is not None and above is not self._root:
-                heat[above] = 0
-                runs.append(above.keys)
-                above = above.parent
+            node = best
+            while node is not self._root:
+                heat[node] = 0
+                runs.append(node.keys)
+                assert node.parent is not None
+                node = node.parent
             found.append([key for run in reversed(runs) for key in run])
         return found
 
@@ -453,6 +461,13 @@ def _ring(root: _Node[K]) -> Iterator[_Node[K]]:
     while node is not root:
         yield node
         node = node.younger
+
+
+def _ring_backwards(root: _Node[K]) -> Iterator[_Node[K]]:
+    node = root.older
+    while node is not root:
+        yield node
+        node = node.older
 
 
 def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:

@@ -79,7 +79,7 @@ def test_a_shortfall_marks_what_lies_beyond_it_stale_for_all_who_shared_it() -> 
     a, b, c, d, e = BLOCKS
     for tail in (c, d):
         planner.commit(planner.plan([a, b, tail], order_locked=True))
-    report = EngineReport(cached_tokens=160, prompt_tokens=1_000, block_ends=ends(150, 200, 250))
+    report = EngineReport(cached_tokens=400, prompt_tokens=1_000, block_ends=ends(600, 800, 1_000))
     plan = planner.plan([a, b, e], order_locked=True)
     assert plan.resident_tokens == 100
     planner.commit(plan, report=report)
@@ -231,6 +231,9 @@ class Feed(NoFeed):
     def remember(self, served: ServedPrompt) -> None:
         self.remembered.append(served)
 
+    def knows(self, cache_salt: str | None) -> bool:
+        return self.is_connected
+
     def stats(self) -> FeedStats:
         return FeedStats(connected=self.is_connected, events=7)
 
@@ -263,15 +266,44 @@ def test_a_feed_is_given_the_prompts_and_decides_what_is_stale() -> None:
     assert feed.closed
 
 
-def test_a_feed_that_is_not_connected_leaves_it_to_the_reports() -> None:
-    planner = ContextPlanner(feed=Feed(connected=False))
+@pytest.mark.parametrize(("connected", "token_ids"), [(False, range(1_000)), (True, None), (False, None)])
+def test_where_the_feed_does_not_know_it_is_left_to_the_reports(connected: bool, token_ids: Any) -> None:
+    planner = ContextPlanner(feed=Feed(connected))
     for _ in range(2):
-        committed(planner, BLOCKS[:3], EngineReport(0, 1_000, block_ends=ends(50, 100, 150)))
+        report = EngineReport(0, 1_000, prompt_token_ids=token_ids, block_ends=ends(50, 100, 150))
+        committed(planner, BLOCKS[:3], report)
     assert planner.stats().stale_paths == 1
+
+
+@pytest.mark.parametrize("characters_a_token", [(2, 2), (2, 5), (5, 2)])
+def test_what_the_density_of_the_text_explains_is_no_shortfall(characters_a_token: tuple[int, int]) -> None:
+    """Prose in front and data behind, or the other way round: where blocks end is known in characters only."""
+    planner = ContextPlanner()
+    first, second = [ContextBlock("x" * 1_000, tokens=1_000 // n) for n in characters_a_token]
+    third = ContextBlock("y" * 1_000, tokens=1_000 // characters_a_token[1])
+    planner.commit(planner.plan([first, second]))
+    plan = planner.plan([first, third], order_locked=True)
+    prompt_tokens = plan.total_tokens
+    planner.commit(plan, report=EngineReport(first.tokens // 32 * 32, prompt_tokens, block_ends=[0.5, 1.0]))
+    assert plan.resident_tokens == first.tokens
+    assert planner.stats().stale_paths == 0
+
+
+def test_pins_hold_while_ordering_is_off() -> None:
+    planner = ContextPlanner(patience=1)
+    planner.commit(planner.plan(BLOCKS))
+    planner.commit(planner.plan(BLOCKS), cached_tokens=0)
+    assert planner.stats().disabled_scopes == 1
+    last, first = ContextBlock("The rules.", pinned="end"), ContextBlock("The start.", pinned="start")
+    plan = planner.plan([last, BLOCKS[1], BLOCKS[0], first])
+    assert [planned.block for planned in plan.blocks] == [first, BLOCKS[1], BLOCKS[0], last]
 
 
 class Broken(NoFeed):
     def remember(self, served: ServedPrompt) -> None:
+        raise RuntimeError("broken")
+
+    def knows(self, cache_salt: str | None) -> bool:
         raise RuntimeError("broken")
 
     def stats(self) -> FeedStats:
@@ -296,6 +328,7 @@ def test_a_feed_that_raises_costs_nothing_but_a_count() -> None:
         ({"report": EngineReport(-1)}, ValueError, "cached_tokens must be 0 or more, got -1"),
         ({"report": EngineReport(prompt_tokens=-1)}, ValueError, "prompt_tokens must be 0 or more"),
         ({"report": EngineReport(prompt_tokens=True)}, TypeError, "prompt_tokens must be an int or None, got bool"),
+        ({"report": EngineReport(block_ends=["a"])}, TypeError, "block_ends must be numbers"),  # type: ignore[list-item]
         ({"report": EngineReport(ttft=-0.5)}, ValueError, "ttft must be 0 or more, got -0.5"),
         ({"report": EngineReport(ttft=math.nan)}, ValueError, "ttft must be 0 or more, got nan"),
     ],

@@ -58,7 +58,7 @@ def feed_of(listener: Listener) -> Iterator[Callable[..., KvEventFeed]]:
 
     def make(*publishers: KvPublisher, replay: bool = True, **options: Any) -> KvEventFeed:
         options.setdefault("tokenizer", characters)
-        options.setdefault("replay_timeout", 0.5)
+        options.setdefault("replay_timeout", 5.0)  # a busy machine answers late
         feed = KvEventFeed(
             [publisher.endpoint for publisher in publishers],
             replay=[publisher.replay_endpoint for publisher in publishers] if replay else None,

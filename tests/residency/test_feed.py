@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import threading
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix.plan import Scope
@@ -47,6 +49,10 @@ def remembered(feed: KvEventFeed, until: Until, count: int = 1) -> None:
     until(lambda: feed.stats().prompts == count)
 
 
+class Target:
+    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None: ...
+
+
 def test_it_is_a_feed(feed_of: Make) -> None:
     assert isinstance(KvEventFeed("tcp://127.0.0.1:9", tokenizer=ord), ResidencyFeed)  # type: ignore[arg-type]
 
@@ -56,7 +62,7 @@ def test_tells_what_is_removed_and_what_comes_back(
 ) -> None:
     feed = feed_of(publisher)
     publisher.publish(all_stored())
-    until(lambda: feed.stats().kv_blocks == 8)
+    until(lambda: feed.stats().kv_blocks == 8 and feed.stats().connected)
     feed.remember(served())
     remembered(feed, until)
     assert listener.told == []  # as whoever served it thinks anyway
@@ -149,9 +155,9 @@ def test_a_gap_is_filled(feed_of: Make, listener: Any, until: Until, tells_topic
         publisher.publish(all_stored(2, 4), sent=False)
         publisher.publish(all_stored(4, 6), sent=False)
         publisher.publish(all_stored(6, 8))
-        until(lambda: feed.stats().kv_blocks == 8)
+        until(lambda: feed.stats().kv_blocks == 8 and feed.stats().connected)
         stats = feed.stats()
-        assert (stats.gaps, stats.wipes, stats.events, stats.unknown, stats.connected) == (1, 0, 5, 0, True)
+        assert (stats.gaps, stats.wipes, stats.events, stats.unknown) == (1, 0, 5, 0)
         assert publisher.replay_requests == [0, 1]  # from the last one known on, to see that it is the same
 
 
@@ -163,9 +169,9 @@ def test_a_gap_that_can_not_be_filled_wipes(publisher: KvPublisher, feed_of: Mak
     remembered(feed, until)
     publisher.publish(removed(99), sent=False)
     publisher.publish(removed(98))
-    until(lambda: feed.stats().wipes == 1)
+    until(lambda: feed.stats().wipes == 1 and not feed.stats().connected)
     stats = feed.stats()
-    assert (stats.gaps, stats.kv_blocks, stats.connected) == (1, 0, False)
+    assert (stats.gaps, stats.kv_blocks) == (1, 0)
     assert listener.told == []  # it may be there or not: nothing is claimed
     publisher.publish(all_stored(0, 6))
     until(lambda: listener.told)
@@ -185,8 +191,7 @@ def test_a_gap_whose_batches_are_gone_wipes(publisher: KvPublisher, feed_of: Mak
     publisher.publish(removed(4), sent=False, kept=False)
     publisher.publish(stored([50], None, [7, 7, 7, 7], 4))
     until(lambda: feed.stats().wipes == 1)
-    until(lambda: feed.stats().kv_blocks == 1)
-    assert not feed.stats().connected
+    until(lambda: feed.stats().kv_blocks == 1 and not feed.stats().connected)
     assert feed.stats().gaps == 1
 
 
@@ -259,9 +264,8 @@ def test_a_publisher_that_does_not_answer(publisher: KvPublisher, feed_of: Make,
     asked = len(publisher.replay_requests)
     publisher.publish(removed(99), sent=False)
     publisher.publish(removed(98))
-    until(lambda: feed.stats().gaps == 2)
+    until(lambda: feed.stats().gaps == 2 and not feed.stats().connected)
     assert len(publisher.replay_requests) == asked
-    assert not feed.stats().connected
     publisher.replays = True
     until(lambda: feed.stats().connected)
     assert feed.stats().kv_blocks == 4
@@ -312,9 +316,9 @@ def test_publishers_behind_one_address_are_told_apart_by_topic(feed_of: Make, un
         publish(b"kv@b", 0, all_stored(0, 2))
         publish(b"kv@a", 1, removed(2))
         publish(b"kv@b", 1, removed(2))
-        until(lambda: feed.stats().events == 4)
+        until(lambda: feed.stats().events == 4 and feed.stats().connected)
         stats = feed.stats()
-        assert (stats.sources, stats.kv_blocks, stats.gaps, stats.wipes, stats.connected) == (2, 1, 0, 0, True)
+        assert (stats.sources, stats.kv_blocks, stats.gaps, stats.wipes) == (2, 1, 0, 0)
 
 
 def test_only_the_topic_that_is_asked_for(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
@@ -332,11 +336,10 @@ def test_messages_that_are_none(publisher: KvPublisher, feed_of: Make, until: Un
     publisher.send_frames(b"kv@engine")
     publisher.publish_payload(b"\xc1", kept=False)
     publisher.publish(stored([50], None, [7, 7, 7, 7], 4))
-    until(lambda: feed.stats().wipes)
+    until(lambda: feed.stats().wipes and not feed.stats().connected)
     stats = feed.stats()
     assert stats.malformed == 3
     assert stats.gaps == 1
-    assert not stats.connected
 
 
 def test_a_batch_that_can_not_be_read_even_when_replayed(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
@@ -353,12 +356,12 @@ def test_a_batch_that_can_not_be_read_even_when_replayed(publisher: KvPublisher,
 def test_what_nobody_knows_is_counted(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
     feed = feed_of(publisher)
     publisher.publish({"type": "BlockMoved", "to": 3}, all_stored(0, 1, colour="red"))
-    until(lambda: feed.stats().events)
+    until(lambda: feed.stats().connected)
     stats = feed.stats()
-    assert (stats.unknown, stats.kv_blocks, stats.connected) == (2, 1, True)
+    assert (stats.unknown, stats.kv_blocks) == (2, 1)
     publisher.publish(all_stored(4, 6))  # of a parent that was never told
     until(lambda: feed.stats().unknown == 4)
-    assert not feed.stats().connected  # so it is not known what else was not
+    until(lambda: not feed.stats().connected)  # so it is not known what else was not
 
 
 def test_a_slow_listener_loses_nothing(publisher: KvPublisher, feed_of: Make, listener: Any, until: Until) -> None:
@@ -395,8 +398,7 @@ def test_what_a_full_socket_drops_is_replayed(publisher: KvPublisher, feed_of: M
     feed = feed_of(publisher, high_water_mark=5)
     for number in range(3_000):
         publisher.publish(stored([number], None, [number, 1, 1, 1], 4), sent=number < 10 or number == 2_999)
-    until(lambda: feed.stats().kv_blocks == 3_000)
-    assert feed.stats().connected
+    until(lambda: feed.stats().kv_blocks == 3_000 and feed.stats().connected)
     assert feed.stats().gaps >= 1
     assert feed.stats().wipes == 0
 
@@ -494,8 +496,7 @@ def test_hashes_as_bytes(publisher: KvPublisher, feed_of: Make, until: Until) ->
     names = [bytes([number]) * 32 for number in range(8)]
     publisher.publish(stored(names[:4], None, TOKENS[:16], 4))
     publisher.publish(stored(names[4:], names[3], TOKENS[16:], 4), removed(names[7]))
-    until(lambda: feed.stats().kv_blocks == 7)
-    assert feed.stats().connected
+    until(lambda: feed.stats().kv_blocks == 7 and feed.stats().connected)
 
 
 def test_a_task_can_receive(publisher: KvPublisher, listener: Any) -> None:
@@ -529,10 +530,12 @@ def test_a_task_can_receive(publisher: KvPublisher, listener: Any) -> None:
 
 def test_a_task_that_is_cancelled_closes_its_sockets(publisher: KvPublisher, listener: Any) -> None:
     async def main() -> KvEventFeed:
-        feed = KvEventFeed(publisher.endpoint, tokenizer=ord, thread=False)  # type: ignore[arg-type]
+        feed = KvEventFeed(publisher.endpoint, replay=publisher.replay_endpoint, tokenizer=ord, thread=False)  # type: ignore[arg-type]
         feed.follow(listener)
         task = asyncio.create_task(feed.run())
-        await asyncio.sleep(0.05)
+        publisher.publish(all_stored())
+        while not feed.knows(None):
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -540,6 +543,9 @@ def test_a_task_that_is_cancelled_closes_its_sockets(publisher: KvPublisher, lis
 
     feed = asyncio.run(main())
     assert feed._receiver._context is None
+    assert feed.stats().kv_blocks == 0
+    assert not feed.knows(None)
+    assert not feed.stats().connected
     feed.close()
 
 
@@ -550,9 +556,6 @@ def test_a_thread_is_no_task(publisher: KvPublisher, feed_of: Make) -> None:
 
 
 def test_it_keeps_nobody_alive(publisher: KvPublisher, until: Until) -> None:
-    class Target:
-        def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None: ...
-
     target = Target()
     feed = KvEventFeed(publisher.endpoint, tokenizer=lambda text: [ord(c) for c in text])
     feed.follow(target)
@@ -577,6 +580,153 @@ def test_close_is_idempotent_and_final(publisher: KvPublisher, feed_of: Make, li
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("warmprefix-kv")]
     never = KvEventFeed(publisher.endpoint, tokenizer=ord)  # type: ignore[arg-type]
     never.close()
+
+
+def test_of_an_engine_that_was_never_heard_nothing_is_known(
+    publisher: KvPublisher, feed_of: Make, listener: Any, until: Until
+) -> None:
+    """What it may hold is not said to be missing because another engine does not hold it."""
+    with KvPublisher() as unheard:
+        feed = feed_of(publisher, unheard, replay=False)
+        publisher.publish(stored([50], None, [7, 7, 7, 7], 4))
+        until(lambda: feed.stats().kv_blocks == 1)
+        feed.remember(served())
+        remembered(feed, until)
+        publisher.publish(removed(50))
+        until(lambda: feed.stats().kv_blocks == 0)
+        assert not feed.stats().connected
+        assert not feed.knows(None)
+        assert listener.told == []
+        unheard.publish(all_stored(0, 6))
+        until(lambda: feed.knows(None))
+        assert feed.stats().connected
+        assert listener.told == [(SCOPE, keys(3), 2)]
+
+
+def test_an_engine_that_has_nothing_to_replay_is_known(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
+    with KvPublisher() as idle:
+        feed = feed_of(publisher, idle)
+        publisher.publish(all_stored())
+        until(lambda: feed.knows(None))
+        assert feed.stats().sources == 1
+
+
+def test_an_engine_that_answers_no_replay_is_not_known(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
+    with KvPublisher(replays=False) as silent:
+        feed = feed_of(publisher, silent, replay_timeout=0.1)
+        publisher.publish(all_stored())
+        until(lambda: feed.stats().kv_blocks == 8)
+        publisher.publish(removed(8))
+        until(lambda: feed.stats().kv_blocks == 7)
+        assert not feed.knows(None)
+        silent.publish(removed(99))
+        until(lambda: feed.knows(None))
+
+
+def test_an_engine_that_answers_but_is_not_heard_is_not_known(publisher: KvPublisher, until: Until) -> None:
+    """The replay address is right, the other is not: what was replayed would stay true for ever."""
+    publisher.publish(all_stored())
+    feed = KvEventFeed("tcp://127.0.0.1:9", replay=publisher.replay_endpoint, tokenizer=ord)  # type: ignore[arg-type]
+    target = Target()
+    feed.follow(target)
+    try:
+        until(lambda: feed.stats().kv_blocks == 8 and not feed._receiver.replaying)
+        feed._receiver.wake()
+        assert not feed.knows(None)
+    finally:
+        feed.close()
+
+
+def test_knows_which_salts_are_told(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
+    feed = feed_of(publisher)
+    assert not feed.knows(None)
+    publisher.publish(["BlockStored", HASHES, None, TOKENS, 4, None])
+    until(lambda: feed.knows(None))
+    assert not feed.knows("a")
+    publisher.publish(stored([50], None, [7, 7, 7, 7], 4))
+    until(lambda: feed.knows("a"))
+    feed.close()
+    assert not feed.knows(None)
+    assert not feed.knows("a")
+    assert not feed.stats().connected
+
+
+def test_knows_nothing_while_replaying(publisher: KvPublisher, feed_of: Make, until: Until) -> None:
+    feed = feed_of(publisher, replay_timeout=30.0)
+    publisher.publish(all_stored(0, 2))
+    until(lambda: feed.knows(None))
+    publisher.replays = False
+    publisher.publish(all_stored(2, 4), sent=False)
+    publisher.publish(all_stored(4, 6))
+    until(lambda: feed._receiver.replaying)
+    until(lambda: not feed.knows(None))
+    assert feed.stats().kv_blocks == 2
+
+
+def test_a_connection_that_is_lost(feed_of: Make, listener: Any, until: Until) -> None:
+    """Nothing is known of an engine that went away, before it is heard again."""
+    with KvPublisher() as publisher:
+        ports = [int(address.rpartition(":")[2]) for address in (publisher.endpoint, publisher.replay_endpoint)]
+        feed = feed_of(publisher)
+        publisher.publish(all_stored())
+        until(lambda: feed.knows(None))
+    until(lambda: not feed.knows(None))
+    assert not feed.stats().connected
+    with KvPublisher(port=ports[0], replay_port=ports[1]) as publisher:
+        publisher.wait_for_subscriber()
+        assert not feed.knows(None)
+        publisher.publish(all_stored(0, 4))
+        until(lambda: feed.knows(None))
+        assert feed.stats().kv_blocks == 4
+
+
+@pytest.mark.parametrize("thread", [True, False])
+def test_an_address_in_use(thread: bool, until: Until, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process has bound it: the feed tries again until it is free, and says so once."""
+    caplog.set_level(logging.DEBUG, "warmprefix")
+    target = Target()
+    with zmq.Context() as context, context.socket(zmq.PUB) as engine:
+        other = context.socket(zmq.SUB)
+        address = f"tcp://*:{other.bind_to_random_port('tcp://*')}"
+        feed = KvEventFeed(address, tokenizer=ord, thread=thread)  # type: ignore[arg-type]
+        feed.follow(target)
+
+        def hear() -> None:
+            until(lambda: feed.stats().failures == 2)
+            assert not feed.knows(None)
+            other.close(0)
+            engine.linger = 0
+            engine.connect(address.replace("*", "127.0.0.1"))
+            number = 0
+
+            def known() -> bool:
+                nonlocal number
+                batch = msgspec.msgpack.encode([1.0 + number, [{"type": "AllBlocksCleared"}], 0])
+                engine.send_multipart([b"kv", number.to_bytes(8, "big"), batch])
+                number += 1
+                return feed.knows(None)
+
+            until(known)
+
+        async def main() -> None:
+            task = asyncio.create_task(feed.run())
+            await asyncio.to_thread(hear)
+            feed.close()
+            await task
+
+        try:
+            if thread:
+                hear()
+            else:
+                asyncio.run(main())
+        finally:
+            other.close(0)
+            feed.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("warmprefix-kv")]
+    levels = [record.levelno for record in caplog.records if "begins anew" in record.message]
+    assert levels[0] == logging.ERROR
+    assert set(levels[1:]) == {logging.DEBUG}
+    assert len(levels) == feed.stats().failures
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -19,6 +19,9 @@ class SteadyFeed:
     def remember(self, served: ServedPrompt) -> None:
         pass
 
+    def knows(self, cache_salt: str | None) -> bool:
+        return True
+
     def stats(self) -> FeedStats:
         return FeedStats(
             sources=2, connected=True, events=5_000, gaps=1, replayed=3, lag=0.25, kv_blocks=700, prompts=9

@@ -71,6 +71,8 @@ class FeedStats:
     """KV blocks known to be held."""
     prompts: int = 0
     """Prompts remembered."""
+    failures: int = 0
+    """Times that it failed and began anew."""
 
 
 class ResidencyTarget(Protocol):
@@ -93,6 +95,10 @@ class ResidencyFeed(Protocol):
     def remember(self, served: ServedPrompt) -> None:
         """A prompt was served: find its context blocks in it, and tell whenever another part of it is resident."""
 
+    def knows(self, cache_salt: str | None) -> bool:
+        """Whether all that engines hold of prompts with this salt is known now: then it knows better than a report."""
+        ...
+
     def stats(self) -> FeedStats: ...
 
     def close(self) -> None:
@@ -107,6 +113,9 @@ class NoFeed:
 
     def remember(self, served: ServedPrompt) -> None:
         pass
+
+    def knows(self, cache_salt: str | None) -> bool:
+        return False
 
     def stats(self) -> FeedStats:
         return FeedStats()

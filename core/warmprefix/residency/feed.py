@@ -19,7 +19,7 @@ from warmprefix.forks import in_each_process
 from warmprefix.residency.base import FeedStats, ResidencyTarget, ServedPrompt
 from warmprefix.residency.endpoints import Endpoint, endpoints_of
 from warmprefix.residency.kv_index import KvIndex
-from warmprefix.residency.kv_prompts import MappedPrompt
+from warmprefix.residency.kv_prompts import Change, MappedPrompt
 from warmprefix.residency.link import FeedCounts, Link, LinkOptions
 from warmprefix.residency.spans import SpanFinder
 from warmprefix.ticker import Ticker
@@ -161,12 +161,15 @@ class KvEventFeed:
         self._mapping.start()
         self._mapping.wake()
 
+    def knows(self, cache_salt: str | None) -> bool:
+        return not self._closed and self._receiver.known[cache_salt is not None]
+
     def stats(self) -> FeedStats:
         receiver = self._receiver
         index, counts = receiver.index, receiver.counts
         return FeedStats(
             sources=index.sources,
-            connected=receiver.connected,
+            connected=self.knows(None),
             events=counts.events,
             gaps=counts.gaps,
             replayed=counts.replayed,
@@ -178,6 +181,7 @@ class KvEventFeed:
             lag=counts.lag,
             kv_blocks=index.kv_blocks,
             prompts=index.prompts,
+            failures=self._failures,
         )
 
     def close(self) -> None:
@@ -207,10 +211,12 @@ class KvEventFeed:
         self._running = True
         try:
             while not self._closed:
-                pause = self._receive(0.0)
-                await asyncio.sleep(0.0 if pause == 0.0 else min(pause, _TASK_PAUSE))
+                await asyncio.sleep(self._receive(0.0))
         finally:
-            self._receiver.close()
+            if self._closed:
+                self._receiver.close()
+            else:  # it was cancelled, and another task may receive later; until then nothing is heard
+                self._receiver.reset(self._new_index())
             self._running = False
 
     def _receive_once(self) -> float:
@@ -226,18 +232,24 @@ class KvEventFeed:
             more = self._receiver.receive(self._max_messages)
             for prompt in prompts:
                 self._receiver.index.remember(prompt)
-            if not self._receiver.replaying:
-                self._tell()
+            self._tell()
         except Exception:
             # What was being taken in is lost, so nothing that is known may be trusted.
-            self._failures += 1
-            _log.exception("The feed of KV events failed and begins anew")
             self._receiver.reset(self._new_index())
+            self._failures += 1
+            level = logging.ERROR if self._failures == 1 else logging.DEBUG
+            _log.log(level, "The feed of KV events failed and begins anew", exc_info=True)
             return _AFTER_FAILURE
-        return 0.0 if more or wait else _LONGEST_WAIT
+        return 0.0 if more or wait else _TASK_PAUSE
 
     def _tell(self) -> None:
-        changes = self._receiver.index.changes()
+        receiver = self._receiver
+        heard = receiver.heard
+        if not receiver.replaying:
+            self._tell_changes(receiver.index.changes(all_heard=heard))
+        receiver.take_stock(heard)
+
+    def _tell_changes(self, changes: Sequence[Change]) -> None:
         if not changes:
             return
         target = self._target()
@@ -299,14 +311,17 @@ class _Receiver:
         self._options = options
         self.index = index
         self.counts = FeedCounts()
+        self.known = (False, False)
+        """Whether all that is held of prompts without a salt is known, and with one; any thread may look."""
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._links: list[Link] = []
         self._woken: socket.socket | None = None
         self._waker: socket.socket | None = None
 
     @property
-    def connected(self) -> bool:
-        return not self.replaying and self.index.certain()
+    def heard(self) -> bool:
+        """Whether there is none that was not heard of, or may be gone."""
+        return bool(self._links) and all(link.heard for link in self._links)
 
     @property
     def replaying(self) -> bool:
@@ -327,6 +342,7 @@ class _Receiver:
         poller.register(woken, zmq.POLLIN)
         for link in self._links:
             poller.register(link.socket, zmq.POLLIN)
+            poller.register(link.monitor, zmq.POLLIN)
             due = link.due()
             if due is not None:
                 seconds = min(seconds, due - now)
@@ -339,6 +355,11 @@ class _Receiver:
         """Take in what came, no more than so many messages a link; whether there may be more."""
         more = [link.receive(most) for link in self._links]  # each of them, so no shortcut
         return any(more)
+
+    def take_stock(self, heard: bool) -> None:
+        """Note what is known, after everything that changed was told."""
+        sure = heard and not self.replaying
+        self.known = (sure and self.index.certain(salted=False), sure and self.index.certain(salted=True))
 
     def reset(self, index: KvIndex) -> None:
         """Begin anew, with nothing known."""
@@ -361,6 +382,7 @@ class _Receiver:
         return self._woken
 
     def _disconnect(self) -> None:
+        self.known = (False, False)
         for link in self._links:
             link.close()
         self._links = []
@@ -370,4 +392,4 @@ class _Receiver:
         self._waker = self._woken = None
         context, self._context = self._context, None
         if context is not None:
-            context.term()
+            context.destroy(linger=0)  # `term` waits for ever for a socket that was not closed

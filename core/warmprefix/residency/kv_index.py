@@ -311,9 +311,13 @@ class KvIndex:
             most = max(most, blocks * size)
         return most
 
-    def changes(self) -> list[Change]:
-        """What there is to tell since the last call: paths of which more or less is resident than was told."""
-        certain = (self.certain(salted=False), self.certain(salted=True))
+    def changes(self, *, all_heard: bool = True) -> list[Change]:
+        """What there is to tell since the last call: paths of which more or less is resident than was told.
+
+        Args:
+            all_heard: Whether every source there is was heard of. Otherwise nothing is certain.
+        """
+        certain = (all_heard and self.certain(salted=False), all_heard and self.certain(salted=True))
         for salted in (False, True):
             if certain[salted] and not self._was_certain[salted]:
                 self._prompts.review(salted)
@@ -331,7 +335,7 @@ class KvIndex:
         self._prompts.withdraw(touched)
 
     def certain(self, *, salted: bool = False) -> bool:
-        """Whether a block that is not known to be held is not: nothing that any source did was missed.
+        """Whether a block that is not known to be held is not, by any source heard of: nothing that one did was missed.
 
         Of salted prompts nothing is certain while a source does not tell salts. This alone any thread may ask.
         """

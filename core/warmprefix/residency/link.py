@@ -22,6 +22,7 @@ from warmprefix.residency.sequence import Arrival, Sequence
 
 try:
     import zmq
+    from zmq.utils.monitor import recv_monitor_message
 except ImportError as error:
     raise MissingExtraError("events", "pyzmq") from error
 
@@ -30,6 +31,7 @@ __all__ = ["FeedCounts", "Link", "LinkOptions"]
 
 _HEARTBEAT = 10_000
 """Milliseconds. A connection that died without a word is made anew."""
+_CONNECTED = zmq.Event.CONNECTED | zmq.Event.ACCEPTED
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class _Replay:
     deadline: float
     began: bool = False
     """Whether anything came."""
+    unbroken: bool = True
+    """Whether no connection was lost meanwhile to who publishes."""
 
 
 class _HeldUp(NamedTuple):
@@ -104,18 +108,38 @@ class Link:
         """A live message that can be applied only once those before it have come."""
         self._retry_at: float | None = None
         """When a replay that failed is tried again; none is asked for until then."""
+        self._connections: set[int] = set()
+        self._told = False
+        """Whether anything came since a connection was lost, or all that there was, be it nothing, was replayed."""
+        self._lost: set[Hashable] = set()
+        """Sources of which nothing came since then, for it may have been theirs."""
         self._subscription = context.socket(zmq.SUB)
-        self._subscription.linger = 0
-        self._subscription.ipv6 = "[" in endpoint
-        self._subscription.rcvhwm = options.high_water_mark
-        self._subscription.heartbeat_ivl, self._subscription.heartbeat_timeout = _HEARTBEAT, 3 * _HEARTBEAT
-        self._subscription.subscribe(options.topic.encode())
+        self.monitor = self._subscription.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
+        """Where it is told how the connection is; `receive` reads it."""
+        try:
+            self._subscribe(options)
+            if replay_endpoint is not None:
+                self._ask_again(0, None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _subscribe(self, options: LinkOptions) -> None:
+        subscription, endpoint = self._subscription, self._endpoint
+        subscription.linger = 0
+        subscription.ipv6 = "[" in endpoint
+        subscription.rcvhwm = options.high_water_mark
+        subscription.heartbeat_ivl, subscription.heartbeat_timeout = _HEARTBEAT, 3 * _HEARTBEAT
+        subscription.subscribe(options.topic.encode())
         if "*" in endpoint:
-            self._subscription.bind(endpoint)
+            subscription.bind(endpoint)
         else:
-            self._subscription.connect(endpoint)
-        if replay_endpoint is not None:
-            self._ask_again(0, None)
+            subscription.connect(endpoint)
+
+    @property
+    def heard(self) -> bool:
+        """Whether who publishes here was heard of, and can still be heard."""
+        return bool(self._connections) and self._told and not self._lost
 
     @property
     def replaying(self) -> bool:
@@ -134,6 +158,7 @@ class Link:
     def receive(self, most: int) -> bool:
         """Take in what is there, but no more than so many messages; whether there may be more."""
         self._keep_time()
+        self._watch()
         for _ in range(most):
             replay = self._replay
             try:
@@ -153,13 +178,33 @@ class Link:
 
     def close(self) -> None:
         """Close the sockets."""
+        self._subscription.disable_monitor()
+        self.monitor.close(0)
         self._subscription.close(0)
         self._end_replay()
+
+    def _watch(self) -> None:
+        """Take note of connections that were made and lost."""
+        while True:
+            try:
+                event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if event["event"] & _CONNECTED:
+                self._connections.add(event["value"])
+            elif event["value"] in self._connections:
+                self._connections.remove(event["value"])
+                self._told = False
+                self._lost = set(self._sequences)
+                if self._replay is not None:
+                    self._replay.unbroken = False
 
     # -- live --------------------------------------------------------------------------------------------------
 
     def _take_live(self, message: Message) -> None:
         batch = read_batch(message.payload)
+        if not self._connections:  # what came before it was lost is no sign of a new one
+            self._watch()
         name = self._name(message.topic, batch)
         sequence = self._sequence(name)
         if sequence is None:
@@ -198,6 +243,9 @@ class Link:
     def _apply(self, name: Hashable, sequence: Sequence, number: int, batch: EventBatch) -> None:
         self._index.apply(name, batch)
         sequence.apply(number, batch.time)
+        if self._connections:
+            self._told = True
+            self._lost.discard(name)
         self._counts.events += len(batch.events)
         self._counts.unknown += batch.unknown
 
@@ -270,6 +318,9 @@ class Link:
         self._end_replay()
         if replay.name is not None and not replay.began:
             self._give_up(replay.name)
+        if replay.start == 0 and replay.unbroken:
+            self._told = True
+            self._lost.clear()
         self._resume()
 
     def _fail(self, replay: _Replay) -> None:

@@ -18,11 +18,12 @@ _REMEMBERED = 64
 _KV_BLOCK = 32
 """Tokens; engines count whole KV blocks, so what is cached may end this much before the context block that it holds."""
 
-_INEXACT = 0.03
-"""By how much of a position in the prompt it may be off where the engine's count of the prompt is known."""
+_DENSITY = 3.0
+"""So many times as many tokens as another, of the same length in characters, a part of a prompt may have: prose, code,
+numbers, and other scripts differ so much."""
 
 _GUESSED = 0.5
-"""By how much of its length in tokens a context may be off where only the caller's count is."""
+"""By how much of its length in tokens a context may be off where only the caller's count is known."""
 
 
 class Comparison(NamedTuple):
@@ -39,9 +40,11 @@ class UsageFeedback:
     """Compares, for one scope, what was predicted to be cached with what was.
 
     Predictions are in tokens of context, by the callers' own count or an estimate; reports are in the engine's tokens
-    of the whole prompt. Where each block ends in the prompt tells one from the other. Without it, what stands before
-    the context is taken to be as long as the median of what recent reports had beyond their predictions, and only a
-    report of less than half of what was predicted is taken for a shortfall.
+    of the whole prompt. Where each block ends in the prompt tells one from the other, if only in characters. Without
+    it, what stands before the context is taken to be as long as what recent reports had beyond their predictions.
+
+    A prediction is what is most likely. For a shortfall a report is taken only if no way to count explains it: what is
+    taken for evicted by mistake costs hits.
     """
 
     def __init__(self) -> None:
@@ -66,11 +69,12 @@ class UsageFeedback:
             assert prompt_tokens is not None
             ends = [share * prompt_tokens for share in shares]
             before = min(before, ends[0])
-            at_least = [(1 - _INEXACT) * end for end in ends]
+            at_least = [prompt_tokens * share / (share + _DENSITY * (1 - share)) for share in shares]
         else:
             lengths = [planned.block.tokens for planned in blocks]
             ends = [before + length for length in accumulate(lengths)]
-            at_least = [before + (1 - _GUESSED) * length for length in accumulate(lengths)]
+            least_before = max(sorted(self._before)[len(self._before) // 10], 0.0) if self._before else 0.0
+            at_least = [least_before + (1 - _GUESSED) * length for length in accumulate(lengths)]
         predicted = ends[resident_blocks - 1] if resident_blocks else before
         # What came with the context is no measure of what stands before it, unless nothing else is known.
         if resident_blocks == 0 or not is_counted:

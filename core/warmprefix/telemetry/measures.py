@@ -294,6 +294,13 @@ MEASURES = (
         "Prompts in whose tokens the context blocks could not be found.",
         _feed(lambda f: f.unmapped),
     ),
+    Measure(
+        "feed_failures",
+        "counter",
+        "{failure}",
+        "Times that the feed failed and began anew.",
+        _feed(lambda f: f.failures),
+    ),
     Measure("feed_kv_blocks", "gauge", "{block}", "KV blocks known to be held.", _feed(lambda f: f.kv_blocks)),
     Measure(
         "feed_prompts", "gauge", "{prompt}", "Prompts remembered, to tell their blocks by.", _feed(lambda f: f.prompts)
