@@ -129,7 +129,9 @@ class Conversations(RuleBasedStateMachine):
     def start(self) -> None:
         self.now = 0.0
         self.store = FlakyStore(lambda: self.now)
-        self.workers = [ContextPlanner(store=GuardedStore(self.store, breaker=CircuitBreaker(0, 0))) for _ in range(2)]
+        # Calls fail as the store decides, not because the machine is busy: that could not be told again.
+        guards = [GuardedStore(self.store, budget=60.0, breaker=CircuitBreaker(0, 0)) for _ in range(2)]
+        self.workers = [ContextPlanner(store=guard) for guard in guards]
         self.chats_opened = 0
 
     @rule(target=chats)
