@@ -705,7 +705,9 @@ def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) 
 
 def test_what_a_store_will_never_hear_is_counted() -> None:
     store = FailingStore()
-    planner = ContextPlanner(store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0), max_notices=2, retry=600))
+    planner = ContextPlanner(
+        store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0), max_notices=2, retry=600)
+    )
     store.failing = "all"
     for chat in ("one", "two", "three"):
         with pytest.raises(StoreError):
