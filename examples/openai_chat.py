@@ -8,6 +8,7 @@ import json
 import os
 
 from openai import OpenAI
+
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import EngineLink, messages_for
 

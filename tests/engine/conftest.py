@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import pytest
+from openai import OpenAI
 
 from common import zipf_requests
 from engine_client import EngineClient
-from openai import OpenAI
 from vllm_server import FOLDER, EngineUnavailableError, VllmServer, prepare
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import EngineLink, messages_for

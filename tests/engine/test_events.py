@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import openai
 import pytest
 
-import openai
 from redis_servers import wait_until
 from vllm_server import BLOCK_SIZE, VllmServer
 from warmprefix import ContextBlock, ContextPlanner

@@ -9,9 +9,9 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI
+from openai import InternalServerError
 from pydantic import SecretStr
 
-from openai import InternalServerError
 from warmprefix import ContextPlanner
 from warmprefix.openai import PLAN_HEADER, EngineLink, messages_for
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
-
 from openai import InternalServerError
+
 from warmprefix import ContextPlanner
 from warmprefix.openai import EngineLink, messages_for
 
