@@ -1,4 +1,4 @@
-"""The tables of docs/engine.md, made of what `engine_ttft.py` measured.
+"""The tables of docs/engine.md, and that of the README, made of what `engine_ttft.py` measured.
 
 python benchmarks/engine_tables.py
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from common import RESULTS
 
-__all__ = ["tables"]
+__all__ = ["overview", "tables"]
 
 Row = Mapping[str, Any]
 
@@ -24,6 +24,7 @@ NAMES = {
     "coaccess": "**warmprefix**",
     "merge": "**warmprefix**, as a batch",
 }
+PUBLISHED = ("frequency", "greedy", "context-index")
 TEXTS = {"stdlib": "standard library", "lihua": "lihua", "xquad": "xquad_squad"}
 MODES = {
     "online": "Online",
@@ -34,8 +35,30 @@ MODES = {
 HEADER = "| | mean TTFT | ratio (95 %) | p50, ratio (95 %) | hit, predicted % | prefill saved, predicted % |"
 
 
+def overview(rows: Sequence[Row]) -> str:
+    """What ours gained in each run, and the best of the published orders beside it, as Markdown."""
+    lines = ["| | median TTFT | median, ratio | mean, ratio | best published: median, mean |", "|---|---|---|---|---|"]
+    for arms in runs(rows):
+        by_name = {row["arm"]: row for row in arms}
+        ours = by_name["merge" if "merge" in by_name else "coaccess"]
+        published = [by_name[name] for name in PUBLISHED if name in by_name]
+        best = max(published, key=lambda row: float(row["ratio_mean"]), default=None)
+        theirs = "-" if best is None else f"{best['ratio_p50']:.2f}, {best['ratio_mean']:.2f}"
+        lines.append(
+            f"| {title(ours).removesuffix('.')} | {by_name['relevance']['ttft_p50_ms']:.0f} → {ours['ttft_p50_ms']:.0f} ms"
+            f" | **{ours['ratio_p50']:.2f}** | **{ours['ratio_mean']:.2f}** | {theirs} |"
+        )
+    return "\n".join(lines)
+
+
 def tables(rows: Sequence[Row]) -> Iterator[str]:
     """One for each run, as Markdown: a title, and a line an arm."""
+    for arms in runs(rows):
+        yield "\n".join([title(arms[0]), "", HEADER, "|---|---|---|---|---|---|", *map(line, arms)])
+
+
+def runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The arms of each run."""
 
     def run(row: Row) -> tuple[object, ...]:
         return (
@@ -48,8 +71,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         )
 
     for _, arms in groupby(sorted(rows, key=run), key=run):
-        listed = sorted(arms, key=lambda row: [*NAMES].index(row["arm"]))
-        yield "\n".join([title(listed[0]), "", HEADER, "|---|---|---|---|---|---|", *map(line, listed)])
+        yield sorted(arms, key=lambda row: [*NAMES].index(row["arm"]))
 
 
 def title(row: Row) -> str:
@@ -71,4 +93,5 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    print(*tables(json.loads((RESULTS / "engine_ttft.json").read_text())["results"]), sep="\n\n")
+    measured = json.loads((RESULTS / "engine_ttft.json").read_text())["results"]
+    print(overview(measured), *tables(measured), sep="\n\n")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine_tables import tables
+from engine_tables import overview, tables
 from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlanner, TraceRecorder
 from warmprefix.emulator import EmulatorConfig, EmulatorServer
@@ -221,6 +221,7 @@ def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
 def test_the_times_on_a_real_engine_are_those_measured() -> None:
     measured = json.loads((ROOT / "benchmarks/results/engine_ttft.json").read_text())["results"]
     page = (ROOT / "docs/engine.md").read_text()
+    assert overview(measured) in (ROOT / "README.md").read_text()
     listed = list(tables(measured))
     assert len(listed) >= 2
     for table in listed:
