@@ -136,7 +136,7 @@ def test_restarted_without_what_it_knew(
 def test_restored_from_before_the_history_was_cut(
     who: str, outage: int, server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
-    forgetful, another = open_planner(server.url, settle=1.0), open_planner(server.url, settle=1.0)
+    forgetful, another = open_planner(server.url, budget=0.2, settle=1.0), open_planner(server.url, settle=1.0)
     recover(dialogue, forgetful)
     dialogue.turn(another, [1])
     with server.client() as client:
@@ -205,11 +205,12 @@ def test_out_of_memory(server: Server, planner: ContextPlanner, dialogue: Dialog
 
 
 def test_a_full_memory_does_not_keep_a_history_from_being_cut(
-    server: Server, planner: ContextPlanner, dialogue: Dialogue, recover: Recover
+    server: Server, planner: ContextPlanner, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
+    patient = open_planner(server.url, budget=0.2)
     with server.client() as client:
         client.config_set("maxmemory", "1")
-        dialogue.cut(planner)  # or it would raise
+        dialogue.cut(patient)  # or it would raise
         client.config_set("maxmemory", "0")
     assert dialogue.turn(planner, [1, 2, 3]).references == ()
     recover(dialogue, planner)
