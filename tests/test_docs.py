@@ -29,7 +29,6 @@ def application() -> Any:
     instant = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
     with EmulatorServer(instant) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
         yield {
-            "OpenAI": OpenAI,
             "base_url": server.base_url,
             "client": client,
             "model": instant.model,

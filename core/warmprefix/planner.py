@@ -650,7 +650,7 @@ class ContextPlanner:
 
     def _followed(self, tenant: str | None, model: str | None, preamble: str | None) -> Scope:
         _check_names(tenant=tenant, model=model, preamble=preamble)
-        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        scope = _scope(tenant, model, preamble)
         with self._lock:
             self._state(scope)
         return scope
@@ -703,7 +703,7 @@ class ContextPlanner:
         sent = 0
         for path, request in self._warming(preamble, blocks, model, tenant, max_paths):
             client.chat.completions.create(**request)
-            self._warmed(Scope(tenant, model, None if preamble is None else fingerprint(preamble)), path)
+            self._warmed(_scope(tenant, model, preamble), path)
             sent += 1
         return sent
 
@@ -721,7 +721,7 @@ class ContextPlanner:
         sent = 0
         for path, request in self._warming(preamble, blocks, model, tenant, max_paths):
             await client.chat.completions.create(**request)
-            self._warmed(Scope(tenant, model, None if preamble is None else fingerprint(preamble)), path)
+            self._warmed(_scope(tenant, model, preamble), path)
             sent += 1
         return sent
 
@@ -737,7 +737,7 @@ class ContextPlanner:
         _check_names(tenant=tenant, model=model, preamble=preamble)
         given = as_blocks(() if blocks is None else blocks)
         with self._lock:
-            state = self._state(Scope(tenant, model, None if preamble is None else fingerprint(preamble)))
+            state = self._state(_scope(tenant, model, preamble))
             paths = paths_to_warm(state.tree, given, max_paths)
             labelled = [list(zip(path, state.labels.labels(path), strict=True)) for path in paths]
         for path in labelled:
@@ -874,7 +874,7 @@ class ContextPlanner:
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         visible = None if history is None else VisibleHistory(history)
-        scope = Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+        scope = _scope(tenant, model, preamble)
         self._record(distinct, conversation, tenant, model, preamble)
         with self._lock:
             labels = self._state(scope).labels.labels(distinct)
@@ -1281,6 +1281,10 @@ def _check_names(**names: str | None) -> None:
     for name, value in names.items():
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+
+
+def _scope(tenant: str | None, model: str | None, preamble: str | None) -> Scope:
+    return Scope(tenant, model, None if preamble is None else fingerprint(preamble))
 
 
 def _check_plan(plan: ContextPlan) -> None:

@@ -51,6 +51,18 @@ def server(only_server: VllmServer) -> VllmServer:
     return only_server
 
 
+@pytest.fixture
+def planner(server: VllmServer) -> Iterator[ContextPlanner]:
+    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
+        yield planner
+
+
+@pytest.fixture
+def link(planner: ContextPlanner) -> Iterator[EngineLink]:
+    with EngineLink(planner) as link:
+        yield link
+
+
 @pytest.fixture(scope="session")
 def passages(only_server: VllmServer) -> list[ContextBlock]:
     """With the engine's own count of tokens, 70 to 170 each."""

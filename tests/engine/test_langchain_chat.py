@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,18 +14,6 @@ output_parsers = pytest.importorskip("langchain_core.output_parsers", reason="ru
 langchain_openai = pytest.importorskip("langchain_openai", reason="runs in LangChain's environment")
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def planner(server: VllmServer) -> Iterator[ContextPlanner]:
-    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
-        yield planner
-
-
-@pytest.fixture
-def link(planner: ContextPlanner) -> Iterator[EngineLink]:
-    with EngineLink(planner) as link:
-        yield link
 
 
 def chat(server: VllmServer, **clients: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,18 +16,6 @@ llms = pytest.importorskip("llama_index.core.llms", reason="runs in LlamaIndex's
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="runs in LlamaIndex's environment")
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def planner(server: VllmServer) -> Iterator[ContextPlanner]:
-    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
-        yield planner
-
-
-@pytest.fixture
-def link(planner: ContextPlanner) -> Iterator[EngineLink]:
-    with EngineLink(planner) as link:
-        yield link
 
 
 def chat(server: VllmServer, **clients: Any) -> Any:

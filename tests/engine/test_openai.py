@@ -20,18 +20,6 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def planner(server: VllmServer) -> Iterator[ContextPlanner]:
-    with ContextPlanner(capacity_tokens=server.capacity_tokens) as planner:
-        yield planner
-
-
-@pytest.fixture
-def link(planner: ContextPlanner) -> Iterator[EngineLink]:
-    with EngineLink(planner) as link:
-        yield link
-
-
-@pytest.fixture
 def client(server: VllmServer, link: EngineLink) -> Iterator[OpenAI]:
     with OpenAI(base_url=server.base_url, api_key="none", http_client=link.http_client(timeout=60.0)) as client:
         yield client
