@@ -1,4 +1,4 @@
-"""LangChain's chat model with `EngineLink`, against a real engine."""
+"""LangChain's chat model with `EngineLink`, and our retriever in front of it, against a real engine."""
 
 from __future__ import annotations
 
@@ -53,3 +53,21 @@ async def test_a_chain_in_tasks(
     stats = planner.stats()
     assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
     assert stats.reported_cached_tokens > 0
+
+
+def test_our_retriever_brings_back_what_is_cached(
+    server: VllmServer, planner: ContextPlanner, passages: list[ContextBlock]
+) -> None:
+    documents = pytest.importorskip("langchain_core.documents")
+    runnables = pytest.importorskip("langchain_core.runnables")
+    plugin = pytest.importorskip("warmprefix_langchain")
+    listed = [documents.Document(block.text, id=str(block.id)) for block in passages[:6]]
+    found = {"First?": listed, "Second?": listed[::-1]}
+    retriever = plugin.ContextReuseRetriever(retriever=runnables.RunnableLambda(found.__getitem__), planner=planner)
+    cached = []
+    for question in found:
+        context = "\n\n".join(document.page_content for document in retriever.invoke(question))
+        answer = chat(server).invoke([("system", "Answer."), ("human", f"{context}\n\n{question}")])
+        cached.append(answer.response_metadata["token_usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached[0] == 0
+    assert cached[1] > 0.8 * sum(block.tokens for block in passages[:6])

@@ -1,4 +1,4 @@
-"""LlamaIndex's chat model for OpenAI-compatible engines with `EngineLink`, against a real engine."""
+"""LlamaIndex's chat model for OpenAI-compatible engines with `EngineLink`, and our postprocessor, against a real engine."""
 
 from __future__ import annotations
 
@@ -64,3 +64,25 @@ async def test_tasks(
     stats = planner.stats()
     assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
     assert stats.reported_cached_tokens > 0
+
+
+def test_our_postprocessor_brings_back_what_is_cached(
+    server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
+) -> None:
+    schema = pytest.importorskip("llama_index.core.schema")
+    plugin = pytest.importorskip("warmprefix_llamaindex")
+    listed = [
+        schema.NodeWithScore(node=schema.TextNode(text=block.text, id_=f"p{block.id}"), score=1.0)
+        for block in passages[:6]
+    ]
+    postprocessor = plugin.ContextReusePostprocessor(planner=planner)
+    cached = []
+    with link.http_client(timeout=60.0) as http_client:
+        model = chat(server, http_client=http_client)
+        for question, found in (("First?", listed), ("Second?", listed[::-1])):
+            nodes = postprocessor.postprocess_nodes(found, query_str=question)
+            context = "\n\n".join(node.get_content() for node in nodes)
+            answer = model.chat([llms.ChatMessage(role="user", content=f"{context}\n\n{question}")])
+            cached.append(answer.raw.usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] > 0.8 * sum(block.tokens for block in passages[:6])
