@@ -1,4 +1,4 @@
-"""LlamaIndex's chat model for OpenAI-compatible engines with `EngineLink`, and our postprocessor, against a real engine."""
+"""LlamaIndex's chat model with `EngineLink`, and our postprocessor in front of it, against a real engine."""
 
 from __future__ import annotations
 
