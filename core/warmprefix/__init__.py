@@ -4,12 +4,21 @@ from warmprefix.annotate import Templates
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.dedup.transcript import Transcript
-from warmprefix.errors import BatchError, EngineError, MissingExtraError, StoreError, TraceError, WarmprefixError
+from warmprefix.errors import (
+    BatchError,
+    EngineError,
+    MissingExtraError,
+    NoAgentError,
+    StoreError,
+    TraceError,
+    WarmprefixError,
+)
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
 from warmprefix.residency.capacity import capacity_from_metrics
+from warmprefix.routing import Agent, AgentRouter, AssignedBlock, Assignment, RouterStats
 from warmprefix.sharing.base import NoSharing, OrderSharing
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.stores.guard import GuardedStore
@@ -18,6 +27,10 @@ from warmprefix.traces.base import NoRecorder, RequestRecorder
 from warmprefix.traces.recorder import TraceRecorder
 
 __all__ = [
+    "Agent",
+    "AgentRouter",
+    "AssignedBlock",
+    "Assignment",
     "BatchError",
     "BatchPlan",
     "BatchRequest",
@@ -32,6 +45,7 @@ __all__ = [
     "LatencySnapshot",
     "MemorySeenStore",
     "MissingExtraError",
+    "NoAgentError",
     "NoFeed",
     "NoObserver",
     "NoRecorder",
@@ -47,6 +61,7 @@ __all__ = [
     "Reference",
     "RequestRecorder",
     "ResidencyFeed",
+    "RouterStats",
     "Scope",
     "SeenStore",
     "ServedBlock",

@@ -10,6 +10,7 @@ __all__ = [
     "BatchFileError",
     "EngineError",
     "MissingExtraError",
+    "NoAgentError",
     "StoreError",
     "StoreUnavailableError",
     "TraceError",
@@ -36,6 +37,10 @@ class MissingExtraError(WarmprefixError, ImportError):
 
 class EngineError(WarmprefixError):
     """An engine could not be asked, or does not tell what it was asked for."""
+
+
+class NoAgentError(EngineError):
+    """All agents that could be given a block have failed or left."""
 
 
 class StoreError(WarmprefixError):
