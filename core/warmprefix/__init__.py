@@ -18,7 +18,19 @@ from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Sco
 from warmprefix.planner import ContextPlanner
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
 from warmprefix.residency.capacity import capacity_from_metrics
-from warmprefix.routing import Agent, AgentRouter, AssignedBlock, Assignment, RouterStats
+from warmprefix.routing import (
+    Agent,
+    AgentRouter,
+    AssignedBlock,
+    Assignment,
+    Replica,
+    ReplicaRouter,
+    ReplicaStats,
+    RequestHints,
+    Route,
+    RouterStats,
+    SessionHints,
+)
 from warmprefix.sharing.base import NoSharing, OrderSharing
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.stores.guard import GuardedStore
@@ -59,12 +71,18 @@ __all__ = [
     "PlannerStats",
     "PrefixView",
     "Reference",
+    "Replica",
+    "ReplicaRouter",
+    "ReplicaStats",
+    "RequestHints",
     "RequestRecorder",
     "ResidencyFeed",
+    "Route",
     "RouterStats",
     "Scope",
     "SeenStore",
     "ServedBlock",
+    "SessionHints",
     "StoreError",
     "Templates",
     "TraceError",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from hashlib import blake2b
 from math import inf
 from typing import Literal
 
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan
+from warmprefix.routing.keys import session_key
 
 __all__ = ["PlanBook", "SentPlan"]
 
@@ -24,7 +24,7 @@ class SentPlan:
         self.plan: ContextPlan | None = plan
         """None once it is over: its texts are not kept."""
         self.cache_salt = plan.cache_salt
-        self.session = _session(plan)
+        self.session = session_key(plan)
         """Names its conversation; None without one."""
         self.state: Literal["ready", "taken", "failed", "over"] = "ready"
         self.deadline = 0.0
@@ -131,11 +131,3 @@ class PlanBook:
     def failed(self) -> int:
         """How many wait for another attempt."""
         return len(self._failed)
-
-
-def _session(plan: ContextPlan) -> str | None:
-    if plan.conversation is None:
-        return None
-    salt = b"" if plan.cache_salt is None else plan.cache_salt.encode()
-    name = plan.conversation.encode("utf-8", "surrogatepass")
-    return blake2b(name, digest_size=16, key=salt[:64], person=b"warmprefix").hexdigest()

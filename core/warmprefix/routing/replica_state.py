@@ -1,0 +1,195 @@
+"""What a `ReplicaRouter` knows: its replicas, what each is predicted to hold, and what each has to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from warmprefix.blocks import ContextBlock
+from warmprefix.plan import Scope
+from warmprefix.residency.base import ResidencyFeed
+from warmprefix.residency.usage import UsageFeedback
+from warmprefix.routing.base import Agent
+from warmprefix.routing.underway import PromptsUnderWay
+from warmprefix.tree import PrefixTree
+
+__all__ = ["Asked", "Cache", "Home", "Known", "Loads", "Member", "Replica", "ScopeKey", "Tell"]
+
+Tell = Callable[["Member", Scope, Sequence[bytes], int], None]
+"""Told of a replica's engine what a `ResidencyTarget` is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica(Agent):
+    """One endpoint of a model that has several. Its fields are those of an `Agent`; its name may be its URL."""
+
+
+class Member:
+    """A replica from when it joins until it leaves or fails."""
+
+    def __init__(self, replica: Replica, feed: ResidencyFeed | None, tell: Tell) -> None:
+        self.replica = replica
+        self.name = replica.name
+        self.weight = replica.weight
+        self.feed = feed
+        self.alive = True
+        self.target = _Target(self, tell)
+        """Kept here, for feeds hold it weakly."""
+
+
+class _Target:
+    """Hands on what a feed says of one replica."""
+
+    def __init__(self, member: Member, tell: Tell) -> None:
+        self._member = member
+        self._tell = tell
+
+    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+        self._tell(self._member, scope, keys, resident_blocks)
+
+
+class ScopeKey(NamedTuple):
+    """What may share a prefix at a replica."""
+
+    tenant: str | None
+    preamble: bytes | None
+
+
+class Asked:
+    """The blocks of one request, as trees take them."""
+
+    __slots__ = ("blocks", "keys", "locked", "starts", "tokens", "total")
+
+    def __init__(self, blocks: Sequence[ContextBlock], order_locked: bool) -> None:
+        starts = [block for block in blocks if block.pinned == "start"]
+        ends = [block for block in blocks if block.pinned == "end"]
+        if (starts or ends) and not order_locked:
+            blocks = [*starts, *[block for block in blocks if block.pinned is None], *ends]
+        self.keys = [block.fingerprint for block in blocks]
+        """In relevance order, but for pinned ones."""
+        self.tokens = [block.tokens for block in blocks]
+        self.total = sum(self.tokens)
+        self.locked = order_locked
+        self.starts = len(starts)
+
+    def resident(self, tree: PrefixTree[bytes]) -> int:
+        """Tokens of the best order that a tree holds."""
+        if self.locked:
+            return tree.match_prefix(self.keys).tokens
+        pinned = tree.match_prefix(self.keys[: self.starts])
+        if pinned.blocks < self.starts:
+            return pinned.tokens
+        free = self.keys[self.starts :]
+        path = tree.deepest_path(free, self.keys[: self.starts])
+        return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])
+
+
+class Cache:
+    """What one replica is predicted to hold of one scope."""
+
+    __slots__ = ("tree", "under_way")
+
+    def __init__(self, tree: PrefixTree[bytes]) -> None:
+        self.tree = tree
+        self.under_way = PromptsUnderWay()
+
+
+class Known:
+    """One scope: what each replica holds, and how its reports compare with predictions."""
+
+    __slots__ = ("_capacity_tokens", "_max_nodes", "caches", "feedback")
+
+    def __init__(self, capacity_tokens: int | None, max_nodes: int) -> None:
+        self._capacity_tokens = capacity_tokens
+        self._max_nodes = max_nodes
+        self.caches: dict[Member, Cache] = {}
+        self.feedback = UsageFeedback()
+
+    def cache(self, member: Member) -> Cache:
+        cache = self.caches.get(member)
+        if cache is None:
+            capacity = member.replica.capacity_tokens
+            tree = PrefixTree[bytes](self._capacity_tokens if capacity is None else capacity, self._max_nodes)
+            cache = Cache(tree)
+            if member.alive:
+                self.caches[member] = cache
+        return cache
+
+    def resident(self, member: Member, asked: Asked) -> int:
+        cache = self.caches.get(member)
+        if cache is None or not asked.keys:
+            return 0
+        return max(asked.resident(cache.tree), cache.under_way.match(asked.keys, asked.tokens))
+
+
+class Home(NamedTuple):
+    """Where a conversation's history is, and how long it is."""
+
+    member: Member
+    tokens: int
+
+    def resident(self, member: Member) -> int:
+        return self.tokens if member is self.member and member.alive else 0
+
+
+class _Load:
+    """What one replica has to do, in tokens, and has had lately."""
+
+    __slots__ = ("in_flight", "recent", "requests", "waiting")
+
+    def __init__(self, recent: float) -> None:
+        self.requests = 0
+        self.in_flight = 0
+        self.waiting = 0
+        self.recent = recent
+
+
+class Loads:
+    """The loads that one tenant sees."""
+
+    def __init__(self, window_tokens: int, members: Iterable[Member]) -> None:
+        self._window_tokens = window_tokens
+        self.by_member = {member: _Load(0.0) for member in members}
+
+    def of(self, member: Member) -> float:
+        load = self.by_member[member]
+        return load.in_flight + load.recent
+
+    def total(self) -> float:
+        return sum([load.in_flight + load.recent for load in self.by_member.values()])
+
+    def join(self, member: Member) -> None:
+        """Of what was lately, it begins with the others' mean, or everything would go to it."""
+        weights = sum(other.weight for other in self.by_member)
+        recent = sum(load.recent for load in self.by_member.values()) / weights if weights else 0.0
+        self.by_member[member] = _Load(recent * member.weight)
+
+    def leave(self, member: Member) -> None:
+        del self.by_member[member]
+
+    def age(self, tokens: int) -> None:
+        """So many tokens more are given out: what was lately counts less."""
+        weights = sum([member.weight for member in self.by_member])
+        factor = math.exp(-tokens / (self._window_tokens * weights))
+        for load in self.by_member.values():
+            load.recent *= factor
+
+    def book(self, member: Member, prompt: int, waiting: int) -> None:
+        load = self.by_member[member]
+        load.requests += 1
+        load.in_flight += prompt
+        load.waiting += waiting
+
+    def take_back(self, member: Member, prompt: int, waiting: int) -> None:
+        load = self.by_member[member]
+        load.requests -= 1
+        load.in_flight -= prompt
+        load.waiting -= waiting
+
+    def prefilled(self, member: Member, waiting: int) -> None:
+        self.by_member[member].waiting -= waiting
+
+    def served(self, member: Member, prompt: int) -> None:
+        self.by_member[member].recent += prompt

@@ -1,0 +1,547 @@
+"""Which replica a request goes to, and what becomes of what it booked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats, fingerprint
+from warmprefix.plan import Scope
+from warmprefix.residency.base import ResidencyTarget, ServedPrompt
+from warmprefix.routing.replicas import Replica, ReplicaRouter, ReplicaStats, Route
+
+NAMES = ["a", "b", "c", "d"]
+
+
+def block(number: int, tokens: int = 100, **options: Any) -> ContextBlock:
+    return ContextBlock(f"document {number}", tokens=tokens, **options)
+
+
+def served(router: ReplicaRouter, blocks: Sequence[ContextBlock], **options: Any) -> Route:
+    route = router.route(blocks, **options)
+    assert router.commit(route)
+    return route
+
+
+def resident(router: ReplicaRouter, blocks: Sequence[ContextBlock], **options: Any) -> int:
+    """What is predicted, without a request."""
+    route = router.route(blocks, **options)
+    router.abandon(route)
+    return route.resident_tokens
+
+
+def on(router: ReplicaRouter, replica: str, start: int = 0, **options: Any) -> ContextBlock:
+    """A block whose requests go to this replica if all else is equal."""
+    for number in range(start, start + 1_000):
+        route = router.route([block(number)], **options)
+        router.abandon(route)
+        if route.replica == replica:
+            return block(number)
+    raise AssertionError("no block prefers it")
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_where_its_best_order_is_held() -> None:
+    router = ReplicaRouter(NAMES)
+    home = served(router, [block(1), block(2), block(3)]).replica
+    again = router.route([block(9), block(3), block(2), block(1)])
+    assert (again.replica, again.resident_tokens) == (home, 300)
+    assert again.cost == again.costs[home] < min(cost for name, cost in again.costs.items() if name != home)
+
+
+def test_a_locked_order_is_worth_its_own_prefix_only() -> None:
+    router = ReplicaRouter(NAMES)
+    served(router, [block(1), block(2), block(3)])
+    locked = router.route([block(1), block(3), block(2)], order_locked=True)
+    assert locked.resident_tokens == 100
+    pinned = router.route([block(3), block(2), block(1, pinned="start")])
+    assert pinned.resident_tokens == 300
+    assert router.route([block(1), block(3, pinned="start")]).resident_tokens == 0
+
+
+def test_the_cost_is_the_documented_one() -> None:
+    router = ReplicaRouter(["a", Replica("b", weight=2.0)], waiting_weight=0.5, held_weight=0.1)
+    first = router.route([block(1, 400)], prompt_tokens=1_000)
+    other = "b" if first.replica == "a" else "a"
+    second = router.route([block(2)], prompt_tokens=600)
+    weights = {"a": 1.0, "b": 2.0}
+    assert second.costs[first.replica] == pytest.approx((600 + 0.5 * 1_000 + 0.1 * 1_000) / weights[first.replica])
+    assert second.costs[other] == pytest.approx(600 / weights[other])
+    router.abandon(second)
+    assert router.prefilled(first)
+    third = router.route([block(1, 400)], prompt_tokens=600)
+    assert third.costs[first.replica] == pytest.approx((600 - 400 + 0.1 * 1_000) / weights[first.replica])
+
+
+def test_a_burst_with_one_new_document_goes_to_one_replica() -> None:
+    router = ReplicaRouter(NAMES)
+    burst = [router.route([block(1, 2_000), block(10 + n, 50)]) for n in range(4)]
+    assert len({route.replica for route in burst}) == 1
+    assert [route.resident_tokens for route in burst] == [0, 2_000, 2_000, 2_000]
+    for route in burst:
+        assert router.abandon(route)
+    assert router.route([block(1, 2_000)]).resident_tokens == 0
+
+
+def test_equal_requests_are_equal_and_the_order_of_replicas_is_of_no_account() -> None:
+    one, other = ReplicaRouter(NAMES), ReplicaRouter(reversed(NAMES))
+    for number in range(200):
+        blocks = [block(number % 37), block(number % 11)]
+        first, second = one.route(blocks), other.route(blocks)
+        assert (first.replica, first.costs) == (second.replica, second.costs)
+        if number % 3:
+            one.commit(first), other.commit(second)
+
+
+def test_when_a_replica_leaves_only_what_it_had_moves() -> None:
+    whole, rest = ReplicaRouter(NAMES), ReplicaRouter(NAMES)
+    rest.leave("b")
+    for number in range(200):
+        before, after = whole.route([block(number)]), rest.route([block(number)])
+        whole.abandon(before), rest.abandon(after)
+        assert after.replica == before.replica or before.replica == "b"
+
+
+def test_weights_share_out_what_is_new() -> None:
+    router = ReplicaRouter([Replica("slow"), Replica("fast", weight=3.0)])
+    shares = Counter(router.route([block(number)]).replica for number in range(400))  # all in flight at once
+    assert 2.5 < shares["fast"] / shares["slow"] < 3.5
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_stays_where_its_history_is() -> None:
+    router = ReplicaRouter(NAMES)
+    home = served(router, [block(1)], conversation="chat").replica
+    for turn in range(2, 30):
+        route = served(router, [block(turn)], conversation="chat")
+        assert (route.replica, route.resident_tokens) == (home, 100 * (turn - 1))
+    assert router.stats().moved == 0
+
+
+def test_a_conversation_moves_when_waiting_costs_more_than_its_history() -> None:
+    router = ReplicaRouter(["a", "b"], waiting_weight=1.0)
+    home = served(router, [block(1)], conversation="chat").replica
+    first = on(router, home, 100)
+    waiting = router.route([first], prompt_tokens=150)
+    assert waiting.replica == home
+    moved = router.route([block(2)], conversation="chat")
+    assert moved.replica != home
+    assert router.stats().moved == 1
+    router.commit(moved)
+    router.abandon(waiting)
+    assert router.route([block(3)], conversation="chat").replica == moved.replica
+
+
+def test_what_an_engine_counts_tells_how_long_a_history_is() -> None:
+    router = ReplicaRouter(NAMES)
+    route = router.route([block(1)], conversation="chat")
+    router.commit(route, EngineReport(cached_tokens=0, prompt_tokens=900))
+    assert router.route([block(2)], conversation="chat").resident_tokens == 900
+    assert router.route([block(2)], conversation="chat", prompt_tokens=500).resident_tokens == 500
+    assert router.stats().reports == 1
+
+
+def test_the_context_of_a_later_turn_teaches_nothing_of_prompts_that_begin_with_it() -> None:
+    router = ReplicaRouter(["a"])
+    served(router, [block(1)], conversation="chat")
+    served(router, [block(2)], conversation="chat")
+    assert router.route([block(1)]).resident_tokens == 100
+    assert router.route([block(2)]).resident_tokens == 0
+
+
+# -- the end of a request ----------------------------------------------------------------------------------------------
+
+
+def test_a_route_ends_once() -> None:
+    router = ReplicaRouter(NAMES)
+    route = router.route([block(1)])
+    assert router.load()[route.replica] == 100
+    assert router.abandon(route)
+    assert not router.abandon(route)
+    assert not router.commit(route)
+    assert not router.prefilled(route)
+    assert set(router.load().values()) == {0.0}
+    stats = router.stats()
+    assert (stats.routes, stats.abandons, stats.commits, stats.late_commits) == (1, 1, 0, 1)
+
+
+def test_the_order_that_was_planned_is_what_is_learned() -> None:
+    router, planner = ReplicaRouter(["a", "b"]), ContextPlanner()
+    route = router.route([block(1), block(2)], preamble="Answer.")
+    scope = f"model@{route.replica}"
+    with planner.planning([block(2), block(1)], model=scope, preamble="Answer.") as plan:
+        assert router.commit(route, plan=plan)
+    assert plan.order == (0, 1)
+    locked = router.route([block(2), block(1)], preamble="Answer.", order_locked=True)
+    assert (locked.replica, locked.resident_tokens) == (route.replica, 200)
+    assert router.route([block(1)], preamble="Answer.", order_locked=True).resident_tokens == 0
+
+
+def test_a_report_of_less_takes_back_what_lies_behind() -> None:
+    router = ReplicaRouter(["a"])
+    for last in (3, 4):
+        served(router, [block(1, 1_000), block(2, 1_000), block(last, 1_000)])
+    route = router.route([block(1, 1_000), block(2, 1_000), block(5, 1_000)])
+    assert route.resident_tokens == 2_000
+    router.commit(route, EngineReport(cached_tokens=0, prompt_tokens=3_000))
+    assert router.stats().stale_paths == 1
+    assert router.route([block(1, 1_000), block(2, 1_000), block(5, 1_000)]).resident_tokens == 3_000
+    assert router.route([block(1, 1_000), block(2, 1_000), block(3, 1_000)]).resident_tokens == 2_000
+
+
+def test_a_cache_is_as_large_as_was_said() -> None:
+    router = ReplicaRouter([Replica("a", capacity_tokens=1_000)])
+    for number in range(20):
+        served(router, [block(number)])
+    assert router.route([block(19)]).resident_tokens == 100
+    assert router.route([block(0)]).resident_tokens == 0
+
+
+# -- replicas come and go ----------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_failed_holds_nothing_when_it_is_back() -> None:
+    router = ReplicaRouter([Replica(name, capacity_tokens=5_000) for name in NAMES])
+    route = served(router, [block(1)], conversation="chat")
+    under_way = router.route([block(1)])
+    router.fail(route.replica)
+    router.fail(route.replica)
+    assert route.replica not in router.load()
+    assert not router.commit(under_way)
+    elsewhere = served(router, [block(2)], conversation="chat")
+    assert elsewhere.replica != route.replica
+    assert elsewhere.resident_tokens == 0
+    router.join(route.replica)
+    back = next(replica for replica in router.replicas if replica.name == route.replica)
+    assert back.capacity_tokens == 5_000
+    again = router.route([block(1)])
+    assert again.resident_tokens == 0
+    assert set(again.costs.values()) == {100.0}
+
+
+def test_one_that_joins_is_not_flooded() -> None:
+    router = ReplicaRouter(["a", "b", "c"], floor_tokens=0)
+    for number in range(300):
+        served(router, [block(number)])
+    router.join("d")
+    shares = Counter(served(router, [block(1_000 + number)]).replica for number in range(400))
+    assert 50 < shares["d"] < 150
+
+
+def test_with_no_replica_left_it_says_so() -> None:
+    router = ReplicaRouter()
+    with pytest.raises(ValueError, match="no replica is there"):
+        router.route(["text"])
+    router.join("a")
+    router.fail("a")
+    with pytest.raises(ValueError, match="'a' failed"):
+        router.route(["text"])
+    router.leave("a")
+    with pytest.raises(ValueError, match="no replica 'a'"):
+        router.leave("a")
+    with pytest.raises(ValueError, match="no replica 'b'"):
+        router.fail("b")
+    with pytest.raises(ValueError, match="no replica 'b'"):
+        router.target("b")
+
+
+# -- what is known from elsewhere --------------------------------------------------------------------------------------
+
+
+class Heard:
+    """A feed that does as it is told, or fails; and a listener."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.followed: list[ResidencyTarget] = []
+        self.remembered: list[ServedPrompt] = []
+        self.changes: list[tuple[Scope, int]] = []
+        self.closed = 0
+
+    def follow(self, target: ResidencyTarget) -> None:
+        self._failing()
+        self.followed.append(target)
+
+    def remember(self, served: ServedPrompt) -> None:
+        self._failing()
+        self.remembered.append(served)
+
+    def knows(self, cache_salt: str | None) -> bool:
+        self._failing()
+        return True
+
+    def stats(self) -> FeedStats:
+        return FeedStats()
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+        self.changes.append((scope, resident_blocks))
+
+    def _failing(self) -> None:
+        if self.fails:
+            raise OSError("the feed is broken")
+
+
+def test_a_feed_knows_better_than_predictions_and_reports() -> None:
+    feed, listener = Heard(), Heard()
+    planner = ContextPlanner()
+    with ReplicaRouter(listener=listener) as router:
+        router.join("a", feed=feed)
+        blocks = [block(n, 1_000) for n in range(3)]
+        for _ in range(2):
+            route = router.route(blocks, tenant="acme")
+            with planner.planning(blocks, tenant="acme", model="m@a") as plan:
+                report = EngineReport(cached_tokens=0, prompt_tokens=3_000, prompt_token_ids=[1, 2, 3])
+                router.commit(route, report, plan)
+        assert router.stats().stale_paths == 0
+        (target,) = feed.followed
+        remembered = feed.remembered[-1]
+        assert remembered.scope == Scope("acme", "m@a", None)
+        target.residency_changed(remembered.scope, remembered.keys, 1)
+        assert listener.changes == [(remembered.scope, 1)]
+        assert resident(router, blocks, tenant="acme") == 1_000
+        router.target("a").residency_changed(Scope("acme", None, None), remembered.keys, 2)
+        assert resident(router, blocks, tenant="acme") == 2_000
+        target.residency_changed(Scope("other", None, None), remembered.keys, 3)
+        assert resident(router, blocks, tenant="other") == 0
+        router.fail("a")
+        target.residency_changed(remembered.scope, remembered.keys, 3)
+        router.join("a")
+        assert len(feed.followed) == 2
+        assert resident(router, blocks, tenant="acme") == 0
+    assert feed.closed == 1
+
+
+def test_a_feed_that_fails_is_none() -> None:
+    feed, planner = Heard(fails=True), ContextPlanner()
+    with ReplicaRouter() as router:
+        router.join("a", feed=feed)
+        route = router.route([block(1)])
+        with planner.planning([block(1)]) as plan:
+            assert router.commit(route, EngineReport(prompt_token_ids=[1]), plan)
+        assert router.stats().feed_errors == 3
+        assert router.route([block(1)]).resident_tokens == 100
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_one_tenant_shows_in_another() -> None:
+    alone, shared = ReplicaRouter(NAMES), ReplicaRouter(NAMES)
+    for number in range(150):
+        for _ in range(3):  # of one that does much, and has everything in flight
+            shared.route([block(number), block(number % 7)], tenant="busy", conversation=f"chat {number % 5}")
+        blocks = [block(number % 13), block(number % 7)]
+        chat = f"chat {number % 5}" if number % 2 else None
+        first = alone.route(blocks, tenant="quiet", conversation=chat)
+        second = shared.route(blocks, tenant="quiet", conversation=chat)
+        expected = replace(first, id=second.id)
+        assert second == expected
+        assert second.costs == expected.costs
+        assert alone.load("quiet") == shared.load("quiet")
+        if number % 4:
+            alone.commit(first), shared.commit(second)
+
+
+def test_tenants_that_share_load_share_nothing_else() -> None:
+    router = ReplicaRouter(["a", "b"], share_load=True)
+    rival = on(router, "a", 50, tenant="two")
+    first = router.route([on(router, "a", tenant="one")], prompt_tokens=4_000, tenant="one")
+    second = router.route([rival], prompt_tokens=4_000, tenant="two")
+    assert first.replica == "a"
+    assert second.replica != first.replica
+    assert router.load("one") == router.load("two") == router.load() == {"a": 4_000.0, "b": 4_000.0}
+    router.commit(first)
+    assert resident(router, first.blocks, tenant="two") == 0
+    assert resident(router, first.blocks, tenant="one") == 100
+
+
+def test_another_tenants_route_or_plan_is_refused() -> None:
+    router, planner = ReplicaRouter(NAMES), ContextPlanner()
+    route = router.route([block(1)], tenant="one")
+    stolen = replace(route, tenant="two")
+    assert not router.commit(stolen)
+    assert not router.abandon(stolen)
+    assert not router.prefilled(stolen)
+    with planner.planning([block(1)], tenant="two") as plan, pytest.raises(ValueError, match="tenant and preamble"):
+        router.commit(route, plan=plan)
+    assert router.commit(route)
+
+
+def test_preambles_share_no_prefix() -> None:
+    router = ReplicaRouter(NAMES)
+    served(router, [block(1)], preamble="one")
+    assert router.route([block(1)], preamble="two").resident_tokens == 0
+    assert router.route([block(1)], preamble="one").preamble == fingerprint("one")
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_bounded() -> None:
+    router = ReplicaRouter(NAMES, max_scopes=5, max_conversations=7, max_open_routes=11, max_nodes=3)
+    for number in range(200):
+        router.commit(router.route([block(number)], tenant=f"t{number % 20}", conversation=f"c{number}"))
+        router.route([block(number)], tenant=f"t{number % 20}")
+    stats = router.stats()
+    assert (stats.scopes, stats.conversations, stats.open_routes) == (5, 7, 11)
+    trees = [cache.tree for known in router._scopes.values() for cache in known.caches.values()]
+    assert trees
+    assert max(tree.nodes for tree in trees) <= 3
+    assert len(router._loads) == 5
+    router.reset()
+    assert router.stats() == ReplicaStats(replicas=4)
+    assert set(router.load("t1").values()) == {0.0}
+
+
+def test_threads_share_a_router() -> None:
+    router = ReplicaRouter(NAMES)
+    errors: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for number in range(150):
+                route = router.route(
+                    [block(number % 9), block(number)], conversation=f"{thread}" if number % 2 else None
+                )
+                if number % 5 == 4:
+                    router.abandon(route)
+                else:
+                    router.prefilled(route)
+                    router.commit(route, EngineReport(cached_tokens=0, prompt_tokens=200))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    router.fail("c")
+    router.join("c")
+    for thread in threads:
+        thread.join()
+    assert not errors
+    stats = router.stats()
+    assert stats.routes == 900
+    assert stats.commits + stats.late_commits + stats.abandons >= 900 - 1
+    assert stats.open_routes == 0
+    for loads in router._loads.values():
+        assert all((load.requests, load.in_flight, load.waiting) == (0, 0, 0) for load in loads.by_member.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_happens_the_books_balance_and_the_guard_holds(data: st.DataObject) -> None:
+    router = ReplicaRouter(NAMES, eps=0.25, floor_tokens=1_000, window_tokens=20_000)
+    opened: list[Route] = []
+    for _ in range(data.draw(st.integers(1, 60))):
+        what = data.draw(st.sampled_from(["route"] * 4 + ["commit", "abandon", "prefilled", "fail"]))
+        if what == "route":
+            before, busy = router.load(), {route.replica for route in opened}
+            blocks = [block(n, 10 * (1 + n % 9)) for n in data.draw(st.lists(st.integers(0, 12), max_size=5))]
+            tokens = data.draw(st.integers(500, 900))
+            route = router.route(blocks, prompt_tokens=tokens)
+            # Between the two looks at the load, what was lately has aged a little.
+            limit = max(1_000, 1.25 * (sum(before.values()) + tokens) / len(before))
+            least = min(before.values())
+            aged = before[route.replica] * 0.98
+            assert aged + tokens <= limit or aged <= least or route.replica not in busy
+            assert 0 <= route.resident_tokens <= route.prompt_tokens
+            assert set(route.costs) == set(before)
+            opened.append(route)
+        elif what == "fail" and len(router.replicas) > 1:
+            name = data.draw(st.sampled_from([replica.name for replica in router.replicas]))
+            router.fail(name)
+            opened = [route for route in opened if route.replica != name]
+            if data.draw(st.booleans()):
+                router.join(name)
+        elif opened and what != "fail":
+            route = opened[data.draw(st.integers(0, len(opened) - 1))]
+            assert getattr(router, what)(route)
+            if what != "prefilled":
+                opened.remove(route)
+        for member, load in router._loads_of(None).by_member.items():
+            own = [route for route in opened if route.replica == member.name]
+            assert load.requests == len(own)
+            assert load.in_flight == sum(route.prompt_tokens for route in own)
+            assert 0 <= load.waiting <= load.in_flight
+        for known in router._scopes.values():
+            for cache in known.caches.values():
+                cache.tree.check_integrity()
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"replicas": "abc"}, TypeError, "replicas must be an iterable"),
+        ({"replicas": [1]}, TypeError, "replica must be a Replica"),
+        ({"replicas": ["a", "a"]}, ValueError, "'a' is there already"),
+        ({"replicas": [""]}, ValueError, "name must not be empty"),
+        ({"eps": -0.1}, ValueError, "eps must be 0 or more"),
+        ({"held_weight": float("inf")}, ValueError, "held_weight"),
+        ({"waiting_weight": float("nan")}, ValueError, "waiting_weight"),
+        ({"floor_tokens": -1}, ValueError, "floor_tokens"),
+        ({"window_tokens": 0}, ValueError, "window_tokens"),
+        ({"capacity_tokens": 0}, ValueError, "capacity_tokens"),
+        ({"max_scopes": 0}, ValueError, "max_scopes"),
+    ],
+)
+def test_bad_routers_are_refused(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        ReplicaRouter(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"blocks": "text"}, TypeError, "blocks must be a sequence"),
+        ({"tenant": 1}, TypeError, "tenant must be a str"),
+        ({"preamble": b"x"}, TypeError, "preamble must be a str"),
+        ({"conversation": ""}, ValueError, "conversation must not be empty"),
+        ({"prompt_tokens": -1}, ValueError, "prompt_tokens must be 0 or more"),
+        ({"prompt_tokens": True}, TypeError, "prompt_tokens must be an int"),
+    ],
+)
+def test_bad_requests_are_refused(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    router = ReplicaRouter(NAMES)
+    with pytest.raises(error, match=said):
+        router.route(**options)
+    assert router.stats() == ReplicaStats(replicas=4)
+
+
+def test_bad_ends_are_refused() -> None:
+    router = ReplicaRouter(NAMES)
+    route = router.route()
+    bad: Any = "route"
+    for end in (router.commit, router.abandon, router.prefilled):
+        with pytest.raises(TypeError, match="route must be a Route"):
+            end(bad)
+    with pytest.raises(TypeError, match="report must be an EngineReport"):
+        router.commit(route, bad)
+    with pytest.raises(TypeError, match="plan must be a ContextPlan"):
+        router.commit(route, plan=bad)
+    with pytest.raises(TypeError, match="feed must be a ResidencyFeed"):
+        router.join("e", feed=bad)
+    assert router.commit(route)
+
+
+def test_requests_without_tokens_are_routed() -> None:
+    router = ReplicaRouter(NAMES)
+    for blocks in ((), [ContextBlock("")], [ContextBlock(""), ContextBlock("")]):
+        route = served(router, blocks)
+        assert (route.prompt_tokens, route.resident_tokens, route.spilled) == (0, 0, False)
