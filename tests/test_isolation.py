@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 
 from redis_servers import Server, wait_until
 from warmprefix import (
+    AgentRouter,
+    Assignment,
     ContextBlock,
     ContextPlan,
     ContextPlanner,
@@ -42,6 +44,7 @@ from warmprefix.stores.redis import RedisSeenStore
 
 VICTIM = Conversation("acme", "chat-42")
 WITNESS = "witness"
+AGENTS = ["a", "b", "c"]
 SALT_KEY = b"a secret"
 
 ATTACKERS = {
@@ -64,6 +67,9 @@ class Loot(NamedTuple):
     done: ContextPlan
     open: ContextPlan
     batch: BatchPlan
+    routed: Assignment
+    routing: Assignment
+    """Not read yet."""
 
     @property
     def renamed(self) -> list[ContextBlock]:
@@ -77,7 +83,15 @@ class Loot(NamedTuple):
     def secrets(self) -> list[str]:
         ids = [str(block.id) for block in self.blocks if block.id is not None]
         digests = [block.fingerprint.hex() for block in self.blocks]
-        return [*ids, *digests, *(block.text for block in self.blocks), VICTIM.id, str(VICTIM.tenant), self.open.id]
+        return [
+            *ids,
+            *digests,
+            *(block.text for block in self.blocks),
+            VICTIM.id,
+            str(VICTIM.tenant),
+            self.open.id,
+            self.routing.id,
+        ]
 
 
 @dataclass
@@ -89,6 +103,8 @@ class World:
     store: SeenStore
     guarded: GuardedStore
     sharing: OrderSharing
+    victims_router: AgentRouter
+    attackers_router: AgentRouter
     settings: SharedSettings | None
     """Where its Redis is, if it has one."""
     heard: list[LearnedOrder] = field(default_factory=list)
@@ -101,6 +117,11 @@ class World:
                 with teller.planning(["w", "x"], tenant=WITNESS):
                     pass
                 wait_until(lambda: hearer.stats().shared_orders > learned, "the workers hear of each other")  # noqa: B023
+            routers = (self.victims_router, self.attackers_router)
+            for router, other in (routers, routers[::-1]):
+                heard = other.stats().learned
+                router.commit(router.assign(["w"], tenant=WITNESS))
+                wait_until(lambda: other.stats().learned > heard, "the routers hear of each other")  # noqa: B023
 
 
 def live(world: World) -> Loot:
@@ -117,7 +138,11 @@ def live(world: World) -> Loot:
     batch = planner.plan_window([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)])
     open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant)
     labels = {each.block.fingerprint: each.label for plan in (*planned, open_plan) for each in plan.blocks}
-    return Loot(blocks, labels, planned[0], open_plan, batch)
+    router = world.victims_router
+    routed = [router.assign(blocks[i:], conversation=VICTIM.id, tenant=tenant) for i in range(3)]
+    for assignment in routed[:2]:
+        router.commit(assignment)
+    return Loot(blocks, labels, planned[0], open_plan, batch, routed[0], routed[2])
 
 
 def go_on(world: World, loot: Loot) -> list[object]:
@@ -130,12 +155,23 @@ def go_on(world: World, loot: Loot) -> list[object]:
             seen.append(shown(plan))
         with planner.planning([*loot.blocks[i:], *loot.renamed], tenant=tenant) as plan:
             seen.append(shown(plan))
+    router = world.victims_router
+    seen.append(router.commit(loot.routing))
+    for conversation in (VICTIM.id, None):
+        for blocks in (loot.blocks, loot.renamed, loot.blocks[::-1]):
+            seen.append(routed(router.assign(blocks, conversation=conversation, tenant=tenant)))
+    seen.append(router.load(tenant))
     return [*seen, facts(world.store.inspect(VICTIM))]
 
 
 def shown(plan: ContextPlan) -> object:
     """All that a plan tells, but for its own id."""
     return replace(plan, id=""), plan.render(), plan.order_annotation
+
+
+def routed(assignment: Assignment) -> object:
+    """All that an assignment tells, but for its own id."""
+    return replace(assignment, id="")
 
 
 # -- the calls ---------------------------------------------------------------------------------------------------------
@@ -514,6 +550,88 @@ def command_stats(world: World, loot: Loot, me: Conversation) -> None:
             assert not [secret for secret in loot.secrets if secret in output]
 
 
+@tries((AgentRouter, "assign"))
+def assign(world: World, loot: Loot, me: Conversation) -> object:
+    told = []
+    for blocks in (loot.renamed, loot.blocks, [*loot.renamed, *reversed(loot.blocks)]):
+        for conversation in (None, me.id, VICTIM.id, loot.routing.id):
+            for together in (False, True):
+                assignment = world.attackers_router.assign(
+                    blocks, conversation=conversation, tenant=me.tenant, together=together
+                )
+                told.append(routed(assignment))
+                world.attackers_router.commit(assignment)
+    return told
+
+
+def stolen(loot: Loot, me: Conversation) -> Iterator[Assignment]:
+    """Assignments of the attacker's own that claim to be the victim's by their ids."""
+    for assignment in (loot.routing, loot.routed):
+        for conversation in (me.id, VICTIM.id):
+            yield replace(assignment, tenant=me.tenant, conversation=conversation)
+
+
+@tries((AgentRouter, "commit"))
+def commit_routed(world: World, loot: Loot, me: Conversation) -> object:
+    return [
+        world.attackers_router.commit(assignment, agent, EngineReport(0), blocks=blocks)
+        for assignment in stolen(loot, me)
+        for agent in (None, "b")
+        for blocks in (None, loot.blocks)
+    ]
+
+
+@tries((AgentRouter, "abandon"))
+def abandon_routed(world: World, loot: Loot, me: Conversation) -> object:
+    return [world.attackers_router.abandon(assignment) for assignment in stolen(loot, me)]
+
+
+@tries((AgentRouter, "reassign"))
+def reassign(world: World, loot: Loot, me: Conversation) -> object:
+    return [routed(world.attackers_router.reassign(assignment, "a")) for assignment in stolen(loot, me)]
+
+
+@tries((AgentRouter, "end"))
+def end(world: World, loot: Loot, me: Conversation) -> None:
+    for conversation in (me.id, VICTIM.id):
+        world.attackers_router.end(conversation, me.tenant)
+
+
+@tries((AgentRouter, "load"))
+def load(world: World, loot: Loot, me: Conversation) -> object:
+    return world.attackers_router.load(me.tenant)
+
+
+@tries((AgentRouter, "stats"))
+def router_stats(world: World, loot: Loot, me: Conversation) -> None:
+    """Counts of all tenants together, and nothing else."""
+    counts = world.attackers_router.stats()
+    assert {type(getattr(counts, name)) for name in counts.__dataclass_fields__} == {int}
+
+
+@tries((AgentRouter, "from_url"))
+def router_from_url(world: World, loot: Loot, me: Conversation) -> object:
+    if world.settings is None:
+        return None  # a world without a server has no URL
+    with AgentRouter.from_url(agents=AGENTS, settings=world.settings) as router:
+        return routed(router.assign(loot.blocks, conversation=VICTIM.id, tenant=me.tenant))
+
+
+@tries((AgentRouter, "join"), (AgentRouter, "leave"), (AgentRouter, "fail"), operators=True)
+def come_and_go(world: World, loot: Loot, me: Conversation) -> None:
+    router = world.attackers_router
+    router.join("d")
+    router.leave("d")
+    router.fail("a")
+    router.join("a")
+
+
+@tries((AgentRouter, "reset"), (AgentRouter, "close"), operators=True)
+def end_routing(world: World, loot: Loot, me: Conversation) -> None:
+    world.attackers_router.reset()
+    world.attackers_router.close()
+
+
 @tries((ContextPlanner, "reset"), operators=True)
 def reset(world: World, loot: Loot, me: Conversation) -> None:
     world.attackers.reset()
@@ -561,7 +679,7 @@ def public_methods(owner: type) -> set[str]:
     return {name for name, value in inspect.getmembers(owner, callable) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("owner", [ContextPlanner, *STORES, *SHARINGS], ids=lambda owner: owner.__name__)
+@pytest.mark.parametrize("owner", [ContextPlanner, AgentRouter, *STORES, *SHARINGS], ids=lambda owner: owner.__name__)
 def test_every_public_method_is_tried(owner: type) -> None:
     tried = {name for kind, name in (*ATTACKS, *OPERATORS) if kind == owner.__name__}
     assert tried == public_methods(owner)
@@ -605,6 +723,8 @@ class Worlds:
         for planner in {world.victims, world.attackers}:
             self._ends.push_async_callback(planner.aclose)
             self._ends.callback(planner.close)
+        for router in {world.victims_router, world.attackers_router}:
+            self._ends.callback(router.close)
         self._ends.callback(world.sharing.close)
         self._ends.callback(world.guarded.close)
         return world
@@ -613,7 +733,9 @@ class Worlds:
         store = MemorySeenStore()
         one = ContextPlanner(store=store, salt_key=SALT_KEY)
         other = one if self._kind == KINDS[0] else ContextPlanner(store=store, salt_key=SALT_KEY)
-        return World(one, other, store, GuardedStore(store, budget=10.0), NoSharing(), None)
+        first = AgentRouter(AGENTS)
+        second = first if self._kind == KINDS[0] else AgentRouter(AGENTS)
+        return World(one, other, store, GuardedStore(store, budget=10.0), NoSharing(), first, second, None)
 
     def _on_redis(self) -> World:
         prefix = f"world-{time.monotonic_ns()}"
@@ -625,9 +747,12 @@ class Worlds:
         self._ends.push_async_callback(store.aclose)
         self._ends.callback(store.close)
         sharing = RedisOrderSharing(self._server.url, prefix=prefix)
-        world = World(one, other, store, GuardedStore(store, budget=10.0), sharing, settings)
+        first, second = (AgentRouter.from_url(agents=AGENTS, settings=settings) for _ in range(2))
+        world = World(one, other, store, GuardedStore(store, budget=10.0), sharing, first, second, settings)
         for planner in (one, other):  # both follow the witness
             planner.plan([], tenant=WITNESS)
+        for router in (first, second):
+            router.assign([], tenant=WITNESS)
         return world
 
 

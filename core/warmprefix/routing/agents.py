@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypedDict
 
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
 from warmprefix.errors import NoAgentError
@@ -18,17 +18,32 @@ from warmprefix.residency.base import EngineReport, ResidencyFeed, ServedPrompt
 from warmprefix.routing.balance import Choice, Item, share_out
 from warmprefix.routing.base import Agent, AssignedBlock, Assignment, Held, RouterStats, as_agent
 from warmprefix.routing.learning import LearnedSegment, name_digest, read_segment, routing_scope, write_segments
-from warmprefix.routing.tenants import Booking, Member, TenantAgents
+from warmprefix.routing.tenants import Bookings, Member, TenantAgents
 from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from warmprefix.settings import SharedSettings
 
-__all__ = ["AgentRouter"]
+__all__ = ["AgentRouter", "RouterOptions"]
 
 _log = logging.getLogger("warmprefix")
+
+_KV_BLOCK = 32
+"""Tokens; engines count whole KV blocks, so what is cached may end this much before the block that it holds."""
+
+
+class RouterOptions(TypedDict, total=False):
+    """The keyword arguments of `AgentRouter`, which documents them, without those that `from_url` decides."""
+
+    eps: float
+    window_tokens: int
+    free_tokens: int
+    max_blocks: int
+    max_tenants: int
+    max_conversations: int
+    max_open: int
 
 
 class AgentRouter:
@@ -63,10 +78,10 @@ class AgentRouter:
         eps: float = 0.25,
         window_tokens: int = 65_536,
         free_tokens: int = 4_096,
-        max_blocks: int = 65_536,
+        max_blocks: int = 16_384,
         max_tenants: int = 1_024,
         max_conversations: int = 4_096,
-        max_open: int = 65_536,
+        max_open: int = 10_000,
         sharing: OrderSharing | None = None,
     ) -> None:
         """No agent has been given anything yet.
@@ -75,13 +90,14 @@ class AgentRouter:
             agents: Those that there are; `join` adds others.
             eps: How far an agent's load may be above the mean, as a share of it; more means more hits and less
                 balance.
-            window_tokens: After so many tokens an agent, a load counts for 1/e of what it did.
+            window_tokens: After so many tokens an agent that were read, a load counts for 1/e of what it did.
             free_tokens: An agent whose load is no higher than this has room whatever the mean: a tenant of little
                 traffic makes no hotspot, and would otherwise lose hits to its first requests.
-            max_blocks: Most blocks remembered of an agent, and most of a conversation.
+            max_blocks: Most blocks remembered of an agent, a tenant, some 300 bytes each; and most of a conversation.
             max_tenants: Most tenants remembered; beyond it the one not heard of longest is forgotten.
             max_conversations: Most conversations remembered of a tenant.
-            max_open: Most assignments neither committed nor abandoned; beyond it the oldest count as they are.
+            max_open: Most assignments of a tenant neither committed nor abandoned; beyond it the oldest count as they
+                are.
             sharing: Where other routers of the same agents are told what this one's did, and the other way round;
                 nowhere by default. Not a planner's: it is this router's own, and closed with it.
 
@@ -119,13 +135,16 @@ class AgentRouter:
         self._digests: dict[bytes, str] = {}
         self._feeds: dict[str, _AgentFeed] = {}
         self._tenants: OrderedDict[str | None, TenantAgents] = OrderedDict()
-        self._open: OrderedDict[str, _Open] = OrderedDict()
         self._counts: Counter[str] = Counter()
+        self._lock = threading.RLock()
         in_each_process(self._renew)
         for agent in agents:
             self.join(agent)
 
     def _renew(self) -> None:
+        """What each process has for itself."""
+        if not self._lock.acquire(blocking=False):  # in a fork: somebody was about to change what is known
+            self._tenants.clear()
         self._lock = threading.RLock()
         self._instance = uuid.uuid4().hex
         self._number = 0
@@ -137,7 +156,7 @@ class AgentRouter:
         agents: Iterable[Agent | str] = (),
         *,
         settings: SharedSettings | None = None,
-        **options: object,
+        **options: Unpack[RouterOptions],
     ) -> Self:
         """A router that shares what it learns with all others of the same Redis or Valkey, and of these agents.
 
@@ -147,7 +166,8 @@ class AgentRouter:
         Args:
             url: As `RedisSeenStore` takes it; by default that of the settings.
             agents: As `AgentRouter` takes them.
-            settings: By default, what the environment says: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_KEY_PREFIX`.
+            settings: By default, what the environment says: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_KEY_PREFIX`, and
+                `WARMPREFIX_SHARE_ORDERS`, without which nothing is shared.
             options: As `AgentRouter` takes them.
 
         Raises:
@@ -161,7 +181,8 @@ class AgentRouter:
         address = given.redis_url if url is None else url
         if not address:
             raise ValueError("url must be given, or WARMPREFIX_REDIS_URL be set")
-        return cls(agents, sharing=RedisOrderSharing(address, prefix=given.key_prefix), **options)  # type: ignore[arg-type]
+        sharing = RedisOrderSharing(address, prefix=given.key_prefix) if given.share_orders else None
+        return cls(agents, sharing=sharing, **options)
 
     # -- who is there ------------------------------------------------------------------------------------------
 
@@ -175,27 +196,33 @@ class AgentRouter:
         """An agent is there, for the first time or again. It begins with the mean load, and holds nothing.
 
         Args:
-            agent: Or its name.
-            feed: Knows from its engine what it holds. It is asked to follow, and not closed by the router.
+            agent: Or its name; that of one that failed brings it back as it was.
+            feed: Knows from its engine what it holds. One that failed keeps the feed that it had, unless it is given
+                another. A feed is asked to follow, tells this router alone, and is not closed by it.
 
         Raises:
             TypeError: An argument has another type than the above.
             ValueError: An agent of this name is there.
         """
-        agent = as_agent(agent)
+        joining = as_agent(agent)
         if feed is not None and not isinstance(feed, ResidencyFeed):
             raise TypeError(f"feed must be a ResidencyFeed or None, got {type(feed).__name__}")
         with self._lock:
-            if agent.name in self._agents:
-                raise ValueError(f"agents must have names of their own, got {agent.name!r} twice")
-            self._failed.pop(agent.name, None)
-            self._agents[agent.name] = agent
-            self._digests[name_digest("agent", agent.name)] = agent.name
+            if joining.name in self._agents:
+                raise ValueError(f"agents must have names of their own, got {joining.name!r} twice")
+            failed = self._failed.pop(joining.name, None)
+            if failed is not None and isinstance(agent, str):
+                joining = failed
+            self._agents[joining.name] = joining
+            self._digests[name_digest("agent", joining.name)] = joining.name
             for tenant in self._tenants.values():
-                tenant.join(agent)
+                tenant.join(joining)
         if feed is not None:
-            self._feeds[agent.name] = fed = _AgentFeed(self, agent.name, feed, self._max_blocks)
-            feed.follow(fed)
+            fed = self._feeds[joining.name] = _AgentFeed(self, joining.name, feed, self._max_blocks)
+            try:
+                feed.follow(fed)
+            except Exception:
+                self._feed_failed(joining.name)
 
     def leave(self, name: str) -> None:
         """An agent is gone for good: its blocks go to others from now on.
@@ -206,6 +233,7 @@ class AgentRouter:
         with self._lock:
             if self._failed.pop(name, None) is None:
                 self._remove(name)
+            self._feeds.pop(name, None)
 
     def fail(self, name: str) -> None:
         """An agent can't be reached: what it held and was told is forgotten, and others get its blocks until it joins.
@@ -224,7 +252,6 @@ class AgentRouter:
         agent = self._agents.pop(name, None)
         if agent is None:
             raise ValueError(f"agents must be registered, got {name!r}")
-        self._feeds.pop(name, None)
         del self._digests[name_digest("agent", name)]
         for tenant in self._tenants.values():
             tenant.leave(name)
@@ -274,8 +301,9 @@ class AgentRouter:
     def reassign(self, assignment: Assignment, agent: str) -> Assignment:
         """Give what one agent of an assignment did not read to the others.
 
-        What it had been given is taken back, unless it was committed; then nothing is left to give. Say `fail` first if
-        it failed: who is there can be chosen again.
+        That is what was neither committed nor abandoned; all that it was given, if the assignment is another process's
+        or so old that nothing is known of it. It is taken back from the agent. Say `fail` first if it failed: who is
+        there can be chosen again.
 
         Returns:
             A new assignment with these blocks only.
@@ -285,22 +313,23 @@ class AgentRouter:
             TypeError: `assignment` is none.
         """
         _check_assignment(assignment)
+        conversation = assignment.conversation
         with self._lock:
-            opened = self._open.get(assignment.id)
-            # Not known if it is of another process, or long forgotten: then it is all that the agent was given.
-            unread = opened.unread(agent) if opened is not None and opened.tenant == assignment.tenant else None
+            state = self._tenant(assignment.tenant)
+            unread: Iterable[bytes] = state.unread(assignment.id)
+            if not unread and not self._knows_end(state, assignment):
+                unread = {assigned.block.fingerprint for assigned in assignment.blocks}
             left = [
                 assigned
                 for assigned in assignment.blocks
-                if assigned.agent == agent and (unread is None or assigned.block.fingerprint in unread)
+                if assigned.agent == agent and assigned.block.fingerprint in unread
             ]
-            self.abandon(assignment, agent)
             others = [name for name in assignment.agents if name != agent and name in self._agents]
             if not others and left:
                 raise NoAgentError(f"no agent is left to read what {agent!r} did not")
-            conversation = assignment.conversation
+            self.abandon(assignment, agent)
             return self._give(
-                self._tenant(assignment.tenant),
+                state,
                 assignment.tenant,
                 conversation,
                 None if conversation is None else name_digest("conversation", conversation),
@@ -309,6 +338,11 @@ class AgentRouter:
                 others,
                 assignment.together,
             )
+
+    def _knows_end(self, state: TenantAgents, assignment: Assignment) -> bool:
+        """Whether an assignment that is not open is known to have been ended."""
+        instance, _, number = assignment.id.rpartition(".")
+        return instance == self._instance and number.isdecimal() and int(number) > state.forgotten
 
     def _give(
         self,
@@ -340,36 +374,38 @@ class AgentRouter:
                     holders = [member for member in holders if member in members]
                 if together and chatting:  # behind what the chat has already, no cached copy is of use
                     holders = [member for member in holders if member not in chatting]
-            items.append(Item(key, block.tokens, holders))
+            items.append(Item(key, block.tokens or 1, holders))
             sources.append(source)
         choices: list[Choice] = []
         if items:
-            state.age(sum([item.tokens for item in items]))
             choices = share_out(items, members, self._eps, self._free_tokens, together)
-        bookings: dict[bytes, Booking] = {}
+        bookings: Bookings = {}
         assigned: list[AssignedBlock] = []
-        for block, positions, (chosen, held, spilled), source in zip(blocks, places, choices, sources, strict=True):
+        held_blocks = spilled_blocks = tokens = held_tokens = 0
+        for block, positions, (chosen, held, spilled), source, item in zip(
+            blocks, places, choices, sources, items, strict=True
+        ):
             name = chosen.name
-            bookings[block.fingerprint] = state.book(state.members[name], block.fingerprint, block.tokens)
+            bookings[item.key] = state.book(state.members[name], item.key, item.tokens)
             assigned.append(AssignedBlock(block, positions, name, source if held else None, spilled))
+            tokens += block.tokens
+            if held:
+                held_blocks += 1
+                held_tokens += block.tokens
+            spilled_blocks += spilled
         self._number += 1
         assignment = Assignment(
             f"{self._instance}.{self._number}", tenant, conversation, tuple(names), tuple(assigned), together
         )
         if bookings:
-            self._open[assignment.id] = _Open(tenant, bookings)
-            if len(self._open) > self._max_open:
-                self._open.popitem(last=False)
+            state.opened(assignment.id, self._number, bookings)
         counts = self._counts
         counts["assignments"] += 1
         counts["blocks"] += len(assigned)
-        for given in assigned:
-            counts["tokens"] += given.block.tokens
-            if given.held is not None:
-                counts["held"] += 1
-                counts["held_tokens"] += given.block.tokens
-            elif given.spilled:
-                counts["spilled"] += 1
+        counts["held"] += held_blocks
+        counts["spilled"] += spilled_blocks
+        counts["tokens"] += tokens
+        counts["held_tokens"] += held_tokens
         return assignment
 
     def _live(self, agents: Iterable[str] | None) -> list[str]:
@@ -399,7 +435,7 @@ class AgentRouter:
         agent: str | None = None,
         report: EngineReport | None = None,
         *,
-        blocks: Iterable[ContextBlock] | None = None,
+        blocks: Iterable[ContextBlock | str] | None = None,
         plan: ContextPlan | None = None,
     ) -> bool:
         """The model of an agent saw what it was given.
@@ -408,7 +444,7 @@ class AgentRouter:
             assignment: Of this router.
             agent: Whose blocks; None for those of all.
             report: What its engine said of the answer. If hardly anything was cached of a prompt whose first block the
-                agent should have held, it is taken to hold nothing that it was given before that.
+                agent had read before, it is taken to hold nothing that it read before that.
             blocks: Which of them, if they stand in several prompts; None for all.
             plan: The one that the prompt was made of, whose first block is the prompt's, and in which a feed finds the
                 blocks. By default the first block is the most relevant.
@@ -424,30 +460,36 @@ class AgentRouter:
             raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
         if plan is not None and not isinstance(plan, ContextPlan):
             raise TypeError(f"plan must be a ContextPlan or None, got {type(plan).__name__}")
-        fed = None if report is None or agent is None else self._fed(agent, report, plan)
+        keys = None if blocks is None else {block.fingerprint for block in as_blocks(blocks)}
+        reader = agent or _only_agent(assignment)
+        fed = report is not None and reader is not None and self._fed(reader, report, plan)
+        digest = None
+        if assignment.conversation is not None:
+            digest = name_digest("conversation", assignment.conversation)
         with self._lock:
-            read = self._close(assignment, agent, blocks)
             state = self._tenants.get(assignment.tenant)
-            if not read or state is None:
-                return bool(read)
-            digest = None
-            if assignment.conversation is not None:
-                digest = name_digest("conversation", assignment.conversation)
-            by_member: dict[Member, list[Booking]] = {}
-            for booking in read:
-                by_member.setdefault(booking.member, []).append(booking)
+            read = {} if state is None else state.close(assignment.id, agent, keys)
+            if state is None or not read:
+                return False
+            state.settle(read.values())
+            by_member: dict[Member, Bookings] = {}
+            for key, booking in read.items():
+                by_member.setdefault(booking.member, {})[key] = booking
             for member, bookings in by_member.items():
-                if digest is not None and member.alive:
-                    state.tell(digest, member, [booking.key for booking in bookings])
-                self._share(assignment.tenant, member, digest, bookings)
+                if member.alive:
+                    if digest is not None:
+                        state.tell(digest, member, bookings)
+                    self._share(assignment.tenant, member, digest, bookings)
             if report is not None and not fed and len(by_member) == 1:
                 self._correct(state, assignment, read, report, plan)
         return True
 
     def abandon(
-        self, assignment: Assignment, agent: str | None = None, *, blocks: Iterable[ContextBlock] | None = None
+        self, assignment: Assignment, agent: str | None = None, *, blocks: Iterable[ContextBlock | str] | None = None
     ) -> bool:
         """An agent's model did not see what it was given: its load, and its holding that, are taken back.
+
+        What is thought to have left its cache for it does not come back.
 
         Args and result as for `commit`.
 
@@ -455,60 +497,49 @@ class AgentRouter:
             TypeError: `assignment` is none.
         """
         _check_assignment(assignment)
+        keys = None if blocks is None else {block.fingerprint for block in as_blocks(blocks)}
         with self._lock:
-            unread = self._close(assignment, agent, blocks)
             state = self._tenants.get(assignment.tenant)
-            if state is not None:
-                for booking in unread:
-                    state.take_back(booking)
+            unread = {} if state is None else state.close(assignment.id, agent, keys)
+            if state is None or not unread:
+                return False
+            state.take_back(unread)
             self._counts["abandoned"] += len(unread)
-        return bool(unread)
+        return True
 
     def end(self, conversation: str, tenant: str | None = None) -> None:
-        """A conversation's chats are gone: what its agents were told counts for nothing any more."""
+        """A conversation's chats are gone: what its agents were told counts for nothing any more.
+
+        Raises:
+            TypeError: `conversation` or `tenant` is no `str`.
+        """
+        _check_names(conversation=conversation, tenant=tenant)
         with self._lock:
             state = self._tenants.get(tenant)
             if state is not None:
                 state.end(name_digest("conversation", conversation))
 
-    def _close(self, assignment: Assignment, agent: str | None, blocks: Iterable[ContextBlock] | None) -> list[Booking]:
-        opened = self._open.get(assignment.id)
-        if opened is None or opened.tenant != assignment.tenant:  # another tenant's, under an id it has no right to
-            return []
-        keys = None if blocks is None else {block.fingerprint for block in blocks}
-        closed = [
-            booking
-            for key, booking in opened.bookings.items()
-            if (agent is None or booking.member.name == agent) and (keys is None or key in keys)
-        ]
-        for booking in closed:
-            del opened.bookings[booking.key]
-        if not opened.bookings:
-            del self._open[assignment.id]
-        return closed
-
     def _correct(
         self,
         state: TenantAgents,
         assignment: Assignment,
-        read: Sequence[Booking],
+        read: Bookings,
         report: EngineReport,
         plan: ContextPlan | None,
     ) -> None:
         """Learn from a report that the first block was not cached."""
         if report.cached_tokens is None:
             return
-        first = read[0]
+        first = next(iter(read))
         if plan is not None and plan.blocks:
             if not plan.opens_prompt or plan.blocks[0].reference is not None:
                 return
-            key = plan.blocks[0].block.fingerprint
-            first = next((booking for booking in read if booking.key == key), first)
-        cached = any(
-            assigned.held == "cache" for assigned in assignment.blocks if assigned.block.fingerprint == first.key
-        )
-        if cached and report.cached_tokens < first.tokens / 2:
-            self._counts["stale"] += state.drop_as_old(first)
+            first = plan.blocks[0].block.fingerprint
+        booking = read.get(first)
+        if booking is None or report.cached_tokens + _KV_BLOCK >= booking.tokens / 2:
+            return
+        if any(assigned.held == "cache" for assigned in assignment.blocks if assigned.block.fingerprint == first):
+            self._counts["stale"] += state.drop_as_old(booking)
 
     # -- feeds -------------------------------------------------------------------------------------------------
 
@@ -522,11 +553,15 @@ class AgentRouter:
                 fed.remember(plan, report.prompt_token_ids)
             return fed.feed.knows(plan.cache_salt)
         except Exception:
-            with self._lock:
-                self._counts["feed_errors"] += 1
-                first = self._counts["feed_errors"] == 1
-            _log.log(logging.WARNING if first else logging.DEBUG, "feed of agent %r failed", agent, exc_info=True)
+            self._feed_failed(agent)
             return False
+
+    def _feed_failed(self, agent: str) -> None:
+        """The one place where a failing feed degrades to none."""
+        with self._lock:
+            self._counts["feed_errors"] += 1
+            first = self._counts["feed_errors"] == 1
+        _log.log(logging.WARNING if first else logging.DEBUG, "feed of agent %r failed", agent, exc_info=True)
 
     def _residency_changed(self, agent: str, tenant: str | None, key: bytes, tokens: int, resident: bool) -> None:
         with self._lock:
@@ -541,12 +576,10 @@ class AgentRouter:
 
     # -- others' routers ---------------------------------------------------------------------------------------
 
-    def _share(
-        self, tenant: str | None, member: Member, conversation: bytes | None, bookings: Sequence[Booking]
-    ) -> None:
+    def _share(self, tenant: str | None, member: Member, conversation: bytes | None, bookings: Bookings) -> None:
         if isinstance(self._sharing, NoSharing):
             return
-        blocks = [(booking.key, booking.tokens) for booking in bookings]
+        blocks = [(key, booking.tokens) for key, booking in bookings.items()]
         segment = LearnedSegment(name_digest("agent", member.name), conversation, blocks)
         for order in write_segments(segment):
             self._sharing.publish(routing_scope(tenant), order)
@@ -567,8 +600,14 @@ class AgentRouter:
         if state is not None:
             self._tenants.move_to_end(tenant)
             return state
-        state = TenantAgents(self._agents.values(), self._window_tokens, self._max_blocks, self._max_conversations)
-        self._tenants[tenant] = state
+        state = self._tenants[tenant] = TenantAgents(
+            self._agents.values(),
+            self._window_tokens,
+            self._max_blocks,
+            self._max_conversations,
+            self._max_open,
+            self._number,
+        )
         while len(self._tenants) > self._max_tenants:
             self._forget(next(iter(self._tenants)))
         self._sharing.follow(routing_scope(tenant), _Learner(self, tenant))
@@ -591,7 +630,7 @@ class AgentRouter:
         with self._lock:
             return RouterStats(
                 **self._counts,
-                open=len(self._open),
+                open=sum(state.open for state in self._tenants.values()),
                 tenants=len(self._tenants),
                 replicas=sum(state.replicas for state in self._tenants.values()),
             )
@@ -601,7 +640,8 @@ class AgentRouter:
         with self._lock:
             for tenant in list(self._tenants):
                 self._forget(tenant)
-            self._open.clear()
+            for fed in self._feeds.values():
+                fed.forget()
             self._counts.clear()
 
     def close(self) -> None:
@@ -613,16 +653,6 @@ class AgentRouter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class _Open(NamedTuple):
-    """An assignment of which some blocks are neither committed nor abandoned."""
-
-    tenant: str | None
-    bookings: dict[bytes, Booking]
-
-    def unread(self, agent: str) -> set[bytes]:
-        return {key for key, booking in self.bookings.items() if booking.member.name == agent}
 
 
 class _AgentFeed:
@@ -644,6 +674,10 @@ class _AgentFeed:
         keys = tuple([planned.block.fingerprint for planned in plan.blocks])
         paragraphs = tuple([planned.render() for planned in plan.blocks])
         self.feed.remember(ServedPrompt(plan.scope, plan.cache_salt, keys, paragraphs, token_ids))
+
+    def forget(self) -> None:
+        """News of what was remembered so far is of no account."""
+        self._lengths.clear()
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
         """Only the first block is right behind the preamble, and so the only one that others could share."""
@@ -669,6 +703,12 @@ class _Learner:
 def _check_assignment(assignment: Assignment) -> None:
     if not isinstance(assignment, Assignment):
         raise TypeError(f"assignment must be an Assignment, got {type(assignment).__name__}")
+
+
+def _only_agent(assignment: Assignment) -> str | None:
+    """The one that got all of the blocks, if there is one."""
+    agents = {assigned.agent for assigned in assignment.blocks}
+    return agents.pop() if len(agents) == 1 else None
 
 
 def _check_names(**names: str | None) -> None:

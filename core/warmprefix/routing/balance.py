@@ -28,7 +28,7 @@ class Candidate:
         """Tokens of the present request that it has to compute, divided by its weight."""
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, person=b"wp-agent").digest()
         self.seed = int.from_bytes(digest, "big") | 1
-        """For rendezvous hashing: odd, so that multiplying by it keeps different keys different."""
+        """For rendezvous hashing: odd, so that an odd key times different seeds gives different numbers."""
 
 
 class Item(NamedTuple):
@@ -77,12 +77,12 @@ def share_out(
             that the others will hardly be cached though it holds them: no candidate gets more of them than an even
             share, while others have room.
     """
-    weights = before = 0.0
     for candidate in candidates:
         candidate.given = 0
         candidate.work = 0.0
-        weights += candidate.weight
-        before += candidate.load * candidate.weight
+    # The sums do not depend on the order.
+    weights = math.fsum([candidate.weight for candidate in candidates])
+    before = math.fsum([candidate.load * candidate.weight for candidate in candidates])
     limit = max(floor, (1 + eps) * (before + sum([item.tokens for item in items])) / weights)
     quota = -(-len(items) // len(candidates)) if together else len(items)
     new = [item.tokens for item in items if not item.holders]
@@ -140,12 +140,12 @@ def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> 
     """How much a block prefers each of them, whoever else is there: rendezvous hashing (Thaler and Ravishankar, 1998),
     by weight (Schindelhauer and Schomaker, 2005).
     """
-    drawn = int.from_bytes(key[:8], "big")
+    drawn = int.from_bytes(key[:8], "big") | 1
     numbers = [drawn * candidate.seed & _MASK for candidate in candidates]
     if uniform:
         return numbers  # in the same order as what follows
     return [
-        -candidate.weight / math.log((number + 0.5) / 2.0**64)
+        -candidate.weight / math.log(((number >> 12) + 0.5) / 2.0**52)  # as many bits as are exact
         for number, candidate in zip(numbers, candidates, strict=True)
     ]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from warmprefix.routing.balance import Candidate
 from warmprefix.routing.base import Agent
-from warmprefix.routing.caches import AgentCache
+from warmprefix.routing.caches import AgentCache, HeldBlock
 
 __all__ = ["Booking", "Member", "TenantAgents"]
 
@@ -26,17 +26,21 @@ class Member(Candidate):
 
 
 class Booking(NamedTuple):
-    """What giving a block to an agent changed, so that it can be taken back."""
+    """A block given to an agent, of which is not known yet whether it read it."""
 
     member: Member
-    key: bytes
     tokens: int
     clock: float
     """The tenant's, when the load was added."""
-    used: int
-    """The number of this use of the block; see `AgentCache`."""
-    used_before: int | None
-    """The number of the use before; None if the agent did not hold the block."""
+    block: HeldBlock
+    number: int
+    """Of this use of the block."""
+    read_before: int
+    """The number of the last use before of which was known that the agent read it; 0 if there was none."""
+
+
+Bookings = dict[bytes, Booking]
+"""By the block's fingerprint."""
 
 
 class _Chats:
@@ -50,12 +54,33 @@ class _Chats:
 
 
 class TenantAgents:
-    """Not thread-safe: the router calls it under its lock. Memory is bounded by what the constructor is given."""
+    """Not thread-safe: the router calls it under its lock. Memory is bounded by what the constructor is given.
 
-    def __init__(self, agents: Iterable[Agent], window_tokens: float, max_blocks: int, max_conversations: int) -> None:
+    Args:
+        agents: Those that there are.
+        window_tokens: After so many tokens an agent, a load counts for 1/e of what it did.
+        max_blocks: Most blocks an agent, and most a conversation.
+        max_conversations: Most of them.
+        max_open: Most assignments whose end is not known.
+        number: The router's last assignment's: what became of those before is not known.
+    """
+
+    def __init__(
+        self,
+        agents: Iterable[Agent],
+        window_tokens: float,
+        max_blocks: int,
+        max_conversations: int,
+        max_open: int,
+        number: int,
+    ) -> None:
         self._window_tokens = window_tokens
         self._max_blocks = max_blocks
         self._max_conversations = max_conversations
+        self._max_open = max_open
+        self.forgotten = number
+        """What became of assignments with higher numbers is known: they are open, or were ended."""
+        self._open: OrderedDict[str, tuple[int, Bookings]] = OrderedDict()
         self.members: dict[str, Member] = {}
         self.holders: dict[bytes, list[Member]] = {}
         """Who holds a block; no empty lists."""
@@ -87,31 +112,44 @@ class TenantAgents:
             member.alive = False
             for key in member.cache:
                 self._let_go(key, member)
+            member.cache = AgentCache()  # bookings and conversations may hold on to the member for long
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def age(self, tokens: int) -> None:
-        """So many tokens are about to be given: what was given before counts less. O(agents)."""
+    def book(self, member: Member, key: bytes, tokens: int) -> Booking:
+        """The agent, whose load was told, is given a block: from now on it holds it."""
+        block = self._use(member, key, tokens)
+        block.under_way += 1
+        return Booking(member, tokens, self._clock, block, block.used, block.read)
+
+    def take_back(self, bookings: Bookings) -> None:
+        """The agents were not given these after all."""
+        for key, (member, tokens, clock, block, _, _) in bookings.items():
+            if not member.alive:
+                continue
+            remaining = tokens / member.weight * math.exp(clock - self._clock)
+            member.load = max(member.load - remaining, 0.0)
+            block.under_way -= 1
+            if not block.under_way and not block.read and member.cache.get(key) is block:
+                self.drop(member, key)
+
+    def settle(self, bookings: Iterable[Booking]) -> None:
+        """The agents read these, or it is not known whether they did."""
+        tokens = 0
+        for booking in bookings:
+            tokens += booking.tokens
+            block = booking.block
+            block.under_way -= 1
+            block.read = max(block.read, booking.number)
+        self._age(tokens)
+
+    def _age(self, tokens: int) -> None:
+        """So many tokens were read: what was given before counts less. O(agents)."""
         elapsed = tokens / (self._window_tokens * max(sum([member.weight for member in self.members.values()]), 1e-9))
         self._clock += elapsed
         factor = math.exp(-elapsed)
         for member in self.members.values():
             member.load *= factor
-
-    def book(self, member: Member, key: bytes, tokens: int) -> Booking:
-        """The agent was given a block, and its load told: from now on it holds it."""
-        before = self._use(member, key, tokens)
-        return Booking(member, key, tokens, self._clock, member.cache.number, before)
-
-    def take_back(self, booking: Booking) -> None:
-        """The agent was not given it after all."""
-        member = booking.member
-        if not member.alive:
-            return
-        remaining = booking.tokens / member.weight * math.exp(booking.clock - self._clock)
-        member.load = max(member.load - remaining, 0.0)
-        if booking.used_before is None and member.cache.last_use(booking.key) == booking.used:
-            self.drop(member, booking.key)
 
     def learn(self, name: str, blocks: Sequence[tuple[bytes, int]], conversation: bytes | None) -> int:
         """Another router gave blocks to an agent. Returns how many, 0 if nobody here knows that agent."""
@@ -119,20 +157,54 @@ class TenantAgents:
         if member is None:
             return 0
         tokens = sum(length for _, length in blocks)
-        self.age(tokens)
+        self._age(tokens)
         member.load += tokens / member.weight
         for key, length in blocks:
-            self._use(member, key, length)
+            block = self._use(member, key, length)
+            block.read = block.used
         if conversation is not None:
             self.tell(conversation, member, [key for key, _ in blocks])
         return len(blocks)
+
+    # -- assignments whose end is not known --------------------------------------------------------------------
+
+    @property
+    def open(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
+    def opened(self, id: str, number: int, bookings: Bookings) -> None:
+        """An assignment was made. If there are too many, nobody will tell of the oldest: it counts as it is."""
+        self._open[id] = number, bookings
+        if len(self._open) > self._max_open:
+            _, (self.forgotten, oldest) = self._open.popitem(last=False)
+            self.settle(oldest.values())
+
+    def unread(self, id: str) -> Bookings:
+        """What of an assignment is neither settled nor taken back; to be read only."""
+        opened = self._open.get(id)
+        return {} if opened is None else opened[1]
+
+    def close(self, id: str, agent: str | None, keys: Collection[bytes] | None) -> Bookings:
+        """Take out of an assignment what is to be settled or taken back: all but what belongs to others."""
+        unread = self.unread(id)
+        closed = {
+            key: booking
+            for key, booking in unread.items()
+            if (agent is None or booking.member.name == agent) and (keys is None or key in keys)
+        }
+        for key in closed:
+            del unread[key]
+        if not unread:
+            self._open.pop(id, None)
+        return closed
 
     # -- what is held ------------------------------------------------------------------------------------------
 
     def hold(self, member: Member, key: bytes, tokens: int) -> None:
         """The engine says that it holds this block."""
-        if key not in member.cache:
-            self._use(member, key, tokens)
+        block = member.cache.get(key) or self._use(member, key, tokens)
+        block.read = block.used
 
     def drop(self, member: Member, key: bytes) -> None:
         """The engine says that it does not."""
@@ -142,24 +214,26 @@ class TenantAgents:
     def drop_as_old(self, booking: Booking) -> int:
         """A block that should have been held was not: nothing that was used before it is held either.
 
+        Only if the agent had read it before this was booked. Else it may have been on its way to be held.
+
         Returns:
             How many blocks that were.
         """
         member = booking.member
-        if not member.alive or booking.used_before is None:
+        if not member.alive or not booking.read_before:
             return 0
-        gone = member.cache.drop_before(booking.used_before)
+        gone = member.cache.drop_before(booking.read_before)
         for key in gone:
             self._let_go(key, member)
         return len(gone) + 1
 
-    def _use(self, member: Member, key: bytes, tokens: int) -> int | None:
-        before, left = member.cache.use(key, tokens)
-        if before is None:
+    def _use(self, member: Member, key: bytes, tokens: int) -> HeldBlock:
+        if key not in member.cache:
             self.holders.setdefault(key, []).append(member)
+        block, left = member.cache.use(key, tokens)
         for gone in left:
             self._let_go(gone, member)
-        return before
+        return block
 
     def _let_go(self, key: bytes, member: Member) -> None:
         holders = self.holders[key]
@@ -180,6 +254,8 @@ class TenantAgents:
         """The conversation's chat with this agent has these blocks now."""
         chats = self._chats.setdefault(conversation, _Chats())
         self._chats.move_to_end(conversation)
+        if len(chats.members) >= len(self.members):  # some of them may be gone
+            chats.members = {other: None for other in chats.members if other.alive}
         chats.members[member] = None
         for key in keys:
             members = chats.told.setdefault(key, [])

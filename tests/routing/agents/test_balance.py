@@ -1,0 +1,224 @@
+"""Who gets what, by itself: nothing is lost, the bound holds, and little moves when somebody comes or goes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix import fingerprint
+from warmprefix.routing.balance import Candidate, Choice, Item, share_out
+
+UNBOUND = float("inf")
+Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool]
+"""Loads, weights, what is wanted as tokens and holders, eps, floor, together."""
+NAMES = [f"agent-{i}" for i in range(32)]
+
+
+def candidates(loads: Sequence[float], weights: Sequence[float] | None = None) -> list[Candidate]:
+    made = [Candidate(NAMES[i], 1.0 if weights is None else weights[i]) for i in range(len(loads))]
+    for candidate, load in zip(made, loads, strict=True):
+        candidate.load = load
+    return made
+
+
+def item(number: int, tokens: int = 100, holders: Sequence[Candidate] = ()) -> Item:
+    return Item(fingerprint(f"block {number}"), tokens, holders)
+
+
+def shared_out(
+    items: Sequence[Item],
+    among: Sequence[Candidate],
+    eps: float = 0.25,
+    floor: float = 0.0,
+    together: bool = False,
+) -> list[Choice]:
+    return share_out(items, among, eps, floor, together)
+
+
+def one_by_one(names: Sequence[str], weights: Sequence[float], numbers: Sequence[int]) -> dict[int, str]:
+    """Where each block goes that nobody holds, whatever the load."""
+    among = [Candidate(name, weight) for name, weight in zip(names, weights, strict=True)]
+    return {number: shared_out([item(number)], among, floor=UNBOUND)[0].candidate.name for number in numbers}
+
+
+situations = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.floats(0, 1e6), min_size=n, max_size=n),
+        st.lists(st.sampled_from([0.5, 1.0, 1.0, 3.0]), min_size=n, max_size=n),
+        st.lists(st.tuples(st.integers(1, 5_000), st.sets(st.integers(0, n - 1))), max_size=12),
+        st.sampled_from([0.0, 0.1, 0.25, 2.0]),
+        st.sampled_from([0.0, 1_000.0, 1e5]),
+        st.booleans(),
+    )
+)
+
+
+@given(situations)
+def test_every_item_goes_to_one_candidate_within_the_bound(
+    situation: Situation,
+) -> None:
+    loads, weights, wanted, eps, floor, together = situation
+    among = candidates(loads, weights)
+    items = [item(i, tokens, [among[h] for h in sorted(holders)]) for i, (tokens, holders) in enumerate(wanted)]
+    choices = shared_out(items, among, eps, floor, together)
+    assert len(choices) == len(items)
+    given_to = Counter[str]()
+    for (_, tokens, holders), (candidate, held, spilled) in zip(items, choices, strict=True):
+        assert candidate in among
+        assert candidate in holders or not held  # who holds it may also get it as the least loaded of all
+        assert spilled == (bool(holders) and not held)
+        given_to[candidate.name] += tokens
+    for candidate, load in zip(among, loads, strict=True):
+        assert candidate.load == pytest.approx(load + given_to[candidate.name] / candidate.weight)
+    mean = sum(candidate.load * candidate.weight for candidate in among) / sum(weights)
+    limit = max(floor, (1 + eps) * mean) * (1 + 1e-9)
+    for candidate in among:
+        if candidate.load > limit and given_to[candidate.name]:
+            # Then it was the least loaded of all when it got its last item: the others, who only grew, are no lower.
+            last = min(tokens for (_, tokens, _), choice in zip(items, choices, strict=True) if choice[0] is candidate)
+            before = candidate.load - last / candidate.weight
+            assert all(other.load >= before * (1 - 1e-9) for other in among if other is not candidate)
+
+
+@given(situations, st.randoms(use_true_random=False))
+def test_the_candidates_order_does_not_matter(situation: Situation, rng: random.Random) -> None:
+    loads, weights, wanted, eps, floor, together = situation
+    outcomes = []
+    for shuffled in (False, False, True):
+        among = candidates(loads, weights)
+        items = [item(i, tokens, [among[h] for h in sorted(holders)]) for i, (tokens, holders) in enumerate(wanted)]
+        if shuffled:
+            rng.shuffle(among)
+            for _, _, holders in items:
+                assert isinstance(holders, list)
+                rng.shuffle(holders)
+        choices = shared_out(items, among, eps, floor, together)
+        outcomes.append([(candidate.name, held, spilled) for candidate, held, spilled in choices])
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 8, [1.0, 2.0, 3.0, 0.5, 1.0, 4.0, 1.0, 1.0]], ids=["even", "weighted"])
+@pytest.mark.parametrize("key", [bytes(16), b"\xff" * 16, bytes(15) + b"\1"])
+def test_any_key_can_be_placed_the_same_in_any_order(key: bytes, weights: list[float]) -> None:
+    among = candidates([0.0] * 8, weights)
+    first = shared_out([Item(key, 1, ())], among, floor=UNBOUND)[0].candidate.name
+    assert shared_out([Item(key, 1, ())], among[::-1], floor=UNBOUND)[0].candidate.name == first
+
+
+def test_numbers_near_the_end_of_their_range_can_be_weighed() -> None:
+    """-weight / log(u) must not divide by zero where u is nearly 1."""
+    one, other = candidates([0.0, 0.0], [1.0, 2.0])
+    inverse = pow(one.seed, -1, 1 << 64)
+    drawn = -inverse % (1 << 64)  # times the seed, this is 2**64 - 1
+    assert drawn & 1
+    choice = shared_out([Item(drawn.to_bytes(8, "big") + bytes(8), 1, ())], [one, other], floor=UNBOUND)[0]
+    assert choice.candidate is one
+
+
+@pytest.mark.parametrize(
+    "weights", [[1.0] * 9, [1.0, 2.0, 3.0, 0.5, 1.0, 4.0, 1.0, 1.0, 2.0]], ids=["even", "weighted"]
+)
+def test_who_comes_or_goes_moves_only_what_is_its_own(weights: list[float]) -> None:
+    numbers = range(2_000)
+    all_nine = one_by_one(NAMES[:9], weights, numbers)
+    without_last = one_by_one(NAMES[:8], weights[:8], numbers)
+    for number in numbers:
+        if all_nine[number] != NAMES[8]:
+            assert all_nine[number] == without_last[number]
+    moved = sum(all_nine[number] != without_last[number] for number in numbers)
+    share = weights[8] / sum(weights)
+    assert 0.6 * share < moved / len(numbers) < 1.4 * share
+
+
+@pytest.mark.parametrize("count", [2, 4, 15, 32])
+def test_what_is_new_is_spread_evenly(count: int) -> None:
+    numbers = range(400 * count)
+    found = Counter(one_by_one(NAMES[:count], [1.0] * count, numbers).values())
+    chi_square = sum((found[name] - 400) ** 2 / 400 for name in NAMES[:count])
+    # Of such a sum, the mean is count - 1, and the standard deviation the root of twice that.
+    assert chi_square < count - 1 + 5 * (2 * (count - 1)) ** 0.5
+
+
+def test_weights_are_shares() -> None:
+    weights = [1.0, 1.0, 2.0, 4.0]
+    found = Counter(one_by_one(NAMES[:4], weights, range(8_000)).values())
+    for name, weight in zip(NAMES, weights, strict=False):
+        assert found[name] == pytest.approx(1_000 * weight, rel=0.12)
+
+
+def test_a_request_is_spread_evenly_by_what_has_to_be_computed() -> None:
+    for request in range(50):
+        among = candidates([0.0] * 5)
+        shared_out([item(100 * request + i) for i in range(15)], among, floor=UNBOUND)
+        assert [candidate.given for candidate in among] == [3] * 5
+
+
+def test_one_who_holds_it_all_may_get_it_all() -> None:
+    """What is held costs next to nothing to compute."""
+    among = candidates([0.0] * 5)
+    choices = shared_out([item(i, holders=[among[3]]) for i in range(15)], among, floor=UNBOUND)
+    assert {choice.candidate for choice in choices} == {among[3]}
+    assert all(choice.held for choice in choices)
+
+
+def test_together_it_gets_no_more_than_an_even_share() -> None:
+    among = candidates([0.0] * 5)
+    choices = shared_out([item(i, holders=[among[3]]) for i in range(15)], among, floor=UNBOUND, together=True)
+    assert Counter(choice.candidate.name for choice in choices) == dict.fromkeys(NAMES[:5], 3)
+    assert sum(choice.held for choice in choices) == 3
+    assert sum(choice.spilled for choice in choices) == 12
+
+
+def test_the_less_loaded_of_two_holders_gets_it() -> None:
+    among = candidates([500.0, 300.0, 100.0])
+    (choice,) = shared_out([item(0, holders=among[:2])], among, floor=UNBOUND)
+    assert choice == (among[1], True, False)
+
+
+def test_what_spills_goes_to_the_same_one_each_time() -> None:
+    """So that what spills often is held by two, and not by one after the other."""
+    for number in range(20):
+        seen = set()
+        for elsewhere in range(1, 4):
+            among = candidates([1_000.0, 100.0, 100.0, 100.0, 100.0])
+            (choice,) = shared_out([item(number, 10 * elsewhere, [among[0]])], among, eps=0.25)
+            assert choice.spilled
+            assert choice.candidate is not among[0]
+            seen.add(choice.candidate.name)
+        assert len(seen) == 1
+
+
+def test_where_the_first_has_no_room_two_are_asked() -> None:
+    """Power of two choices: the less loaded of the next two that have room."""
+    orders = 0
+    for number in range(200):
+        free = one_by_one(NAMES[:6], [1.0] * 6, [number])[number]
+        order = [free]
+        while len(order) < 3:
+            rest = [name for name in NAMES[:6] if name not in order]
+            order.append(one_by_one(rest, [1.0] * len(rest), [number])[number])
+        first, second, third = order
+        among = candidates([0.0] * 6)
+        for candidate in among:
+            candidate.load = {first: 5_000.0, second: 120.0, third: 110.0}.get(candidate.name, 0.0)
+        (choice,) = shared_out([item(number)], among)
+        assert choice.candidate.name == third, "though others have less"
+        for candidate in among:
+            candidate.load = {first: 5_000.0, second: 110.0, third: 120.0}.get(candidate.name, 0.0)
+        (choice,) = shared_out([item(number)], among)
+        assert choice.candidate.name == second
+        orders += 1
+    assert orders == 200
+
+
+def test_the_longest_is_placed_first_and_the_order_of_results_is_that_of_the_request() -> None:
+    among = candidates([0.0, 0.0])
+    items = [item(0, 10), item(1, 1_000), item(2, 10)]
+    choices = shared_out(items, among, eps=0.0)
+    longest = choices[1].candidate
+    assert [choice.candidate is longest for choice in choices] == [False, True, False]

@@ -1,0 +1,264 @@
+"""A router under random calls: what it knows stays consistent, and agrees with a model that is easy to read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, EngineReport, NoAgentError
+
+BLOCKS = [ContextBlock(f"block {i}", tokens=(0, 40, 200, 400)[i % 4]) for i in range(14)]
+NAMES = ["a", "b", "c", "d"]
+TENANTS = [None, "acme", "other"]
+
+
+def check_integrity(router: AgentRouter) -> None:
+    """All that must hold between any two calls."""
+    assert set(router._digests.values()) == set(router._agents)
+    assert not set(router._agents) & set(router._failed)
+    for state in router._tenants.values():
+        assert list(state.members) == list(router._agents)
+        under_way = Counter[int]()
+        for _, bookings in state._open.values():
+            assert bookings, "an assignment of which nothing is open"
+            under_way.update(id(booking.block) for booking in bookings.values())
+        index: dict[bytes, set[str]] = {}
+        for name, member in state.members.items():
+            assert member.alive
+            assert member.load >= 0
+            assert member.cache.tokens == sum(block.tokens for block in map(member.cache.get, member.cache) if block)
+            for key in member.cache:
+                index.setdefault(key, set()).add(name)
+                block = member.cache.get(key)
+                assert block is not None
+                assert block.under_way == under_way[id(block)]
+                assert block.under_way or block.read, "held, though nobody reads or read it"
+        assert {key: {member.name for member in held} for key, held in state.holders.items()} == index
+        assert sum(map(len, state.holders.values())) == sum(map(len, index.values())), "a holder twice"
+        assert state.replicas == sum(len(held) - 1 for held in index.values())
+        assert len(state._open) <= router._max_open
+        assert len(state._chats) <= router._max_conversations
+    stats = router.stats()
+    assert stats.open == sum(len(state._open) for state in router._tenants.values())
+    assert 0 <= stats.held + stats.spilled <= stats.blocks
+    assert stats.abandoned <= stats.blocks
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """The model knows who is there, and the exact load: a sum of what each assignment contributes."""
+
+    assignments: Bundle[Assignment] = Bundle("assignments")
+
+    @initialize(capacity=st.none() | st.integers(100, 1_500), bound=st.integers(1, 8), eps=st.sampled_from([0, 0.25]))
+    def begin(self, capacity: int | None, bound: int, eps: float) -> None:
+        self.router = AgentRouter(
+            [Agent(name, capacity) for name in NAMES[:3]],
+            eps=eps,
+            free_tokens=300,
+            max_blocks=6,
+            max_tenants=2,
+            max_conversations=2,
+            max_open=bound,
+        )
+        self.alive, self.failed = set(NAMES[:3]), set[str]()
+
+    @rule(
+        target=assignments,
+        numbers=st.lists(st.integers(0, 13), max_size=8),
+        tenant=st.sampled_from(TENANTS),
+        conversation=st.sampled_from([None, "one", "two", "three"]),
+        among=st.none() | st.sets(st.sampled_from(NAMES), min_size=1),
+        together=st.booleans(),
+    )
+    def assign(
+        self, numbers: list[int], tenant: str | None, conversation: str | None, among: set[str] | None, together: bool
+    ) -> Assignment | MultipleResults[Assignment]:
+        blocks = [BLOCKS[i] for i in numbers]
+        names = None if among is None else sorted(among)
+        call: Callable[[], Assignment] = lambda: self.router.assign(  # noqa: E731
+            blocks, names, conversation=conversation, tenant=tenant, together=together
+        )
+        possible = self.alive if among is None else self.alive & among
+        if among is not None and among - self.alive - self.failed:
+            with pytest.raises(ValueError, match="registered"):
+                call()
+            return multiple()
+        if not possible:
+            with pytest.raises(NoAgentError):
+                call()
+            return multiple()
+        assignment = call()
+        assert set(assignment.agents) == possible
+        assert [assigned.block for assigned in assignment.blocks] == list(dict.fromkeys(blocks))
+        assert all(assigned.agent in possible for assigned in assignment.blocks)
+        return assignment
+
+    @rule(
+        assignment=assignments,
+        agent=st.none() | st.sampled_from(NAMES),
+        some=st.none() | st.integers(0, 8),
+        cached=st.none() | st.integers(0, 400),
+    )
+    def commit(self, assignment: Assignment, agent: str | None, some: int | None, cached: int | None) -> None:
+        blocks = None if some is None else [assigned.block for assigned in assignment.blocks[:some]]
+        report = None if cached is None else EngineReport(cached_tokens=cached)
+        if self.router.commit(assignment, agent, report, blocks=blocks):
+            assert not self.router.commit(assignment, agent, report, blocks=blocks)
+
+    @rule(assignment=assignments, agent=st.none() | st.sampled_from(NAMES), some=st.none() | st.integers(0, 8))
+    def abandon(self, assignment: Assignment, agent: str | None, some: int | None) -> None:
+        blocks = None if some is None else [assigned.block for assigned in assignment.blocks[:some]]
+        if self.router.abandon(assignment, agent, blocks=blocks):
+            assert not self.router.abandon(assignment, agent, blocks=blocks)
+
+    @rule(target=assignments, assignment=consumes(assignments), agent=st.sampled_from(NAMES))
+    def reassign(self, assignment: Assignment, agent: str) -> Assignment:
+        given = {assigned.block for assigned in assignment.blocks if assigned.agent == agent}
+        try:
+            more = self.router.reassign(assignment, agent)
+        except NoAgentError:
+            assert not self.alive & set(assignment.agents) - {agent}
+            return assignment
+        assert {assigned.block for assigned in more.blocks} <= given
+        assert agent not in more.agents
+        return more
+
+    @rule(
+        numbers=st.lists(st.integers(0, 13), max_size=8),
+        tenant=st.sampled_from(TENANTS),
+        together=st.booleans(),
+    )
+    def give_and_take_back(self, numbers: list[int], tenant: str | None, together: bool) -> None:
+        """It is as if nothing had been, but for what had to leave a full cache or a full list."""
+        if not self.alive:
+            return
+        load = self.router.load(tenant)
+        state = self.router._tenants.get(tenant)
+        held = {} if state is None else {key: set(members) for key, members in state.holders.items()}
+        full = state is None or state.open >= self.router._max_open
+        assignment = self.router.assign([BLOCKS[i] for i in numbers], tenant=tenant, together=together)
+        self.router.abandon(assignment)
+        after = self.router._tenants[tenant]
+        if not full:
+            assert self.router.load(tenant) == pytest.approx(load, abs=1e-6)
+            for key, members in after.holders.items():
+                assert set(members) <= held.get(key, set())
+
+    @rule(name=st.sampled_from(NAMES), weight=st.sampled_from([None, 1.0, 2.0]))
+    def join(self, name: str, weight: float | None) -> None:
+        agent = name if weight is None else Agent(name, 500, weight)
+        if name in self.alive:
+            with pytest.raises(ValueError, match="twice"):
+                self.router.join(agent)
+            return
+        self.router.join(agent)
+        self.alive.add(name)
+        self.failed.discard(name)
+        for state in self.router._tenants.values():
+            assert len(state.members[name].cache) == 0
+
+    @rule(name=st.sampled_from(NAMES))
+    def fail(self, name: str) -> None:
+        if name in self.alive | self.failed:
+            self.router.fail(name)
+            self.alive.discard(name)
+            self.failed.add(name)
+        else:
+            with pytest.raises(ValueError, match="registered"):
+                self.router.fail(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def leave(self, name: str) -> None:
+        if name in self.alive | self.failed:
+            self.router.leave(name)
+            self.alive.discard(name)
+            self.failed.discard(name)
+        else:
+            with pytest.raises(ValueError, match="registered"):
+                self.router.leave(name)
+
+    @rule(conversation=st.sampled_from(["one", "two"]), tenant=st.sampled_from(TENANTS))
+    def end(self, conversation: str, tenant: str | None) -> None:
+        self.router.end(conversation, tenant)
+
+    @rule()
+    def reset(self) -> None:
+        self.router.reset()
+        assert self.router.stats().tenants == self.router.stats().open == 0
+
+    @invariant()
+    def check(self) -> None:
+        if hasattr(self, "router"):
+            assert {agent.name for agent in self.router.agents} == self.alive
+            check_integrity(self.router)
+
+
+TestRouterModel = RouterMachine.TestCase
+TestRouterModel.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_threads_that_do_everything_at_once() -> None:
+    router = AgentRouter(NAMES, max_blocks=20, max_open=50, max_tenants=2)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = Random(seed)
+        mine: list[Assignment] = []
+        try:
+            for _ in range(400):
+                what = rng.randrange(20)
+                try:
+                    if what < 10:
+                        blocks = [BLOCKS[rng.randrange(14)] for _ in range(rng.randrange(6))]
+                        mine.append(
+                            router.assign(blocks, conversation=rng.choice([None, "one"]), tenant=rng.choice(TENANTS))
+                        )
+                    elif what < 14 and mine:
+                        router.commit(mine.pop(), report=EngineReport(cached_tokens=rng.choice([0, 500])))
+                    elif what < 16 and mine:
+                        router.abandon(mine.pop())
+                    elif what == 16 and mine:
+                        mine.append(router.reassign(mine.pop(), rng.choice(NAMES)))
+                    elif what == 17:
+                        router.fail(rng.choice(NAMES[1:]))
+                    elif what == 18:
+                        router.join(rng.choice(NAMES[1:]))
+                    else:
+                        router.end("one", rng.choice(TENANTS))
+                        assert router.stats().blocks >= 0
+                except NoAgentError:  # of the others, all have failed just now
+                    assert what == 16
+                except ValueError:  # it is there already
+                    assert what == 18
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    check_integrity(router)
+    for name in NAMES[1:]:
+        if name not in {agent.name for agent in router.agents}:
+            router.join(name)
+    assignment = router.assign(BLOCKS, tenant="acme")
+    assert len(assignment.blocks) == len(BLOCKS)
+    check_integrity(router)
