@@ -24,7 +24,7 @@ from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-FRAMEWORKS = ("langchain", "llamaindex", "mem0")
+FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
     "demo": ["-e", ".[cli]"],

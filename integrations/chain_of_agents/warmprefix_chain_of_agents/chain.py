@@ -1,0 +1,305 @@
+"""`ChainOfAgents`: a question and documents in, the manager's answer out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, closing
+from typing import Any, get_args
+
+from warmprefix import AgentRouter, ContextPlanner, MissingExtraError
+from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
+from warmprefix_chain_of_agents.bridge import iterate
+from warmprefix_chain_of_agents.crew import Crew
+from warmprefix_chain_of_agents.documents import as_blocks
+from warmprefix_chain_of_agents.memory import ChatMemory, InMemoryChats
+from warmprefix_chain_of_agents.prompts import Prompts
+from warmprefix_chain_of_agents.results import Answer, Progress
+from warmprefix_chain_of_agents.retries import Retries
+from warmprefix_chain_of_agents.runs import Event, Mode, OnFailure, Question, Run, RunOptions
+from warmprefix_chain_of_agents.turns import Turns
+
+try:
+    from openai import OpenAI
+except ImportError as exc:
+    raise MissingExtraError("chain-of-agents", "openai") from exc
+
+__all__ = ["ChainOfAgents"]
+
+_log = logging.getLogger("warmprefix")
+
+
+class ChainOfAgents:
+    """Agents that read documents too many for one of them, and a manager that answers from what they hand on.
+
+    Each document goes to the agent that knows it already: the router sees to that, and to nobody having too much to do.
+    In front of whatever changes stands the document, so the agent's engine has computed it before.
+
+    In mode `"chain"` (Zhang et al. 2024, Algorithm 1) the workers read one after the other; each is given what the one
+    before handed on, a communication unit, and the manager what the last did. In mode `"map"` (as ContextPilot
+    evaluates it) they read at once, and the manager is given all units.
+
+    In a conversation every agent has a chat of its own, to which each turn is appended: a document that it has been
+    told there already becomes a reference. Agents whose chat would get too long begin a new one.
+
+        chain = ChainOfAgents([Worker("a", client_a, "qwen"), Worker("b", client_b, "qwen")], Manager(client_a, "qwen"))
+        answer = chain.run("Who wrote it?", documents)
+        print(answer.text, answer.usage.cached_tokens)
+
+    One chain serves any number of threads and tasks. It opens nothing, so there is nothing to close: the clients, the
+    router and the planner are their owner's.
+    """
+
+    def __init__(
+        self,
+        workers: Iterable[Worker],
+        manager: Manager,
+        *,
+        router: AgentRouter | None = None,
+        planner: ContextPlanner | None = None,
+        mode: Mode = "chain",
+        on_failure: OnFailure = "skip",
+        together: bool | None = None,
+        concurrency: int = 16,
+        timeout: float | None = 120.0,
+        retries: Retries | None = None,
+        recovery: float = 30.0,
+        prompts: Prompts | None = None,
+        memory: ChatMemory | None = None,
+        max_chat_tokens: int = 32_768,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> None:
+        """Put agents together. Those that the router does not know join it.
+
+        Args:
+            workers: Who reads. Names must differ.
+            manager: Who answers.
+            router: Decides who reads what; one of its own by default.
+            planner: Arranges each prompt's documents; one of its own by default.
+            mode: See above.
+            on_failure: What if a document could not be read by the agent that had it, nor by others: `"skip"` it, and
+                tell the manager how many were, or `"raise"`.
+            together: Whether an agent reads all its documents of a question in one prompt, or each in a prompt of its
+                own, as ContextPilot's agents do, so that each is a warm prefix whatever comes with it. By default the
+                former in mode `"chain"` and in conversations, the latter otherwise.
+            concurrency: Most requests to workers at the same time, of one run.
+            timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients.
+            retries: When an attempt that failed is made again: for want of a connection or an answer in time, after
+                statuses 408, 409, 429 and from 500 on, after an answer that broke off or is no text. The clients' own
+                retries are off.
+            recovery: Seconds after which an agent that could not be reached is given another chance.
+            prompts: The wording.
+            memory: Keeps the agents' chats; in this process by default.
+            max_chat_tokens: About how long a conversation's prompt may get, history included, before the agent's chat
+                begins anew. Below the smallest context window of the models, with room for the answer.
+            on_progress: Is told of every step, in the event loop's thread; that of `run` and `stream` is one of its
+                own. What it raises is logged, the first time as a warning, and goes no further.
+
+        Raises:
+            TypeError: An argument has another type than the above.
+            ValueError: There is no worker; two agents have one name; or an argument is out of range.
+        """
+        if not isinstance(manager, Manager):
+            raise TypeError(f"manager must be a Manager, got {type(manager).__name__}")
+        for name, value, kind in (
+            ("planner", planner, ContextPlanner),
+            ("retries", retries, Retries),
+            ("prompts", prompts, Prompts),
+            ("memory", memory, ChatMemory),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(value).__name__}")
+        if on_progress is not None and not callable(on_progress):
+            raise TypeError(f"on_progress must be callable or None, got {type(on_progress).__name__}")
+        for name, choice, choices in (("mode", mode, Mode), ("on_failure", on_failure, OnFailure)):
+            if choice not in get_args(choices):
+                raise ValueError(f"{name} must be {' or '.join(map(repr, get_args(choices)))}, got {choice!r}")
+        for name, count in (("concurrency", concurrency), ("max_chat_tokens", max_chat_tokens)):
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise TypeError(f"{name} must be an int, got {type(count).__name__}")
+            if count < 1:
+                raise ValueError(f"{name} must be 1 or more, got {count}")
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise ValueError(f"timeout must be above 0 and finite, or None, got {timeout}")
+        if not recovery >= 0:
+            raise ValueError(f"recovery must be 0 or more, got {recovery}")
+        self._crew = Crew(workers, router, recovery)
+        if manager.name in self._crew.workers:
+            raise ValueError(f"the manager is called as a worker is: {manager.name!r}")
+        self._manager = manager
+        self._memory: ChatMemory = InMemoryChats() if memory is None else memory
+        self._planner = ContextPlanner() if planner is None else planner
+        self._turns = Turns(self._planner, self._memory, max_chat_tokens)
+        self._options = RunOptions(
+            mode=mode,
+            on_failure=on_failure,
+            together=together,
+            concurrency=concurrency,
+            timeout=timeout,
+            retries=Retries() if retries is None else retries,
+            prompts=Prompts() if prompts is None else prompts,
+        )
+        self._on_progress = on_progress
+        self._progress_failed = False
+
+    @property
+    def router(self) -> AgentRouter:
+        """Decides who reads what."""
+        return self._crew.router
+
+    @property
+    def planner(self) -> ContextPlanner:
+        """Arranges each prompt's documents; each agent's under its name as the model."""
+        return self._planner
+
+    def run(
+        self,
+        question: str,
+        documents: Iterable[Any],
+        *,
+        conversation: str | None = None,
+        tenant: str | None = None,
+    ) -> Answer:
+        """Answer a question from documents.
+
+        It runs in a thread of its own, so that it may be called where an event loop runs, too; that one waits, though.
+
+        Args:
+            question: The user's, not blank.
+            documents: In relevance order: blocks, texts, or what retrievers of LangChain and LlamaIndex find. None at
+                all is allowed: then only the manager is asked.
+            conversation: Names a conversation, in which every agent has a chat; by default the question stands alone.
+            tenant: Whose question. Nothing is shared between tenants, prefix caches included.
+
+        Raises:
+            ManagerError: The manager did not answer.
+            TypeError: An argument has another type than the above, or an agent's client can only be awaited.
+            ValueError: `question` is blank, or `conversation` empty.
+            WorkersFailedError: No document could be read; with `on_failure="raise"`, not every one could.
+        """
+        with closing(self._iterated(question, documents, conversation, tenant, streaming=False)) as events:
+            return _last(list(events))
+
+    async def arun(
+        self,
+        question: str,
+        documents: Iterable[Any],
+        *,
+        conversation: str | None = None,
+        tenant: str | None = None,
+    ) -> Answer:
+        """`run`, for tasks. Clients that can't be awaited are asked in threads.
+
+        Cancellation ends all requests and takes back whatever was not answered. A thread that asks for one that can't
+        be awaited ends, unheard, with the next piece of its answer or its time-out.
+        """
+        asked = _question(question, documents, conversation, tenant)
+        async with aclosing(self._events(asked, streaming=False)) as events:
+            return _last([event async for event in events])
+
+    def stream(
+        self,
+        question: str,
+        documents: Iterable[Any],
+        *,
+        conversation: str | None = None,
+        tenant: str | None = None,
+    ) -> Generator[Progress | str | Answer, None, None]:
+        """`run`, step by step: what it does, then the manager's text as it comes, in pieces, and at last the `Answer`.
+
+        Closing it early cancels the run, as for `arun`. Once a piece of the text has come, a failing manager is not
+        asked again. Arguments are checked at once.
+        """
+        return self._iterated(question, documents, conversation, tenant, streaming=True)
+
+    def astream(
+        self,
+        question: str,
+        documents: Iterable[Any],
+        *,
+        conversation: str | None = None,
+        tenant: str | None = None,
+    ) -> AsyncGenerator[Progress | str | Answer, None]:
+        """`stream`, for tasks. Leave it early within `contextlib.aclosing`, as any asynchronous generator."""
+        return self._events(_question(question, documents, conversation, tenant), streaming=True)
+
+    def forget(self, conversation: str, *, tenant: str | None = None) -> None:
+        """A conversation is over, or begins anew: drop its chats with all agents."""
+        self._memory.forget(tenant, conversation)
+        self.router.end(conversation, tenant)
+
+    def _iterated(
+        self,
+        question: str,
+        documents: Iterable[Any],
+        conversation: str | None,
+        tenant: str | None,
+        *,
+        streaming: bool,
+    ) -> Generator[Progress | str | Answer, None, None]:
+        speakers: list[Speaker] = [*self._crew.workers.values(), self._manager]
+        if awaited := [speaker.name for speaker in speakers if not isinstance(speaker.client, OpenAI)]:
+            raise TypeError(
+                f"run and stream need clients of type openai.OpenAI; use arun or astream for {', '.join(awaited)}"
+            )
+        asked = _question(question, documents, conversation, tenant)
+        return iterate(lambda: self._events(asked, streaming=streaming))
+
+    async def _events(self, question: Question, *, streaming: bool) -> AsyncGenerator[Progress | str | Answer, None]:
+        told: asyncio.Queue[Event | None] = asyncio.Queue()
+        threads = ThreadPoolExecutor(self._options.concurrency + 1, thread_name_prefix="warmprefix-agent")
+        run = Run(
+            question,
+            self._manager,
+            self._crew,
+            self._turns,
+            self._options,
+            threads,
+            told.put_nowait,
+            streaming=streaming,
+        )
+        running = asyncio.ensure_future(run())
+        running.add_done_callback(lambda _: told.put_nowait(None))
+        try:
+            while (event := await told.get()) is not None:
+                if isinstance(event, Progress):
+                    self._tell(event)
+                yield event
+            yield running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _tell(self, progress: Progress) -> None:
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress(progress)
+        except Exception:
+            level = logging.DEBUG if self._progress_failed else logging.WARNING
+            self._progress_failed = True
+            _log.log(level, "on_progress of a chain of agents failed", exc_info=True)
+
+
+def _question(question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None) -> Question:
+    """Check what is asked, before anything is begun."""
+    if not isinstance(question, str):
+        raise TypeError(f"question must be a str, got {type(question).__name__}")
+    if not question.strip():
+        raise ValueError("question must not be blank")
+    for name, value in (("conversation", conversation), ("tenant", tenant)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+    if conversation == "":
+        raise ValueError("conversation must not be empty")
+    return Question(question, as_blocks(documents), conversation, tenant)
+
+
+def _last(events: list[Progress | str | Answer]) -> Answer:
+    answer = events[-1]
+    assert isinstance(answer, Answer)
+    return answer

@@ -1,0 +1,230 @@
+"""What the adapters for frameworks have in common: who was handed which documents, until it is known who read them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, NamedTuple, get_args
+
+from warmprefix import (
+    AgentRouter,
+    Assignment,
+    ContextBlock,
+    ContextPlan,
+    ContextPlanner,
+    EngineReport,
+    NoAgentError,
+    Placement,
+)
+from warmprefix_chain_of_agents.documents import as_blocks, as_list, travelling, value_of
+
+__all__ = ["FanOut", "Share"]
+
+
+class Share(NamedTuple):
+    """What one agent is to read in one prompt."""
+
+    agent: str
+    documents: list[Any]
+    """As the application listed them, but blocks as plain mappings."""
+    assignment: str
+    """The assignment's id."""
+    part: int
+    """Counts the shares of an assignment, from 0 on; that of the most relevant document comes first."""
+    parts: int
+    """How many there are."""
+
+
+class FanOut:
+    """Hands documents to agents, and tells the router and the planner which of them were read.
+
+    What an agent is handed travels through the framework, which may retry it, store it, and give it to another
+    process: it names its assignment and holds nothing of it. Where that name says nothing to this object, because it
+    comes from another process or was handed out too long ago, the agent reads its documents all the same, and only the
+    router is told nothing. Threads and tasks may share one.
+    """
+
+    def __init__(
+        self,
+        router: AgentRouter,
+        agents: Iterable[str] | None,
+        placement: Placement,
+        together: bool,
+        planner: ContextPlanner | None,
+        max_open: int,
+    ) -> None:
+        if not isinstance(router, AgentRouter):
+            raise TypeError(f"router must be an AgentRouter, got {type(router).__name__}")
+        if planner is not None and not isinstance(planner, ContextPlanner):
+            raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
+        if isinstance(agents, str):
+            raise TypeError(f"agents must be several names or None, got one str, {agents!r}")
+        if placement not in get_args(Placement):
+            raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
+        if placement == "tail" and not together:
+            raise ValueError("placement='tail' needs together=True: a chat has one prompt a turn")
+        if max_open < 1:
+            raise ValueError(f"max_open must be 1 or more, got {max_open}")
+        self._router = router
+        self._agents = None if agents is None else list(agents)
+        self._placement: Placement = placement
+        self._together = together
+        self._planner = ContextPlanner() if planner is None else planner
+        self._max_open = max_open
+        # Re-entrant: the garbage collector may close a generator that stands in `reading` in the middle of any call.
+        self._lock = threading.RLock()
+        self._open: OrderedDict[str, dict[int, Assignment | None]] = OrderedDict()
+        """By id and part; None for a share whose reading failed, and which may be tried again."""
+
+    @property
+    def planner(self) -> ContextPlanner:
+        """Plans what `planning` yields; each agent is a model of its own to it."""
+        return self._planner
+
+    def commit(self, share: Any, *, report: EngineReport | None = None, plan: ContextPlan | None = None) -> bool:
+        """The agent's model saw its documents. Inside `reading` and `planning`, this is for what the engine reported.
+
+        Returns:
+            Whether the router was told. It is not if the share was committed before, or is not known here.
+        """
+        with self._lock:
+            assignment = self._booked(share)
+            if assignment is None:
+                return False
+            self._close(share)
+        blocks = as_blocks(value_of(share, "documents"))
+        return self._router.commit(assignment, value_of(share, "agent"), report, blocks=blocks, plan=plan)
+
+    def abandon(self, share: Any) -> bool:
+        """The agent's model did not see its documents. It may yet, if they are tried again. Returns as `commit`."""
+        part = value_of(share, "part")
+        with self._lock:
+            shares = self._open.get(value_of(share, "assignment"), {})
+            assignment = shares.get(part)
+            if assignment is None:
+                return False
+            shares[part] = None
+        blocks = as_blocks(value_of(share, "documents"))
+        return self._router.abandon(assignment, value_of(share, "agent"), blocks=blocks)
+
+    @contextmanager
+    def reading(self, share: Any) -> Iterator[list[ContextBlock]]:
+        """The documents of a share as blocks: committed when the `with` block ends, abandoned if it raises.
+
+        A share that is tried again counts once, whichever attempt succeeds.
+        """
+        blocks = as_blocks(value_of(share, "documents"))
+        with self._lock:
+            self._booked(share)
+        try:
+            yield blocks
+        except BaseException:
+            self.abandon(share)
+            raise
+        self.commit(share)
+
+    @contextmanager
+    def planning(
+        self, share: Any, *, preamble: str | None = None, history: Iterable[Any] | None = None
+    ) -> Iterator[ContextPlan]:
+        """`reading`, with the documents planned for this agent.
+
+        Args:
+            share: What the agent was handed.
+            preamble: The text in front of the context, as for `ContextPlanner.plan`.
+            history: With `placement="tail"`: the messages of the chat with this agent, as for `ContextPlanner.plan`.
+                Without it nothing is de-duplicated.
+        """
+        with self.reading(share) as blocks:
+            with self._planner.planning(blocks, **self._plan_options(share, preamble, history)) as plan:
+                yield plan
+            self.commit(share, plan=plan)
+
+    @asynccontextmanager
+    async def aplanning(
+        self, share: Any, *, preamble: str | None = None, history: Iterable[Any] | None = None
+    ) -> AsyncIterator[ContextPlan]:
+        """`planning`, for tasks."""
+        with self.reading(share) as blocks:
+            async with self._planner.aplanning(blocks, **self._plan_options(share, preamble, history)) as plan:
+                yield plan
+            self.commit(share, plan=plan)
+
+    def _shared_out(
+        self, documents: Any, conversation: str | None, tenant: str | None, without: str | None = None
+    ) -> list[Share]:
+        """Every document in one share."""
+        listed = as_list(documents)
+        blocks = as_blocks(listed)
+        names = self._agents
+        if without is not None:
+            live = [agent.name for agent in self._router.agents]
+            names = [name for name in (live if names is None else names) if name != without]
+            if not names:
+                raise NoAgentError(f"no agent is left to read what {without!r} did not")
+        assignment = self._assign(blocks, names, conversation, tenant)
+        readers = {assigned.block.fingerprint: assigned.agent for assigned in assignment.blocks}
+        shares: OrderedDict[object, tuple[str, list[Any]]] = OrderedDict()
+        for document, block in zip(listed, blocks, strict=True):
+            agent = readers[block.fingerprint]
+            _, handed = shares.setdefault(agent if self._together else block.fingerprint, (agent, []))
+            handed.append(travelling(document))
+        self._keep(assignment, len(shares))
+        return [
+            Share(agent, handed, assignment.id, part, len(shares))
+            for part, (agent, handed) in enumerate(shares.values())
+        ]
+
+    def _moved(self, share: Any) -> list[Share]:
+        """The documents of a share over the other agents, its own having failed."""
+        with self._lock:
+            self.abandon(share)
+            if value_of(share, "part") in self._open.get(value_of(share, "assignment"), {}):
+                self._close(share)
+        names = value_of(share, "conversation"), value_of(share, "tenant")
+        return self._shared_out(value_of(share, "documents"), *names, without=value_of(share, "agent"))
+
+    def _assign(
+        self, blocks: Sequence[ContextBlock], agents: list[str] | None, conversation: str | None, tenant: str | None
+    ) -> Assignment:
+        # Where the context is made anew each turn, nothing is left of the turns before but what the cache holds.
+        chat = conversation if self._placement == "tail" else None
+        return self._router.assign(blocks, agents, conversation=chat, tenant=tenant, together=self._together)
+
+    def _keep(self, assignment: Assignment, parts: int) -> None:
+        with self._lock:
+            if parts:
+                self._open[assignment.id] = dict.fromkeys(range(parts), assignment)
+            forgotten = self._open.popitem(last=False)[1] if len(self._open) > self._max_open else {}
+        for booked in {id(booked): booked for booked in forgotten.values()}.values():
+            if booked is not None:
+                self._router.abandon(booked)
+
+    def _booked(self, share: Any) -> Assignment | None:
+        """The assignment of a share, made anew if it was abandoned; None if it was committed or is not known."""
+        part = value_of(share, "part")
+        shares = self._open.get(value_of(share, "assignment"), {})
+        if part in shares and shares[part] is None:
+            blocks = as_blocks(value_of(share, "documents"))
+            names = value_of(share, "conversation"), value_of(share, "tenant")
+            # If the agent has failed or left meanwhile, nothing can be learned of it.
+            with suppress(NoAgentError, ValueError):
+                shares[part] = self._assign(blocks, [value_of(share, "agent")], *names)
+        return shares.get(part)
+
+    def _close(self, share: Any) -> None:
+        shares = self._open[value_of(share, "assignment")]
+        del shares[value_of(share, "part")]
+        if not shares:
+            del self._open[value_of(share, "assignment")]
+
+    def _plan_options(self, share: Any, preamble: str | None, history: Iterable[Any] | None) -> dict[str, Any]:
+        agent, conversation = value_of(share, "agent"), value_of(share, "conversation")
+        options = {"conversation": conversation, "tenant": value_of(share, "tenant"), "model": agent}
+        if self._placement == "tail" and history is not None:
+            chat = None if conversation is None else json.dumps([conversation, agent])  # each agent has one of its own
+            options |= {"conversation": chat, "placement": "tail", "history": history}
+        return {**options, "preamble": preamble}

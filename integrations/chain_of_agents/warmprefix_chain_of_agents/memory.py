@@ -1,0 +1,105 @@
+"""What each agent and a conversation have said to each other, so that documents are not sent twice."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from warmprefix import ContextBlock
+
+__all__ = ["Chat", "ChatKey", "ChatMemory", "InMemoryChats", "Message"]
+
+Message = dict[str, str]
+"""An OpenAI-style message: `role` and `content`."""
+
+
+class ChatKey(NamedTuple):
+    """Whose chat it is."""
+
+    tenant: str | None
+    conversation: str
+    agent: str
+
+
+@dataclass(frozen=True)
+class Chat:
+    """All messages of one chat behind the system prompt. Never changed: a longer one takes its place."""
+
+    messages: tuple[Message, ...] = ()
+
+    @cached_property
+    def tokens(self) -> int:
+        """About how many: a quarter of the UTF-8 bytes."""
+        return sum(ContextBlock(message["content"]).tokens for message in self.messages)
+
+    def extended(self, question: str, answer: str) -> Chat:
+        """This chat and one turn more."""
+        turn = ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        return Chat((*self.messages, *turn))
+
+
+@runtime_checkable
+class ChatMemory(Protocol):
+    """Keeps chats. Called from any thread, and from event loops, so no method may wait for long.
+
+    A chat that is lost costs documents sent again, and nothing else: only the messages of a prompt decide what may be
+    referred to in it. So whoever keeps chats elsewhere answers with an empty one when that place fails.
+    """
+
+    def load(self, key: ChatKey) -> Chat:
+        """The chat; an empty one if there is none."""
+        ...
+
+    def save(self, key: ChatKey, chat: Chat, *, instead_of: Chat) -> bool:
+        """Keep `chat`, unless what is kept is no longer equal to `instead_of`: then another run was faster."""
+        ...
+
+    def forget(self, tenant: str | None, conversation: str) -> None:
+        """Drop the conversation's chats with all agents."""
+        ...
+
+
+class InMemoryChats:
+    """In this process, for the conversations that were used last."""
+
+    def __init__(self, max_conversations: int = 1_024) -> None:
+        """Begin with none.
+
+        Raises:
+            ValueError: `max_conversations` is below 1.
+        """
+        if max_conversations < 1:
+            raise ValueError(f"max_conversations must be 1 or more, got {max_conversations}")
+        self._max_conversations = max_conversations
+        self._chats: OrderedDict[tuple[str | None, str], dict[str, Chat]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._chats)
+
+    def load(self, key: ChatKey) -> Chat:
+        with self._lock:
+            chats = self._chats.get(key[:2])
+            if chats is None:
+                return Chat()
+            self._chats.move_to_end(key[:2])
+            return chats.get(key.agent, Chat())
+
+    def save(self, key: ChatKey, chat: Chat, *, instead_of: Chat) -> bool:
+        with self._lock:
+            chats = self._chats.get(key[:2], {})
+            if chats.get(key.agent, Chat()) != instead_of:
+                return False
+            chats[key.agent] = chat
+            self._chats[key[:2]] = chats
+            self._chats.move_to_end(key[:2])
+            while len(self._chats) > self._max_conversations:
+                self._chats.popitem(last=False)
+            return True
+
+    def forget(self, tenant: str | None, conversation: str) -> None:
+        with self._lock:
+            self._chats.pop((tenant, conversation), None)

@@ -1,0 +1,132 @@
+"""What agents are told: documents first, then what changes from question to question.
+
+So the prompt of an agent that is given a document again begins with the same bytes, up to the document's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from string import Formatter
+from typing import NamedTuple
+
+__all__ = ["Prompts", "Unit"]
+
+
+class Unit(NamedTuple):
+    """A communication unit: what a worker hands on."""
+
+    text: str
+    labels: tuple[str, ...]
+    """Of the documents that it is drawn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The wording, by default that of Zhang et al. (2024, section 3), with constant system prompts in front.
+
+    Documents are labelled. The parts of a prompt are paragraphs; which of them comes first is not a matter of wording.
+
+    Raises:
+        TypeError: A template is no str.
+        ValueError: A template lacks one of its placeholders, or has another one.
+    """
+
+    worker_role: str = (
+        "You are one of several agents who together read a source text that is too long for one of them. You are given"
+        " documents of it, each behind its [label]. Rely on them and on the summary that you are given, and on nothing"
+        " else."
+    )
+    """A worker's system prompt: the same for every question."""
+    previous: str = "Here is the summary of the previous source text: {unit}"
+    """Follows the documents, where a worker before this one handed something on."""
+    task: str = (
+        "Question: {question}\n\n"
+        "You need to read current source text and summary of previous source text (if any) and generate a summary to"
+        " include them both. Later, this summary will be used for other agents to answer the Query, if any. So please"
+        " write the summary that can include the evidence for answering the Query."
+    )
+    """Ends a worker's prompt."""
+    manager_role: str = "You answer questions from what other agents have read and summarized for you."
+    """The manager's system prompt: the same for every question."""
+    summaries: str = (
+        "The following are given passages. However, the source text is too long and has been summarized. You need to"
+        " answer based on the summary: {units}"
+    )
+    """Opens the manager's prompt."""
+    one_of_several: str = "Summary {number} (of {labels}): {unit}"
+    """A communication unit where the manager is given all of them; `{labels}` names the documents behind it."""
+    unread: str = "{count} of the documents could not be read. Say so if the answer may depend on them."
+    """For the manager, where documents were skipped."""
+    nothing: str = "There is no source text for this question."
+    """For the manager, where there were no documents."""
+    answer: str = "Question: {question}\n\nAnswer:"
+    """Ends the manager's prompt."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name))
+
+    def for_worker(self, documents: str, unit: str | None, question: str) -> str:
+        """A worker's user message.
+
+        Args:
+            documents: As the planner arranged them.
+            unit: What the worker before handed on, if there is one.
+            question: The user's.
+        """
+        previous = "" if unit is None else self.previous.format(unit=unit)
+        return _paragraphs(documents, previous, self.task.format(question=question))
+
+    def for_manager(self, units: Sequence[Unit], unread: int, question: str) -> str:
+        """The manager's user message.
+
+        Args:
+            units: One, of a chain, or those of all workers.
+            unread: How many documents nobody could read.
+            question: The user's.
+        """
+        given = self.summaries.format(units=self._listed(units)) if units else self.nothing
+        missing = self.unread.format(count=unread) if unread else ""
+        return _paragraphs(given, missing, self.answer.format(question=question))
+
+    def _listed(self, units: Sequence[Unit]) -> str:
+        if len(units) == 1:
+            return units[0].text
+        listed = [
+            self.one_of_several.format(
+                number=number, labels=", ".join(f"[{label}]" for label in unit.labels), unit=unit.text
+            )
+            for number, unit in enumerate(units, start=1)
+        ]
+        return _paragraphs("", *listed)
+
+
+_PLACEHOLDERS = {
+    "previous": {"unit"},
+    "task": {"question"},
+    "summaries": {"units"},
+    "one_of_several": {"number", "labels", "unit"},
+    "unread": {"count"},
+    "answer": {"question"},
+}
+"""Of each template; the others are sent as they are."""
+
+
+def _check(name: str, template: object) -> None:
+    if not isinstance(template, str):
+        raise TypeError(f"{name} must be a str, got {type(template).__name__}")
+    if name not in _PLACEHOLDERS:
+        return
+    try:
+        found = {field for _, field, _, _ in Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise ValueError(f"{name} has unbalanced braces: {template!r}") from error
+    wanted = _PLACEHOLDERS[name]
+    if found != wanted:
+        listed = ", ".join(f"{{{placeholder}}}" for placeholder in sorted(wanted))
+        raise ValueError(f"{name} must hold {listed} and no other placeholder, got {template!r}")
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,47 @@
+"""The blocks of docs/agents.md for LangGraph and LlamaIndex workflows run as they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
+
+pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
+
+
+def block(module: str) -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (found,) = [block for block in blocks if f"from warmprefix_chain_of_agents.{module} import" in block]
+    return str(found)
+
+
+async def test_the_blocks_run(start_engine: Callable[[], Any]) -> None:
+    engines = {name: start_engine() for name in ("ann", "ben")}
+    options = {name: {"base_url": engine.base_url, "api_key": "none"} for name, engine in engines.items()}
+    names: dict[str, Any] = {
+        "__name__": "agents",
+        "clients": {name: OpenAI(**options[name]) for name in engines},
+        "async_clients": {name: AsyncOpenAI(**options[name]) for name in engines},
+        "model": engines["ann"].model,
+        "question": "What is it?",
+        "documents": [f"Document {n}. " * 20 for n in range(4)],
+    }
+    try:
+        exec(compile(block("langgraph"), "agents.md", "exec", dont_inherit=True), names)
+        assert len(names["notes"]) == 2
+        exec(compile(block("workflows"), "agents.md", "exec", dont_inherit=True), names)
+        assert len(await names["ask"]()) == 2
+    finally:
+        for client in names["clients"].values():
+            client.close()
+        for client in names["async_clients"].values():
+            await client.close()
+    prompts = [prompt for engine in engines.values() for prompt in engine.prompts]
+    for document in names["documents"]:
+        assert sum(document.strip() in prompt for prompt in prompts) == 2  # once for each block
