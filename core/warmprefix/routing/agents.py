@@ -40,6 +40,7 @@ class RouterOptions(TypedDict, total=False):
     eps: float
     window_tokens: int
     free_tokens: int
+    prompt_tokens: int
     max_blocks: int
     max_tenants: int
     max_conversations: int
@@ -50,16 +51,18 @@ class AgentRouter:
     """Shares out the documents of a request over agents, each of which has an engine with a prefix cache of its own.
 
     A block goes to an agent that holds it: one that was told it earlier in the conversation, or whose engine has it
-    cached. What nobody holds is spread by rendezvous hashing. No agent is given a block that would take its load above
-    `1 + eps` times the agents' mean, unless it is the least loaded; what spills goes to the same further agent each
-    time, so that hot documents are soon held by as many agents as their load needs. `warmprefix.routing.balance` says
-    it exactly. It solves what ContextPilot calls agent-aware routing, and CRAFT affinity without hotspots.
+    cached. What nobody holds goes to those with the least to do, by rendezvous hashing. No agent is given a block that
+    would take its load above `1 + eps` times the agents' mean, unless it is the least loaded; what spills goes to the
+    same further agent each time, so that hot documents are soon held by as many agents as their load needs.
+    `warmprefix.routing.balance` says it exactly. It solves what ContextPilot calls agent-aware routing, and CRAFT
+    affinity without hotspots.
 
     An agent that joins, leaves or fails moves only the blocks that go to it, or went.
 
     Load is counted in tokens of blocks given, cached or not, and forgotten exponentially. All that is known is kept by
     tenant, load included: what one tenant asks changes nothing for another, and a bound that holds for each holds for
-    all. No text is kept. Deterministic in what it was told before; thread-safe, and free of I/O.
+    all; what is below `free_tokens`, each tenant's hash spreads anew. No text is kept. Deterministic in what it was told
+    before; thread-safe, and free of I/O.
 
     >>> router = AgentRouter(["ann", "ben"])
     >>> documents = [ContextBlock("The sea is deep.", id="sea"), ContextBlock("The sky is high.", id="sky")]
@@ -78,6 +81,7 @@ class AgentRouter:
         eps: float = 0.25,
         window_tokens: int = 65_536,
         free_tokens: int = 4_096,
+        prompt_tokens: int = 256,
         max_blocks: int = 16_384,
         max_tenants: int = 1_024,
         max_conversations: int = 4_096,
@@ -93,6 +97,10 @@ class AgentRouter:
             window_tokens: After so many tokens an agent that were read, a load counts for 1/e of what it did.
             free_tokens: An agent whose load is no higher than this has room whatever the mean: a tenant of little
                 traffic makes no hotspot, and would otherwise lose hits to its first requests.
+            prompt_tokens: What a prompt costs an engine beside its documents, as tokens that it could compute in that
+                time: the question, what to do with it, and what any prompt takes. An agent gets several documents of a
+                request if it holds them and that is quicker than to compute them elsewhere: more means more agents
+                at work on a request, less means more hits.
             max_blocks: Most blocks remembered of an agent, a tenant, some 300 bytes each; and most of a conversation.
             max_tenants: Most tenants remembered; beyond it the one not heard of longest is forgotten.
             max_conversations: Most conversations remembered of a tenant.
@@ -107,8 +115,9 @@ class AgentRouter:
         """
         if not 0 <= eps < float("inf"):
             raise ValueError(f"eps must be 0 or more, and finite, got {eps}")
-        if free_tokens < 0:
-            raise ValueError(f"free_tokens must be 0 or more, got {free_tokens}")
+        for name, value in (("free_tokens", free_tokens), ("prompt_tokens", prompt_tokens)):
+            if value < 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
         for name, value in (
             ("window_tokens", window_tokens),
             ("max_blocks", max_blocks),
@@ -125,6 +134,7 @@ class AgentRouter:
         self._eps = eps
         self._window_tokens = window_tokens
         self._free_tokens = free_tokens
+        self._prompt_tokens = prompt_tokens
         self._max_blocks = max_blocks
         self._max_tenants = max_tenants
         self._max_conversations = max_conversations
@@ -191,6 +201,12 @@ class AgentRouter:
         """Those that blocks can be given to, in the order in which they joined."""
         with self._lock:
             return tuple(self._agents.values())
+
+    @property
+    def failed(self) -> tuple[Agent, ...]:
+        """Those that failed, and have not joined again since."""
+        with self._lock:
+            return tuple(self._failed.values())
 
     def join(self, agent: Agent | str, feed: ResidencyFeed | None = None) -> None:
         """An agent is there, for the first time or again. It begins with the mean load, and holds nothing.
@@ -378,15 +394,15 @@ class AgentRouter:
             sources.append(source)
         choices: list[Choice] = []
         if items:
-            choices = share_out(items, members, self._eps, self._free_tokens, together)
+            choices = share_out(items, members, self._eps, self._free_tokens, self._prompt_tokens, together)
         bookings: Bookings = {}
         assigned: list[AssignedBlock] = []
         held_blocks = spilled_blocks = tokens = held_tokens = 0
-        for block, positions, (chosen, held, spilled), source, item in zip(
+        for block, positions, (chosen, held, spilled, work), source, item in zip(
             blocks, places, choices, sources, items, strict=True
         ):
             name = chosen.name
-            bookings[item.key] = state.book(state.members[name], item.key, item.tokens)
+            bookings[item.key] = state.book(state.members[name], item.key, item.tokens, work)
             assigned.append(AssignedBlock(block, positions, name, source if held else None, spilled))
             tokens += block.tokens
             if held:
@@ -607,6 +623,7 @@ class AgentRouter:
             self._max_conversations,
             self._max_open,
             self._number,
+            b"" if tenant is None else name_digest("tenant", tenant),
         )
         while len(self._tenants) > self._max_tenants:
             self._forget(next(iter(self._tenants)))

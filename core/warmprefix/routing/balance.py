@@ -15,18 +15,21 @@ _MASK = (1 << 64) - 1
 class Candidate:
     """An agent that blocks can be given to, and what it was given lately."""
 
-    __slots__ = ("given", "load", "name", "seed", "weight", "work")
+    __slots__ = ("given", "load", "name", "queue", "seed", "weight", "work")
 
-    def __init__(self, name: str, weight: float = 1.0) -> None:
+    def __init__(self, name: str, weight: float = 1.0, salt: bytes = b"") -> None:
         self.name = name
         self.weight = weight
         self.load = 0.0
         """Tokens that it was given lately, divided by its weight, so that loads compare."""
         self.given = 0
         """Blocks of the present request."""
+        self.queue = 0
+        """What it has to do of earlier requests, in tokens to be computed."""
         self.work = 0.0
-        """Tokens of the present request that it has to compute, divided by its weight."""
-        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, person=b"wp-agent").digest()
+        """What it has to do, the present request included, divided by its weight."""
+        data = name.encode("utf-8", "surrogatepass")
+        digest = blake2b(data, digest_size=8, salt=salt, person=b"wp-agent").digest()
         self.seed = int.from_bytes(digest, "big") | 1
         """For rendezvous hashing: odd, so that an odd key times different seeds gives different numbers."""
 
@@ -48,21 +51,32 @@ class Choice(NamedTuple):
     held: bool
     spilled: bool
     """Whether others hold it, and had no room."""
+    work: int
+    """Tokens that the candidate has to compute for it, and as many as its prompt costs."""
 
 
 def share_out(
-    items: Sequence[Item], candidates: Sequence[Candidate], eps: float, floor: float, together: bool
+    items: Sequence[Item],
+    candidates: Sequence[Candidate],
+    eps: float,
+    floor: float,
+    prompt_tokens: int,
+    together: bool,
 ) -> list[Choice]:
     """Give every item to a candidate, and add its tokens to that one's load.
 
-    What somebody holds comes first, what few hold before what many do. The least loaded of the holders that have room
-    gets it; room has who stays within `max(floor, (1 + eps) * mean)`, the mean being that after all of the items. It
-    costs next to nothing to compute, so one candidate may get several.
+    **Affinity.** What somebody holds comes first, what few hold before what many do. Of the holders that have room, the
+    one with the least to do gets it. A holder has room while
 
-    Everything else has to be computed, and is spread: a candidate is free for it while that leaves it no more to
-    compute in this request than an even share. Of the free ones the first by rendezvous hashing gets it, if it has
-    room; else the less loaded of the next two that have (power of two choices); else the least loaded of all. A block
-    that spills again thus meets the candidate that computed it the last time: what spills often is soon held by
+    - its load stays within `max(floor, (1 + eps) * mean)`, the mean being that after all of the items; and
+    - it has fewer of the items than an even share; or the further ones, at `prompt_tokens` each, make this one wait no
+      longer than computing it elsewhere would take.
+
+    **Rendezvous hashing.** Everything else goes to those who have fewer items than an even share, and of these to those
+    with the least to do; of several, to the first by rendezvous hashing, if it has room.
+
+    **Power of two choices.** If it has not, to the less loaded of the next two that have; else to the least loaded of
+    all. A block that spills again meets the candidate that computed it the last time: what spills often is soon held by
     several, and what does not is held by one.
 
     So afterwards nobody's load is above that bound, but for one who was the least loaded when it got the item.
@@ -73,39 +87,41 @@ def share_out(
         candidates: At least one, in an order that does not matter.
         eps: How far above the mean a load may be.
         floor: A load, in tokens, that is never too high.
+        prompt_tokens: What a prompt costs beside its items, in tokens that are computed meanwhile.
         together: The items of one candidate stand in one prompt, where only the first is right behind the preamble, so
-            that the others will hardly be cached though it holds them: no candidate gets more of them than an even
-            share, while others have room.
+            that the others will hardly be cached though it holds them: nobody gets more than an even share.
     """
     for candidate in candidates:
         candidate.given = 0
-        candidate.work = 0.0
+        candidate.work = candidate.queue / candidate.weight
     # The sums do not depend on the order.
     weights = math.fsum([candidate.weight for candidate in candidates])
     before = math.fsum([candidate.load * candidate.weight for candidate in candidates])
     limit = max(floor, (1 + eps) * (before + sum([item.tokens for item in items])) / weights)
-    quota = -(-len(items) // len(candidates)) if together else len(items)
-    new = [item.tokens for item in items if not item.holders]
-    even = max(sum(new) / weights, max(new)) if new else 0.0
+    share = -(-len(items) // len(candidates))
     uniform = weights == len(candidates) and all(candidate.weight == 1.0 for candidate in candidates)
     choices: dict[bytes, Choice] = {}
     for item in sorted(items, key=_urgency):
         tokens = item.tokens
         chosen: Candidate | None = None
         for holder in item.holders:
+            further = holder.given - share + 1
             if (
-                holder.given < quota
+                (further <= 0 or (not together and further * prompt_tokens <= tokens))
                 and holder.load + tokens / holder.weight <= limit
-                and (chosen is None or (holder.load, holder.name) < (chosen.load, chosen.name))
+                and (
+                    chosen is None or (holder.work, holder.load, holder.name) < (chosen.work, chosen.load, chosen.name)
+                )
             ):
                 chosen = holder
         held = chosen is not None
         if chosen is None:
-            chosen = _place(item, candidates, limit, even, quota if together else None, uniform)
-            chosen.work += tokens / chosen.weight
+            chosen = _place(item, candidates, limit, share, uniform)
+        work = (0 if together and chosen.given else prompt_tokens) + (0 if held else tokens)
         chosen.given += 1
+        chosen.work += work / chosen.weight
         chosen.load += tokens / chosen.weight
-        choices[item.key] = Choice(chosen, held, not held and len(item.holders) > 0)
+        choices[item.key] = Choice(chosen, held, not held and len(item.holders) > 0, work)
     return [choices[item.key] for item in items]
 
 
@@ -114,26 +130,19 @@ def _urgency(item: Item) -> tuple[bool, int, int]:
     return not holders, holders, -item.tokens
 
 
-def _place(
-    item: Item, candidates: Sequence[Candidate], limit: float, even: float, quota: int | None, uniform: bool
-) -> Candidate:
+def _place(item: Item, candidates: Sequence[Candidate], limit: float, share: int, uniform: bool) -> Candidate:
     """Who computes an item that nobody with room holds."""
     key, tokens, _ = item
-    preferences = _preferences(key, candidates, uniform)
-    first = candidates[preferences.index(max(preferences))]
-    share = tokens / first.weight
-    if first.load + share <= limit and (first.work + share <= even if quota is None else first.given < quota):
-        return first  # as below, where most end
-    if quota is None:
-        even = max(even, min([candidate.work + tokens / candidate.weight for candidate in candidates]))
-        free = [c for c in zip(preferences, candidates, strict=True) if c[1].work + tokens / c[1].weight <= even]
-    else:
-        free = [c for c in zip(preferences, candidates, strict=True) if c[1].given < quota]
-    free.sort(key=_by_preference)
-    roomy = [candidate for _, candidate in free if candidate.load + tokens / candidate.weight <= limit]
-    if not roomy:
-        return min(candidates, key=_load)
-    return roomy[0] if roomy[0] is free[0][1] else min(roomy[:2], key=_load)
+    free = [candidate for candidate in candidates if candidate.given < share] or candidates
+    least = min([candidate.work for candidate in free])
+    free = [candidate for candidate in free if candidate.work == least]
+    preferences = _preferences(key, free, uniform)
+    first = free[preferences.index(max(preferences))]
+    if first.load + tokens / first.weight <= limit:
+        return first
+    ranked = sorted(zip(preferences, free, strict=True), key=_by_preference)
+    roomy = [candidate for _, candidate in ranked if candidate.load + tokens / candidate.weight <= limit]
+    return min(roomy[:2] or candidates, key=_load)
 
 
 def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> Sequence[float]:
@@ -152,6 +161,10 @@ def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> 
 
 def _by_preference(preferred: tuple[float, Candidate]) -> tuple[float, str]:
     return -preferred[0], preferred[1].name
+
+
+def _busyness(candidate: Candidate) -> tuple[float, float, str]:
+    return candidate.work, candidate.load, candidate.name
 
 
 def _load(candidate: Candidate) -> tuple[float, str]:

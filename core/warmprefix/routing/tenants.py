@@ -19,8 +19,8 @@ class Member(Candidate):
 
     __slots__ = ("alive", "cache")
 
-    def __init__(self, agent: Agent, max_blocks: int) -> None:
-        super().__init__(agent.name, agent.weight)
+    def __init__(self, agent: Agent, max_blocks: int, salt: bytes) -> None:
+        super().__init__(agent.name, agent.weight, salt)
         self.cache = AgentCache(agent.capacity_tokens, max_blocks)
         self.alive = True
 
@@ -30,6 +30,8 @@ class Booking(NamedTuple):
 
     member: Member
     tokens: int
+    work: int
+    """Tokens to be computed for it, and what its prompt costs."""
     clock: float
     """The tenant's, when the load was added."""
     block: HeldBlock
@@ -63,6 +65,8 @@ class TenantAgents:
         max_conversations: Most of them.
         max_open: Most assignments whose end is not known.
         number: The router's last assignment's: what became of those before is not known.
+        salt: The tenant's, up to 16 bytes. Tenants share no cached prefix, so what many of them read, a little each,
+            is not to meet at one agent.
     """
 
     def __init__(
@@ -73,11 +77,13 @@ class TenantAgents:
         max_conversations: int,
         max_open: int,
         number: int,
+        salt: bytes,
     ) -> None:
         self._window_tokens = window_tokens
         self._max_blocks = max_blocks
         self._max_conversations = max_conversations
         self._max_open = max_open
+        self._salt = salt
         self.forgotten = number
         """What became of assignments with higher numbers is known: they are open, or were ended."""
         self._open: OrderedDict[str, tuple[int, Bookings]] = OrderedDict()
@@ -99,7 +105,7 @@ class TenantAgents:
 
     def join(self, agent: Agent) -> None:
         """It begins with the others' mean load, so that not everything goes to it at once."""
-        member = Member(agent, self._max_blocks)
+        member = Member(agent, self._max_blocks, self._salt)
         weights = sum(other.weight for other in self.members.values())
         if weights:
             member.load = sum(other.load * other.weight for other in self.members.values()) / weights
@@ -116,15 +122,17 @@ class TenantAgents:
 
     # -- giving ------------------------------------------------------------------------------------------------
 
-    def book(self, member: Member, key: bytes, tokens: int) -> Booking:
+    def book(self, member: Member, key: bytes, tokens: int, work: int) -> Booking:
         """The agent, whose load was told, is given a block: from now on it holds it."""
         block = self._use(member, key, tokens)
         block.under_way += 1
-        return Booking(member, tokens, self._clock, block, block.used, block.read)
+        member.queue += work
+        return Booking(member, tokens, work, self._clock, block, block.used, block.read)
 
     def take_back(self, bookings: Bookings) -> None:
         """The agents were not given these after all."""
-        for key, (member, tokens, clock, block, _, _) in bookings.items():
+        for key, (member, tokens, work, clock, block, _, _) in bookings.items():
+            member.queue -= work
             if not member.alive:
                 continue
             remaining = tokens / member.weight * math.exp(clock - self._clock)
@@ -138,6 +146,7 @@ class TenantAgents:
         tokens = 0
         for booking in bookings:
             tokens += booking.tokens
+            booking.member.queue -= booking.work
             block = booking.block
             block.under_way -= 1
             block.read = max(block.read, booking.number)

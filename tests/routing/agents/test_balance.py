@@ -14,8 +14,8 @@ from warmprefix import fingerprint
 from warmprefix.routing.balance import Candidate, Choice, Item, share_out
 
 UNBOUND = float("inf")
-Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool]
-"""Loads, weights, what is wanted as tokens and holders, eps, floor, together."""
+Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool, int]
+"""Loads, weights, what is wanted as tokens and holders, eps, floor, together, what a prompt costs."""
 NAMES = [f"agent-{i}" for i in range(32)]
 
 
@@ -36,8 +36,9 @@ def shared_out(
     eps: float = 0.25,
     floor: float = 0.0,
     together: bool = False,
+    prompt_tokens: int = 0,
 ) -> list[Choice]:
-    return share_out(items, among, eps, floor, together)
+    return share_out(items, among, eps, floor, prompt_tokens, together)
 
 
 def one_by_one(names: Sequence[str], weights: Sequence[float], numbers: Sequence[int]) -> dict[int, str]:
@@ -54,6 +55,7 @@ situations = st.integers(1, 6).flatmap(
         st.sampled_from([0.0, 0.1, 0.25, 2.0]),
         st.sampled_from([0.0, 1_000.0, 1e5]),
         st.booleans(),
+        st.sampled_from([0, 256]),
     )
 )
 
@@ -62,14 +64,15 @@ situations = st.integers(1, 6).flatmap(
 def test_every_item_goes_to_one_candidate_within_the_bound(
     situation: Situation,
 ) -> None:
-    loads, weights, wanted, eps, floor, together = situation
+    loads, weights, wanted, eps, floor, together, prompt_tokens = situation
     among = candidates(loads, weights)
     items = [item(i, tokens, [among[h] for h in sorted(holders)]) for i, (tokens, holders) in enumerate(wanted)]
-    choices = shared_out(items, among, eps, floor, together)
+    choices = shared_out(items, among, eps, floor, together, prompt_tokens)
     assert len(choices) == len(items)
     given_to = Counter[str]()
-    for (_, tokens, holders), (candidate, held, spilled) in zip(items, choices, strict=True):
+    for (_, tokens, holders), (candidate, held, spilled, work) in zip(items, choices, strict=True):
         assert candidate in among
+        assert work in (tokens * (not held), tokens * (not held) + prompt_tokens)
         assert candidate in holders or not held  # who holds it may also get it as the least loaded of all
         assert spilled == (bool(holders) and not held)
         given_to[candidate.name] += tokens
@@ -87,7 +90,7 @@ def test_every_item_goes_to_one_candidate_within_the_bound(
 
 @given(situations, st.randoms(use_true_random=False))
 def test_the_candidates_order_does_not_matter(situation: Situation, rng: random.Random) -> None:
-    loads, weights, wanted, eps, floor, together = situation
+    loads, weights, wanted, eps, floor, together, prompt_tokens = situation
     outcomes = []
     for shuffled in (False, False, True):
         among = candidates(loads, weights)
@@ -97,8 +100,8 @@ def test_the_candidates_order_does_not_matter(situation: Situation, rng: random.
             for _, _, holders in items:
                 assert isinstance(holders, list)
                 rng.shuffle(holders)
-        choices = shared_out(items, among, eps, floor, together)
-        outcomes.append([(candidate.name, held, spilled) for candidate, held, spilled in choices])
+        choices = shared_out(items, among, eps, floor, together, prompt_tokens)
+        outcomes.append([(candidate.name, *rest) for candidate, *rest in choices])
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
@@ -166,6 +169,32 @@ def test_one_who_holds_it_all_may_get_it_all() -> None:
     assert all(choice.held for choice in choices)
 
 
+def test_further_prompts_must_not_take_longer_than_computing_elsewhere() -> None:
+    for tokens, most in ((99, 3), (100, 4), (250, 5), (10_000, 15)):
+        among = candidates([0.0] * 5)
+        items = [item(i, tokens, [among[3]]) for i in range(15)]
+        choices = shared_out(items, among, floor=UNBOUND, prompt_tokens=100)
+        assert sum(choice.held for choice in choices) == most
+        assert all(choice.candidate is not among[3] for choice in choices if not choice.held)
+
+
+def test_what_is_new_goes_to_those_with_the_least_to_do() -> None:
+    for number in range(50):
+        among = candidates([0.0] * 5)
+        for candidate, queue in zip(among, (500, 100, 300, 100, 200), strict=True):
+            candidate.queue = queue
+        first, second, third = shared_out([item(3 * number + i) for i in range(3)], among, floor=UNBOUND)
+        assert {first.candidate, second.candidate} == {among[1], among[3]}
+        assert third.candidate in (among[4], among[1], among[3])
+
+
+def test_of_two_holders_the_one_with_less_to_do_gets_it() -> None:
+    among = candidates([100.0, 500.0])
+    among[0].queue = 10
+    (choice,) = shared_out([item(0, holders=among)], among, floor=UNBOUND)
+    assert choice.candidate is among[1]
+
+
 def test_together_it_gets_no_more_than_an_even_share() -> None:
     among = candidates([0.0] * 5)
     choices = shared_out([item(i, holders=[among[3]]) for i in range(15)], among, floor=UNBOUND, together=True)
@@ -177,7 +206,7 @@ def test_together_it_gets_no_more_than_an_even_share() -> None:
 def test_the_less_loaded_of_two_holders_gets_it() -> None:
     among = candidates([500.0, 300.0, 100.0])
     (choice,) = shared_out([item(0, holders=among[:2])], among, floor=UNBOUND)
-    assert choice == (among[1], True, False)
+    assert choice == (among[1], True, False, 0)
 
 
 def test_what_spills_goes_to_the_same_one_each_time() -> None:

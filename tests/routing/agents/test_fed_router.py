@@ -10,7 +10,17 @@ import pytest
 
 from kv_publisher import KvPublisher, removed, stored
 from redis_servers import wait_until
-from warmprefix import Agent, AgentRouter, ContextBlock, ContextPlan, ContextPlanner, EngineReport, FeedStats, NoFeed
+from warmprefix import (
+    Agent,
+    AgentRouter,
+    AssignedBlock,
+    ContextBlock,
+    ContextPlan,
+    ContextPlanner,
+    EngineReport,
+    FeedStats,
+    NoFeed,
+)
 from warmprefix.residency.base import ResidencyTarget, ServedPrompt
 from warmprefix.residency.feed import KvEventFeed
 
@@ -104,22 +114,29 @@ def held(router: AgentRouter, name: str) -> list[str]:
     return [member.name for member in router._tenants[TENANT].holders.get(block(name).fingerprint, [])]
 
 
+def given(router: AgentRouter, name: str) -> AssignedBlock:
+    """Who would read it now."""
+    assignment = router.assign([block(name)], tenant=TENANT)
+    router.abandon(assignment)
+    return assignment.blocks[0]
+
+
 def test_what_the_engine_evicts_counts_as_held_no_more(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
     tokens, plan = serve(router, engine, "sky")
     wait_until(lambda: feed.stats().prompts == 1, "the prompt is known")
     assert held(router, "sky") == ["fed"]
-    assert router.assign([block("sky")], tenant=TENANT).blocks[0][2:] == ("fed", "cache", False)
+    assert given(router, "sky")[2:] == ("fed", "cache", False)
     engine.evict_all()
     wait_until(lambda: held(router, "sky") == [], "the router knows that it is gone")
-    assert router.assign([block("sky")], tenant=TENANT).blocks[0].held is None
+    assert given(router, "sky").held is None
     router._tenants[TENANT].drop(router._tenants[TENANT].members["fed"], block("sky").fingerprint)
     engine.store(tokens, plan.cache_salt)
     wait_until(lambda: held(router, "sky") == ["fed"], "the router knows that it is there again")
-    assert router.assign([block("sky")], tenant=TENANT).blocks[0][2:] == ("fed", "cache", False)
+    assert given(router, "sky")[2:] == ("fed", "cache", False)
     serve(router, engine, "sky", "mute")
     engine.publisher.publish({"type": "AllBlocksCleared"})
     wait_until(lambda: held(router, "sky") == ["mute"], "only who did not lose it holds it")
-    assert router.assign([block("sky")], tenant=TENANT).blocks[0][2:] == ("mute", "cache", False)
+    assert given(router, "sky")[2:] == ("mute", "cache", False)
 
 
 def test_a_feed_that_knows_goes_before_reports(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:

@@ -392,10 +392,11 @@ def test_in_a_chat_no_cached_copy_is_of_use() -> None:
 
 
 def test_together_an_agent_gets_no_more_than_its_share() -> None:
-    router = AgentRouter(["a", "b", "c"])
+    router = AgentRouter(["a", "b", "c"], prompt_tokens=0)
     read(router, blocks(*range(9)), agents=["a"])
     apart = router.assign(blocks(*range(9)))
     assert set(readers(apart).values()) == {"a"}
+    router.abandon(apart)
     together = router.assign(blocks(*range(9)), together=True)
     assert Counter(each.agent for each in together.blocks) == {"a": 3, "b": 3, "c": 3}
     assert sum(each.spilled for each in together.blocks) == 6

@@ -60,6 +60,7 @@ def new_router(prefix: str) -> Iterator[NewRouter]:
     def make(url: str, agents: Any = AGENTS, **options: Any) -> AgentRouter:
         settings = SharedSettings(redis_url=url, key_prefix=prefix)
         options.setdefault("free_tokens", 10**9)  # so that nothing spills
+        options.setdefault("prompt_tokens", 0)  # who holds it gets it, however much that is
         made.append(AgentRouter.from_url(agents=agents, settings=settings, **options))
         return made[-1]
 
