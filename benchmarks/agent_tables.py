@@ -1,0 +1,158 @@
+"""The tables of docs/agents.md, made of what `agent_routing.py` measured.
+
+python benchmarks/agent_tables.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS
+
+__all__ = ["PAGE", "tables", "write_page"]
+
+PAGE = Path(__file__).parent.parent / "docs/agents.md"
+OURS = "AgentRouter"
+Row = Mapping[str, Any]
+
+
+def tables(results: Mapping[str, Any]) -> dict[str, str]:
+    """Each as Markdown, by the name that its place in the page has."""
+    rows: Sequence[Row] = results["simulated"]
+    return {
+        "computed": _table(
+            ("workload (recurs)", "agents", "round robin", "random", "least loaded", "hash", "AgentRouter", "less"),
+            _computed(rows),
+        ),
+        "times": _table(
+            ("workload", "agents", "round robin", "random", "least loaded", "hash", "AgentRouter", "ratio (seeds)"),
+            _times(rows),
+        ),
+        "settings": _table(
+            ("setting", "workload", "agents", "documents: less", "prompts: less", "read: ratio", "answered", "all"),
+            _settings(rows),
+        ),
+        "hot": _table(
+            ("workload", "agents", "hash", "affinity alone", "AgentRouter", "spilled", "max / mean, same order"),
+            _hot(rows),
+        ),
+        "together": _table(
+            ("workload", "agents", "in turn", "in turn, one prompt", "AgentRouter, one prompt"), _together(rows)
+        ),
+        "killed": _table(
+            ("workload", "way", "answered", "lost and read again", "stayed where they were", "moved to, agents"),
+            _killed(rows),
+        ),
+        "http": _table(("", "agents", "prompts", "reported hits", "simulated", "one killed"), _http(results["http"])),
+    }
+
+
+def write_page(results: Mapping[str, Any]) -> None:
+    """Put the tables where the page has its marks."""
+    page = PAGE.read_text()
+    for name, table in tables(results).items():
+        before, opened, rest = page.partition(f"<!-- {name} -->\n")
+        _, closed, after = rest.partition("<!-- end -->")
+        if opened and closed:
+            page = f"{before}{opened}\n{table}\n\n{closed}{after}"
+    PAGE.write_text(page)
+
+
+def _table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    cells = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([cells[0], "|---" * len(header) + "|", *cells[1:]])
+
+
+def _of(rows: Sequence[Row], setting: str) -> list[Row]:
+    return [row for row in rows if row["setting"] == setting]
+
+
+_WAYS = ("round robin", "random", "least loaded", "hash", OURS)
+
+
+def _computed(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in _of(rows, "sessions"):
+        arms = row["arms"]
+        shares = [f"{arms[way]['documents_computed_percent']:.0f} %" for way in _WAYS]
+        name = f"{row['workload']} ({row['recurring_percent']:.0f} %)"
+        yield [name, str(row["agents"]), *shares, f"**{arms[OURS]['documents_ratio']:.2f}**"]
+
+
+def _times(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in _of(rows, "sessions"):
+        arms = row["arms"]
+        times = [f"{arms[way]['read_mean_ms']:.0f}, {arms[way]['read_p90_ms']:.0f}" for way in _WAYS]
+        low, high = arms[OURS]["read_ratio_range"]
+        ratio = f"**{arms[OURS]['read_ratio']:.2f}** ({low:.2f} to {high:.2f})"
+        yield [row["workload"], str(row["agents"]), *times, ratio]
+
+
+_SETTINGS = {
+    "tight": "caches of 32,000 tokens",
+    "turns": "conversations",
+    "backlog": "8 requests at once, all along",
+    "light": "2 ms a prompt",
+}
+
+
+def _settings(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for setting, said in _SETTINGS.items():
+        for row in _of(rows, setting):
+            ours = row["arms"][OURS]
+            keys = ("documents_ratio", "prefill_ratio", "read_ratio", "makespan_ratio")
+            total = f"{ours['total_ratio']:.2f}" if setting == "backlog" else ""
+            yield [said, row["workload"], str(row["agents"]), *(f"{ours[key]:.2f}" for key in keys), total]
+
+
+def _hot(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in _of(rows, "hot"):
+        arms = [row["arms"][way] for way in ("hash", "affinity without a bound", OURS)]
+        less = [f"{arm['documents_ratio']:.2f}" for arm in arms]
+        spilled = f"{100 * arms[2]['spilled'] / row['documents']:.1f} %"
+        worst = [f"{arm['worst_max_over_mean']:.2f}" for arm in arms]
+        name = row["workload"].removesuffix(", one hot document")
+        yield [name, str(row["agents"]), *less, spilled, f"{worst[0]}, {worst[1]}, **{worst[2]}**"]
+
+
+def _together(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in _of(rows, "together"):
+        base = row["arms"]["round robin"]
+        arms = [base, *(row["arms"][f"{way}, one prompt an agent"] for way in ("round robin", OURS))]
+        cells = [f"{arm['documents_computed_percent']:.0f} %, {arm['read_mean_ms']:.0f} ms" for arm in arms]
+        yield [row["workload"], str(row["agents"]), *cells]
+
+
+def _killed(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for row in _of(rows, "killed"):
+        for way in ("round robin", "hash", OURS):
+            arm = row["arms"][way]
+            yield [
+                row["workload"],
+                way,
+                f"{arm['answered']:,} of {row['documents']:,}",
+                str(arm["lost_prompts"]),
+                f"{arm['stayed_percent']:.1f} %",
+                str(arm["moved_to_agents"]),
+            ]
+
+
+def _http(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for way in ("round robin", OURS, "ChainOfAgents"):
+        whole, killed = (
+            next(row for row in rows if row["arm"] == way and row["killed"] is dead) for dead in (False, True)
+        )
+        yield [
+            way,
+            str(whole["agents"]),
+            f"{whole['answered']:,}",
+            f"{whole['hit_percent']:.2f} %",
+            f"{whole['simulated_hit_percent']:.2f} %" if "simulated_hit_percent" in whole else "",
+            f"{killed['answered']:,} of {killed['documents']:,} answered, {killed['hit_percent']:.2f} %",
+        ]
+
+
+if __name__ == "__main__":
+    write_page(json.loads((RESULTS / "agent_routing.json").read_text())["results"])
