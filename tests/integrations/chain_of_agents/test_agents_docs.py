@@ -1,4 +1,4 @@
-"""The blocks of docs/agents.md for LangGraph and LlamaIndex workflows run as they stand."""
+"""The blocks of docs/agents.md for the chain, LangGraph and LlamaIndex workflows run as they stand."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:U
 
 def block(module: str) -> str:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    (found,) = [block for block in blocks if f"from warmprefix_chain_of_agents.{module} import" in block]
+    (found,) = [block for block in blocks if f"from {module} import" in block]
     return str(found)
 
 
-async def test_the_blocks_run(start_engine: Callable[[], Any]) -> None:
+async def test_the_frameworks_blocks_run(start_engine: Callable[[], Any]) -> None:
     engines = {name: start_engine() for name in ("ann", "ben")}
     options = {name: {"base_url": engine.base_url, "api_key": "none"} for name, engine in engines.items()}
     names: dict[str, Any] = {
@@ -33,9 +33,9 @@ async def test_the_blocks_run(start_engine: Callable[[], Any]) -> None:
         "documents": [f"Document {n}. " * 20 for n in range(4)],
     }
     try:
-        exec(compile(block("langgraph"), "agents.md", "exec", dont_inherit=True), names)
+        exec(compile(block("warmprefix_chain_of_agents.langgraph"), "agents.md", "exec", dont_inherit=True), names)
         assert len(names["notes"]) == 2
-        exec(compile(block("workflows"), "agents.md", "exec", dont_inherit=True), names)
+        exec(compile(block("warmprefix_chain_of_agents.workflows"), "agents.md", "exec", dont_inherit=True), names)
         assert len(await names["ask"]()) == 2
     finally:
         for client in names["clients"].values():
@@ -45,3 +45,23 @@ async def test_the_blocks_run(start_engine: Callable[[], Any]) -> None:
     prompts = [prompt for engine in engines.values() for prompt in engine.prompts]
     for document in names["documents"]:
         assert sum(document.strip() in prompt for prompt in prompts) == 2  # once for each block
+
+
+def test_the_chains_block_runs(start_engine: Callable[[], Any]) -> None:
+    engines = {name: start_engine() for name in ("ann", "ben")}
+    clients = {name: OpenAI(base_url=engine.base_url, api_key="none") for name, engine in engines.items()}
+    names: dict[str, Any] = {
+        "clients": clients,
+        "model": engines["ann"].model,
+        "question": "What is it?",
+        "documents": [f"Document {n}. " * 20 for n in range(4)],
+    }
+    try:
+        exec(compile(block("warmprefix_chain_of_agents"), "agents.md", "exec", dont_inherit=True), names)
+    finally:
+        for client in clients.values():
+            client.close()
+    answer = names["answer"]
+    assert answer.text
+    assert not answer.skipped
+    assert {*answer.usage_by_agent} == {"ann", "ben", "manager"}
