@@ -299,11 +299,13 @@ class PrefixPolicy(Policy):
 
     @staticmethod
     def path(job: Job, order: Sequence[ContextBlock]) -> tuple[list[object], list[int]]:
-        """The prompt as a router sees it: a chat's history is a run of KV blocks that the chat alone has."""
+        """The prompt as a router sees it: a chat's is a run of KV blocks that no other has, up to the last block."""
+        if job.conversation is None:
+            return [block.fingerprint for block in order], [block.tokens for block in order]
         size = ENGINE.block_size * 4
-        history = [(job.conversation, i) for i in range(len(job.history) // size)]
-        keys: list[object] = [*history, *[block.fingerprint for block in order]]
-        return keys, [*[size] * len(history), *[block.tokens for block in order]]
+        length = len(job.history or PREAMBLE) + sum(block.tokens for block in order)
+        keys: list[object] = [(job.conversation, i) for i in range(length // size)]
+        return keys, [size] * len(keys)
 
 
 class CacheAware(PrefixPolicy):

@@ -40,7 +40,7 @@ class EngineError(WarmprefixError):
 
 
 class NoAgentError(EngineError):
-    """All agents that could be given a block have failed or left."""
+    """All agents or replicas that could be asked have failed or left."""
 
 
 class StoreError(WarmprefixError):

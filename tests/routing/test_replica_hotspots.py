@@ -81,6 +81,20 @@ def test_pinned_sessions_do_not_thrash_one_engine() -> None:
     assert number(ours, "ttft_mean_ms") < 0.2 * number(hashed, "ttft_mean_ms")
 
 
+def test_the_routers_compared_know_a_chats_last_turn() -> None:
+    job = benchmark.chats(1).jobs[0]
+    policy = benchmark.LlmD(2, random.Random(1))
+    job.order, job.replica = job.blocks, 1
+    policy.sent(job)
+    job.prompt = benchmark.prompt_of(job)
+    assert job.next is not None
+    job.next.history = job.prompt + benchmark.answer_of(job)
+    keys, _ = policy.path(job.next, job.next.blocks)
+    matched = policy.trees[1].match_prefix(keys).tokens
+    assert len(job.prompt) - benchmark.QUESTION - 64 < matched <= len(job.prompt)
+    assert policy.pick(job.next, job.next.blocks) == 1
+
+
 def number(result: dict[str, object], name: str) -> float:
     found = result[name]
     assert isinstance(found, int | float)

@@ -33,7 +33,8 @@ class SessionHints:
     """Hands the placement of requests to a router that is there, and only orders them.
 
     For each it is the header or body field that it knows; one that a router has not got is left out. No name of a
-    tenant or conversation is told: session ids and keys are digests, as hard to guess as the planner's `cache_salt`.
+    tenant or conversation is told: session ids and keys are digests, as hard to guess as the planner's `cache_salt`, if
+    there is a tenant.
 
     >>> from warmprefix import ContextPlanner
     >>> plan = ContextPlanner().plan(["The sea is deep."], conversation="chat-42", placement="tail")

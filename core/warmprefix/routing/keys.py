@@ -11,7 +11,10 @@ __all__ = ["head_key", "session_key", "tenant_key"]
 
 
 def session_key(plan: ContextPlan) -> str | None:
-    """Names a plan's conversation: 32 hexadecimal digits, as hard to guess as its `cache_salt`; None without one."""
+    """Names a plan's conversation: 32 hexadecimal digits; None without one.
+
+    As hard to guess as its `cache_salt`, or, where no tenant is named, as the conversation's name.
+    """
     if plan.conversation is None:
         return None
     return _digest(plan.cache_salt, b"warmprefix", [plan.conversation.encode("utf-8", "surrogatepass")])

@@ -1,4 +1,4 @@
-"""What a `ReplicaRouter` knows: its replicas, what each is predicted to hold, and what each has to do."""
+"""What a `ReplicaRouter` knows of a replica: what it is predicted to hold, and what it has to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from warmprefix.routing.base import Agent
 from warmprefix.routing.underway import PromptsUnderWay
 from warmprefix.tree import PrefixTree
 
-__all__ = ["Asked", "Cache", "Home", "Known", "Loads", "Member", "Replica", "ScopeKey", "Tell"]
+__all__ = ["Asked", "Cache", "Home", "Known", "Loads", "Member", "Replica", "Tell"]
 
 Tell = Callable[["Member", Scope, Sequence[bytes], int], None]
 """Told of a replica's engine what a `ResidencyTarget` is told."""
@@ -50,17 +50,10 @@ class _Target:
         self._tell(self._member, scope, keys, resident_blocks)
 
 
-class ScopeKey(NamedTuple):
-    """What may share a prefix at a replica."""
-
-    tenant: str | None
-    preamble: bytes | None
-
-
 class Asked:
     """The blocks of one request, as trees take them."""
 
-    __slots__ = ("blocks", "keys", "locked", "starts", "tokens", "total")
+    __slots__ = ("ends", "keys", "locked", "starts", "tokens", "total")
 
     def __init__(self, blocks: Sequence[ContextBlock], order_locked: bool) -> None:
         starts = [block for block in blocks if block.pinned == "start"]
@@ -73,6 +66,7 @@ class Asked:
         self.total = sum(self.tokens)
         self.locked = order_locked
         self.starts = len(starts)
+        self.ends = len(ends)
 
     def resident(self, tree: PrefixTree[bytes]) -> int:
         """Tokens of the best order that a tree holds."""
@@ -81,8 +75,11 @@ class Asked:
         pinned = tree.match_prefix(self.keys[: self.starts])
         if pinned.blocks < self.starts:
             return pinned.tokens
-        free = self.keys[self.starts :]
+        free = self.keys[self.starts : len(self.keys) - self.ends]
         path = tree.deepest_path(free, self.keys[: self.starts])
+        if self.ends and len(path) == len(free):
+            best = [*self.keys[: self.starts], *[free[i] for i in path], *self.keys[len(self.keys) - self.ends :]]
+            return tree.match_prefix(best).tokens
         return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])
 
 
@@ -117,11 +114,15 @@ class Known:
                 self.caches[member] = cache
         return cache
 
-    def resident(self, member: Member, asked: Asked) -> int:
+    def held(self, member: Member, asked: Asked) -> int:
+        """Tokens that it holds, of what is asked for in the best order."""
         cache = self.caches.get(member)
-        if cache is None or not asked.keys:
-            return 0
-        return max(asked.resident(cache.tree), cache.under_way.match(asked.keys, asked.tokens))
+        return 0 if cache is None or not asked.keys else asked.resident(cache.tree)
+
+    def coming(self, member: Member, asked: Asked) -> int:
+        """Tokens that a prompt on its way there begins with, too."""
+        cache = self.caches.get(member)
+        return 0 if cache is None else cache.under_way.match(asked.keys, asked.tokens)
 
 
 class Home(NamedTuple):
@@ -169,13 +170,6 @@ class Loads:
     def leave(self, member: Member) -> None:
         del self.by_member[member]
 
-    def age(self, tokens: int) -> None:
-        """So many tokens more are given out: what was lately counts less."""
-        weights = sum([member.weight for member in self.by_member])
-        factor = math.exp(-tokens / (self._window_tokens * weights))
-        for load in self.by_member.values():
-            load.recent *= factor
-
     def book(self, member: Member, prompt: int, waiting: int) -> None:
         load = self.by_member[member]
         load.requests += 1
@@ -192,4 +186,9 @@ class Loads:
         self.by_member[member].waiting -= waiting
 
     def served(self, member: Member, prompt: int) -> None:
+        """What was before counts less, by so many tokens."""
+        weights = sum([member.weight for member in self.by_member])
+        factor = math.exp(-prompt / (self._window_tokens * weights))
+        for load in self.by_member.values():
+            load.recent *= factor
         self.by_member[member].recent += prompt

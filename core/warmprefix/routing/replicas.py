@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
+from warmprefix.errors import NoAgentError
+from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
-from warmprefix.routing.replica_state import Asked, Cache, Home, Known, Loads, Member, Replica, ScopeKey
+from warmprefix.routing.replica_state import Asked, Home, Loads, Member, Replica
+from warmprefix.routing.replica_tenants import Bounds, OpenRoute, TenantReplicas
 from warmprefix.tree import PrefixTree
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class ReplicaStats:
     """Of these and all others, turns of a conversation that went elsewhere than the turn before."""
     commits: int = 0
     abandons: int = 0
+    """Told by whoever owed them, not for a replica's failure or to keep within the bounds."""
     late_commits: int = 0
     """Commits of a route already committed or abandoned, or forgotten with its replica or to keep within the bounds."""
     reports: int = 0
@@ -80,6 +84,7 @@ class ReplicaStats:
     feed_errors: int = 0
     """Times that a feed failed."""
     open_routes: int = 0
+    tenants: int = 0
     scopes: int = 0
     conversations: int = 0
     replicas: int = 0
@@ -101,9 +106,9 @@ class ReplicaRouter:
     Of replicas that cost the same, rendezvous hashing takes one, by the conversation or the first block: requests that
     begin alike meet there, also those that other processes route, and no replica is preferred for its place in a list.
 
-    What is known of one tenant's requests, their load included, has no influence on another's (see `share_load`).
-    Deterministic given the calls before. Thread-safe. O(replicas * blocks) a request, and what `PrefixTree` needs to
-    find a path, however many there were before; memory is bounded.
+    What is known of one tenant's requests, their load included, has no influence on another's (see `share_load`); all
+    bounds but that on tenants are a tenant's own. Deterministic given the calls before. Thread-safe. No text is kept.
+    O(replicas * blocks) a request, and what `PrefixTree` needs to find a path, however many there were before.
 
     >>> router = ReplicaRouter(["http://a/v1", "http://b/v1"])
     >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
@@ -126,6 +131,7 @@ class ReplicaRouter:
         window_tokens: int = 1_000_000,
         capacity_tokens: int | None = 500_000,
         max_nodes: int = 16_384,
+        max_tenants: int = 1_024,
         max_scopes: int = 1_024,
         max_conversations: int = 10_000,
         max_open_routes: int = 10_000,
@@ -145,10 +151,11 @@ class ReplicaRouter:
             capacity_tokens: Tokens of context that a replica's prefix cache holds, where it has no number of its own;
                 None for no bound.
             max_nodes: Most nodes of a prefix tree, a replica and scope.
-            max_scopes: Most scopes (tenant and preamble), and most tenants; beyond it the one not used longest is
-                forgotten.
-            max_conversations: Most conversations remembered.
-            max_open_routes: Most routes neither committed nor abandoned; beyond it the oldest counts as abandoned.
+            max_tenants: Most tenants remembered; beyond it the one not heard of longest is forgotten.
+            max_scopes: Most preambles of a tenant; beyond it the one not used longest is forgotten.
+            max_conversations: Most conversations remembered of a tenant.
+            max_open_routes: Most routes of a tenant neither committed nor abandoned; beyond it the oldest counts as
+                abandoned.
             share_load: Count the load of all tenants together. It balances better where tenants are many and each has
                 little to do; but then one tenant's requests have an influence on where another's go, who could tell
                 from his latencies that they exist.
@@ -162,6 +169,7 @@ class ReplicaRouter:
             raise TypeError(f"replicas must be an iterable of names, got one {type(replicas).__name__}")
         for name, bound in (
             ("window_tokens", window_tokens),
+            ("max_tenants", max_tenants),
             ("max_scopes", max_scopes),
             ("max_conversations", max_conversations),
             ("max_open_routes", max_open_routes),
@@ -182,28 +190,34 @@ class ReplicaRouter:
         self._waiting_weight = waiting_weight
         self._held_weight = held_weight
         self._window_tokens = window_tokens
-        self._capacity_tokens = capacity_tokens
-        self._max_nodes = max_nodes
-        self._max_scopes = max_scopes
-        self._max_conversations = max_conversations
-        self._max_open_routes = max_open_routes
+        self._max_tenants = max_tenants
+        self._bounds = Bounds(capacity_tokens, max_nodes, max_scopes, max_conversations, max_open_routes)
         self._share_load = share_load
         self._listener = listener
-        self._instance = uuid.uuid4().hex
         self._feeds: list[ResidencyFeed] = []
-        # Guards all below. Re-entrant, for the garbage collector may have something abandon a route in the middle of
-        # any other call.
-        self._lock = threading.RLock()
         self._members: dict[str, Member] = {}
         self._failed: dict[str, Member] = {}
-        self._scopes: OrderedDict[ScopeKey, Known] = OrderedDict()
-        self._loads: OrderedDict[str | None, Loads] = OrderedDict()
-        self._homes: OrderedDict[tuple[str | None, str], Home] = OrderedDict()
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._tenants: OrderedDict[str | None, TenantReplicas] = OrderedDict()
+        self._everybodys = Loads(window_tokens, ())
+        """What all tenants see of the load, if they share it."""
         self._counts: Counter[str] = Counter()
-        self._routed = 0
+        # Guards all above. Re-entrant, for the garbage collector may have something abandon a route in the middle of
+        # any other call.
+        self._lock = threading.RLock()
+        in_each_process(self._renew)
         for replica in replicas:
             self.join(replica)
+
+    def _renew(self) -> None:
+        """What each process has for itself."""
+        if self._lock.acquire(blocking=False):
+            for tenant in self._tenants.values():
+                tenant.close_all()  # in a fork: these are the parent's to end
+        else:  # in a fork: somebody was about to change what is known
+            self._forget()
+        self._lock = threading.RLock()
+        self._instance = uuid.uuid4().hex
+        self._routed = 0
 
     # -- who is there ------------------------------------------------------------------------------------------
 
@@ -212,8 +226,8 @@ class ReplicaRouter:
 
         Args:
             replica: Or its name, for one as all others are, or for one that failed and is back.
-            feed: Knows from its engine what it holds; is `close`d with the router. It needs to be told of prompts:
-                `commit` plans, with reports that have the prompt's tokens.
+            feed: Knows from its engine what it holds, and no other's; is `close`d when the replica leaves, or with the
+                router. It needs to be told of prompts: `commit` plans, with reports that have the prompt's tokens.
 
         Raises:
             TypeError: An argument has another type than the above.
@@ -234,10 +248,12 @@ class ReplicaRouter:
                 feed = before.feed
             self._failed.pop(name, None)
             member = self._members[name] = Member(replica, feed, self._residency_changed)
-            for loads in self._loads.values():
+            for loads in self._all_loads():
                 loads.join(member)
             if feed is not None and feed not in self._feeds:
                 self._feeds.append(feed)
+        if before is not None and before.feed is not feed:
+            self._end(before.feed)
         if feed is not None:
             self._follow(feed, member.target)
 
@@ -248,8 +264,8 @@ class ReplicaRouter:
             ValueError: There is no such replica.
         """
         with self._lock:
-            if self._failed.pop(name, None) is None:
-                self._drop(name)
+            gone = self._failed.pop(name, None) or self._drop(name)
+        self._end(gone.feed)
 
     def fail(self, name: str) -> None:
         """Its engine can't be reached: it gets no request until it `join`s again, by its name, holding nothing.
@@ -267,14 +283,12 @@ class ReplicaRouter:
         member = self._members.get(name)
         if member is None:
             raise ValueError(f"there is no replica {name!r}, only {_listed(self._members)}")
-        for opened in [opened for opened in self._open.values() if opened.member is member]:
-            self._close(opened.route)
         del self._members[name]
         member.alive = False
-        for loads in self._loads.values():
+        for tenant in self._tenants.values():
+            tenant.leave(member)
+        for loads in self._all_loads():
             loads.leave(member)
-        for known in self._scopes.values():
-            known.caches.pop(member, None)
         return member
 
     @property
@@ -321,8 +335,9 @@ class ReplicaRouter:
             order_locked: The blocks will be sent in this order, and no other is to be hoped for.
 
         Raises:
+            NoAgentError: All replicas have failed or left.
             TypeError: An argument has another type than the above.
-            ValueError: `conversation` is empty, `prompt_tokens` is negative, or no replica is there.
+            ValueError: `conversation` is empty, or `prompt_tokens` is negative.
         """
         distinct, _ = distinct_blocks(as_blocks(blocks))
         for name, value in (("tenant", tenant), ("preamble", preamble), ("conversation", conversation)):
@@ -335,28 +350,32 @@ class ReplicaRouter:
                 raise TypeError(f"prompt_tokens must be an int or None, got {type(prompt_tokens).__name__}")
             if prompt_tokens < 0:
                 raise ValueError(f"prompt_tokens must be 0 or more, got {prompt_tokens}")
-        key = ScopeKey(tenant, None if preamble is None else fingerprint(preamble))
+        behind = None if preamble is None else fingerprint(preamble)
         asked = Asked(distinct, order_locked)
         with self._lock:
             if not self._members:
                 down = f"; {_listed(self._failed)} failed" if self._failed else ""
-                raise ValueError(f"no replica is there to route to{down}")
-            home = None if conversation is None else self._homes.get((tenant, conversation))
-            history = 0 if home is None else home.tokens
-            prompt = history + asked.total if prompt_tokens is None else prompt_tokens
-            known, loads = self._known(key), self._loads_of(tenant)
-            residents = {
-                member: min(known.resident(member, asked) if home is None else home.resident(member), prompt)
-                for member in self._members.values()
-            }
+                raise NoAgentError(f"no replica is there to route to{down}")
+            state = self._tenant(tenant)
+            known, loads = state.known(behind), state.loads
+            home = None if conversation is None else state.homes.get(conversation)
+            prompt = prompt_tokens
+            if prompt is None:
+                prompt = asked.total + (0 if home is None else home.tokens)
+            held, residents = {}, {}
+            for member in self._members.values():
+                held[member] = known.held(member, asked) if home is None else home.resident(member)
+                coming = known.coming(member, asked) if home is None else 0
+                residents[member] = min(max(held[member], coming), prompt)
             costs = {member: self._cost(loads, member, prompt, resident) for member, resident in residents.items()}
-            chosen, spilled = self._choose(loads, costs, prompt, _place(key, conversation, distinct))
+            place = _place(tenant, behind, conversation, distinct)
+            chosen, spilled = self._choose(loads, costs, prompt, place)
             self._routed += 1
             route = Route(
                 id=f"{self._instance}-{self._routed}",
                 replica=chosen.name,
                 tenant=tenant,
-                preamble=key.preamble,
+                preamble=behind,
                 conversation=conversation,
                 blocks=tuple(distinct),
                 prompt_tokens=prompt,
@@ -365,26 +384,17 @@ class ReplicaRouter:
                 spilled=spilled,
             )
             self._count(route, home, chosen)
-            loads.book(chosen, prompt, prompt - residents[chosen])
-            cache = None
-            if home is None and asked.keys:
-                cache = known.cache(chosen)
-                cache.under_way.add(asked.keys)
-            self._open[route.id] = _Open(route, chosen, loads, cache, asked, prompt - residents[chosen])
-            if len(self._open) > self._max_open_routes:
-                self._close(next(iter(self._open.values())).route)
+            cache = known.cache(chosen) if home is None and asked.keys else None
+            waiting = prompt - residents[chosen]
+            state.opened(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], cache, asked.keys))
         return route
 
     def prefilled(self, route: Route) -> bool:
         """The first token of its answer came: others do not wait for it any more. True if the route was open."""
         _check_route(route)
         with self._lock:
-            opened = self._open.get(route.id)
-            if opened is None or opened.route.tenant != route.tenant:
-                return False
-            opened.loads.prefilled(opened.member, opened.waiting)
-            opened.waiting = 0
-        return True
+            state = self._tenants.get(route.tenant)
+            return state is not None and state.prefilled(route.id)
 
     def commit(self, route: Route, report: EngineReport | None = None, plan: ContextPlan | None = None) -> bool:
         """The request was answered: the replica holds its prompt now.
@@ -414,15 +424,21 @@ class ReplicaRouter:
         member = self._members.get(route.replica)
         fed = member is not None and self._is_fed(member, plan, heard)
         with self._lock:
-            opened = self._close(route)
+            state = self._tenants.get(route.tenant)
+            opened = None if state is None else state.close(route.id)
             self._counts["late_commits" if opened is None else "commits"] += 1
-            if opened is None:
+            if state is None or opened is None:
                 return False
             if heard.cached_tokens is not None:
                 self._counts["reports"] += 1
                 self._counts["reported_cached_tokens"] += heard.cached_tokens
-            opened.loads.served(opened.member, route.prompt_tokens)
-            self._learn(opened, heard, plan, fed)
+            state.loads.served(opened.member, opened.prompt_tokens)
+            if route.conversation is not None:
+                state.moved_on(route.conversation, opened, heard)
+            opens_prompt = opened.cache is not None if plan is None else plan.opens_prompt
+            planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
+            if opens_prompt and planned:
+                self._counts["stale_paths"] += state.served(route.preamble, opened, planned, heard, fed)
         self._remember(opened.member, plan, heard)
         return True
 
@@ -430,41 +446,44 @@ class ReplicaRouter:
         """The request was not answered: its load is taken back, and nothing learned. True if the route was open."""
         _check_route(route)
         with self._lock:
-            opened = self._close(route)
-            self._counts["abandons"] += opened is not None
-        return opened is not None
+            state = self._tenants.get(route.tenant)
+            was_open = state is not None and state.close(route.id) is not None
+            self._counts["abandons"] += was_open
+        return was_open
 
     # -- looking at it -----------------------------------------------------------------------------------------
 
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Each replica's tokens of this tenant, in flight and lately; of all tenants, if they share it."""
         with self._lock:
-            loads = self._loads.get(None if self._share_load else tenant)
+            state = self._tenants.get(tenant)
+            loads = None if state is None else state.loads
+            if self._share_load:
+                loads = self._everybodys
             return {name: 0.0 if loads is None else loads.of(member) for name, member in self._members.items()}
 
     def stats(self) -> ReplicaStats:
+        """O(tenants)."""
         with self._lock:
             return ReplicaStats(
                 **self._counts,
-                open_routes=len(self._open),
-                scopes=len(self._scopes),
-                conversations=len(self._homes),
+                open_routes=sum(len(state.open) for state in self._tenants.values()),
+                tenants=len(self._tenants),
+                scopes=sum(len(state.scopes) for state in self._tenants.values()),
+                conversations=sum(len(state.homes) for state in self._tenants.values()),
                 replicas=len(self._members),
             )
 
     def reset(self) -> None:
         """Forget everything but the replicas: what they hold, loads, conversations, open routes, counts."""
         with self._lock:
-            self._scopes.clear()
-            self._loads.clear()
-            self._homes.clear()
-            self._open.clear()
+            self._forget()
             self._counts.clear()
 
     def close(self) -> None:
         """Close the feeds that replicas joined with. Idempotent."""
-        for feed in self._feeds:
-            feed.close()
+        for feed in list(self._feeds):
+            self._end(feed)
 
     def __enter__(self) -> Self:
         return self
@@ -483,7 +502,6 @@ class ReplicaRouter:
         self, loads: Loads, costs: dict[Member, float], prompt: int, place: Callable[[Member], float]
     ) -> tuple[Member, bool]:
         """The cheapest that has room, and whether there is a cheaper one that has none."""
-        loads.age(prompt)
         relative = {member: loads.of(member) / member.weight for member in costs}
         mean = (loads.total() + prompt) / sum(member.weight for member in costs)
         limit = max(self._floor_tokens, (1 + self._eps) * mean)
@@ -507,65 +525,33 @@ class ReplicaRouter:
 
     # -- what is known; the lock is held -----------------------------------------------------------------------
 
-    def _known(self, key: ScopeKey) -> Known:
-        known = self._scopes.get(key)
-        if known is not None:
-            self._scopes.move_to_end(key)
-            return known
-        known = self._scopes[key] = Known(self._capacity_tokens, self._max_nodes)
-        if len(self._scopes) > self._max_scopes:
-            self._scopes.popitem(last=False)
-        return known
+    def _tenant(self, tenant: str | None) -> TenantReplicas:
+        state = self._tenants.get(tenant)
+        if state is not None:
+            self._tenants.move_to_end(tenant)
+            return state
+        loads = self._everybodys if self._share_load else Loads(self._window_tokens, self._members.values())
+        state = self._tenants[tenant] = TenantReplicas(self._bounds, loads)
+        if len(self._tenants) > self._max_tenants:
+            _, forgotten = self._tenants.popitem(last=False)
+            forgotten.close_all()
+        return state
 
-    def _loads_of(self, tenant: str | None) -> Loads:
-        key = None if self._share_load else tenant
-        loads = self._loads.get(key)
-        if loads is not None:
-            self._loads.move_to_end(key)
-            return loads
-        loads = self._loads[key] = Loads(self._window_tokens, self._members.values())
-        if len(self._loads) > self._max_scopes:
-            self._loads.popitem(last=False)
-        return loads
+    def _all_loads(self) -> Iterable[Loads]:
+        return [self._everybodys, *[state.loads for state in self._tenants.values() if not self._share_load]]
 
-    def _close(self, route: Route) -> _Open | None:
-        """The route is not open any more: take back what it had booked."""
-        opened = self._open.get(route.id)
-        if opened is None or opened.route.tenant != route.tenant:  # or it is another tenant's, under that id
-            return None
-        del self._open[route.id]
-        opened.loads.take_back(opened.member, route.prompt_tokens, opened.waiting)
-        if opened.cache is not None:
-            opened.cache.under_way.remove(opened.asked.keys)
-        return opened
-
-    def _learn(self, opened: _Open, report: EngineReport, plan: ContextPlan | None, fed: bool) -> None:
-        route = opened.route
-        if route.conversation is not None:
-            key = (route.tenant, route.conversation)
-            self._homes[key] = Home(opened.member, max(route.prompt_tokens, report.prompt_tokens or 0))
-            self._homes.move_to_end(key)
-            if len(self._homes) > self._max_conversations:
-                self._homes.popitem(last=False)
-        opens_prompt = opened.cache is not None if plan is None else plan.opens_prompt
-        planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
-        if not opens_prompt or not planned:
-            return
-        known = self._known(ScopeKey(route.tenant, route.preamble))
-        tree = known.cache(opened.member).tree
-        keys = [block.block.fingerprint for block in planned]
-        expected = tree.match_prefix(keys).blocks
-        comparison = known.feedback.compare(planned, expected, report)
-        if comparison is not None and comparison.resident_blocks < expected and not fed:
-            self._counts["stale_paths"] += 1
-            tree.mark_stale(keys, comparison.resident_blocks)
-        tree.insert(keys, [block.block.tokens for block in planned])
+    def _forget(self) -> None:
+        self._tenants.clear()
+        self._everybodys = Loads(self._window_tokens, self._members.values())
 
     # -- feeds -------------------------------------------------------------------------------------------------
 
     def _residency_changed(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
         with self._lock:
-            known = self._scopes.get(ScopeKey(scope.tenant, scope.preamble))
+            if not member.alive:  # a feed may hold on to whom it told before
+                return
+            state = self._tenants.get(scope.tenant)
+            known = None if state is None else state.scopes.get(scope.preamble)
             cache = None if known is None else known.caches.get(member)
             if cache is not None:
                 cache.tree.mark_resident(keys[:resident_blocks])
@@ -576,6 +562,17 @@ class ReplicaRouter:
     def _follow(self, feed: ResidencyFeed, target: ResidencyTarget) -> None:
         try:
             feed.follow(target)
+        except Exception:
+            self._feed_failed()
+
+    def _end(self, feed: ResidencyFeed | None) -> None:
+        """Close a feed that no replica has any more."""
+        with self._lock:
+            if feed is None or feed not in self._feeds:
+                return
+            self._feeds.remove(feed)
+        try:
+            feed.close()
         except Exception:
             self._feed_failed()
 
@@ -610,19 +607,6 @@ class ReplicaRouter:
         _log.log(logging.WARNING if first else logging.DEBUG, "residency feed failed", exc_info=True)
 
 
-@dataclass(slots=True)
-class _Open:
-    """A route that is neither committed nor abandoned, and what it has booked."""
-
-    route: Route
-    member: Member
-    loads: Loads
-    cache: Cache | None
-    """Where its blocks count as under way; None if they do not open the prompt."""
-    asked: Asked
-    waiting: int
-
-
 _TEMPLATES = Templates()
 
 
@@ -630,9 +614,11 @@ def _as_planned(block: ContextBlock) -> PlannedBlock:
     return PlannedBlock(block, (0,), block.id or "", None, _TEMPLATES)
 
 
-def _place(key: ScopeKey, conversation: str | None, blocks: Sequence[ContextBlock]) -> Callable[[Member], float]:
+def _place(
+    tenant: str | None, preamble: bytes | None, conversation: str | None, blocks: Sequence[ContextBlock]
+) -> Callable[[Member], float]:
     """How much a request would like to be at a replica, whoever else is there: weighted rendezvous hashing."""
-    parts = [b"" if key.tenant is None else fingerprint(key.tenant), key.preamble or b""]
+    parts = [b"" if tenant is None else fingerprint(tenant), preamble or b""]
     if conversation is not None:
         parts.append(fingerprint(conversation))
     elif blocks:
@@ -642,8 +628,8 @@ def _place(key: ScopeKey, conversation: str | None, blocks: Sequence[ContextBloc
     def place(member: Member) -> float:
         name = member.name.encode("utf-8", "surrogatepass")
         digest = blake2b(name, digest_size=8, key=blake2b(seed, digest_size=32).digest(), person=b"wp-replica").digest()
-        drawn = (int.from_bytes(digest, "big") >> 11) + 0.5  # of 53 bits: a float can hold it
-        return -member.weight / math.log(drawn / 2.0**53)
+        drawn = (int.from_bytes(digest, "big") >> 12) + 0.5  # as many bits as are exact, so that it is below 2**52
+        return -member.weight / math.log(drawn / 2.0**52)
 
     return place
 

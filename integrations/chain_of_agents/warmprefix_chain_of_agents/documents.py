@@ -7,7 +7,7 @@ from typing import Any
 
 from warmprefix import ContextBlock
 
-__all__ = ["as_blocks", "as_list", "travelling", "value_of"]
+__all__ = ["as_blocks", "as_list", "has_value", "travelling", "value_of"]
 
 _FIELDS = ("text", "id", "tokens", "score", "pinned")
 """Of a block, in its plain form."""
@@ -47,6 +47,11 @@ def travelling(document: Any) -> Any:
     if isinstance(document, ContextBlock):
         return {name: getattr(document, name) for name in _FIELDS}
     return document
+
+
+def has_value(item: object, name: str) -> bool:
+    """Whether `value_of` finds something, if only None."""
+    return name in item if isinstance(item, Mapping) else hasattr(item, name)
 
 
 def value_of(item: object, name: str) -> Any:

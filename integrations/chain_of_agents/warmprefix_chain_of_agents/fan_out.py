@@ -70,6 +70,8 @@ class FanOut:
             raise ValueError(f"max_open must be 1 or more, got {max_open}")
         self._router = router
         self._agents = None if agents is None else list(agents)
+        self._met = {agent.name for agent in router.agents} & {*(self._agents or ())}
+        """Of those, the ones that were there at some time."""
         self._placement: Placement = placement
         self._together = together
         self._planner = ContextPlanner() if planner is None else planner
@@ -159,13 +161,7 @@ class FanOut:
         """Every document in one share."""
         listed = as_list(documents)
         blocks = as_blocks(listed)
-        names = self._agents
-        if without is not None:
-            live = [agent.name for agent in self._router.agents]
-            names = [name for name in (live if names is None else names) if name != without]
-            if not names:
-                raise NoAgentError(f"no agent is left to read what {without!r} did not")
-        assignment = self._assign(blocks, names, conversation, tenant)
+        assignment = self._assign(blocks, self._names(without), conversation, tenant)
         readers = {assigned.block.fingerprint: assigned.agent for assigned in assignment.blocks}
         shares: OrderedDict[object, tuple[str, list[Any]]] = OrderedDict()
         for document, block in zip(listed, blocks, strict=True):
@@ -186,6 +182,20 @@ class FanOut:
                 self._close(share)
         names = value_of(share, "conversation"), value_of(share, "tenant")
         return self._shared_out(value_of(share, "documents"), *names, without=value_of(share, "agent"))
+
+    def _names(self, without: str | None) -> list[str] | None:
+        """Who can be chosen. An agent that left is passed over; one that never was there is a mistake."""
+        live = [agent.name for agent in self._router.agents]
+        if self._agents is None:
+            names = None if without is None else live
+        else:
+            self._met.update({*live} & {*self._agents})
+            names = [name for name in self._agents if name in live or name not in self._met]
+        if without is not None and names is not None:
+            names = [name for name in names if name != without]
+        if names == []:
+            raise NoAgentError(f"no agent is left to read {'this' if without is None else f'what {without!r} did not'}")
+        return names
 
     def _assign(
         self, blocks: Sequence[ContextBlock], agents: list[str] | None, conversation: str | None, tenant: str | None

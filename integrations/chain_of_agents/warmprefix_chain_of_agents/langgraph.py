@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from warmprefix import AgentRouter, ContextPlanner, MissingExtraError, Placement
-from warmprefix_chain_of_agents.documents import value_of
+from warmprefix_chain_of_agents.documents import has_value, value_of
 from warmprefix_chain_of_agents.fan_out import FanOut, Share
 
 try:
@@ -112,14 +112,15 @@ class AgentFanOut(FanOut):
             TypeError: The state holds no documents under that name, or something that is none.
         """
         named = config.get("configurable") or {}
-        conversation = str(named.get("thread_id") or "") or None
-        documents = value_of(state, self._documents)
-        shares = self._shared_out(documents, conversation, self._tenant_of(state, config))
+        thread = named.get("thread_id")
+        conversation = None if thread in (None, "") else str(thread)
+        tenant = self._tenant_of(state, config)
+        shares = self._shared_out(value_of(state, self._documents), conversation, tenant)
         if not shares:
             return [] if self._otherwise is None else [self._otherwise]
         # What the state lacks, the node will miss by itself.
-        carried = {key: value for key in self._carry if (value := value_of(state, key)) is not None}
-        origin = {"conversation": conversation, "tenant": self._tenant_of(state, config)}
+        carried = {key: value_of(state, key) for key in self._carry if has_value(state, key)}
+        origin = {"conversation": conversation, "tenant": tenant}
         return [self._send(share, {**carried, **origin}) for share in shares]
 
     def reassign(self, payload: Any) -> list[Send]:

@@ -347,6 +347,22 @@ def test_nobody_is_left(router: AgentRouter) -> None:
         graph(AgentFanOut(router, "read"), nothing).invoke({"documents": texts(1)})
 
 
+def test_an_agent_that_left_is_passed_over(router: AgentRouter) -> None:
+    fan_out = AgentFanOut(router, dict.fromkeys(AGENTS, "read"))
+    app = graph(fan_out, Flaky(fan_out))
+    router.leave("ann")
+    assert {*read_by(app.invoke({"documents": texts(9)})["found"]).values()} == {"ben", "cem"}
+    (send,) = fan_out({"documents": texts(1)}, config())
+    router.leave("cem" if send.arg["agent"] == "ben" else "ben")
+    with pytest.raises(NoAgentError, match="no agent is left"):
+        fan_out.reassign(send.arg)
+    router.leave(send.arg["agent"])
+    with pytest.raises(NoAgentError, match="no agent is left"):
+        fan_out({"documents": texts(1)}, config())
+    router.join("ann")
+    assert [send.arg["agent"] for send in fan_out({"documents": texts(1)}, config())] == ["ann"]
+
+
 def test_an_agent_that_failed_meanwhile_may_still_answer(router: AgentRouter) -> None:
     fan_out = AgentFanOut(router, "read")
 
@@ -396,6 +412,22 @@ def test_tenants_share_nothing(router: AgentRouter) -> None:
                 assert plan.cache_salt is not None
         assert sum(router.load(tenant).values()) == pytest.approx(3 * TOKENS)
     assert router.stats().held == 0
+
+
+def test_a_tenant_is_asked_for_once(router: AgentRouter) -> None:
+    asked = iter(["acme", "umbrella"])
+    for payload in payloads(AgentFanOut(router, "read", tenant=lambda *_: next(asked))({"documents": texts(3)}, {})):
+        assert payload["tenant"] == "acme"
+    assert next(asked) == "umbrella"
+
+
+@pytest.mark.parametrize(("thread", "conversation"), [(0, "0"), ("", None), (None, None), ("chat", "chat")])
+def test_what_the_state_has_is_carried_if_only_none(router: AgentRouter, thread: Any, conversation: str | None) -> None:
+    fan_out = AgentFanOut(router, "read", carry=["question", "absent"])
+    for payload in payloads(fan_out({"documents": texts(1), "question": None}, config(thread))):
+        assert payload["question"] is None
+        assert "absent" not in payload
+        assert payload["conversation"] == conversation
 
 
 def test_an_agents_chat_refers_only_to_what_it_was_told(router: AgentRouter) -> None:
