@@ -61,8 +61,8 @@ class AgentRouter:
 
     Load is counted in tokens of blocks given, cached or not, and forgotten exponentially. All that is known is kept by
     tenant, load included: what one tenant asks changes nothing for another, and a bound that holds for each holds for
-    all; what is below `free_tokens`, each tenant's hash spreads anew. No text is kept. Deterministic in what it was told
-    before; thread-safe, and free of I/O.
+    all; what is below `free_tokens`, each tenant's hash spreads anew. No text is kept. Deterministic in what it was
+    told before; thread-safe, and free of I/O.
 
     >>> router = AgentRouter(["ann", "ben"])
     >>> documents = [ContextBlock("The sea is deep.", id="sea"), ContextBlock("The sky is high.", id="sky")]

@@ -66,14 +66,15 @@ def share_out(
     """Give every item to a candidate, and add its tokens to that one's load.
 
     **Affinity.** What somebody holds comes first, what few hold before what many do. Of the holders that have room, the
-    one with the least to do gets it. A holder has room while
+    one with the least to do gets it; the least loaded, if `together`. A holder has room while
 
     - its load stays within `max(floor, (1 + eps) * mean)`, the mean being that after all of the items; and
     - it has fewer of the items than an even share; or the further ones, at `prompt_tokens` each, make this one wait no
       longer than computing it elsewhere would take.
 
     **Rendezvous hashing.** Everything else goes to those who have fewer items than an even share, and of these to those
-    with the least to do; of several, to the first by rendezvous hashing, if it has room.
+    with the least to do, or to anybody, if `together`: what is computed in one prompt should meet there again. Of
+    several, it goes to the first by rendezvous hashing, if it has room.
 
     **Power of two choices.** If it has not, to the less loaded of the next two that have; else to the least loaded of
     all. A block that spills again meets the candidate that computed it the last time: what spills often is soon held by
@@ -93,7 +94,7 @@ def share_out(
     """
     for candidate in candidates:
         candidate.given = 0
-        candidate.work = candidate.queue / candidate.weight
+        candidate.work = 0.0 if together else candidate.queue / candidate.weight
     # The sums do not depend on the order.
     weights = math.fsum([candidate.weight for candidate in candidates])
     before = math.fsum([candidate.load * candidate.weight for candidate in candidates])
@@ -119,7 +120,8 @@ def share_out(
             chosen = _place(item, candidates, limit, share, uniform)
         work = (0 if together and chosen.given else prompt_tokens) + (0 if held else tokens)
         chosen.given += 1
-        chosen.work += work / chosen.weight
+        if not together:
+            chosen.work += work / chosen.weight
         chosen.load += tokens / chosen.weight
         choices[item.key] = Choice(chosen, held, not held and len(item.holders) > 0, work)
     return [choices[item.key] for item in items]

@@ -32,7 +32,7 @@ class LearnedSegment(NamedTuple):
     """Fingerprints and tokens."""
 
 
-def name_digest(kind: Literal["agent", "conversation"], name: str) -> bytes:
+def name_digest(kind: Literal["agent", "conversation", "tenant"], name: str) -> bytes:
     """16 bytes that stand for a name, which is not told."""
     data = name.encode("utf-8", "surrogatepass")
     return blake2b(data, digest_size=16, person=b"wp-" + kind.encode()).digest()

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 from warmprefix import MissingExtraError
 from warmprefix_chain_of_agents.agents import Speaker
 from warmprefix_chain_of_agents.memory import Message
-from warmprefix_chain_of_agents.reading import BrokenAnswerError, NoTextError, Reading
+from warmprefix_chain_of_agents.reading import BrokenAnswerError, NoTextError, Reading, SlowAnswerError
 from warmprefix_chain_of_agents.results import Usage
-from warmprefix_chain_of_agents.retries import Retries, asked_delay, is_unreachable, may_pass
+from warmprefix_chain_of_agents.retries import Retries, asked_delay, is_agents_own, is_unreachable, may_pass
 
 try:
     import openai
@@ -48,6 +48,8 @@ class CallFailedError(Exception):
         self.attempts = attempts
         self.unreachable = is_unreachable(error)
         """Whether the agent is to be taken for dead."""
+        self.agents_own = is_agents_own(error)
+        """Whether it is no matter of what was asked."""
 
 
 class Call:
@@ -65,7 +67,7 @@ class Call:
 
         Args:
             threads: Where clients that can't be awaited are asked.
-            timeout: Seconds for a whole attempt; None leaves it to the client, which bounds each silence.
+            timeout: Seconds for a whole attempt; None leaves it to the client, which bounds each silence in any case.
             retries: When to try again.
             on_retry: Is told of each attempt that will be followed by another.
         """
@@ -119,22 +121,32 @@ class Call:
         if cache_salt is not None:
             options["extra_body"] = {**(options.get("extra_body") or {}), "cache_salt": cache_salt}
         if self._timeout is not None:
-            options["timeout"] = self._timeout
+            options["timeout"] = _bounded(speaker.client.timeout, self._timeout)
         return options
 
     async def _awaited(
         self, client: openai.AsyncOpenAI, options: dict[str, Any], told: _Told
     ) -> tuple[Reading, float | None]:
+        heard: float | None = None
+
         async def attempt() -> tuple[Reading, float | None]:
+            nonlocal heard
             sent, ttft, reading = time.perf_counter(), None, Reading()
             async with await client.with_options(max_retries=0).chat.completions.create(**options) as stream:
                 async for chunk in _chunks(aiter(stream)):
                     told(reading.add(chunk))
-                    if ttft is None and reading.started:
-                        ttft = time.perf_counter() - sent
+                    if reading.started:
+                        heard = time.perf_counter()
+                        ttft = heard - sent if ttft is None else ttft
             return reading, ttft
 
-        return await _within(self._timeout, attempt())
+        try:
+            return await _within(self._timeout, attempt())
+        except TimeoutError as error:
+            # Silent for half of the time, it has stopped.
+            if heard is None or self._timeout is None or time.perf_counter() - heard > self._timeout / 2:
+                raise
+            raise SlowAnswerError(str(error)) from error
 
     async def _in_thread(
         self, client: openai.OpenAI, options: dict[str, Any], told: _Told
@@ -175,6 +187,15 @@ class _Told:
             self._on_text(text)
 
 
+def _bounded(own: Any, seconds: float) -> openai.Timeout:
+    """A client's own time-outs, which tell soon who can't be connected to, but none longer than this.
+
+    They may be one number, None, or an object of whichever HTTP package the client was given it from.
+    """
+    phases = {name: getattr(own, name, own) for name in ("connect", "read", "write", "pool")}
+    return openai.Timeout(**{name: seconds if phase is None else min(phase, seconds) for name, phase in phases.items()})
+
+
 _Chunk = TypeVar("_Chunk")
 
 
@@ -202,7 +223,7 @@ def _chunks_until(late: float | None, stream: Iterator[_Chunk]) -> Iterator[_Chu
                 raise TimeoutError("no whole answer in time") from error
             raise _broken(error) from error
         if late is not None and time.perf_counter() >= late:
-            raise TimeoutError("no whole answer in time")
+            raise SlowAnswerError("no whole answer in time")
         yield chunk
 
 

@@ -86,7 +86,8 @@ class ChainOfAgents:
                 own, as ContextPilot's agents do, so that each is a warm prefix whatever comes with it. By default the
                 former in mode `"chain"` and in conversations, the latter otherwise.
             concurrency: Most requests to workers at the same time, of one run.
-            timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients.
+            timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients,
+                whose own time-outs, such as for connecting, hold in any case.
             retries: When an attempt that failed is made again: for want of a connection or an answer in time, after
                 statuses 408, 409, 429 and from 500 on, after an answer that broke off or is no text. The clients' own
                 retries are off.

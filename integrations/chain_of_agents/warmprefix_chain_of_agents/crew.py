@@ -51,7 +51,7 @@ class Crew:
         self._clock = clock
         self._lock = threading.Lock()
         self._lost: dict[str, float] = {}
-        """When each was lost that has not joined again."""
+        """When each was lost, or was first seen to be, that has not joined again."""
         known = {agent.name for agent in self.router.agents}
         for name in self.workers:
             if name not in known:
@@ -62,11 +62,17 @@ class Crew:
         return [agent.name for agent in self.router.agents if agent.name in self.workers]
 
     def recover(self) -> None:
-        """Let in again who was lost long enough ago; everybody, if nobody is left: there is nothing to lose."""
+        """Let in again who was lost long enough ago; everybody, if nobody is left: there is nothing to lose.
+
+        Others who have this router may have said who failed. They may be gone, so those are let in again as well.
+        """
         with self._lock:
             for name, since in list(self._lost.items()):
                 if self._clock() - since >= self._recovery:
                     self._join(name)
+            for agent in self.router.failed:
+                if agent.name in self.workers:
+                    self._lost.setdefault(agent.name, self._clock())
             if not self.live():
                 for name in list(self._lost):
                     self._join(name)

@@ -45,8 +45,8 @@ class Chat:
 class ChatMemory(Protocol):
     """Keeps chats. Called from any thread, and from event loops, so no method may wait for long.
 
-    A chat that is lost costs documents sent again, and nothing else: only the messages of a prompt decide what may be
-    referred to in it. So whoever keeps chats elsewhere answers with an empty one when that place fails.
+    A chat that is lost costs documents sent again, and what was said before: only the messages of a prompt decide what
+    may be referred to in it. So whoever keeps chats elsewhere answers with an empty one when that place fails.
     """
 
     def load(self, key: ChatKey) -> Chat:

@@ -119,11 +119,11 @@ def _check(name: str, template: object) -> None:
     if name not in _PLACEHOLDERS:
         return
     try:
-        found = {field for _, field, _, _ in Formatter().parse(template) if field is not None}
+        fields = [(field, spec, how) for _, field, spec, how in Formatter().parse(template) if field is not None]
     except ValueError as error:
         raise ValueError(f"{name} has unbalanced braces: {template!r}") from error
     wanted = _PLACEHOLDERS[name]
-    if found != wanted:
+    if {field for field, _, _ in fields} != wanted or any(spec or how for _, spec, how in fields):
         listed = ", ".join(f"{{{placeholder}}}" for placeholder in sorted(wanted))
         raise ValueError(f"{name} must hold {listed} and no other placeholder, got {template!r}")
 

@@ -6,11 +6,19 @@ from typing import Any
 
 from warmprefix_chain_of_agents.results import Usage
 
-__all__ = ["BrokenAnswerError", "NoTextError", "Reading"]
+__all__ = ["BrokenAnswerError", "NoTextError", "Reading", "SlowAnswerError"]
+
+
+_REASONING = ("reasoning", "reasoning_content")
+"""Fields in which servers tell what a model thinks before it answers."""
 
 
 class BrokenAnswerError(Exception):
     """An answer began and did not come to its end."""
+
+
+class SlowAnswerError(TimeoutError):
+    """An answer did not come to its end in time, though it was still coming: whoever gives it is alive."""
 
 
 class NoTextError(Exception):
@@ -26,7 +34,7 @@ class Reading:
     def __init__(self) -> None:
         self.usage = Usage()
         self.started = False
-        """Whether a token has come: of text, of anything else, or the end. A role alone can come before the prefill."""
+        """Whether a token has come, of text or anything else, or the end. A role alone can come before the prefill."""
         self._pieces: list[str] = []
         self._instead = ""
         """What came instead of text."""
@@ -44,6 +52,7 @@ class Reading:
             if isinstance(content, str):
                 text += content
             self._instead = self._instead or _instead_of_text(delta)
+            self.started = self.started or any(getattr(delta, name, None) for name in _REASONING)
             self._end = getattr(choice, "finish_reason", None) or self._end
         if text:
             self._pieces.append(text)

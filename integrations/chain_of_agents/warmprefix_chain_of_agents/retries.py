@@ -10,16 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from warmprefix import MissingExtraError
+from warmprefix_chain_of_agents.reading import SlowAnswerError
 
 try:
     import openai
 except ImportError as exc:
     raise MissingExtraError("chain-of-agents", "openai") from exc
 
-__all__ = ["Retries", "asked_delay", "is_unreachable", "may_pass"]
+__all__ = ["Retries", "asked_delay", "is_agents_own", "is_unreachable", "may_pass"]
 
 _PASSING = frozenset({408, 409, 429})
 """Statuses below 500 that another attempt may not meet."""
+_AGENTS_OWN = frozenset({401, 403, 404, 429, 502, 503, 504})
+"""Statuses that tell of the endpoint, whatever it was asked: no key, no such model, too much to do, no engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,13 @@ def may_pass(error: Exception) -> bool:
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether nobody answered at all, or nobody in time: then the agent is taken for dead."""
-    return isinstance(error, openai.APIConnectionError | TimeoutError)
+    """Whether nobody answered at all, or nobody in time: then the agent is taken for dead. One that is slow is not."""
+    return isinstance(error, openai.APIConnectionError | TimeoutError) and not isinstance(error, SlowAnswerError)
+
+
+def is_agents_own(error: Exception) -> bool:
+    """Whether the agent would have refused any document, so that another one may well read this."""
+    return _status(error) in _AGENTS_OWN
 
 
 def asked_delay(error: Exception) -> float | None:

@@ -28,7 +28,8 @@ Event = Progress | str
 """What a run tells on its way; a str is a piece of the manager's answer."""
 
 _MOST_REFUSALS = 2
-"""Agents that may answer without having read a segment until it is skipped. Agents that are dead do not count."""
+"""Agents that may refuse a segment until it is skipped. Those that are dead, or refuse whatever they are given, do not
+count."""
 
 
 class Question(NamedTuple):
@@ -73,6 +74,8 @@ class _Done(NamedTuple):
     unit: Unit | None
     """None if the agent failed."""
     unreachable: bool = False
+    refused: bool = False
+    """Whether what it was given may be the reason."""
 
 
 class Run:
@@ -232,7 +235,8 @@ class Run:
                     tenant=question.tenant,
                 )
             except CallFailedError as failed:
-                return _Done(segment, _failure(worker, blocks, failed), None, failed.unreachable)
+                refused = not failed.unreachable and not failed.agents_own
+                return _Done(segment, _failure(worker, blocks, failed), None, failed.unreachable, refused)
         self._router.commit(segment.assignment, segment.agent, turn.report, blocks=blocks, plan=turn.plan)
         del self._owed[segment.place]
         return _Done(segment, _success(worker, blocks, turn), Unit(turn.reply.text, _labels(turn.plan.blocks)))
@@ -250,7 +254,7 @@ class Run:
             self._crew.lost(segment.agent)
         self._router.abandon(segment.assignment, segment.agent, blocks=segment.blocks)
         del self._owed[segment.place]
-        refusals = segment.refusals + (not done.unreachable)
+        refusals = segment.refusals + done.refused
         if refusals < _MOST_REFUSALS:
             others = [name for name in segment.assignment.agents if name != segment.agent]
             again = self._shared_out(segment.blocks, others, segment.place, refusals)

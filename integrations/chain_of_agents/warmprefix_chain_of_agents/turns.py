@@ -107,13 +107,17 @@ class Turns:
             model=speaker.name,
             preamble=role,
         )
-        text = user_message(plan.render())
-        if chat is None:
-            return _Prompt(plan, Chat(), text)
-        if chat.messages and chat.tokens + ContextBlock(text).tokens > self._max_chat_tokens:
+        try:
+            text = user_message(plan.render())
+            if chat is None:
+                return _Prompt(plan, Chat(), text)
+            if not chat.messages or chat.tokens + ContextBlock(text).tokens <= self._max_chat_tokens:
+                return _Prompt(plan, chat, text)
+        except BaseException:
             self._planner.abandon(plan)
-            return self._prompt(speaker, role, blocks, user_message, Chat(), tenant)
-        return _Prompt(plan, chat, text)
+            raise
+        self._planner.abandon(plan)
+        return self._prompt(speaker, role, blocks, user_message, Chat(), tenant)
 
 
 def _system(role: str) -> Message:

@@ -8,10 +8,11 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from openai import AuthenticationError, InternalServerError, OpenAI, RateLimitError
+from openai import APITimeoutError, AuthenticationError, InternalServerError, OpenAI, RateLimitError, Timeout
 
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
@@ -139,6 +140,18 @@ def test_an_agent_that_was_lost_is_given_another_chance(start_team: Any, documen
     assert {report.agent for report in team.chain.run(QUESTION, documents(6)).workers} == {"w0", "w1"}
 
 
+def test_who_was_lost_by_another_chain_is_given_another_chance(start_team: Any, documents: Any) -> None:
+    """The other one may have ended since."""
+    team = start_team(workers=2, recovery=0.0)
+    for name in team.workers:
+        team.chain.router.fail(name)
+    assert {agent.name for agent in team.chain.router.failed} == {"w0", "w1"}
+    assert {report.agent for report in team.chain.run(QUESTION, documents(6)).workers} == {"w0", "w1"}
+    team.chain.router.fail("w0")
+    assert {report.agent for report in team.chain.run(QUESTION, documents(6)).workers} == {"w1"}
+    assert {report.agent for report in team.chain.run(QUESTION, documents(6)).workers} == {"w0", "w1"}
+
+
 def test_if_all_were_lost_all_are_tried(start_team: Any, documents: Any) -> None:
     team = start_team(workers=2, recovery=3600.0)
     for name in team.workers:
@@ -258,6 +271,27 @@ def test_what_nobody_can_read_is_skipped_and_the_manager_is_told(
     assert chain.router.stats().open == chain.planner.stats().open_plans == 0
 
 
+@pytest.mark.parametrize("status", [401, 404, 429, 503])
+def test_documents_are_not_skipped_for_agents_that_refuse_them_all(
+    start_faulty: Any, faults: Any, connect: Any, documents: Any, status: int
+) -> None:
+    """They have nothing to do, and so are given the more."""
+    bad, good = connect(start_faulty(faults.status(status))), connect(start_faulty(faults.text("A unit.")))
+    chain = ChainOfAgents(
+        [*(Worker(f"bad{n}", bad, "m") for n in range(4)), Worker("good", good, "m")],
+        Manager(good, "m"),
+        mode="map",
+        concurrency=4,
+        retries=AT_ONCE,
+    )
+    for _ in range(2):
+        answer = chain.run(QUESTION, documents(20))
+        assert answer.skipped == ()
+        assert {name for names in read_by(answer).values() for name in names} == {"good"}
+    assert len(chain.router.agents) == 5
+    assert chain.router.stats().open == chain.planner.stats().open_plans == 0
+
+
 def test_skipping_can_be_refused(start_faulty: Any, faults: Any, connect: Any, documents: Any) -> None:
     def choosy(handler: Any) -> None:
         last = server.bodies[-1]["messages"][-1]["content"]
@@ -353,6 +387,60 @@ async def test_the_time_out_is_for_the_whole_answer(
         await chain.arun(QUESTION, documents(1))
     done.set()
     assert isinstance(failed.value.__cause__, TimeoutError)
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_an_answer_without_end_kills_no_agent(
+    start_faulty: Any, faults: Any, connect: Any, connect_async: Any, documents: Any, awaited: bool
+) -> None:
+    """A document that makes a model ramble would else take one after the other for dead."""
+    done = threading.Event()
+
+    def choosy(handler: Any) -> None:
+        last = server.bodies[-1]["messages"][-1]["content"]
+        (faults.drip(done) if "Document 3." in last else faults.text("A unit."))(handler)
+
+    server = start_faulty(choosy)
+    client = (connect_async if awaited else connect)(server)
+    given = documents(5)
+    chain = ChainOfAgents(
+        [Worker(f"w{number}", client, "m") for number in range(4)],
+        Manager(client, "m"),
+        mode="map",
+        concurrency=1,  # the server looks at the last request that came
+        timeout=1.5,
+        retries=Retries(count=0),
+    )
+    answer = await chain.arun(QUESTION, given)
+    done.set()
+    assert answer.skipped == (given[3],)
+    assert len(chain.router.agents) == 4
+    assert chain.router.stats().failures == 0
+
+
+def test_a_clients_own_time_outs_hold_too(start_engine: Any, connect: Any) -> None:
+    """Who can't be connected to is known long before an answer would have to be there."""
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
+        client = stack.enter_context(OpenAI(base_url=url, api_key="none", timeout=Timeout(60.0, connect=0.2)))
+        engine = start_engine()
+        chain = ChainOfAgents(
+            [Worker("full", client, "m")],
+            Manager(connect(engine), engine.model),
+            timeout=30.0,
+            retries=Retries(count=0),
+        )
+        began = time.monotonic()
+        with pytest.raises(WorkersFailedError) as failed:
+            chain.run(QUESTION, ["A document."])
+        assert isinstance(failed.value.__cause__, APITimeoutError)
+        assert time.monotonic() - began < 15
 
 
 def test_the_clients_own_retries_are_off(start_faulty: Any, faults: Any, documents: Any) -> None:

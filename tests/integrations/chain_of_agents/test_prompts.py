@@ -41,6 +41,8 @@ def test_braces_in_what_is_filled_in_stay() -> None:
     [
         ({"task": "Answer!"}, "task must hold {question} and no other placeholder, got 'Answer!'"),
         ({"answer": "{question} {unit}"}, "answer must hold {question} and no other placeholder, got "),
+        ({"answer": "{question:d}"}, "answer must hold {question} and no other placeholder, got '{question:d}'"),
+        ({"answer": "{question!r}"}, "answer must hold {question} and no other placeholder, got '{question!r}'"),
         ({"previous": "{unit"}, "previous has unbalanced braces: '{unit'"),
         ({"one_of_several": "{unit}"}, "one_of_several must hold {labels}, {number}, {unit} and no other"),
     ],

@@ -120,6 +120,27 @@ async def test_leaving_an_astream_early(start_faulty: Any, faults: Any, connect_
     done.set()
 
 
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_is_a_beginning_though_no_text(
+    start_faulty: Any, faults: Any, connect: Any, documents: Any, field: str
+) -> None:
+    """The time to the first token is that of the prefill, not of the thoughts."""
+    done = threading.Event()
+
+    def think(handler: Any) -> None:
+        faults.deltas({"role": "assistant", "content": ""}, {field: "Well."}, end=None)(handler)
+        done.wait(0.5)
+        handler.wfile.write(
+            b'data: {"choices": [{"index": 0, "delta": {"content": "A unit."}, "finish_reason": "stop"}]}\n\n'
+        )
+
+    client = connect(start_faulty(think, faults.text("An answer.")))
+    answer = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m")).run(QUESTION, documents(1))
+    assert answer.workers[0].text == "A unit."
+    assert answer.workers[0].ttft is not None
+    assert answer.workers[0].ttft < 0.5
+
+
 def test_what_was_told_of_an_answer_is_not_told_again(
     start_faulty: Any, faults: Any, connect: Any, documents: Any
 ) -> None:

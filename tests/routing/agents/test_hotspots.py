@@ -97,3 +97,14 @@ def test_heavier_agents_get_more_of_it() -> None:
             got[assigned.agent] += assigned.block.tokens
         router.commit(assignment)
     assert 2.5 < got["b"] / got["a"] < 3.5
+
+
+def test_a_document_that_many_tenants_ask_for_a_little_is_spread_too() -> None:
+    """No load of theirs is above `free_tokens`, and no agent is cheaper for one tenant because another was there."""
+    router = AgentRouter([f"agent-{i}" for i in range(8)], eps=EPS, free_tokens=FREE)
+    got = dict.fromkeys([agent.name for agent in router.agents], 0)
+    for tenant in range(200):
+        first, again = router.assign([HOT], tenant=f"tenant {tenant}"), router.assign([HOT], tenant=f"tenant {tenant}")
+        assert first.blocks[0].agent == again.blocks[0].agent
+        got[first.blocks[0].agent] += 1
+    assert max(got.values()) < 2 * 200 / 8
