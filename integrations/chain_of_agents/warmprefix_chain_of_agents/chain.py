@@ -95,7 +95,8 @@ class ChainOfAgents:
             prompts: The wording.
             memory: Keeps the agents' chats; in this process by default.
             max_chat_tokens: About how long a conversation's prompt may get, history included, before the agent's chat
-                begins anew. Below the smallest context window of the models, with room for the answer.
+                begins anew; documents that an agent reads in one prompt may fill three quarters of it, and further ones
+                get a prompt of their own. Below the smallest context window of the models, with room for the answer.
             on_progress: Is told of every step, in the event loop's thread; that of `run` and `stream` is one of its
                 own. What it raises is logged, the first time as a warning, and goes no further.
 
@@ -138,6 +139,7 @@ class ChainOfAgents:
             mode=mode,
             on_failure=on_failure,
             together=together,
+            max_segment_tokens=3 * max_chat_tokens // 4,  # the rest is for what else stands in the prompt
             concurrency=concurrency,
             timeout=timeout,
             retries=Retries() if retries is None else retries,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ class RunOptions:
     mode: Mode
     on_failure: OnFailure
     together: bool | None
+    max_segment_tokens: int
     concurrency: int
     timeout: float | None
     retries: Retries
@@ -177,7 +178,11 @@ class Run:
         if assignment is None:
             return []
         if self._together:
-            prompts = list(assignment.segments.items())
+            prompts = [
+                (agent, part)
+                for agent, read in assignment.segments.items()
+                for part in _parts(read, self._options.max_segment_tokens)
+            ]
         else:
             prompts = [(assigned.agent, (assigned.block,)) for assigned in assignment.blocks]
         segments = [
@@ -315,6 +320,20 @@ class Run:
         error = WorkersFailedError(self._in_order(self._skipped), reports)
         error.__cause__ = next((report.error for report in reversed(reports) if report.error is not None), None)
         return error
+
+
+def _parts(blocks: Sequence[ContextBlock], most_tokens: int) -> Iterator[tuple[ContextBlock, ...]]:
+    """The blocks in order, in parts of at most so many tokens; one that is longer is a part by itself."""
+    part: list[ContextBlock] = []
+    tokens = 0
+    for block in blocks:
+        if part and tokens + block.tokens > most_tokens:
+            yield tuple(part)
+            part, tokens = [], 0
+        part.append(block)
+        tokens += block.tokens
+    if part:
+        yield tuple(part)
 
 
 def _place(done: _Done) -> tuple[int, ...]:

@@ -80,3 +80,12 @@ def test_whoever_reads_for_a_dead_worker_is_next(start_team: Any, documents: Any
     assert f"summary: {units[-1]}" in team.engines["manager"].prompts[-1]
     prompts = "\n".join(prompt for engine in team.workers.values() for prompt in engine.prompts)
     assert all(f"Here is the summary of the previous source text: {unit}\n\n" in prompts for unit in units[:-1])
+
+
+def test_no_prompt_is_longer_than_a_window(start_team: Any, documents: Any, shown: Any) -> None:
+    team, given = start_team(max_chat_tokens=400), documents(24)
+    answer = team.chain.run(QUESTION, given)
+    bodies = [body for bodies in team.bodies().values() for body in bodies if shown(body, given)]
+    assert len(bodies) == len(answer.workers) > 3
+    assert sorted(id for body in bodies for id in shown(body, given)) == sorted(block.id for block in given)
+    assert max(sum(block.tokens for block in report.blocks) for report in answer.workers) <= 300
