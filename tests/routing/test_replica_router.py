@@ -159,6 +159,18 @@ def test_a_conversation_stays_where_its_history_is() -> None:
     assert router.stats().moved == 0
 
 
+def test_a_history_counts_until_as_much_was_computed_as_the_cache_holds() -> None:
+    router = ReplicaRouter([Replica("a", capacity_tokens=1_000)])
+    for chat in range(100):
+        router.commit(router.route(conversation=f"chat-{chat}", prompt_tokens=500))
+    resident = [router.route(conversation=f"chat-{chat}", prompt_tokens=600).resident_tokens for chat in range(100)]
+    assert resident == [0] * 98 + [500] * 2
+    for turn in range(2, 9):  # its own turns do not push it out while it fits
+        route = router.route(conversation="chat-99", prompt_tokens=100 * turn)
+        router.commit(route, EngineReport(cached_tokens=100 * turn - 100, prompt_tokens=100 * turn))
+    assert router.route(conversation="chat-99", prompt_tokens=900).resident_tokens == 800
+
+
 def test_a_conversation_moves_when_waiting_costs_more_than_its_history() -> None:
     router = ReplicaRouter(["a", "b"], waiting_weight=1.0)
     home = served(router, [block(1)], conversation="chat").replica

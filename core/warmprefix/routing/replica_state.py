@@ -130,9 +130,8 @@ class Home(NamedTuple):
 
     member: Member
     tokens: int
-
-    def resident(self, member: Member) -> int:
-        return self.tokens if member is self.member and member.alive else 0
+    computed: int
+    """Tokens that the replica had computed for the tenant by then."""
 
 
 class _Load:

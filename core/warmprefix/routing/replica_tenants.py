@@ -58,6 +58,8 @@ class TenantReplicas:
         """By the fingerprint of the preamble."""
         self.homes: OrderedDict[str, Home] = OrderedDict()
         """By the conversation."""
+        self._computed: dict[Member, int] = {}
+        """Tokens that each has computed, so far."""
         self.open: OrderedDict[str, OpenRoute] = OrderedDict()
         """By the route's id."""
 
@@ -110,15 +112,38 @@ class TenantReplicas:
     def leave(self, member: Member) -> None:
         """A replica is gone; its load is the router's to forget."""
         self.close_all(member)
+        self._computed.pop(member, None)
         for known in self.scopes.values():
             known.caches.pop(member, None)
 
     # -- what was served ---------------------------------------------------------------------------------------
 
-    def moved_on(self, conversation: str, route: OpenRoute, report: EngineReport) -> None:
-        """The conversation's history is at the route's replica now, and as long as the engine counted its prompt."""
+    def history(self, home: Home, member: Member) -> int:
+        """Tokens of a conversation's history that a replica still holds: all, or nothing.
+
+        Nothing if it has computed so much since that its cache must have lost the history's end, and more and more of
+        it soon.
+        """
+        if home.member is not member or not member.alive:
+            return 0
+        capacity = member.replica.capacity_tokens
+        if capacity is None:
+            capacity = self._bounds.capacity_tokens
+        since = self._computed.get(member, 0) - home.computed
+        return home.tokens if capacity is None or home.tokens + since <= capacity else 0
+
+    def answered(self, conversation: str | None, route: OpenRoute, report: EngineReport) -> None:
+        """The replica has computed the route's prompt; if it ends a conversation's history, that is there now.
+
+        The engine's counts of tokens go before the route's.
+        """
+        member = route.member
         tokens = route.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
-        self.homes[conversation] = Home(route.member, tokens)
+        cached = route.held if report.cached_tokens is None else report.cached_tokens
+        computed = self._computed[member] = self._computed.get(member, 0) + max(tokens - cached, 0)
+        if conversation is None:
+            return
+        self.homes[conversation] = Home(member, tokens, computed)
         self.homes.move_to_end(conversation)
         if len(self.homes) > self._bounds.max_conversations:
             self.homes.popitem(last=False)

@@ -364,7 +364,7 @@ class ReplicaRouter:
                 prompt = asked.total + (0 if home is None else home.tokens)
             held, residents = {}, {}
             for member in self._members.values():
-                held[member] = known.held(member, asked) if home is None else home.resident(member)
+                held[member] = known.held(member, asked) if home is None else state.history(home, member)
                 coming = known.coming(member, asked) if home is None else 0
                 residents[member] = min(max(held[member], coming), prompt)
             costs = {member: self._cost(loads, member, prompt, resident) for member, resident in residents.items()}
@@ -433,8 +433,7 @@ class ReplicaRouter:
                 self._counts["reports"] += 1
                 self._counts["reported_cached_tokens"] += heard.cached_tokens
             state.loads.served(opened.member, opened.prompt_tokens)
-            if route.conversation is not None:
-                state.moved_on(route.conversation, opened, heard)
+            state.answered(route.conversation, opened, heard)
             opens_prompt = opened.cache is not None if plan is None else plan.opens_prompt
             planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
             if opens_prompt and planned:
