@@ -90,7 +90,8 @@ def share_out(
         floor: A load, in tokens, that is never too high.
         prompt_tokens: What a prompt costs beside its items, in tokens that are computed meanwhile.
         together: The items of one candidate stand in one prompt, where only the first is right behind the preamble, so
-            that the others will hardly be cached though it holds them: nobody gets more than an even share.
+            that the others will hardly be cached though it holds them: nobody gets more than an even share, while
+            others have room.
     """
     for candidate in candidates:
         candidate.given = 0
@@ -110,9 +111,7 @@ def share_out(
             if (
                 (further <= 0 or (not together and further * prompt_tokens <= tokens))
                 and holder.load + tokens / holder.weight <= limit
-                and (
-                    chosen is None or (holder.work, holder.load, holder.name) < (chosen.work, chosen.load, chosen.name)
-                )
+                and (chosen is None or _busyness(holder) < _busyness(chosen))
             ):
                 chosen = holder
         held = chosen is not None
