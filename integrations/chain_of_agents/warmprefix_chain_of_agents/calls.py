@@ -37,6 +37,7 @@ class Reply(NamedTuple):
     usage: Usage
     ttft: float | None
     attempts: int
+    finish_reason: str
 
 
 class CallFailedError(Exception):
@@ -101,7 +102,7 @@ class Call:
                 else:
                     answering = self._in_thread(speaker.client, options, told)
                 reading, ttft = await answering
-                return Reply(reading.text(), reading.usage, ttft, attempt)
+                return Reply(reading.text(), reading.usage, ttft, attempt, reading.finish_reason)
             except (openai.APIError, BrokenAnswerError, NoTextError, TimeoutError, UnicodeError) as error:
                 if attempt > self._retries.count or told.anything or not may_pass(error):
                     raise CallFailedError(error, attempt) from error

@@ -38,7 +38,8 @@ class Reading:
         self._pieces: list[str] = []
         self._instead = ""
         """What came instead of text."""
-        self._end: str | None = None
+        self.finish_reason = ""
+        """Why the answer ended, in the server's word; empty until it has."""
 
     def add(self, chunk: Any) -> str:
         """Take the next chunk and return the text that it brings, which may be none."""
@@ -53,10 +54,10 @@ class Reading:
                 text += content
             self._instead = self._instead or _instead_of_text(delta)
             self.started = self.started or any(getattr(delta, name, None) for name in _REASONING)
-            self._end = getattr(choice, "finish_reason", None) or self._end
+            self.finish_reason = getattr(choice, "finish_reason", None) or self.finish_reason
         if text:
             self._pieces.append(text)
-        self.started = self.started or bool(text or self._instead or self._end)
+        self.started = self.started or bool(text or self._instead or self.finish_reason)
         return text
 
     def text(self) -> str:
@@ -66,13 +67,13 @@ class Reading:
             BrokenAnswerError: It has not come to its end.
             NoTextError: It is no text.
         """
-        if self._end is None:
+        if not self.finish_reason:
             raise BrokenAnswerError("the stream ended before the answer did")
         text = "".join(self._pieces)
         if self._instead:
             raise NoTextError(f"the answer is no text but {self._instead}")
         if not text.strip():
-            raise NoTextError(f"the answer holds no text; it ended for the reason {self._end!r}")
+            raise NoTextError(f"the answer holds no text; it ended for the reason {self.finish_reason!r}")
         return text
 
 

@@ -49,6 +49,8 @@ class AgentReport:
     """Seconds to the first token, in the attempt that succeeded."""
     error: Exception | None = None
     """What the last attempt failed with."""
+    finish_reason: str | None = None
+    """Why the text ended, in the engine's word: `"length"` if it was cut; None if it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,7 +346,9 @@ def _labels(planned: Sequence[PlannedBlock]) -> tuple[str, ...]:
 
 def _success(speaker: Worker | Manager, blocks: tuple[ContextBlock, ...], turn: Turn) -> AgentReport:
     reply = turn.reply
-    return AgentReport(speaker.name, blocks, reply.text, reply.usage, reply.attempts, reply.ttft)
+    return AgentReport(
+        speaker.name, blocks, reply.text, reply.usage, reply.attempts, reply.ttft, finish_reason=reply.finish_reason
+    )
 
 
 def _failure(speaker: Worker | Manager, blocks: tuple[ContextBlock, ...], failed: CallFailedError) -> AgentReport:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from warmprefix import ContextBlock
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
@@ -144,3 +145,12 @@ async def test_awaited_and_in_threads(start_async_team: Any, start_team: Any, do
 async def test_run_works_where_a_loop_runs(start_team: Any, documents: Any) -> None:
     team = start_team(mode="map")
     assert team.chain.run(QUESTION, documents(2)).text
+
+
+def test_a_unit_that_was_cut_says_so(start_engine: Any, documents: Any) -> None:
+    engine = start_engine()
+    with OpenAI(base_url=engine.base_url, api_key="none") as client:
+        workers = [Worker("cut", client, engine.model, options={"max_tokens": 3})]
+        answer = ChainOfAgents(workers, Manager(client, engine.model), mode="map").run("Why?", documents(1))
+    assert answer.workers[0].usage.completion_tokens == 3
+    assert answer.workers[0].finish_reason == "length"
