@@ -227,7 +227,8 @@ def test_refuses_connections_and_takes_them_again_at_the_same_port(proxy: FaultP
 
 
 def test_hangs_up_where_there_is_no_server() -> None:
-    with FaultProxy(free_port()) as proxy, connect(proxy) as client:
+    # On a busy machine it may be sooner than the client has noticed that it was connected.
+    with FaultProxy(free_port()) as proxy, contextlib.suppress(ConnectionResetError), connect(proxy) as client:
         assert receive(client, 1) == b""
 
 
