@@ -10,7 +10,6 @@ from warmprefix_chain_of_agents.errors import ChainOfAgentsError, ManagerError, 
 from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, InMemoryChats
 from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_chain_of_agents.results import AgentReport, Answer, Progress, Usage
-from warmprefix_chain_of_agents.retries import Retries
 
 __all__ = [
     "AgentReport",
@@ -25,7 +24,6 @@ __all__ = [
     "ManagerError",
     "Progress",
     "Prompts",
-    "Retries",
     "Usage",
     "Worker",
     "WorkersFailedError",

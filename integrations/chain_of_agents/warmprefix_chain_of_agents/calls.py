@@ -13,12 +13,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from warmprefix import MissingExtraError
+from warmprefix import MissingExtraError, Retries
 from warmprefix_chain_of_agents.agents import Speaker
+from warmprefix_chain_of_agents.failures import asked_delay, is_agents_own, is_unreachable, may_pass
 from warmprefix_chain_of_agents.memory import Message
 from warmprefix_chain_of_agents.reading import BrokenAnswerError, NoTextError, Reading, SlowAnswerError
 from warmprefix_chain_of_agents.results import Usage
-from warmprefix_chain_of_agents.retries import Retries, asked_delay, is_agents_own, is_unreachable, may_pass
 
 try:
     import openai

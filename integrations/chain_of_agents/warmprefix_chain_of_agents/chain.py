@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from typing import Any, get_args
 
-from warmprefix import AgentRouter, ContextPlanner, MissingExtraError
+from warmprefix import AgentRouter, ContextPlanner, MissingExtraError, Retries
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew
@@ -18,7 +18,6 @@ from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.memory import ChatMemory, InMemoryChats
 from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_chain_of_agents.results import Answer, Progress
-from warmprefix_chain_of_agents.retries import Retries
 from warmprefix_chain_of_agents.runs import Event, Mode, OnFailure, Question, Run, RunOptions
 from warmprefix_chain_of_agents.turns import Turns
 
@@ -89,8 +88,8 @@ class ChainOfAgents:
             timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients,
                 whose own time-outs, such as for connecting, hold in any case.
             retries: When an attempt that failed is made again: for want of a connection or an answer in time, after
-                statuses 408, 409, 429 and from 500 on, after an answer that broke off or is no text. The clients' own
-                retries are off.
+                statuses 408, 409, 429 and from 500 on, after an answer that broke off or is no text. Twice by default.
+                The clients' own retries are off.
             recovery: Seconds after which an agent that could not be reached is given another chance.
             prompts: The wording.
             memory: Keeps the agents' chats; in this process by default.
@@ -142,7 +141,7 @@ class ChainOfAgents:
             max_segment_tokens=3 * max_chat_tokens // 4,  # the rest is for what else stands in the prompt
             concurrency=concurrency,
             timeout=timeout,
-            retries=Retries() if retries is None else retries,
+            retries=Retries(count=2, longest=30.0) if retries is None else retries,
             prompts=Prompts() if prompts is None else prompts,
         )
         self._on_progress = on_progress

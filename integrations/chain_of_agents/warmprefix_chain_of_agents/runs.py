@@ -10,14 +10,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock
+from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock, Retries
 from warmprefix_chain_of_agents.agents import Manager, Worker
 from warmprefix_chain_of_agents.calls import Call, CallFailedError
 from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.errors import ManagerError, WorkersFailedError
 from warmprefix_chain_of_agents.prompts import Prompts, Unit
 from warmprefix_chain_of_agents.results import AgentReport, Answer, Progress, Usage
-from warmprefix_chain_of_agents.retries import Retries
 from warmprefix_chain_of_agents.turns import Turn, Turns
 
 __all__ = ["Event", "Mode", "OnFailure", "Question", "Run", "RunOptions"]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from warmprefix import ContextBlock, Templates
-from warmprefix_chain_of_agents import ChainOfAgents, Manager, Retries, Worker
+from warmprefix import ContextBlock, Retries, Templates
+from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
 Json = dict[str, Any]
 

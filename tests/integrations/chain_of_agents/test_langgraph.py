@@ -353,6 +353,7 @@ def test_an_agent_that_left_is_passed_over(router: AgentRouter) -> None:
     router.leave("ann")
     assert {*read_by(app.invoke({"documents": texts(9)})["found"]).values()} == {"ben", "cem"}
     (send,) = fan_out({"documents": texts(1)}, config())
+    assert isinstance(send, Send)
     router.leave("cem" if send.arg["agent"] == "ben" else "ben")
     with pytest.raises(NoAgentError, match="no agent is left"):
         fan_out.reassign(send.arg)
@@ -360,7 +361,9 @@ def test_an_agent_that_left_is_passed_over(router: AgentRouter) -> None:
     with pytest.raises(NoAgentError, match="no agent is left"):
         fan_out({"documents": texts(1)}, config())
     router.join("ann")
-    assert [send.arg["agent"] for send in fan_out({"documents": texts(1)}, config())] == ["ann"]
+    (send,) = fan_out({"documents": texts(1)}, config())
+    assert isinstance(send, Send)
+    assert send.arg["agent"] == "ann"
 
 
 def test_an_agent_that_failed_meanwhile_may_still_answer(router: AgentRouter) -> None:

@@ -15,8 +15,8 @@ from warmprefix.batch.plan import PlannedRequest
 from warmprefix.batch.run.asked import Messages
 from warmprefix.batch.run.assembly import Assembly
 from warmprefix.batch.run.results import BatchResult
-from warmprefix.batch.run.retries import Retries
 from warmprefix.errors import MissingExtraError
+from warmprefix.retries import Retries
 
 try:
     import openai

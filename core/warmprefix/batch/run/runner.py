@@ -17,9 +17,9 @@ from warmprefix.batch.run.client import Asker, Outcome
 from warmprefix.batch.run.journal import Journal
 from warmprefix.batch.run.kept import InMemory, KeptResults
 from warmprefix.batch.run.results import BatchResult
-from warmprefix.batch.run.retries import Retries
 from warmprefix.batch.run.scheduling import Schedule, first_holders, planned_holders
 from warmprefix.errors import BatchError
+from warmprefix.retries import Retries
 
 if TYPE_CHECKING:
     import openai

@@ -1,13 +1,10 @@
-"""When a call that failed is made again, and when it never is."""
+"""What a call's failure says: of the agent, and of another attempt."""
 
 from __future__ import annotations
 
 import email.utils
 import math
-import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from warmprefix import MissingExtraError
 from warmprefix_chain_of_agents.reading import SlowAnswerError
@@ -17,53 +14,12 @@ try:
 except ImportError as exc:
     raise MissingExtraError("chain-of-agents", "openai") from exc
 
-__all__ = ["Retries", "asked_delay", "is_agents_own", "is_unreachable", "may_pass"]
+__all__ = ["asked_delay", "is_agents_own", "is_unreachable", "may_pass"]
 
 _PASSING = frozenset({408, 409, 429})
 """Statuses below 500 that another attempt may not meet."""
 _AGENTS_OWN = frozenset({401, 403, 404, 429, 502, 503, 504})
 """Statuses that tell of the endpoint, whatever it was asked: no key, no such model, too much to do, no engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """Exponential back-off with full jitter: each wait is drawn from zero to a limit that doubles.
-
-    >>> retries = Retries(random=lambda: 0.5)
-    >>> [retries.delay(failures, None) for failures in (1, 2, 3, 12)]
-    [0.25, 0.5, 1.0, 15.0]
-
-    Raises:
-        TypeError: `count` is no int.
-        ValueError: `count` is negative, or the waits are.
-    """
-
-    count: int = 2
-    """Attempts after the first."""
-    first: float = 0.5
-    """Limit of the first wait, in seconds."""
-    longest: float = 30.0
-    """Limit of any wait, in seconds; one that the server asks for included."""
-    random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
-    """Draws from [0, 1)."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int):
-            raise TypeError(f"count must be an int, got {type(self.count).__name__}")
-        if self.count < 0:
-            raise ValueError(f"count must be 0 or more, got {self.count}")
-        if not 0 <= self.first <= self.longest < math.inf:
-            raise ValueError(f"waits must be finite, 0 or more, and first <= longest, got {self.first}, {self.longest}")
-
-    def delay(self, failures: int, asked: float | None) -> float:
-        """Seconds to wait after so many failures, 1 or more; `asked` is what the server wants, by `Retry-After`.
-
-        That is kept, with the first wait's jitter on top, so that those who were sent away together do not come back
-        together.
-        """
-        if asked is not None:
-            return min(self.longest, asked + self.random() * self.first)
-        return self.random() * min(self.longest, self.first * 2.0 ** min(failures - 1, 64))
 
 
 def may_pass(error: Exception) -> bool:

@@ -17,6 +17,10 @@ class Retries:
     >>> retries = Retries(random=lambda: 0.5)
     >>> [retries.delay(failures, None) for failures in (1, 2, 3, 12)]
     [0.25, 0.5, 1.0, 60.0]
+
+    Raises:
+        TypeError: `count` is no int.
+        ValueError: `count` is negative, or the waits are.
     """
 
     count: int = 4
