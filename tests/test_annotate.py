@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,23 +15,29 @@ from warmprefix.labels import LABEL_CHARACTERS
 DEFAULT = Templates()
 TEMPLATES = [
     DEFAULT,
-    Templates(location="See {label}."),
-    Templates(location="{{set}} see also: {label} {{above}}", order="Read {order}"),
-    Templates(location="Refer to" + " " * 60 + "{label}"),
-    Templates(location="Refer to the context at {label}", order="Refer to {order}, in this order"),
-    Templates(location="Siehe STRAßE {label}", order="\u200bPriority: {order}"),
-    Templates(location="Σ {label}", order="İn ǅ ﬁnal order: {order}"),
+    Templates(location="See {labels}."),
+    Templates(location="{{set}} see also: {labels} {{above}}", order="Read {order}"),
+    Templates(location="Refer to" + " " * 60 + "{labels}"),
+    Templates(location="Refer to the context at {labels}", order="Refer to {order}, in this order"),
+    Templates(location="Siehe STRAßE {labels}", order="\u200bPriority: {order}"),
+    Templates(location="Σ {labels}", order="İn ǅ ﬁnal order: {order}"),
 ]
 LABELS = ["Doc_1", "7", "ctx-2f235f9686cc", "a/b~0", "z" * 64]
 
-_phrases = [phrase for t in TEMPLATES for phrase in (*t.order.split("{order}"), *t.location.split("{label}"))]
+_phrases = [phrase for t in TEMPLATES for phrase in (*t.order.split("{order}"), *t.location.split("{labels}"))]
 _pieces = [
     *("[", "]", "Doc_1", "[Doc_1]", "[Doc_1] ", "[7]", "[a b]", "[]", "\\", "\\\\", "x", " ", "  ", "\t", " > "),
     *("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\n\n"),
     *("\u200b", "\u200d", "\ufeff", "\u2060", "\xad", "\xa0", "\u3000", "\x00", "\x1f", "\ud800"),
     *("\u034f", "\u2800", "\u3164", "\ufe0f", "\U000e0100", "[\u200bDoc_1]", "[7\ufeff]", "[\u200b]"),
-    *(*_phrases, *(phrase.strip() for phrase in _phrases), "PLEASE REFER TO", "please  refer\nto "),
-    *(t.location_annotation("Doc_1") for t in TEMPLATES),
+    *(
+        *_phrases,
+        *(phrase.strip() for phrase in _phrases),
+        "PLEASE ALSO USE THE CONTEXT LABELLED",
+        "please  also\nuse the context labelled ",
+    ),
+    *(t.location_annotation(["Doc_1"]) for t in TEMPLATES),
+    *(t.location_annotation(["x", "Doc_1"]) for t in TEMPLATES),
     *(t.order_annotation(["7", "Doc_1"]) for t in TEMPLATES),
 ]
 texts = st.lists(st.sampled_from(_pieces), max_size=12).map("".join) | st.text(max_size=20)
@@ -41,7 +48,7 @@ HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
 
 
 def escape(t: Templates, text: str) -> str:
-    return t.block("L", text).removeprefix("[L] ")
+    return t.block("L", text, LABELS).removeprefix("[L] ")
 
 
 def unescape(t: Templates, escaped: str) -> str:
@@ -75,31 +82,32 @@ def test_distinct_texts_stay_distinct(t: Templates, a: str, b: str) -> None:
 def test_escaping_only_adds_backslashes_before_brackets(t: Templates, text: str) -> None:
     escaped = escape(t, text)
     added = len(escaped) - len(text)
-    assert 0 <= added <= text.count("[")
+    assert 0 <= added <= sum(map(text.count, "[\uff3b\ufe47"))
     assert escaped.replace("\\", "") == text.replace("\\", "")
 
 
 @given(templates, st.sampled_from(LABELS), texts)
-def test_rendering_depends_on_label_and_text_alone(t: Templates, label: str, text: str) -> None:
+def test_rendering_depends_on_label_text_and_names_alone(t: Templates, label: str, text: str) -> None:
     again = Templates(order=t.order, location=t.location)
-    assert t.block(label, text) == again.block(label, text) == f"[{label}] {escape(t, text)}"
+    assert t.block(label, text, LABELS) == again.block(label, text, LABELS[::-1]) == f"[{label}] {escape(t, text)}"
 
 
 @given(templates, texts, st.sampled_from(LABELS), st.lists(st.sampled_from(LABELS), min_size=1, max_size=3))
-@example(TEMPLATES[3], TEMPLATES[3].location_annotation("7"), "7", ["7"])
-@example(TEMPLATES[2], TEMPLATES[2].location_annotation("7"), "7", ["7"])
+@example(TEMPLATES[3], TEMPLATES[3].location_annotation(["7"]), "7", ["7"])
+@example(TEMPLATES[2], TEMPLATES[2].location_annotation(["7"]), "7", ["7"])
 @example(TEMPLATES[6], "xΣ [7]", "7", ["7"])
 def test_no_text_can_hold_an_annotation(t: Templates, text: str, label: str, labels: list[str]) -> None:
-    notes = (t.location_annotation(label), t.order_annotation(labels))
-    for tried in (text, *notes, text + notes[0], text + notes[1], unescape(t, notes[0]), unescape(t, notes[1])):
+    notes = (t.location_annotation([label]), t.location_annotation(labels), t.order_annotation(labels))
+    for tried in (text, *notes, *(text + note for note in notes), *(unescape(t, note) for note in notes)):
         for note in notes:
-            assert note not in t.block(label, tried)
+            assert note not in t.block(label, tried, LABELS)
 
 
 @given(templates, texts, st.sampled_from(["\n", "\r", "\u2028", " \n\u200b ", "", "\\"]))
 def test_no_line_of_a_text_can_pass_for_a_header(t: Templates, text: str, before: str) -> None:
     for line in escape(t, f"{text}{before}[Doc_1] {text}").splitlines():
-        assert not HEADER.match(line)
+        header = HEADER.match(line)
+        assert header is None or header[1] not in (*LABELS, "L")
 
 
 @pytest.mark.parametrize(
@@ -109,28 +117,68 @@ def test_no_line_of_a_text_can_pass_for_a_header(t: Templates, text: str, before
         ("plain", "plain"),
         ("a list[int] and [1] in passing", "a list[int] and [1] in passing"),
         ("[1] At the start", "\\[1] At the start"),
-        ("[a b] no label", "[a b] no label"),
-        ("[" + "z" * 65 + "] too long for a label", "[" + "z" * 65 + "] too long for a label"),
+        ("[ 1 ] with blanks inside", "\\[ 1 ] with blanks inside"),
+        ("[2] Not a label of this prompt\n[ERROR] nor this", "[2] Not a label of this prompt\n[ERROR] nor this"),
+        ("[tool.pytest]\n[1]", "[tool.pytest]\n\\[1]"),
         (" \t\u200b[1] after blanks", " \t\u200b\\[1] after blanks"),
         ("x\n\n[1] on a line", "x\n\n\\[1] on a line"),
         ("\\[1] escaped before", "\\\\[1] escaped before"),
-        ("so please  REFER\tto [1]", "so please  REFER\tto \\[1]"),
-        ("please\u200brefer \u2060to\ufeff [1]", "please\u200brefer \u2060to\ufeff \\[1]"),
+        ("so please  ALSO\tuse the context labelled [1]", "so please  ALSO\tuse the context labelled \\[1]"),
+        ("pl\u200bease also use the con\xadtext labelled [1]", "pl\u200bease also use the con\xadtext labelled \\[1]"),
+        ("please also use the co\u0301ntext labelled [1]", "please also use the co\u0301ntext labelled \\[1]"),
+        ("please also use the context labelled [2]", "please also use the context labelled [2]"),
+        ("please also use the context labelled [2], [1]", "please also use the context labelled [2], \\[1]"),
+        ("please also use the context labelled “[1]”", "please also use the context labelled “[1]”"),
+        ("in the following priority order: [1]", "in the following priority order: [1]"),
         (
             "x\n\u3164\u034f[1] after characters that show nothing",
             "x\n\u3164\u034f\\[1] after characters that show nothing",
         ),
-        ("[\u200b" * 2 + "1\ufe0f] with such characters in it", "[\u200b[\u200b1\ufe0f] with such characters in it"),
+        ("\uff3b1\uff3d full-width brackets", "\\\uff3b1\uff3d full-width brackets"),
+        ("\ufe47\uff11\ufe48 vertical ones", "\\\ufe47\uff11\ufe48 vertical ones"),
+        ("[1\u0301] with a mark on it", "\\[1\u0301] with a mark on it"),
+        ("[\u200b1\ufe0f] with such characters in it", "\\[\u200b1\ufe0f] with such characters in it"),
+        ("[[1] behind another bracket", "[[1] behind another bracket"),
         (
             "[" + "\u200b" * 99 + "1\ufe0f] with such characters",
             "\\[" + "\u200b" * 99 + "1\ufe0f] with such characters",
         ),
         ("[\u200b] without a label", "[\u200b] without a label"),
-        ("Please refer to the list [1]", "Please refer to the list [1]"),
+        ("Please also use the list [1]", "Please also use the list [1]"),
     ],
 )
-def test_only_what_could_mislead_is_escaped(text: str, escaped: str) -> None:
-    assert escape(DEFAULT, text) == escaped
+def test_only_what_names_a_label_of_the_prompt_is_escaped(text: str, escaped: str) -> None:
+    assert DEFAULT.block("x", text, ["1"]) == f"[x] {escaped}"
+
+
+EVIDENCE = st.sampled_from(
+    [
+        *("[tool.pytest.ini_options]\naddopts = '-q'\n", "[[tool.mypy.overrides]]\nmodule = ['a']\n"),
+        *("[core]\n\tbare = false\n", '; comment\n[remote "origin"]\nurl = x\n', "[default]\nregion=eu\n"),
+        *("[ERROR] disk full\n", "[2026-11-22T10:00:00Z] [INFO] started\n", "[12345.678901] usb 1-1: reset\n"),
+        *("[1] Smith et al., 2020.\n", "[12]: https://example.org\n", "See [2] and [Smith20].\n", "- [x] done\n"),
+        *('[{"id": 1, "tags": ["a", "b"]}]\n', "[1, 2, 3]\n", '{"a": [1]}\n', "[]\n", "a[0] = b[i]\n"),
+        *("\\[1] escaped\n", "\uff3bnote\uff3d x\n", "[ctx] x\n", "[a~b] x\n", "plain text\n"),
+    ]
+)
+evidence = st.lists(EVIDENCE, min_size=1, max_size=8).map("".join)
+
+
+@given(st.lists(evidence, min_size=1, max_size=5, unique=True), st.sampled_from(["head", "record", "visible"]))
+def test_evidence_keeps_its_bytes(texts: list[str], way: str) -> None:
+    planner = ContextPlanner()
+    history: list[str] = []
+    for start in range(len(texts)):  # from turn to turn
+        blocks = [ContextBlock(text, id=f"doc-{i}") for i, text in enumerate(texts[: start + 1])]
+        options: dict[str, Any] = {"placement": "head"}
+        if way != "head":
+            options = {"placement": "tail", "conversation": "c", "history": history if way == "visible" else None}
+        with planner.planning(blocks, **options) as plan:
+            shown = plan.render()
+            for planned in plan.blocks:
+                prompt = [shown, *history]
+                assert any(f"[{planned.label}] {planned.block.text}" in message for message in prompt)
+            history.append(shown)
 
 
 # -- whole plans ---------------------------------------------------------------------------------------------------
@@ -142,64 +190,68 @@ def test_a_parser_finds_the_planned_labels_and_nothing_else(texts: list[str], ag
     blocks = [ContextBlock(text, id=f"Doc_{i}" if i % 2 else None) for i, text in enumerate(texts)]
     for request in (blocks, [blocks[i] for i in again if i < len(blocks)]):
         with planner.planning(request, conversation="chat", placement="tail") as plan:
+            labels = [planned.label for planned in plan.blocks]
             found = [header[1] for line in plan.render().splitlines() if (header := HEADER.match(line))]
-            assert found == [planned.label for planned in plan.blocks if planned.reference is None]
+            in_full = [planned.label for planned in plan.blocks if planned.reference is None]
+            assert [label for label in found if label in labels] == in_full
 
 
-def test_the_papers_annotations() -> None:
-    """ContextPilot, sections 4 and 5."""
+def test_the_papers_order_annotation() -> None:
+    """ContextPilot, section 5."""
     assert DEFAULT.order_annotation(["Doc_2", "Doc_1", "Doc_4"]) == (
         "Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question."
     )
-    assert DEFAULT.location_annotation("Doc_1") == "Please refer to [Doc_1] in the previous conversation."
 
 
 # -- templates -----------------------------------------------------------------------------------------------------
 
 
 def test_templates_can_be_reworded() -> None:
-    t = Templates(order="Most relevant first: {order}.", location="{{See}} {label} above.")
+    t = Templates(order="Most relevant first: {order}.", location="{{See}} {labels} above.")
     assert t.order_annotation(["a", "b"]) == "Most relevant first: [a] > [b]."
-    assert t.location_annotation("a") == "{See} [a] above."
-    assert t == Templates(order="Most relevant first: {order}.", location="{{See}} {label} above.") != DEFAULT
+    assert t.location_annotation(["a"]) == "{See} [a] above."
+    assert t.location_annotation(["a", "b"]) == "{See} [a], [b] above."
+    noted = t.noted_labels("{See} [a], [b] above. See [c]. Most relevant first: [d] > [e].")
+    assert list(noted) == ["d", "e", "a", "b"]
+    assert t == Templates(order="Most relevant first: {order}.", location="{{See}} {labels} above.") != DEFAULT
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("Read on.", "must hold {label} once and no other field"),
-        ("", "must hold {label} once and no other field"),
-        ("See {label} and {label}.", "must hold {label} once and no other field"),
-        ("See {label} of {rank}.", "must hold {label} once and no other field"),
-        ("See {order}.", "must hold {label} once and no other field"),
-        ("See {}.", "must hold {label} once and no other field"),
-        ("See {0}.", "must hold {label} once and no other field"),
-        ("See {label!r}.", "must hold {label} once and no other field"),
-        ("See {label:>9}.", "must hold {label} once and no other field"),
-        ("See {label.__class__}.", "must hold {label} once and no other field"),
-        ("See {{label}}.", "must hold {label} once and no other field"),
-        ("See {label.", "unbalanced braces"),
-        ("See label}.", "unbalanced braces"),
-        ("See\n{label}.", "must be one line"),
-        ("See {label}.\n", "must be one line"),
-        ("See {label}\u2028.", "must be one line"),
-        ("{label} stands above.", "needs words before {label}"),
-        ("  {label} stands above.", "needs words before {label}"),
-        ("[Note] See {label}.", "needs words before {label}"),
-        ("Refer to [context] at {label}", "needs words before {label}, no bracket"),
-        ("See \\{label}.", "needs words before {label}"),
+        ("Read on.", "must hold {labels} once and no other field"),
+        ("", "must hold {labels} once and no other field"),
+        ("See {labels} and {labels}.", "must hold {labels} once and no other field"),
+        ("See {labels} of {rank}.", "must hold {labels} once and no other field"),
+        ("See {order}.", "must hold {labels} once and no other field"),
+        ("See {}.", "must hold {labels} once and no other field"),
+        ("See {0}.", "must hold {labels} once and no other field"),
+        ("See {labels!r}.", "must hold {labels} once and no other field"),
+        ("See {labels:>9}.", "must hold {labels} once and no other field"),
+        ("See {labels.__class__}.", "must hold {labels} once and no other field"),
+        ("See {{labels}}.", "must hold {labels} once and no other field"),
+        ("See {labels.", "unbalanced braces"),
+        ("See labels}.", "unbalanced braces"),
+        ("See\n{labels}.", "must be one line"),
+        ("See {labels}.\n", "must be one line"),
+        ("See {labels}\u2028.", "must be one line"),
+        ("{labels} stands above.", "needs words before {labels}"),
+        ("  {labels} stands above.", "needs words before {labels}"),
+        ("[Note] See {labels}.", "needs words before {labels}"),
+        ("Refer to [context] at {labels}", "needs words before {labels}, no bracket"),
+        ("See \\{labels}.", "needs words before {labels}"),
     ],
 )
 def test_a_bad_template_is_named(template: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^location template .*{re.escape(message)}"):
         Templates(location=template)
-    message = message.replace("{label}", "{order}")
-    swapped = template.replace("{order}", "{rank}").replace("{label", "{order").replace("label}", "order}")
+    message = message.replace("{labels}", "{order}")
+    swapped = template.replace("{order}", "{rank}").replace("{labels", "{order").replace("labels}", "order}")
     with pytest.raises(ValueError, match=f"^order template .*{re.escape(message)}"):
         Templates(order=swapped)
 
 
-@pytest.mark.parametrize("template", [None, 3, b"See {label}."])
+@pytest.mark.parametrize("template", [None, 3, b"See {labels}."])
 def test_a_template_of_another_type_is_named(template: str) -> None:
     with pytest.raises(TypeError, match=f"location template must be a str, got {type(template).__name__}"):
         Templates(location=template)

@@ -55,7 +55,11 @@ def test_a_bad_block_is_refused(arguments: dict[str, Any], error: type[Exception
         ({"history": "Hello."}, TypeError, "history must be a sequence of messages, got one str"),
         ({"history": {"role": "user"}}, TypeError, "history must be a sequence of messages, got one dict"),
         ({"history": 7}, TypeError, "history must be a sequence of messages, got one int"),
-        ({"history": [7]}, TypeError, "a message of history must be a str or a mapping, got int"),
+        (
+            {"history": [7]},
+            TypeError,
+            "a message of history must be a str, a mapping or a message of the OpenAI SDK, got int",
+        ),
     ],
 )
 def test_a_bad_request_is_refused_and_leaves_no_trace(
@@ -131,11 +135,30 @@ def test_no_blocks_make_an_empty_plan(placement: Any) -> None:
         assert (plan.blocks, plan.render(), plan.order_annotation, plan.total_tokens) == ((), "", None, 0)
 
 
-def test_an_empty_text_is_a_block_like_any_other() -> None:
-    plan = ContextPlanner().plan([ContextBlock("", id="empty"), ""])
-    assert [planned.label for planned in plan.blocks] == ["empty"]
-    assert plan.render() == "[empty] "
-    assert plan.total_tokens == 0
+@pytest.mark.parametrize("way", ["plan", "plan_batch", "plan_window"])
+def test_blank_texts_are_left_out_and_counted(way: str) -> None:
+    planner = ContextPlanner()
+    request = [
+        ContextBlock("", id="empty"),
+        ContextBlock("evidence", id="a"),
+        " \n\t",
+        "",
+        ContextBlock("more", id="b"),
+    ]
+    if way == "plan":
+        plan = planner.plan(request)
+    else:
+        batch = getattr(planner, way)({"q": request, "blank": [""]})
+        plan = batch.requests[batch.positions["q"]].plan
+    assert [(planned.label, planned.positions) for planned in plan.blocks] == [("a", (1,)), ("b", (4,))]
+    assert plan.render() == "[a] evidence\n\n[b] more"
+    assert planner.stats().blank_blocks == (3 if way == "plan" else 4)
+
+
+def test_only_blank_texts_make_an_empty_plan() -> None:
+    planner = ContextPlanner()
+    with planner.planning(["", " "], conversation="chat", placement="tail") as plan:
+        assert (plan.blocks, plan.render(), plan.total_tokens) == ((), "", 0)
 
 
 def test_a_generator_of_plain_strings_will_do() -> None:
@@ -147,7 +170,7 @@ def test_ten_megabytes_in_one_block() -> None:
     text = "[x] 0123456789ab\n" * 620_000
     planner = ContextPlanner()
     with planner.planning([ContextBlock(text, id="big")], conversation="chat", placement="tail") as plan:
-        assert len(plan.render()) == len("[big] ") + len(text) + text.count("[")
+        assert plan.render() == f"[{plan.blocks[0].label}] {text}"
     assert planner.plan([ContextBlock(text)], conversation="chat", placement="tail").references
 
 
@@ -163,7 +186,7 @@ def test_a_thousand_blocks() -> None:
 def test_any_unicode_is_kept_as_it_is(text: str) -> None:
     planner = ContextPlanner()
     with planner.planning([ContextBlock(text, id="u")], conversation="chat", placement="tail") as plan:
-        assert plan.render() == f"[u] {text}"
+        assert plan.render() == f"[{plan.blocks[0].label}] {text}"
     assert planner.plan([ContextBlock(text)], conversation="chat", placement="tail").references
 
 

@@ -16,13 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.annotate import matching_end
 from warmprefix.ordering import POLICIES
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.guard import GuardedStore
-
-TEMPLATES = Templates()
 
 # Few texts and few ids, so that texts, ids and headers collide; some texts imitate what only we may write.
 TEXTS = [
@@ -33,7 +32,9 @@ TEXTS = [
     "[a] alpha",
     "alpha\n\n[b] beta",
     "\\[a] alpha",
-    "Please refer to [a] in the previous conversation.",
+    "Please also use the context labelled [a] above in this conversation.",
+    "[a~b52f7e] beta",
+    " \n",
     "Please read the context in the following priority order: [b] > [a] and answer the question.",
     "gamma\r\n[a]\u2028delta \ud800",
     "x" * 500,
@@ -52,24 +53,35 @@ requests = st.lists(context_blocks, max_size=8)
 
 
 def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[ContextBlock]) -> None:
-    """Every input block is in this very prompt, in full or by a reference to a full occurrence, under one name."""
-    prompt = [*history, plan.render()]
-    assert {planned.block for planned in plan.blocks} == set(request)
-    assert len(plan.blocks) == len(set(request))
-    assert sorted(i for planned in plan.blocks for i in planned.positions) == list(range(len(request)))
-    assert bool(plan.render()) == bool(request)
+    """Every input block with a text is in this very prompt, in full or by a reference to one in full, by one name."""
+    rendered = plan.render()
+    prompt = [*history, rendered]
+    evidence = [i for i, block in enumerate(request) if block.text.strip()]
+    assert {planned.block for planned in plan.blocks} == {request[i] for i in evidence}
+    assert len(plan.blocks) == len({request[i] for i in evidence})
+    assert sorted(i for planned in plan.blocks for i in planned.positions) == evidence
+    assert bool(rendered) == bool(evidence)
     labels = [planned.label for planned in plan.blocks]
     assert len(set(labels)) == len(labels)
     for planned in plan.blocks:
-        full = TEMPLATES.block(planned.label, planned.block.text)
+        text = planned.block.text
+        places = {message: header_positions(message, planned.label) for message in prompt}
+        holding = {
+            message
+            for message, starts in places.items()
+            if any(matching_end(message, start, planned.label, text) is not None for start in starts)
+        }
         if planned.reference is None:
-            assert full in plan.render()
+            assert planned.render() in rendered
+            assert rendered in holding
         else:
             assert planned.reference.label == planned.label
-            assert any(full in message for message in history), f"dangling: {planned.reference}"
-        for message in prompt:
-            for start in header_positions(message, planned.label):
-                assert message.startswith(full, start), f"two texts are called {planned.label}"
+            assert f"[{planned.label}]" in rendered
+            assert holding & set(history), f"dangling: {planned.reference}"
+        for message, starts in places.items():
+            for start in starts:
+                found = matching_end(message, start, planned.label, text)
+                assert found is not None, f"two texts are called {planned.label}"
 
 
 def header_positions(message: str, label: str) -> list[int]:
@@ -302,7 +314,7 @@ def test_nothing_is_lost(turns: list[Any], policy: str, conversation: str | None
     history: list[str] = []
     for request, placement, locked in turns:
         with planner.planning(request, conversation=conversation, placement=placement, order_locked=locked) as plan:
-            assert_holds(history, plan, request)
+            assert_holds(history if placement == "tail" else [], plan, request)
         if placement == "tail":
             history.append(plan.render())
 
@@ -313,12 +325,15 @@ def test_nothing_is_lost(turns: list[Any], policy: str, conversation: str | None
 @settings(max_examples=100, deadline=None)
 @given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
 def test_a_block_renders_to_the_same_bytes_in_every_request(turns: list[list[ContextBlock]], policy: str) -> None:
+    """Unless its text seems to show a label of that very prompt."""
     planner = ContextPlanner(policy=policy)
     rendered: dict[ContextBlock, str] = {}
     for request in turns:
         with planner.planning(request) as plan:
+            labels = [f"[{planned.label}]" for planned in plan.blocks]
             for planned in plan.blocks:
-                assert rendered.setdefault(planned.block, planned.render()) == planned.render()
+                if not any(label in planned.block.text for label in labels):
+                    assert rendered.setdefault(planned.block, planned.render()) == planned.render()
 
 
 def test_scores_ranks_and_positions_stay_out_of_the_prompt() -> None:

@@ -137,7 +137,7 @@ def live(world: World) -> Loot:
             planned.append(plan)
     batch = planner.plan_window([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)])
     open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant)
-    labels = {each.block.fingerprint: each.label for plan in (*planned, open_plan) for each in plan.blocks}
+    labels = {each.block.fingerprint: each.label for plan in (*planned[::-1], open_plan) for each in plan.blocks}
     router = world.victims_router
     routed = [router.assign(blocks[i:], conversation=VICTIM.id, tenant=tenant) for i in range(3)]
     for assignment in routed[:2]:
@@ -345,6 +345,13 @@ async def aabandon(world: World, loot: Loot, me: Conversation) -> object:
     return [await world.attackers.aabandon(plan) for plan in forged(loot, me)]
 
 
+@tries((ContextPlanner, "withdraw"))
+def withdraw(world: World, loot: Loot, me: Conversation) -> None:
+    for plan in forged(loot, me):
+        world.attackers.withdraw(plan)
+    wait_until(lambda: not world.attackers.stats().untold_notices, "the store has forgotten")
+
+
 @tries((ContextPlanner, "forget"))
 def forget(world: World, loot: Loot, me: Conversation) -> None:
     for conversation in (me.id, VICTIM.id):
@@ -422,6 +429,12 @@ async def store_aabandon(world: World, loot: Loot, me: Conversation) -> object:
 def store_forget(world: World, loot: Loot, me: Conversation) -> None:
     for store in fronts(world):
         store.forget(me)
+
+
+@tries((GuardedStore, "forget_soon"))
+def store_forget_soon(world: World, loot: Loot, me: Conversation) -> None:
+    world.guarded.forget_soon(me)
+    wait_until(lambda: not len(world.guarded.outbox), "the store has forgotten")
 
 
 @tries(*((store, "aforget") for store in (GuardedStore, RedisSeenStore)))

@@ -97,7 +97,7 @@ def test_one_id_for_two_texts_names_the_first_of_them() -> None:
     registry = LabelRegistry()
     first, second = registry.labels([ContextBlock("one", "a"), ContextBlock("two", "a")])
     assert first == "a"
-    assert second == f"a~{ContextBlock('two').fingerprint.hex()[:8]}"
+    assert second == f"a~{ContextBlock('two').fingerprint.hex()[:6]}"
 
 
 def test_a_block_asked_for_again_keeps_its_label_longer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -45,9 +46,9 @@ def serve(planner: ContextPlanner, *names: object, **options: object) -> Context
 
 
 def shape(plan: ContextPlan) -> list[str]:
-    """`ref:1` or `full:1` for each block, as the papers' examples are written."""
+    """Return `ref:1` or `full:1` for each block, as the papers' examples are written: without what a label adds."""
     return [
-        f"{'full' if planned.reference is None else 'ref'}:{planned.label.removeprefix('Doc_')}"
+        f"{'full' if planned.reference is None else 'ref'}:{re.sub('^Doc_|~[0-9a-f]{6}$', '', planned.label)}"
         for planned in plan.blocks
     ]
 
@@ -76,7 +77,8 @@ def test_repeated_blocks_become_references(turns: list[tuple[list[int], list[str
             assert shape(plan) == expected
 
 
-def test_annotations_have_the_papers_wording() -> None:
+def test_annotations_have_their_wording() -> None:
+    """That of the order is ContextPilot's."""
     planner = ContextPlanner()
     serve(planner, 1, 2)
     plan = serve(planner, 2, 1, 4)
@@ -84,9 +86,20 @@ def test_annotations_have_the_papers_wording() -> None:
     assert plan.order_annotation == (
         "Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question."
     )
-    serve(planner, 1, conversation="chat", placement="tail")
-    repeated = serve(planner, 1, conversation="chat", placement="tail")
-    assert repeated.render() == "Please refer to [Doc_1] in the previous conversation."
+    history = [serve(planner, 1, 2, placement="tail", history=[]).render()]
+    assert serve(planner, 1, placement="tail", history=history).render() == (
+        "Please also use the context labelled [Doc_1] above in this conversation."
+    )
+
+
+def test_one_sentence_names_all_references_in_the_place_of_the_first() -> None:
+    planner = ContextPlanner()
+    history = [serve(planner, 1, 2, 3, placement="tail", history=[]).render()]
+    plan = planner.plan(blocks(4, 3, 5, 1, 2), placement="tail", history=history)
+    sentence = "Please also use the context labelled [Doc_3], [Doc_1], [Doc_2] above in this conversation."
+    new = [f"[Doc_{name}] {block(name).text}" for name in (4, 5)]
+    assert plan.paragraphs() == [new[0], sentence, new[1], "", ""]
+    assert plan.render() == "\n\n".join([new[0], sentence, new[1]])
 
 
 # -- rendering -----------------------------------------------------------------------------------------------------
@@ -103,10 +116,11 @@ def test_a_plan_renders_labelled_paragraphs_then_the_order_annotation() -> None:
 
 
 def test_overridden_templates_are_used() -> None:
-    planner = ContextPlanner(templates=Templates(order="Most relevant first: {order}.", location="See {label} above."))
+    planner = ContextPlanner(templates=Templates(order="Most relevant first: {order}.", location="See {labels} above."))
     serve(planner, "a", "b", conversation="chat", placement="tail")
     assert serve(planner, "b", "a").order_annotation == "Most relevant first: [Doc_b] > [Doc_a]."
-    assert serve(planner, "a", conversation="chat", placement="tail").render() == "See [Doc_a] above."
+    again = serve(planner, "a", conversation="chat", placement="tail")
+    assert again.render() == f"See [{again.blocks[0].label}] above."
 
 
 def test_a_plan_knows_its_request() -> None:
@@ -519,9 +533,10 @@ def test_a_line_that_seems_to_begin_with_a_label_takes_it_away(line: str) -> Non
     known = ContextBlock("All that is known.", id="x")
     history = [planner.plan([known]).render(), line]
     plan = planner.plan([known], placement="tail", history=history)
-    assert shape(plan) == [f"full:x~{known.fingerprint.hex()[:8]}"]
+    assert [planned.label for planned in plan.blocks] == [f"x~{known.fingerprint.hex()[:6]}"]
+    assert plan.references == ()
     again = planner.plan([known], placement="tail", history=[*history, plan.render()])
-    assert shape(again) == [f"ref:x~{known.fingerprint.hex()[:8]}"]
+    assert [reference.label for reference in again.references] == [f"x~{known.fingerprint.hex()[:6]}"]
 
 
 def test_an_escaped_header_takes_nothing_away() -> None:
@@ -550,9 +565,25 @@ def test_a_conversation_keeps_its_labels_through_a_change_of_model() -> None:
     with planner.planning([old], conversation="chat", placement="tail", model="small"):
         pass
     plan = planner.plan([new, old], conversation="chat", placement="tail", model="large")
-    assert plan.blocks[0].label == f"ctx-{new.fingerprint.hex()}"
+    assert plan.blocks[0].label == f"page~{new.fingerprint.hex()[:6]}"
     assert plan.blocks[1].reference is not None
-    assert plan.blocks[1].reference.label == "page"
+    assert plan.blocks[1].reference.label == f"page~{old.fingerprint.hex()[:6]}"
+
+
+def test_a_label_names_one_text_after_its_record_is_lost() -> None:
+    """A store that has evicted the conversation, and a new process, know nothing of the texts that it holds."""
+    old, new = ContextBlock("Version 1.", id="page"), ContextBlock("Version 2.", id="page")
+    store = MemorySeenStore(max_conversations=1)
+    workers = {"model switch, evicted record": ContextPlanner(store=store), "restart": ContextPlanner()}
+    shown = serve_block(ContextPlanner(store=store), old, model="small")
+    for what, planner in workers.items():
+        serve_block(planner, ContextBlock("x"), conversation="another chat")
+        assert serve_block(planner, new, model="large") != shown, what
+
+
+def serve_block(planner: ContextPlanner, block: ContextBlock, **options: Any) -> str:
+    with planner.planning([block], **{"conversation": "chat", "placement": "tail", **options}) as plan:
+        return plan.blocks[0].label
 
 
 def test_equal_texts_are_placed_once_and_know_all_their_positions() -> None:

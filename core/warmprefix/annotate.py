@@ -1,15 +1,16 @@
-"""What the model reads beside the evidence: labels, and notes on order and location."""
+"""What the model reads next to the evidence: labels, and notes on order and location."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates", "header_labels"]
+__all__ = ["Templates", "header_labels", "matching_end"]
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -19,25 +20,41 @@ _INVISIBLE = (
 )
 """Control characters, what Unicode calls default-ignorable, and the blank Braille pattern."""
 
-_BLANKS = rf"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}\\]*"
-_MARKER = rf"(?=\[((?:[{_INVISIBLE}]*[{LABEL_CHARACTERS}]){{1,64}}[{_INVISIBLE}]*)\])"
-_HEADER = rf"(?:\A|[{_BREAKS}]){_BLANKS}{_MARKER}"
-"""The start of a line that shows a label first, but for blanks, invisible characters and backslashes."""
+_COMBINING = (
+    r"\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f"
+    r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+)
+"""Marks that are drawn over the character in front of them."""
 
-_HEADER_AT_START = re.compile(rf"\A{_BLANKS}{_MARKER}")
-_HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANKS}{_MARKER}") for line_break in _BREAKS}
-"""One pattern a line break: `re` looks for a single first character many times faster than for one of several."""
+_BLANK = rf"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}{_COMBINING}\\]"
+"""What a line may begin with and still seem to begin with a label. A backslash is what an escaped line begins with."""
 
-_UNSEEN = re.compile(f"[{_INVISIBLE}]")
+_OPENING = "[\uff3b\ufe47"
+_BRACKETED = re.compile(r"[\[\uff3b\ufe47]([^\[\]\uff3b\uff3d\ufe47\ufe48]*)[\]\uff3d\ufe48]")
+"""What stands in brackets, full-width ones included."""
+
+_HEADER_AT_START = re.compile(rf"\A{_BLANK}*(?={_BRACKETED.pattern})")
+_HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANK}*(?={_BRACKETED.pattern})") for line_break in _BREAKS}
+"""One pattern per line break: `re` looks for one first character many times faster than for one of several."""
+
+_ONE_BLANK = re.compile(_BLANK)
+_UNSEEN = re.compile(f"[{_INVISIBLE}{_COMBINING}]")
+_LABEL = re.compile(rf"[{LABEL_CHARACTERS}]{{1,64}}")
+_IN_NOTE = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\]")
+_NOTED = rf"{_IN_NOTE.pattern}(?:(?:, | > )\[[{LABEL_CHARACTERS}]{{1,64}}\])*"
+_JOINING = re.compile(rf"(?:[\s,;>&]|and|{_BLANK})*")
+"""What may stand between two labels of one note."""
 
 
 def header_labels(text: str) -> Iterator[str]:
-    r"""The labels that lines of a text begin with, to the eye, as a block's first line does. Escaped ones don't count.
+    r"""Yield the labels that lines of a text begin with, to the eye, as a block's first line does.
+
+    Escaped ones are left out.
 
     >>> list(header_labels("[Doc_1] First, which cites [Doc_2].\u2028 [Doc\u200b_3] Second.\n\\[Doc_4] Third."))
     ['Doc_1', 'Doc_3']
     """
-    if "[" not in text:
+    if not _has_bracket(text):
         return
     at_start = _HEADER_AT_START.match(text)
     headers = [] if at_start is None else [at_start]
@@ -45,20 +62,44 @@ def header_labels(text: str) -> Iterator[str]:
         if line_break in text:
             headers += header.finditer(text)
     for found in headers:
-        if not _UNSEEN.sub("", found[0]).endswith("\\"):
-            yield _UNSEEN.sub("", found[1])
+        label = _seen(found[1])
+        if _LABEL.fullmatch(label) and not _UNSEEN.sub("", found[0]).endswith("\\"):
+            yield label
+
+
+def matching_end(shown: str, start: int, label: str, text: str) -> int | None:
+    r"""Return where a block that `shown` holds from `start` on ends; None if `shown` holds no such block there.
+
+    Lines of its text may be escaped or not: which ones were depends on the labels of the prompt that it was written in.
+
+    >>> matching_end("[a] x\n\\[b] y", 0, "a", "x\n[b] y")
+    12
+    """
+    header = f"[{label}] "
+    if not shown.startswith(header, start):
+        return None
+    at = start + len(header)
+    if shown.startswith(text, at):
+        return at + len(text)
+    copied = 0
+    for bracketed in _BRACKETED.finditer(text):
+        piece = text[copied : bracketed.start()]
+        if not shown.startswith(piece, at):
+            return None
+        at, copied = at + len(piece), bracketed.start()
+        at += shown.startswith("\\", at)  # the text has a bracket here, so a backslash is one that escaping added
+    return at + len(text) - copied if shown.startswith(text[copied:], at) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    r"""The wording of the annotations, by default the papers' own (ContextPilot, sections 4 and 5).
+    r"""The wording of the annotations; that of the order is ContextPilot's (sections 4 and 5).
 
-    A block is rendered as ``[label] text``. A line of its text that could pass for such a header, or a phrase that
-    could pass for an annotation, has a backslash put before its bracket, so that every ``[label]`` in those places is
-    ours. That depends on the text alone, and distinct texts stay distinct.
+    A block is rendered as ``[label] text``. In its text, a line that begins with a label of this very prompt, or an
+    annotation that names one, has a backslash put before the bracket. Everything else keeps its bytes.
 
-    >>> Templates().block("Doc_1", "First line.\n[Doc_2] Not a header.")
-    '[Doc_1] First line.\n\\[Doc_2] Not a header.'
+    >>> Templates().block("Doc_1", "First line.\n[Doc_2] Not a header.\n[ERROR] Not one either.", {"Doc_2"})
+    '[Doc_1] First line.\n\\[Doc_2] Not a header.\n[ERROR] Not one either.'
 
     Raises:
         TypeError: A template is no str.
@@ -69,58 +110,132 @@ class Templates:
     order: str = "Please read the context in the following priority order: {order} and answer the question."
     """`{order}` stands for all labels, most relevant first: ``[Doc_2] > [Doc_1]``."""
 
-    location: str = "Please refer to {label} in the previous conversation."
-    """`{label}` stands for the label of a block that the conversation already holds: ``[Doc_1]``."""
+    location: str = "Please also use the context labelled {labels} above in this conversation."
+    """`{labels}` stands for the labels of blocks that the conversation already holds: ``[Doc_1], [Doc_2]``."""
 
-    _telling_words: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Words of the templates, folded, of which every forgery of an annotation holds one."""
+    _lead_ins: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The words before each placeholder, as `_reads_backwards` compares them."""
 
-    _forged: re.Pattern[str] = field(init=False, repr=False, compare=False)
-    """What in a block's text could pass for a header or an annotation, up to its bracket."""
+    _before: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The same words as they are written."""
 
     def __post_init__(self) -> None:
-        lead_ins = [
-            _lead_in("order", "order", self.order).split(),
-            _lead_in("location", "label", self.location).split(),
-        ]
-        phrases = "|".join(rf"[\s{_INVISIBLE}]+".join(map(re.escape, words)) for words in lead_ins)
-        shared = [word for word in lead_ins[0] if word in lead_ins[1]]
-        telling = [max(words, key=len).casefold() for words in ([shared] if shared else lead_ins)]
-        object.__setattr__(self, "_telling_words", tuple(telling))
-        object.__setattr__(self, "_forged", re.compile(rf"{_HEADER}|(?i:{phrases})[\s{_INVISIBLE}\\]*{_MARKER}"))
+        lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
+        object.__setattr__(self, "_lead_ins", tuple([_folded(lead_in) for lead_in in lead_ins]))
+        object.__setattr__(self, "_before", lead_ins)
 
     def order_annotation(self, labels: Iterable[str]) -> str:
-        """The note that restores the relevance order.
+        """Return the note that restores the relevance order.
 
         >>> Templates().order_annotation(["Doc_2", "Doc_1", "Doc_4"])
         'Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question.'
         """
         return self.order.format(order=" > ".join([f"[{label}]" for label in labels]))
 
-    def location_annotation(self, label: str) -> str:
-        """The note that stands for a block which the conversation already holds.
+    def location_annotation(self, labels: Iterable[str]) -> str:
+        """Return the note that stands for blocks which the conversation already holds.
 
-        >>> Templates().location_annotation("Doc_1")
-        'Please refer to [Doc_1] in the previous conversation.'
+        >>> Templates().location_annotation(["Doc_1", "Doc_2"])
+        'Please also use the context labelled [Doc_1], [Doc_2] above in this conversation.'
         """
-        return self.location.format(label=f"[{label}]")
+        return self.location.format(labels=", ".join([f"[{label}]" for label in labels]))
 
-    def block(self, label: str, text: str) -> str:
-        """A block as it stands in the prompt: the same bytes for the same label and text, always."""
-        return f"[{label}] {self._escaped(text)}"
+    def noted_labels(self, text: str) -> Iterator[str]:
+        r"""Yield the labels that annotations in a text name.
 
-    def _escaped(self, text: str) -> str:
-        if "[" not in text:
+        >>> list(Templates().noted_labels("[a] x\n\nPlease also use the context labelled [b], [c] above."))
+        ['b', 'c']
+        """
+        for before in self._before:
+            if before in text:
+                for note in re.finditer(re.escape(before) + _NOTED, text):
+                    yield from _IN_NOTE.findall(note[0], len(before))
+
+    def block(self, label: str, text: str, names: Collection[str] = ()) -> str:
+        """Return a block as it stands in the prompt.
+
+        Args:
+            label: Its own label.
+            text: Its text.
+            names: The labels that this prompt and its conversation use; only these can be mistaken for ours.
+        """
+        if not _has_bracket(text):
+            return f"[{label}] {text}"
+        return f"[{label}] {self._escaped(text, frozenset((label, *names)))}"
+
+    def _escaped(self, text: str, names: frozenset[str]) -> str:
+        """Put a backslash before each bracket that seems to open a header or an annotation with one of `names`.
+
+        O(len(text)), and one pass of a compiled pattern where no bracket holds one of them.
+        """
+        inners = _BRACKETED.findall(text)
+        if names.isdisjoint(inners) and not any(_seen(inner) in names for inner in _unusual(inners)):
             return text
-        folded = text.casefold()  # unlike `lower`, it folds a letter alike wherever it stands
-        if any(word in folded for word in self._telling_words):
-            return self._forged.sub(r"\g<0>\\", text)
-        # Searching for headers alone is many times faster, and nearly always enough.
-        text = _HEADER_AT_START.sub(r"\g<0>\\", text)
-        for line_break, header in _HEADER_AFTER.items():
-            if line_break in text:
-                text = header.sub(r"\g<0>\\", text)
-        return text
+        pieces: list[str] = []
+        copied = noted_until = 0
+        for bracketed in _BRACKETED.finditer(text):
+            start = bracketed.start()
+            is_in_note = (noted_until and _JOINING.fullmatch(text, noted_until, start)) or self._ends_in_lead_in(
+                text, start
+            )
+            noted_until = bracketed.end() if is_in_note else 0
+            if _seen(bracketed[1]) in names and (is_in_note or _opens_line(text, start)):
+                pieces += text[copied:start], "\\"
+                copied = start
+        return "".join([*pieces, text[copied:]])
+
+    def _ends_in_lead_in(self, text: str, end: int) -> bool:
+        """Return whether what stands before `end` reads like the first words of an annotation."""
+        return any(_reads_backwards(text, end, lead_in) for lead_in in self._lead_ins)
+
+
+def _has_bracket(text: str) -> bool:
+    return "[" in text or (not text.isascii() and any(bracket in text for bracket in _OPENING))
+
+
+def _unusual(inners: Sequence[str]) -> Iterable[str]:
+    """Return those that may look like a label without being equal to one: with blanks, or with more than ASCII."""
+    together = "".join(inners)
+    if together.isascii() and together.isprintable() and " " not in together:
+        return ()
+    return [inner for inner in inners if not inner.isascii() or not inner.isprintable() or inner != inner.strip()]
+
+
+def _seen(text: str) -> str:
+    """Return what the eye sees of a short text, in plain characters where it has a compatible form."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text)
+    elif text.isprintable():
+        return text.strip()
+    return _UNSEEN.sub("", text).strip()
+
+
+def _opens_line(text: str, start: int) -> bool:
+    while start and _ONE_BLANK.match(text, start - 1):
+        start -= 1
+    return not start or text[start - 1] in _BREAKS
+
+
+def _folded(text: str) -> str:
+    """Return letters and signs only, without case: any spaces between them read the same."""
+    return "".join(_seen(text).casefold().split())
+
+
+def _reads_backwards(text: str, end: int, folded: str) -> bool:
+    """Return whether the text before `end` ends in `folded`, whatever blanks and invisible characters are in it."""
+    left = folded
+    while left:
+        if not end:
+            return False
+        end -= 1
+        character = text[end]
+        if character.isspace() or _ONE_BLANK.match(character):
+            continue
+        seen = _folded(character)
+        if not left.endswith(seen):
+            return False
+        left = left[: len(left) - len(seen)]
+    return True
 
 
 def _lead_in(name: str, placeholder: str, template: str) -> str:
@@ -139,7 +254,7 @@ def _lead_in(name: str, placeholder: str, template: str) -> str:
     lead_in = template.format(**{placeholder: "\n"}).partition("\n")[0]
     # Without words in front it could pass for a block's header; a backslash there would pass for our escape, and a
     # forged phrase could hide a forged header in its own brackets.
-    if not lead_in.strip() or "[" in lead_in or "\\" in lead_in:
+    if not _folded(lead_in) or any(sign in lead_in for sign in (*_OPENING, "\\")):
         raise ValueError(
             f"{name} template needs words before {{{placeholder}}}, no bracket, no backslash, got {template!r}"
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["ContextBlock", "Pin", "as_blocks", "distinct_blocks", "fingerprint"]
+__all__ = ["ContextBlock", "Pin", "as_blocks", "distinct_blocks", "evidence_blocks", "fingerprint"]
 
 Pin = Literal["start", "end"]
 
@@ -60,7 +60,7 @@ class ContextBlock:
         """Hash `text` (about 1 µs a kB) and check the rest.
 
         Args:
-            text: What goes into the prompt; may be empty.
+            text: What goes into the prompt. A block whose text is empty or blank is left out of plans.
             id: The caller's name for the block: its label in the prompt when it is short and safe (see
                 `warmprefix.labels`), unused otherwise. An `int` stands for its decimal digits.
             tokens: Length in tokens, 0 or more; a quarter of the UTF-8 bytes, rounded up, when not given.
@@ -89,6 +89,11 @@ class ContextBlock:
         assign(self, "pinned", pinned)
         assign(self, "fingerprint", _digest(data))
 
+    @property
+    def is_blank(self) -> bool:
+        """True if the text is empty, or white space only."""
+        return not self.text or self.text.isspace()
+
 
 def as_blocks(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
     """What a request is given as blocks: a string is a block without an id.
@@ -108,12 +113,25 @@ def _as_block(i: int, block: object) -> ContextBlock:
 
 
 def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
-    """The blocks without repetitions, and where each of them stood. Of equal blocks the first is kept."""
+    """Return the blocks without repetitions, and the places of each. Of equal blocks the first is kept."""
     if len({block.fingerprint for block in listed}) == len(listed):
         return listed, [(i,) for i in range(len(listed))]
+    return _distinct(listed, range(len(listed)))
+
+
+def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
+    """Return the distinct blocks that have a text, and the places of each among all that are listed."""
+    if not any(block.is_blank for block in listed):
+        return distinct_blocks(listed)
+    return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])
+
+
+def _distinct(
+    listed: Sequence[ContextBlock], kept: Iterable[int]
+) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
     places: dict[bytes, list[int]] = {}
-    for i, block in enumerate(listed):
-        places.setdefault(block.fingerprint, []).append(i)
+    for i in kept:
+        places.setdefault(listed[i].fingerprint, []).append(i)
     return [listed[place[0]] for place in places.values()], [tuple(place) for place in places.values()]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.dedup.exact import Resolved, resolve_from_record
+from warmprefix.dedup.exact import Resolved, opened_labels, resolve_from_record, uncertain_labels
 from warmprefix.dedup.history import VisibleHistory
 from warmprefix.plan import Placement, Scope
 from warmprefix.stores import Conversation, Prepared
@@ -23,7 +23,9 @@ class Past(NamedTuple):
     turn: int | None
     resolved: Sequence[Resolved]
     tracked: bool
-    """Whether the store is to be told what becomes of the plan."""
+    """Whether the store follows the plan, until it is committed or abandoned."""
+    names: Collection[str]
+    """Labels other than those of the plan's own blocks that its texts must not imitate."""
 
 
 class Draft(NamedTuple):
@@ -50,8 +52,9 @@ class Draft(NamedTuple):
         return Conversation(self.scope.tenant, self.conversation)
 
     def proposed(self) -> dict[bytes, str]:
-        """What `SeenStore.prepare` is asked about."""
-        return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
+        """Return the argument of `SeenStore.prepare`: labels of blocks, and those that lines of their texts open."""
+        labels = {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
+        return labels | opened_labels(self.blocks)
 
     def past(self, record: Prepared | None, templates: Templates) -> Past:
         """Whatever decides here: the visible messages, else the store's record, else that there is no past.
@@ -61,14 +64,18 @@ class Draft(NamedTuple):
             templates: The wording of references.
         """
         in_full: list[Resolved] = [(label, None) for label in self.labels]
-        if self.placement == "head" or (self.visible is None and self.conversation is None):
-            return Past(True, None, in_full, tracked=False)
+        if self.placement == "head":
+            return Past(True, None, in_full, tracked=False, names=())
+        if self.visible is None and self.conversation is None:
+            return Past(True, None, in_full, tracked=False, names=uncertain_labels(self.blocks, ()))
         if self.visible is not None:
             resolved = self.visible.resolve(self.blocks, self.labels, templates)
             # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
             opens_prompt = self.visible.is_empty and all(reference is None for _, reference in resolved)
-            return Past(opens_prompt, None, resolved, tracked=False)
+            return Past(opens_prompt, None, resolved, tracked=False, names=self.visible.labels(templates))
         if record is None:
-            return Past(False, None, in_full, tracked=True)
+            return Past(False, None, in_full, tracked=True, names=uncertain_labels(self.blocks, ()))
         resolved = resolve_from_record(self.blocks, self.labels, record, templates)
-        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True)
+        certain = frozenset(opened_labels(self.blocks).values()) - record.taken
+        names = uncertain_labels(self.blocks, certain)
+        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=names)

@@ -1,50 +1,71 @@
-"""Labels: what a block is called in the prompt, the same in every request."""
+"""Labels: what a block is called in the prompt."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from warmprefix.blocks import ContextBlock
 
-__all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidates"]
+__all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidates", "lasting_label", "seems_lasting"]
 
 LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
 """A regular-expression class of all characters that occur in labels."""
+
+_SUFFIX = 6
+"""Hexadecimal digits of a fingerprint in a label: two texts with one id share them once in 16 million times."""
 
 _SAFE_ID = re.compile(r"(?!ctx-)(?![0-9A-Fa-f-]{20,}\Z)[A-Za-z0-9][A-Za-z0-9_.:/-]{0,39}")
 
 
 def label_candidates(block: ContextBlock) -> Iterator[str]:
-    """The labels that a block may get, best first.
+    """Yield the labels that a block may get, best first.
 
     Its id, if that is at most 40 ASCII letters, digits and `_.:/-`, begins with a letter or digit and not with `ctx-`,
-    and is no UUID or digest, which would cost many tokens and tell nothing; then the id with a part of the fingerprint,
+    and is no UUID or digest, which would cost many tokens and mean nothing; then the id with a part of the fingerprint,
     for an id that names another text too; then the fingerprint alone, ever more of it. No other id can imitate
     these: `~` and the prefix `ctx-` are kept from ids.
 
     >>> list(label_candidates(ContextBlock("evidence", id="Doc_1")))[:3]
-    ['Doc_1', 'Doc_1~2f235f96', 'ctx-2f235f']
+    ['Doc_1', 'Doc_1~2f235f', 'ctx-2f235f']
     >>> next(label_candidates(ContextBlock("evidence", id="Doc 1]")))
     'ctx-2f235f'
     """
     digest = block.fingerprint.hex()
     if block.id is not None and _SAFE_ID.fullmatch(block.id):
         yield block.id
-        yield f"{block.id}~{digest[:8]}"
-    yield f"ctx-{digest[:6]}"
+        yield f"{block.id}~{digest[:_SUFFIX]}"
+    yield f"ctx-{digest[:_SUFFIX]}"
     yield f"ctx-{digest[:12]}"
     yield content_label(block)
 
 
 def content_label(block: ContextBlock) -> str:
-    """The label that holds the whole fingerprint, and so can't name any other text."""
+    """Return the label that holds the whole fingerprint, so that no other text has it."""
     return f"ctx-{block.fingerprint.hex()}"
 
 
+def lasting_label(block: ContextBlock) -> str:
+    """Return the first candidate that holds a part of the fingerprint.
+
+    It depends on id and text alone. So it still names this text, and no other version of it, after everything that
+    was remembered of a conversation is lost.
+
+    >>> lasting_label(ContextBlock("evidence", id="Doc_1"))
+    'Doc_1~2f235f'
+    """
+    return next(label for label in label_candidates(block) if label != block.id)
+
+
+def seems_lasting(label: str) -> bool:
+    """Return whether a label in a text has the form that `lasting_label` gives, or that of a content label."""
+    return "~" in label or label.startswith("ctx-")
+
+
 class LabelRegistry:
-    """One label a block and one block a label, for as long as either is remembered.
+    """One label per block and one block per label, for as long as either is remembered.
 
     The first id that comes with a text names it from then on. Bounded, between two calls: first forgotten is the
     block that was not asked for longest since the registry was half full. Not thread-safe.
@@ -54,9 +75,11 @@ class LabelRegistry:
         self._max_labels = max_labels
         self._labels: OrderedDict[bytes, str] = OrderedDict()
         self._owners: dict[str, bytes] = {}
+        self._opened: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of labels that lines of texts begin with."""
 
     def labels(self, blocks: Sequence[ContextBlock]) -> list[str]:
-        """A label for each block, chosen now for those that have none. O(1) a block."""
+        """Return a label for each block, chosen now for those that have none. O(1) per block."""
         known, used = self._labels, self._labels.move_to_end
         # Far from the bound, nothing will be forgotten soon, and remembering the order of use is not worth its time.
         filling = len(known) + len(blocks) > self._max_labels // 2
@@ -79,5 +102,21 @@ class LabelRegistry:
         self._labels[key] = label
         return label
 
+    def add_opened(self, labels: Iterable[str]) -> None:
+        """Remember labels that lines of texts begin with, though no block of the prompt has them. Bounded as above."""
+        for label in labels:
+            self._opened[_digest(label)] = None
+            self._opened.move_to_end(_digest(label))
+        while len(self._opened) > self._max_labels:
+            self._opened.popitem(last=False)
+
+    def is_text(self, label: str) -> bool:
+        """Return whether a line of a text is known to begin with a label, and no block to have it."""
+        return label not in self._owners and _digest(label) in self._opened
+
     def __len__(self) -> int:
         return len(self._labels)
+
+
+def _digest(label: str) -> bytes:
+    return hashlib.blake2b(label.encode(), digest_size=8).digest()

@@ -44,22 +44,24 @@ class PlannedBlock(NamedTuple):
     reference: Reference | None
     templates: Templates
     """The wording of the prompt that it stands in."""
+    names: frozenset[str] = frozenset()
+    """Labels of that prompt and its conversation: a line of text that begins with one is escaped."""
 
     @property
     def rank(self) -> int:
-        """Its place in relevance order."""
+        """The block's place in relevance order."""
         return self.positions[0]
 
     @property
     def text(self) -> str:
-        """The block's own text, unlabelled, or the location annotation in its stead."""
+        """The block's own text, unlabelled, or the location annotation that takes its place."""
         return self.block.text if self.reference is None else self.reference.annotation
 
     def render(self) -> str:
-        """The block as the prompt shows it: labelled in full, or its location annotation."""
+        """Return the block as the prompt shows it: labelled in full, or its location annotation."""
         if self.reference is not None:
             return self.reference.annotation
-        return self.templates.block(self.label, self.block.text)
+        return self.templates.block(self.label, self.block.text, self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,21 @@ class ContextPlan:
         order = self.order
         return list(order) != sorted(order)
 
+    def paragraphs(self) -> list[str]:
+        """Return the prompt text of each block, in planned order.
+
+        One sentence names all blocks that are references. It takes the place of the first of them; the text of the
+        others is empty.
+        """
+        labels = [planned.label for planned in self.blocks if planned.reference is not None]
+        if not labels:
+            return [planned.render() for planned in self.blocks]
+        sentences = iter([self.blocks[0].templates.location_annotation(labels)])
+        return [planned.render() if planned.reference is None else next(sentences, "") for planned in self.blocks]
+
     def render(self) -> str:
-        """The default prompt text: a paragraph a block, then the order annotation. Empty for an empty plan."""
-        paragraphs = [planned.render() for planned in self.blocks]
+        """Return the default prompt text: paragraphs, then the order annotation. Empty for an empty plan."""
+        paragraphs = [paragraph for paragraph in self.paragraphs() if paragraph]
         annotation = self.order_annotation
         if annotation is not None:
             paragraphs.append(annotation)

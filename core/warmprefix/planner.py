@@ -17,11 +17,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Templates, header_labels
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
+from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, fingerprint
+from warmprefix.dedup.exact import lasting_labels, opened_labels
 from warmprefix.dedup.history import Message, VisibleHistory
-from warmprefix.draft import Draft
+from warmprefix.draft import Draft, Past
 from warmprefix.labels import LabelRegistry
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
@@ -359,7 +360,10 @@ class ContextPlanner:
     async def aplanning(
         self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
     ) -> AsyncIterator[ContextPlan]:
-        """`planning`, for tasks: cancellation abandons the plan too."""
+        """`planning`, for tasks.
+
+        Cancellation abandons the plan. If it comes while the plan is committed, the commit is taken back.
+        """
         plan = await self.aplan(blocks, **options)
         try:
             yield plan
@@ -511,6 +515,22 @@ class ContextPlanner:
             with self._asking_store():
                 self._store.abandon(_conversation(plan), _id_in_store(plan))
         return True
+
+    def withdraw(self, plan: ContextPlan) -> None:
+        """Take a commit back whose answer the application does not keep: a call cancelled while it commits, say.
+
+        Nothing counts as seen by the plan's conversation until the next commit. What was learned of the engine stays.
+        It never waits for a shared store, and does nothing for a plan without a conversation.
+        """
+        _check_plan(plan)
+        if not plan.tracked:
+            return
+        with self._lock:
+            self._counts["withdrawn_commits"] += 1
+        if isinstance(self._store, GuardedStore):
+            self._store.forget_soon(_conversation(plan))
+        else:
+            self._store.forget(_conversation(plan))
 
     async def acommit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
@@ -741,7 +761,8 @@ class ContextPlanner:
             paths = paths_to_warm(state.tree, given, max_paths)
             labelled = [list(zip(path, state.labels.labels(path), strict=True)) for path in paths]
         for path in labelled:
-            context = "\n\n".join([self._templates.block(label, block.text) for block, label in path])
+            names = [label for _, label in path]
+            context = "\n\n".join([self._templates.block(label, block.text, names) for block, label in path])
             yield [block for block, _ in path], warming_request(model, preamble, context, state.cache_salt)
 
     def _warmed(self, scope: Scope, path: Sequence[ContextBlock]) -> None:
@@ -797,9 +818,11 @@ class ContextPlanner:
             batch_id = f"{self._instance}-{os.getpid()}-{self._planned}"
         scoped: dict[Scope, list[BatchRequest]] = {}
         preamble_digest = None if preamble is None else fingerprint(preamble)
+        blank = 0
         for request in requests:
+            blank += sum([block.is_blank for block in request.blocks])
             scoped.setdefault(Scope(request.tenant, model, preamble_digest), []).append(request)
-            self._record(distinct_blocks(request.blocks)[0], None, request.tenant, model, preamble)
+            self._record(evidence_blocks(request.blocks)[0], None, request.tenant, model, preamble)
         planned: list[PlannedRequest] = []
         scopes: list[Scope] = []
         bounds: list[Bound] = []
@@ -808,7 +831,8 @@ class ContextPlanner:
             distinct: dict[bytes, ContextBlock] = {}
             for request in own:
                 for block in request.blocks:
-                    distinct.setdefault(block.fingerprint, block)
+                    if not block.is_blank:
+                        distinct.setdefault(block.fingerprint, block)
             with self._lock:
                 state = self._state(scope)
                 labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
@@ -823,6 +847,7 @@ class ContextPlanner:
         with self._lock:
             self._open_batch(batch_id, scopes)
             self._count_batch(planned, total_tokens)
+            self._counts["blank_blocks"] += blank
         bound = bound_of_all(bounds)
         places = {request.id: place for place, request in enumerate(planned)}
         return BatchPlan(
@@ -867,7 +892,8 @@ class ContextPlanner:
         history: Iterable[Message] | None = None,
         order_locked: bool = False,
     ) -> Draft:
-        distinct, positions = distinct_blocks(as_blocks(blocks))
+        listed = as_blocks(blocks)
+        distinct, positions = evidence_blocks(listed)
         _check_names(conversation=conversation, tenant=tenant, model=model, preamble=preamble)
         if conversation == "":
             raise ValueError("conversation must not be empty; give None for a request outside any conversation")
@@ -876,8 +902,11 @@ class ContextPlanner:
         visible = None if history is None else VisibleHistory(history)
         scope = _scope(tenant, model, preamble)
         self._record(distinct, conversation, tenant, model, preamble)
+        is_unshown = placement == "tail" and visible is None
         with self._lock:
-            labels = self._state(scope).labels.labels(distinct)
+            state = self._state(scope)
+            labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
+            self._counts["blank_blocks"] += sum([block.is_blank for block in listed])
             self._planned += 1
             plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
         return Draft(plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked)
@@ -891,7 +920,8 @@ class ContextPlanner:
             order: Sequence[int] = range(len(distinct))
             if not draft.order_locked:
                 order = self._order(state, distinct, past.opens_prompt and not is_left_alone)
-            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates) for i in order])
+            names = self._names(draft, past, state.labels)
+            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
             plan = ContextPlan(
                 id=draft.plan_id,
                 scope=draft.scope,
@@ -912,6 +942,17 @@ class ContextPlanner:
             if record is not None:
                 self._counts["contested_blocks"] += len(record.contested)
         return plan
+
+    def _names(self, draft: Draft, past: Past, registry: LabelRegistry) -> frozenset[str]:
+        """Return the labels that a line of this prompt must not imitate; the lock is held."""
+        own = [label for label, _ in past.resolved]
+        if draft.visible is None or draft.placement == "head":
+            return frozenset([*own, *past.names])
+        # A line of the history may have come from a text rather than from a label.
+        names = frozenset([*own, *(label for label in past.names if not registry.is_text(label))])
+        lines = (label for block in draft.blocks for label in header_labels(block.text))
+        registry.add_opened([label for label in lines if label not in names])
+        return names
 
     def _close_committed(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Learn from a plan that was open; True if it was."""
@@ -1330,11 +1371,11 @@ def _id_in_store(plan: ContextPlan) -> str:
 
 def _sent(plan: ContextPlan) -> list[SeenBlock]:
     turn = plan.turn or 0
-    return [
-        SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
-        for planned in plan.blocks
-        if planned.reference is None
-    ]
+    in_full = [planned for planned in plan.blocks if planned.reference is None]
+    sent = [SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens) for planned in in_full]
+    names = in_full[0].names if in_full else ()
+    opened = opened_labels([planned.block for planned in in_full]).items()
+    return sent + [SeenBlock(key, label, turn, 0) for key, label in opened if label not in names]
 
 
 def _cache_salt(key: bytes, tenant: str) -> str:

@@ -91,6 +91,8 @@ def test_the_sdks_own_messages_are_taken() -> None:
         history[-1], user("Q3?"),
     ]  # fmt: skip
     assert history[1] is answer
+    shown = [user(ContextPlanner().plan([SEA], placement="tail", history=[]).render()), *history]
+    assert ContextPlanner().plan([SEA], placement="tail", history=shown).references
     with pytest.raises(TypeError, match="history"):
         messages_for(plan, "Q?", [ChatCompletionMessage])  # type: ignore[list-item]
 
@@ -105,8 +107,9 @@ def test_no_reference_dangles() -> None:
         messages_for(second, "Q2?")
     with pytest.raises(ValueError, match="got none"):
         messages_for(second, "Q2?", [system("S")])
-    for lost in ("Q1?", f"{SEA_SHOWN[:-9]}\n\nQ1?", f"{SEA.text}\n\nQ1?"):
-        with pytest.raises(ValueError, match=r"must hold block \[sea\] in full"):
+    shown = first.render()
+    for lost in ("Q1?", f"{shown[:-9]}\n\nQ1?", f"{SEA.text}\n\nQ1?"):
+        with pytest.raises(ValueError, match=r"must hold block \[sea~[0-9a-f]+\] in full"):
             messages_for(second, "Q2?", [user(lost), assistant("A1.")])
     kept = [*messages_for(first, "Q1?"), assistant("A1.")]
     assert messages_for(second, "Q2?", kept)[:-1] == kept

@@ -360,14 +360,17 @@ async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None
     await asyncio.to_thread(guard.close)
 
 
-async def test_a_cancelled_commit_is_made_all_the_same(store: TroubledStore) -> None:
+async def test_a_cancelled_commit_is_taken_back(store: TroubledStore) -> None:
+    """Its caller has a CancelledError in place of the answer, so its next prompt may lack the turn."""
     guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
     await guard.aprepare(CHAT, "p1", {})
     store.gate.clear()
     await cancelled(asyncio.ensure_future(guard.acommit(CHAT, "p1", [BLOCK])), store, 1)
     store.gate.set()
-    assert await asyncio.to_thread(eventually, lambda: seen(store) == {BLOCK.fingerprint})
-    assert (await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).turn == 1, "and only once"
+    prepared = await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})
+    assert not prepared.seen
+    assert await asyncio.to_thread(eventually, lambda: not len(guard.outbox))
+    assert seen(store) == set()
     await asyncio.to_thread(guard.close)
 
 

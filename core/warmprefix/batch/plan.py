@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from warmprefix.annotate import Templates
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
+from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 
 if TYPE_CHECKING:
@@ -112,13 +112,14 @@ class PlannedRequest:
 
     @property
     def blocks(self) -> tuple[PlannedBlock, ...]:
-        """In planned order, each once."""
-        distinct, positions = distinct_blocks(self.request.blocks)
+        """The blocks that have a text, in planned order, each once."""
+        distinct, positions = evidence_blocks(self.request.blocks)
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.templates
+        names = frozenset([labels[block.fingerprint] for block in distinct])
         return tuple(
             [
-                PlannedBlock(distinct[i], positions[i], labels[distinct[i].fingerprint], None, templates)
+                PlannedBlock(distinct[i], positions[i], labels[distinct[i].fingerprint], None, templates, names)
                 for i in [at[position] for position in self.order]
             ]
         )

@@ -11,7 +11,7 @@ from warmprefix.batch.bounds import Bound, BoundKind, upper_bound
 from warmprefix.batch.execution import depth_first
 from warmprefix.batch.plan import BatchRequest
 from warmprefix.batch.served import Served, serve, serve_unbounded
-from warmprefix.blocks import ContextBlock, distinct_blocks
+from warmprefix.blocks import ContextBlock, evidence_blocks
 from warmprefix.tree import PrefixMatch
 
 __all__ = ["ResidentPaths", "ScopePlan", "bound_of_all", "plan_scope"]
@@ -57,7 +57,7 @@ class _Requests:
         self.middles: list[list[int]] = []
         self.ends: list[tuple[int, ...]] = []
         for request in requests:
-            blocks, places = distinct_blocks(request.blocks)
+            blocks, places = evidence_blocks(request.blocks)
             context: list[int] = []
             for block in blocks:
                 number = numbers.setdefault(block.fingerprint, len(numbers))

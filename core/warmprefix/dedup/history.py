@@ -6,17 +6,25 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from warmprefix.annotate import Templates, header_labels
+from warmprefix.annotate import Templates, header_labels, matching_end
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.exact import Resolved
 from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
 from warmprefix.plan import Reference
 
-__all__ = ["Message", "VisibleHistory"]
+__all__ = ["Message", "SdkMessage", "VisibleHistory", "as_mapping"]
 
-Message = str | Mapping[str, Any]
+
+@runtime_checkable
+class SdkMessage(Protocol):
+    """A message as the OpenAI SDK returns it, or any other Pydantic model."""
+
+    def model_dump(self, *, exclude_none: bool) -> Mapping[str, Any]: ...
+
+
+Message = str | Mapping[str, Any] | SdkMessage
 """A message's text, or an OpenAI-style message whose `content` is a string, a list of parts, or None."""
 
 _HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
@@ -30,29 +38,35 @@ class VisibleHistory:
     """
 
     def __init__(self, messages: Iterable[Message]) -> None:
-        """Take the text out of the messages.
+        """Take the text out of the messages; linear in its length.
 
         Raises:
-            TypeError: `messages` is one string or mapping, or a message is neither.
+            TypeError: `messages` is one string or message, or holds something else.
         """
         if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
             raise TypeError(f"history must be a sequence of messages, got one {type(messages).__name__}")
         self.is_empty = True
         """Whether there is no message but system and developer prompts, so that the context opens the prompt."""
         self._headers: dict[str, list[tuple[str, int]]] = {}
+        self._texts: list[str] = []
         looks: Counter[str] = Counter()
-        for message in messages:
-            if not isinstance(message, str | Mapping):
-                raise TypeError(f"a message of history must be a str or a mapping, got {type(message).__name__}")
+        for given in messages:
+            message = given if isinstance(given, str) else as_mapping(given)
             if isinstance(message, str) or message.get("role") not in ("system", "developer"):
                 self.is_empty = False
             for text in _texts(message):
+                self._texts.append(text)
                 looks.update(header_labels(text))
                 for header in _HEADER.finditer(text):
                     if header.start() == 0 or text[header.start() - 1] == "\n":
                         self._headers.setdefault(header[1], []).append((text, header.start()))
         self._forged = {label for label, times in looks.items() if times > len(self._headers.get(label, ()))}
         """Labels that a line seems to begin with somewhere, though not as a block does."""
+
+    def labels(self, templates: Templates) -> set[str]:
+        """Return the labels that may be those of its blocks: a line begins with them, or a note names them."""
+        noted = (label for text in self._texts for label in templates.noted_labels(text))
+        return {*self._headers, *noted}
 
     def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
         """Refer to each block that a message holds; the others stay in full.
@@ -79,15 +93,15 @@ class VisibleHistory:
         for candidate in (label, *label_candidates(block)):
             if candidate not in self._headers or candidate in self._forged or candidate in referred:
                 continue
-            if self._holds(candidate, templates.block(candidate, block.text)):
-                return Reference(candidate, None, templates.location_annotation(candidate))
+            if self._holds(candidate, block.text):
+                return Reference(candidate, None, templates.location_annotation([candidate]))
         return None
 
-    def _holds(self, label: str, rendered: str) -> bool:
-        """Whether every header with this label begins this block, whole."""
-        for text, start in self._headers[label]:
-            end = start + len(rendered)
-            if not text.startswith(rendered, start) or text[end : end + 1] not in ("", "\r", "\n"):
+    def _holds(self, label: str, text: str) -> bool:
+        """Return whether every header with this label begins this block, whole."""
+        for message, start in self._headers[label]:
+            end = matching_end(message, start, label, text)
+            if end is None or message[end : end + 1] not in ("", "\r", "\n"):
                 return False
         return True
 
@@ -103,7 +117,21 @@ class VisibleHistory:
         return label not in self._headers and label not in self._forged
 
 
-def _texts(message: Message) -> Iterator[str]:
+def as_mapping(message: object) -> Mapping[str, Any]:
+    """Return a message as a mapping.
+
+    Raises:
+        TypeError: It is neither a mapping nor one of the SDK's messages.
+    """
+    if isinstance(message, SdkMessage) and not isinstance(message, type):
+        message = message.model_dump(exclude_none=True)
+    if not isinstance(message, Mapping):
+        kind = type(message).__name__
+        raise TypeError(f"a message of history must be a str, a mapping or a message of the OpenAI SDK, got {kind}")
+    return message
+
+
+def _texts(message: str | Mapping[str, Any]) -> Iterator[str]:
     content = message if isinstance(message, str) else message.get("content")
     if isinstance(content, str):
         yield content

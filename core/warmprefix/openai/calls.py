@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from warmprefix.plan import ContextPlan, PlannedBlock
+from warmprefix.plan import ContextPlan
 
 __all__ = ["Additions", "Call", "TokenIds", "block_ends", "completed", "holds_blocks", "read_call"]
 
@@ -99,17 +99,20 @@ def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_i
 
 
 def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
-    """Whether every block of the plan is in the prompt, in full or as its reference, whatever is around it."""
-    return all(planned.render() in prompt or planned.text in prompt for planned in plan.blocks)
+    """Return whether every block of the plan is in the prompt, in full or as its reference, whatever is around it."""
+    return all(
+        paragraph in prompt or planned.render() in prompt or planned.text in prompt
+        for planned, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
+    )
 
 
 def block_ends(prompt: str, plan: ContextPlan) -> list[float] | None:
-    """For each planned block, the share of the prompt's characters up to its end; None if they are not all found.
+    """Return for each planned block the share of the prompt's characters up to its end; None if one is not found.
 
     Labelled as the plan renders them, or as they are, but one after the other in planned order.
     """
-    for text_of in (PlannedBlock.render, lambda planned: planned.text):
-        texts = [text_of(planned) for planned in plan.blocks]
+    each = [planned.render() for planned in plan.blocks]
+    for texts in (plan.paragraphs(), each, [planned.text for planned in plan.blocks]):
         ends = _first_ends(prompt, texts) if plan.opens_prompt else _last_ends(prompt, texts)
         if ends is not None:
             return [end / len(prompt) for end in ends] if prompt else []

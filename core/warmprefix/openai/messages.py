@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from warmprefix.dedup.history import VisibleHistory
+from warmprefix.dedup.history import SdkMessage, VisibleHistory, as_mapping
 from warmprefix.plan import ContextPlan
 
 __all__ = ["messages_for"]
-
-
-@runtime_checkable
-class SdkMessage(Protocol):
-    """A message as the SDK returns it, or any other model of Pydantic's."""
-
-    def model_dump(self, *, exclude_none: bool) -> Mapping[str, Any]: ...
 
 
 _SYSTEM = ("system", "developer")
@@ -43,7 +36,7 @@ def messages_for(
         question: What is asked.
         history: The earlier messages, oldest first, without the contexts of head plans, with those of tail plans: as
             mappings, or as the SDK's own, `answer.choices[0].message`. They are copied, not changed. Give `plan` the
-            same, as mappings.
+            same.
         preamble: The system prompt, if it is not the history's first message.
 
     Raises:
@@ -79,15 +72,7 @@ def messages_for(
 def _copied(history: Sequence[Mapping[str, Any] | SdkMessage]) -> list[dict[str, Any]]:
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
         raise TypeError(f"history must be a sequence of messages, got one {type(history).__name__}")
-    return [dict(_mapping(message)) for message in history]
-
-
-def _mapping(message: object) -> Mapping[str, Any]:
-    if isinstance(message, SdkMessage) and not isinstance(message, type):
-        message = message.model_dump(exclude_none=True)
-    if not isinstance(message, Mapping):
-        raise TypeError(f"a message of history must be a mapping or of the SDK, got {type(message).__name__}")
-    return message
+    return [dict(as_mapping(message)) for message in history]
 
 
 def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], begin: int) -> None:

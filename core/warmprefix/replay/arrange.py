@@ -94,8 +94,8 @@ class Planned:
             ()
             if plan.opens_prompt
             else tuple(
-                (block.rank, estimated_tokens(block.reference.annotation))
-                for block in plan.blocks
+                (block.rank, estimated_tokens(paragraph))  # of several, the first has the sentence
+                for block, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
                 if block.reference is not None
             )
         )

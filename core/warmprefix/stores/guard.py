@@ -6,8 +6,8 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -125,7 +125,8 @@ class GuardedStore:
             self._deliver(conversation)  # the plan may be one of those that the store did not hear of
             return self.store.commit(conversation, plan_id, sent)
 
-        return self._tell("commit", conversation, Commit(plan_id, sent), tell)
+        with self._withdrawn_if_interrupted(conversation):
+            return self._tell("commit", conversation, Commit(plan_id, sent), tell)
 
     def abandon(self, conversation: Conversation, plan_id: str) -> bool:
         return self._tell("abandon", conversation, Abandon(plan_id), self.store.abandon, plan_id)
@@ -156,15 +157,16 @@ class GuardedStore:
 
     async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
         notice, store = Commit(plan_id, sent), self._awaited
-        if store is None:
-            owe = partial(self._owe, conversation, notice)
-            return await self._in_thread(self.commit, conversation, plan_id, sent, late=owe)
+        with self._withdrawn_if_interrupted(conversation):
+            if store is None:
+                owe = partial(self._owe, conversation, notice)
+                return await self._in_thread(self.commit, conversation, plan_id, sent, late=owe)
 
-        async def tell(conversation: Conversation) -> bool:
-            await self._adeliver(store, conversation)
-            return await store.acommit(conversation, plan_id, sent)
+            async def tell(conversation: Conversation) -> bool:
+                await self._adeliver(store, conversation)
+                return await store.acommit(conversation, plan_id, sent)
 
-        return await self._atell("commit", conversation, notice, tell)
+            return await self._atell("commit", conversation, notice, tell)
 
     async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
         notice, store = Abandon(plan_id), self._awaited
@@ -180,6 +182,26 @@ class GuardedStore:
             await self._in_thread(self.forget, conversation, late=owe)
         else:
             await self._atell("forget", conversation, notice, store.aforget)
+
+    # -- commits that are taken back ---------------------------------------------------------------------------
+
+    def forget_soon(self, conversation: Conversation) -> None:
+        """Have the store forget a conversation before it is next prepared here, without waiting for it."""
+        self._owe(conversation, Forget(), delay=0.0)
+
+    @contextmanager
+    def _withdrawn_if_interrupted(self, conversation: Conversation) -> Iterator[None]:
+        """Take a commit back whose caller is cancelled or interrupted.
+
+        The caller's application gets that exception in place of the answer, so its next prompt may lack this turn.
+        """
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.forget_soon(conversation)
+            raise
 
     # -- for operators -----------------------------------------------------------------------------------------
 
@@ -304,9 +326,9 @@ class GuardedStore:
 
     # -- the outbox --------------------------------------------------------------------------------------------
 
-    def _owe(self, conversation: Conversation, notice: Notice) -> None:
+    def _owe(self, conversation: Conversation, notice: Notice, delay: float | None = None) -> None:
         self.outbox.add(conversation, notice)
-        self._keep_within(self._retry)
+        self._keep_within(self._retry if delay is None else delay)
 
     def _deliver(self, conversation: Conversation) -> None:
         for notice in self.outbox.waiting(conversation):

@@ -84,6 +84,20 @@ MEASURES = (
         lambda s: s.conflicts,
     ),
     Measure(
+        "withdrawn_commits",
+        "counter",
+        "{plan}",
+        "Commits taken back, since the call was cancelled before the application had its answer.",
+        lambda s: s.withdrawn_commits,
+    ),
+    Measure(
+        "blank_blocks",
+        "counter",
+        "{block}",
+        "Blocks left out of plans, since their text is empty or blank.",
+        lambda s: s.blank_blocks,
+    ),
+    Measure(
         "reordered_plans",
         "counter",
         "{plan}",

@@ -24,6 +24,10 @@ class PlannerStats:
     """Commits of a plan already committed or abandoned, or that waited too long."""
     conflicts: int = 0
     """Commits whose blocks the store did not record as seen: lease timed out, or prepared beside another plan."""
+    withdrawn_commits: int = 0
+    """Commits taken back because the application did not get the answer."""
+    blank_blocks: int = 0
+    """Blocks left out of plans because their text is empty or blank."""
     reordered_plans: int = 0
     """Plans whose order differs from relevance order."""
     references: int = 0
