@@ -19,11 +19,13 @@ _DONE = b"[DONE]"
 class Heard:
     """What became known of an answer so far."""
 
-    __slots__ = ("cached_tokens", "failed", "prompt_token_ids", "prompt_tokens", "started", "unread")
+    __slots__ = ("cached_tokens", "ended", "failed", "prompt_token_ids", "prompt_tokens", "started", "unread")
 
     def __init__(self) -> None:
         self.started = False
         """Whether it has any content, so that the model has read the whole prompt."""
+        self.ended = False
+        """Whether it says that nothing follows: a stream's `[DONE]`, or the last event of a response."""
         self.failed = False
         """Whether it says that there was an error."""
         self.unread = False
@@ -117,12 +119,16 @@ class StreamedAnswer:
     def _read(self, event: bytes) -> bool:
         """Whether to pass it on."""
         # Most events are words of the answer, and of no interest once it has begun.
-        if self.heard.started and b'"usage"' not in event and b'"error"' not in event:
+        if self.heard.started and not any(sign in event for sign in _SIGNS):
             return True
         data = event_data(event)
-        payload = None if data.startswith(_DONE) else _object(data)
+        if data.startswith(_DONE):
+            self.heard.ended = True
+            return True
+        payload = _object(data)
         if payload is None:
             return True
+        self.heard.ended = self.heard.ended or payload.get("type") in _ENDS
         response = payload.get("response")
         if isinstance(response, dict):  # how `/v1/responses` begins and ends
             self.heard.read(response)
@@ -131,6 +137,9 @@ class StreamedAnswer:
         self.heard.started = self.heard.started or _has_content(payload)
         return not (self._hides_usage and payload.get("usage") and payload.get("choices") == [])
 
+
+_SIGNS = (b'"usage"', b'"error"', _DONE, b'"response.')
+"""What an event of interest holds, once the answer has begun."""
 
 _FAILURES = ("error", "response.failed")
 _ENDS = ("response.completed", "response.incomplete")

@@ -22,13 +22,17 @@ _LONGEST_DELAY = 60.0
 """Seconds that these clients let a server keep them waiting."""
 
 
+Step = Literal["commit", "commit part", "abandon", "put back", "fail"]
+"""What to do with a plan. "commit part": the application closed a stream before its end, and may keep what it has read.
+"fail": another attempt may follow."""
+
+
 class Verdict(NamedTuple):
     """What follows for the plan."""
 
     sent: SentPlan
     plan: ContextPlan
-    step: Literal["commit", "abandon", "put back", "fail"]
-    """"fail" means that another attempt may follow."""
+    step: Step
     report: EngineReport | None = None
     """Of a commit."""
     delay: float = 0.0
@@ -110,11 +114,12 @@ class Exchange:
         return passed
 
     def finish(self) -> bytes:
-        """The body has come to its end: what of it is still to be passed on."""
-        self._is_whole = True
+        """Return what is still to be passed on of a body that has come to its end; nothing when called again."""
         reader = self._reader
-        if reader is None:
+        if reader is None or self._is_whole:
+            self._is_whole = True
             return b""
+        self._is_whole = True
         try:
             return reader.finish()
         except Exception:
@@ -134,21 +139,26 @@ class Exchange:
             return self._verdict("fail" if isinstance(error, Exception) else "abandon")
         reader = self._reader
         if reader is None:
-            return self._verdict("commit" if self._is_whole else "abandon")
+            return self._verdict("commit" if self._is_whole and not (self._plan.tracked and error) else "abandon")
+        # If the application gets an exception in place of the answer, it drops the turn, and its next prompt lacks what
+        # a commit would record as seen. Where nothing is recorded, it only matters that the engine has read the prompt.
+        is_dropped = self._plan.tracked and error is not None
         if isinstance(reader, StreamedAnswer):
-            # The application has an exception in the answer's place and drops the turn, so that its next prompt lacks
-            # what a commit would record as seen. Where nothing is recorded, it counts that the engine has read it all.
-            is_dropped = self._plan.tracked and (error is not None or reader.heard.failed)
-            return self._verdict("commit" if reader.heard.started and not is_dropped else "abandon")
-        if self._is_whole:
+            heard = reader.heard
+            if not heard.started or is_dropped or (self._plan.tracked and heard.failed):
+                return self._verdict("abandon")
+            is_complete = self._is_whole or heard.ended or not self._plan.tracked
+            return self._verdict("commit" if is_complete else "commit part")
+        if self._is_whole and not is_dropped:
             return self._verdict("abandon" if reader.heard.failed else "commit")
         # Clients read such a body before they return, so that they try again.
         return self._verdict("fail" if isinstance(error, Exception) else "abandon")
 
-    def _verdict(self, step: Literal["commit", "abandon", "put back", "fail"], delay: float = 0.0) -> Verdict:
+    def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
         self._over = True
-        report = self._report() if step == "commit" else None
-        unread = step == "commit" and (self._reader is None or self._reader.heard.unread)
+        commits = step in ("commit", "commit part")
+        report = self._report() if commits else None
+        unread = commits and (self._reader is None or self._reader.heard.unread)
         self._call = None  # its texts are long
         return Verdict(self._sent, self._plan, step, report, delay, unread)
 

@@ -40,6 +40,8 @@ _UNSENT = (
     "goes without its cache_salt"
 )
 
+_COMMITS = ("commit", "commit part")
+
 _IDLE = 60.0
 """Seconds between two looks for plans to give up, while there are none."""
 
@@ -61,9 +63,10 @@ class EngineLink:
         with link.sending(plan):
             client.chat.completions.create(model=model, messages=messages_for(plan, question))
 
-    A plan is committed, with what the engine reported, when its answer has been read to the end, or closed after its
-    first token. It is abandoned on an error, a time-out, a cancellation, or a stream that ends before its first token;
-    if nothing would be recorded as seen, an error after the first token commits it too. After a failure that may be
+    A plan is committed, with what the engine reported, once the application has the answer. Within a block of `sending`
+    that is when the block ends without an exception. Without such a block it is when the answer has been read to its
+    end. It is abandoned on an error, a time-out, a cancellation, or a stream that is closed early; if nothing would be
+    recorded as seen, a stream that fails or is closed after its first token commits it too. After a failure that may be
     tried again, the plan waits for that: any failure until the block of `sending` ends, without one those that clients
     try again by themselves for `retry_grace` seconds.
 
@@ -166,8 +169,10 @@ class EngineLink:
     def sending(self, plan: ContextPlan) -> _SendingBlock:
         """`with` or `async with`: within the block, the request whose prompt holds the plan's blocks is that plan's.
 
-        For frameworks that pass no headers, and for whatever sends several requests of which one has the context. At
-        its end a plan that no request had, or whose last request failed, is abandoned at once.
+        For frameworks that pass no headers, and for whatever sends several requests of which one has the context. Store
+        the answer inside the block: if the block ends without an exception, the plan is committed, even if you closed
+        the stream early; if an exception or a cancellation leaves it, the plan is abandoned. A plan that no request
+        had, or whose last request failed, is abandoned too.
 
         The request must be sent within the block. A stream that the SDK returned may be read after it. One that is
         sent when it is first read, as that of LangChain's `stream` is, must be read within, or be marked instead:
@@ -256,14 +261,21 @@ class EngineLink:
             self._tell(due)
 
     async def asettle(self, verdict: Verdict | None) -> None:
-        """`settle`, for tasks: it is done, whatever is cancelled meanwhile."""
+        """`settle`, for tasks. It is done even if the caller is cancelled; then a commit is taken back.
+
+        A caller that is cancelled here has no answer: its application gets a CancelledError instead.
+        """
         due = None if verdict is None else self._noted(verdict)
         if due is None:
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # that of Trio, say, which has no such tasks
-            await self._atell(due, [])
+            try:
+                await self._atell(due, [])
+            except BaseException:
+                self._withdraw(due)
+                raise
             return
         begun: list[bool] = []
         telling = loop.create_task(self._atell(due, begun))
@@ -275,7 +287,11 @@ class EngineLink:
                 self._tell(due)
 
         telling.add_done_callback(told)
-        await asyncio.shield(telling)
+        try:
+            await asyncio.shield(telling)
+        except BaseException:
+            self._withdraw(due)
+            raise
 
     def failed(self, what: str) -> None:
         """The one place where a failure of ours, or of the planner, degrades to a request that nobody learns from."""
@@ -292,10 +308,16 @@ class EngineLink:
         _log.log(logging.WARNING if first else logging.DEBUG, "%s", _UNSENT)
 
     def _noted(self, verdict: Verdict) -> Verdict | None:
-        """Write down where the plan is now. What the planner is to be told of this one, or of another in its stead."""
+        """Note where the plan is now; return what is due at the planner, for this plan or for one that it displaced."""
         if verdict.step == "put back":
             self._book.put_back(verdict.sent)
             return None
+        if verdict.step in _COMMITS and verdict.plan.tracked and verdict.sent.is_sending:
+            self._book.hold(verdict.sent, verdict)  # the end of the block decides
+            return None
+        if verdict.step == "commit part":
+            self._count("early_closes")
+            verdict = verdict._replace(step="abandon", report=None)
         may_be_retried = verdict.step == "fail"
         # The SDK is done with what it was refused; what called it may fall back on another model or endpoint.
         if may_be_retried or (verdict.step == "abandon" and verdict.sent.is_sending):
@@ -310,7 +332,7 @@ class EngineLink:
 
     def _tell(self, verdict: Verdict) -> None:
         try:
-            if verdict.step == "commit":
+            if verdict.step in _COMMITS:
                 self._told_commit(self._planner.commit(verdict.plan, report=verdict.report))
             else:
                 self._planner.abandon(verdict.plan)
@@ -321,13 +343,18 @@ class EngineLink:
     async def _atell(self, verdict: Verdict, begun: list[bool]) -> None:
         begun.append(True)
         try:
-            if verdict.step == "commit":
+            if verdict.step in _COMMITS:
                 self._told_commit(await self._planner.acommit(verdict.plan, report=verdict.report))
             else:
                 await self._planner.aabandon(verdict.plan)
                 self._count("abandons")
         except Exception:
             self.failed(f"the planner failed to {verdict.step} a plan")
+
+    def _withdraw(self, verdict: Verdict) -> None:
+        if verdict.step in _COMMITS and verdict.plan.tracked:
+            self._planner.withdraw(verdict.plan)
+            self._count("withdrawn")
 
     def _told_commit(self, recorded: bool) -> None:
         with self._lock:
@@ -391,6 +418,8 @@ class _SendingBlock:
         plan = self._book.leave_block(self._sent)
         if plan is None:
             return None
+        if not raised and isinstance(self._sent.answer, Verdict):
+            return self._sent.answer._replace(step="commit")
         if not raised and not self._sent.was_taken:
             self._link.unsent()
         return Verdict(self._sent, plan, "abandon")

@@ -17,7 +17,18 @@ __all__ = ["PlanBook", "SentPlan"]
 class SentPlan:
     """A plan, and where it is. Only a `PlanBook` changes it."""
 
-    __slots__ = ("__weakref__", "cache_salt", "deadline", "id", "open_blocks", "plan", "session", "state", "was_taken")
+    __slots__ = (
+        "__weakref__",
+        "answer",
+        "cache_salt",
+        "deadline",
+        "id",
+        "open_blocks",
+        "plan",
+        "session",
+        "state",
+        "was_taken",
+    )
 
     def __init__(self, plan: ContextPlan) -> None:
         self.id = plan.id
@@ -26,7 +37,9 @@ class SentPlan:
         self.cache_salt = plan.cache_salt
         self.session = session_key(plan)
         """Names its conversation; None without one."""
-        self.state: Literal["ready", "taken", "failed", "over"] = "ready"
+        self.state: Literal["ready", "taken", "failed", "answered", "over"] = "ready"
+        self.answer: object = None
+        """When "answered": what follows if the application keeps the answer."""
         self.deadline = 0.0
         """When "failed": until when another attempt may come."""
         self.open_blocks = 0
@@ -97,6 +110,12 @@ class PlanBook:
             oldest = next(iter(self._failed.values()))
             plan = self.end(oldest)
             return None if plan is None else (oldest, plan)
+
+    def hold(self, sent: SentPlan, answer: object) -> None:
+        """Keep the plan of an answered request until its block of `sending` ends."""
+        with self._lock:
+            if sent.state == "taken":
+                sent.state, sent.answer = "answered", answer
 
     def end(self, sent: SentPlan) -> ContextPlan | None:
         """Nobody gets it any more. Returns its plan, once."""

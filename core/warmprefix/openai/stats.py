@@ -17,6 +17,11 @@ class LinkStats:
     """Plans committed."""
     abandons: int = 0
     """Plans abandoned."""
+    early_closes: int = 0
+    """Of the abandoned plans, those of a conversation whose stream was closed after its first content and before its
+    end, outside of a block of `sending`: whether the application keeps such an answer is not known."""
+    withdrawn: int = 0
+    """Commits taken back because the call was cancelled before the application had its answer."""
     refused_commits: int = 0
     """Of the commits, those that the planner did not record: another planner's plan, or one it had closed before."""
     unknown_plans: int = 0

@@ -161,9 +161,8 @@ class _Body:
             try:
                 data = next(self._source)
             except StopIteration:
-                rest = self._exchange.finish()
-                self._link.settle(self._exchange.end())
-                if rest:
+                # Settled when the client closes the body, as it does after its end: closing may still fail.
+                if rest := self._exchange.finish():
                     return rest
                 raise
             except BaseException as error:
@@ -178,8 +177,10 @@ class _Body:
     def close(self) -> None:
         try:
             self._stream.close()
-        finally:
-            self._link.settle(self._exchange.end())
+        except BaseException as error:
+            self._link.settle(self._exchange.end(error))
+            raise
+        self._link.settle(self._exchange.end())
 
     def __del__(self) -> None:
         self._link.settle(self._exchange.end())
@@ -205,9 +206,8 @@ class _AsyncBody:
             try:
                 data = await anext(self._source)
             except StopAsyncIteration:
-                rest = self._exchange.finish()
-                await self._link.asettle(self._exchange.end())
-                if rest:
+                # Settled when the client closes the body, as it does after its end: closing may still be cancelled.
+                if rest := self._exchange.finish():
                     return rest
                 raise
             except BaseException as error:
@@ -222,8 +222,10 @@ class _AsyncBody:
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
-        finally:
-            await self._link.asettle(self._exchange.end())
+        except BaseException as error:
+            await self._link.asettle(self._exchange.end(error))
+            raise
+        await self._link.asettle(self._exchange.end())
 
     def __del__(self) -> None:
         self._link.settle(self._exchange.end())
