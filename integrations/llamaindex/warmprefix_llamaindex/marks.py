@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 
 
 def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
-    """A copy of a node, its metadata a copy too, with these marks and no older ones."""
+    """Return a copy of a node and of its metadata, with these marks and without older ones."""
     node = scored.node
     metadata = node.metadata
     hidden_from_llm, hidden_from_embedding = node.excluded_llm_metadata_keys, node.excluded_embed_metadata_keys
@@ -54,9 +54,14 @@ def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
             "excluded_embed_metadata_keys": [*hidden_from_embedding, *marks],
         }
     )
+    return with_node(scored, copy)
+
+
+def with_node(scored: NodeWithScore, node: BaseNode) -> NodeWithScore:
+    """Return a copy of a scored node, of the same class, around another node."""
     if type(scored) is NodeWithScore:  # the common case, and a third of the time
-        return NodeWithScore(node=copy, score=scored.score)
-    return scored.model_copy(update={"node": copy})
+        return NodeWithScore(node=node, score=scored.score)
+    return scored.model_copy(update={"node": node})
 
 
 def marks(rank: int, label: str | None = None, templates: Templates = _DEFAULT) -> dict[str, Any]:
@@ -91,9 +96,10 @@ def _templates(order: str, location: str) -> Templates:
 
 
 def labelled(node: BaseNode, mark: Mark, note: str | None = None) -> BaseNode | None:
-    """A copy that shows the model `[label] text`, and a note behind it; None if the node's class has its own way.
+    """Return a copy that shows the model `[label] text`, with the note behind it.
 
-    Its own text stays as it is: the template holds what is shown, escaped as in any other prompt.
+    None if the node's class renders its text in its own way. The node's own text stays as it is, the template holds
+    the shown text.
     """
     if type(node).get_content not in (TextNode.get_content, Node.get_content):
         return None
