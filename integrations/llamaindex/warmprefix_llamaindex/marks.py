@@ -81,6 +81,12 @@ def rank_of(scored: NodeWithScore) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
+def is_blank(node: BaseNode) -> bool:
+    """Return whether a node without a label shows the model no text."""
+    planned_as_blank = RANK in node.metadata and LABEL not in node.metadata
+    return planned_as_blank or not node.get_content(MetadataMode.LLM).strip()
+
+
 def mark_of(node: BaseNode) -> Mark | None:
     """A node's mark; None for one that has no label, or shows it already."""
     rank, label = node.metadata.get(RANK), node.metadata.get(LABEL)

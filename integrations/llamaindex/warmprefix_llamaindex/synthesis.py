@@ -25,7 +25,7 @@ from llama_index.core.response_synthesizers.compact_and_accumulate import Compac
 from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from warmprefix_llamaindex.marks import labelled, mark_of, rank_of, with_node
+from warmprefix_llamaindex.marks import is_blank, labelled, mark_of, rank_of, with_node
 
 __all__ = ["PlannedNodes", "install_labels"]
 
@@ -123,12 +123,16 @@ def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping
 def _labelled(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
     """Return the nodes with labelled copies in place of the marked ones, the last of these with the order note.
 
-    None if one context cannot hold all labels, because the nodes come from two plans.
+    None if one context cannot hold all labels: the nodes come from two plans, or a text without a label follows a
+    labelled one and would read as a part of it.
     """
     marked = {i: mark for i, node in enumerate(nodes) if (mark := mark_of(node)) is not None}
     if not marked:
         return None
-    last = max(marked)
+    first, last = min(marked), max(marked)
+    for i, node in enumerate(nodes):
+        if i > first and i not in marked and not is_blank(node):
+            return None
     labels: dict[int, str] = {}
     for mark in marked.values():
         if labels.setdefault(mark.rank, mark.label) != mark.label:

@@ -558,6 +558,19 @@ def test_a_synthesiser_with_its_own_way_to_read_nodes_gets_the_planned_order(
     assert Remote(llm=recording_llm()).synthesize("How far?", arrange()) == " | ".join(PASSAGES)
 
 
+def test_a_text_without_a_label_behind_labelled_ones_leaves_all_unlabelled(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    """It would read as a part of the labelled text before it."""
+    ours, without = recording_llm(), recording_llm()
+    passages = make_nodes([*PASSAGES, "Stars twinkle."])
+    nodes = arrange()
+    nodes.append(passages[4])
+    synthesize(ours, "compact", nodes)
+    synthesize(without, "compact", [passages[i] for i in (*RELEVANCE, 4)])
+    assert ours.prompts == without.prompts
+
+
 @pytest.mark.parametrize("mode", [*ONE_PROMPT, *A_PROMPT_A_NODE])
 def test_blank_nodes_take_no_label_and_stay_where_they_were(
     mode: str, make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
