@@ -6,6 +6,7 @@ No embedding is shown them, and a model only in `MetadataMode.ALL`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -101,15 +102,15 @@ def _templates(order: str, location: str) -> Templates:
     return Templates(order=order, location=location)
 
 
-def labelled(node: BaseNode, mark: Mark, note: str | None = None) -> BaseNode | None:
+def labelled(node: BaseNode, mark: Mark, names: Collection[str], note: str | None = None) -> BaseNode | None:
     """Return a copy that shows the model `[label] text`, with the note behind it.
 
-    None if the node's class renders its text in its own way. The node's own text stays as it is, the template holds
-    the shown text.
+    None if the node's class renders its text in its own way. `names` are the labels of the whole prompt: the text is
+    escaped where it could pass for one of them. The node's own text stays as it is, the template holds the shown text.
     """
     if type(node).get_content not in (TextNode.get_content, Node.get_content):
         return None
-    shown = mark.templates.block(mark.label, node.get_content(MetadataMode.LLM))
+    shown = mark.templates.block(mark.label, node.get_content(MetadataMode.LLM), names)
     if note is not None:
         # Where no note follows, LlamaIndex strips what a template gives: the same bytes either way.
         shown = f"{shown.rstrip()}\n\n{note}"

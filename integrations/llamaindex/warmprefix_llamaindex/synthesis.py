@@ -139,10 +139,11 @@ def _labelled(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
             return None
     in_relevance_order = list(dict.fromkeys(labels[rank] for rank in sorted(labels)))
     reordered = list(dict.fromkeys(mark.label for mark in marked.values())) != in_relevance_order
+    names = frozenset(in_relevance_order)
     copies = list(nodes)
     for i, mark in marked.items():
         note = mark.templates.order_annotation(in_relevance_order) if reordered and i == last else None
-        copy = labelled(nodes[i], mark, note)
+        copy = labelled(nodes[i], mark, names, note)
         if copy is None:
             return None
         copies[i] = copy
