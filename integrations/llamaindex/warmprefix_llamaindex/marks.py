@@ -6,6 +6,7 @@ No embedding is shown them, and a model only in `MetadataMode.ALL`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class Mark(NamedTuple):
 
 
 def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
-    """A copy of a node, its metadata a copy too, with these marks and no older ones."""
+    """Return a copy of a node and of its metadata, with these marks and without older ones."""
     node = scored.node
     metadata = node.metadata
     hidden_from_llm, hidden_from_embedding = node.excluded_llm_metadata_keys, node.excluded_embed_metadata_keys
@@ -54,9 +55,14 @@ def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
             "excluded_embed_metadata_keys": [*hidden_from_embedding, *marks],
         }
     )
+    return with_node(scored, copy)
+
+
+def with_node(scored: NodeWithScore, node: BaseNode) -> NodeWithScore:
+    """Return a copy of a scored node, of the same class, around another node."""
     if type(scored) is NodeWithScore:  # the common case, and a third of the time
-        return NodeWithScore(node=copy, score=scored.score)
-    return scored.model_copy(update={"node": copy})
+        return NodeWithScore(node=node, score=scored.score)
+    return scored.model_copy(update={"node": node})
 
 
 def marks(rank: int, label: str | None = None, templates: Templates = _DEFAULT) -> dict[str, Any]:
@@ -76,6 +82,12 @@ def rank_of(scored: NodeWithScore) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
+def is_blank(node: BaseNode) -> bool:
+    """Return whether a node without a label shows the model no text."""
+    planned_as_blank = RANK in node.metadata and LABEL not in node.metadata
+    return planned_as_blank or not node.get_content(MetadataMode.LLM).strip()
+
+
 def mark_of(node: BaseNode) -> Mark | None:
     """A node's mark; None for one that has no label, or shows it already."""
     rank, label = node.metadata.get(RANK), node.metadata.get(LABEL)
@@ -90,14 +102,15 @@ def _templates(order: str, location: str) -> Templates:
     return Templates(order=order, location=location)
 
 
-def labelled(node: BaseNode, mark: Mark, note: str | None = None) -> BaseNode | None:
-    """A copy that shows the model `[label] text`, and a note behind it; None if the node's class has its own way.
+def labelled(node: BaseNode, mark: Mark, names: Collection[str], note: str | None = None) -> BaseNode | None:
+    """Return a copy that shows the model `[label] text`, with the note behind it.
 
-    Its own text stays as it is: the template holds what is shown, escaped as in any other prompt.
+    None if the node's class renders its text in its own way. `names` are the labels of the whole prompt: the text is
+    escaped where it could pass for one of them. The node's own text stays as it is, the template holds the shown text.
     """
     if type(node).get_content not in (TextNode.get_content, Node.get_content):
         return None
-    shown = mark.templates.block(mark.label, node.get_content(MetadataMode.LLM))
+    shown = mark.templates.block(mark.label, node.get_content(MetadataMode.LLM), names)
     if note is not None:
         # Where no note follows, LlamaIndex strips what a template gives: the same bytes either way.
         shown = f"{shown.rstrip()}\n\n{note}"

@@ -15,7 +15,7 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_llamaindex.marks import copied, marks
-from warmprefix_llamaindex.synthesis import PlannedNodes, watch_synthesis
+from warmprefix_llamaindex.synthesis import PlannedNodes, install_labels
 
 __all__ = ["ContextReusePostprocessor"]
 
@@ -29,11 +29,11 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     It takes them in relevance order and so goes last: `node_postprocessors=[reranker, ContextReusePostprocessor()]`.
     Never put a `LongContextReorder` behind it, which would sort by score again.
 
-    While a response synthesiser reads them, and if it puts all of them into one prompt, the nodes show their labels
-    and the last one the order annotation. If it doesn't, as in the modes `refine` and `accumulate` or where a context
-    is split for its length, no order could help: the prompts are then those without the postprocessor. Everywhere else
-    the nodes are copies with their own text and score, and two metadata keys, `warmprefix_label` and
-    `warmprefix_rank`, that a model sees only in `MetadataMode.ALL`.
+    The nodes it returns are copies with their own text and score, and two metadata keys, `warmprefix_label` and
+    `warmprefix_rank`, that a model sees only in `MetadataMode.ALL`. A response synthesizer that puts all of them into
+    one prompt gets labels and the order note. Other synthesizers, as in the modes `refine` and `accumulate` or where a
+    context is split for its length, get the prompts that they have without the postprocessor. Both read copies: the
+    list and its nodes never change, so threads and tasks may share them.
 
     It can't know whether the model will answer, and so the planner learns the order at once. At worst it then expects
     a prefix in the cache that isn't there.
@@ -75,7 +75,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
         if self.annotate:
-            watch_synthesis()
+            install_labels()
 
     @classmethod
     def class_name(cls) -> str:

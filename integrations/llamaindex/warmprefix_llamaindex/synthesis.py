@@ -1,14 +1,14 @@
-"""Where the labels and the order annotation get into the prompt: when a response synthesiser reads the nodes."""
+"""Labels and order note in the prompts of response synthesizers."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from inspect import BoundArguments, getattr_static
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, wraps
+from inspect import getattr_static
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llama_index.core.base.llms.types import TextBlock
@@ -24,14 +24,10 @@ from llama_index.core.response_synthesizers import (
 from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
 from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
-from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.span import BaseSpan
-from llama_index_instrumentation.span_handlers import BaseSpanHandler
-from pydantic import Field, PrivateAttr
 
-from warmprefix_llamaindex.marks import labelled, mark_of, rank_of
+from warmprefix_llamaindex.marks import is_blank, labelled, mark_of, rank_of, with_node
 
-__all__ = ["PlannedNodes", "watch_synthesis"]
+__all__ = ["PlannedNodes", "install_labels"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -42,166 +38,131 @@ _PROMPTS = ("text_qa_template", "refine_template", "summary_template")
 _PADDING = 5
 """The room that a prompt helper keeps free where it is not told otherwise."""
 
-_lock = threading.RLock()
-"""Guards the handler, and what it shows. Re-entrant, because the garbage collector may end a span at any time."""
+_lock = threading.Lock()
+"""Guards the installation of the wrappers."""
+
+_INSTALLED = "__warmprefix_labels__"
+_failed = threading.Event()
 
 
 class PlannedNodes(list[NodeWithScore]):
-    """The list that the postprocessor returned, as long as it is handed on as it is."""
+    """The postprocessor's own list, as long as no later step copies it."""
 
     def in_relevance_order(self) -> list[NodeWithScore]:
-        """The nodes as they were before planning; those that were added since stay behind."""
+        """Return the nodes in their order before planning, followed by the nodes added since."""
         return sorted(self, key=lambda scored: math.inf if (rank := rank_of(scored)) is None else rank)
 
 
-def watch_synthesis() -> None:
-    """From now on, let marked nodes show their labels to the synthesisers that put all of them into one prompt.
+def install_labels() -> None:
+    """Let response synthesizers read planned nodes with labels from now on.
 
-    A postprocessor isn't told who will read its nodes. The span around `synthesize` knows: it names the synthesiser
-    and its nodes just before they are read. So the labels and the note appear only in a prompt that holds them all,
-    and are gone when the nodes are back in the application's hands.
+    Labels and note are right only in a prompt that holds all of the nodes. A postprocessor does not know its reader,
+    and a span handler sees the reader but can only change the nodes in place, under all threads that read them. So
+    this wraps `BaseSynthesizer.synthesize` and `asynthesize`: they get copies of the nodes, and their response names
+    the caller's own nodes as sources. Lists without planned nodes pass through unchanged.
     """
-    dispatcher = get_dispatcher(BaseSynthesizer.__module__)
     with _lock:
-        if not any(isinstance(handler, _LabelsWhileRead) for handler in dispatcher.span_handlers):
-            dispatcher.add_span_handler(_LabelsWhileRead())
+        for name, wrap in (("synthesize", _synthesizing), ("asynthesize", _asynthesizing)):
+            method = vars(BaseSynthesizer)[name]
+            if not hasattr(method, _INSTALLED):
+                wrapper = wrap(method)
+                setattr(wrapper, _INSTALLED, True)
+                setattr(BaseSynthesizer, name, wrapper)
 
 
-class _Shown(NamedTuple):
-    scored: NodeWithScore
-    plain: BaseNode
-    copy: BaseNode
-    """Stands in the place of the plain one, and shows its label."""
+def _synthesizing(method: Any) -> Callable[..., Any]:
+    @wraps(method)
+    def synthesize(self: BaseSynthesizer, query: Any, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        reading = _read(self, query, nodes, kwargs)
+        return reading.restore_sources(method.__get__(self)(query, reading.nodes, *args, **kwargs))
+
+    return synthesize
 
 
-class _Reading(BaseSpan):
-    nodes_id: int
-    """The `id()` of the list that is read."""
-    shown: list[_Shown] = Field(default_factory=list)
-    """The nodes that show labels until the span ends."""
+def _asynthesizing(method: Any) -> Callable[..., Any]:
+    @wraps(method)
+    async def asynthesize(self: BaseSynthesizer, query: Any, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        reading = _read(self, query, nodes, kwargs)
+        return reading.restore_sources(await method.__get__(self)(query, reading.nodes, *args, **kwargs))
+
+    return asynthesize
 
 
-class _LabelsWhileRead(BaseSpanHandler[_Reading]):
-    """Several may read the same nodes at once; each is shown what is right for itself."""
+class _Reading(NamedTuple):
+    nodes: Any
+    """The list for the synthesizer."""
+    originals: Mapping[int, NodeWithScore] = MappingProxyType({})
+    """The caller's node by the `id()` of each labelled copy in `nodes`."""
 
-    _failed: bool = PrivateAttr(default=False)
-    _plain: dict[int, BaseNode] = PrivateAttr(default_factory=dict)
-    """What each copy that is shown now stands for, by the copy's `id()`."""
-    _readers: Counter[int] = PrivateAttr(default_factory=Counter)
-    """How many read each list now, by its `id()`."""
+    def restore_sources(self, response: Any) -> Any:
+        """Put the caller's nodes in place of the labelled copies in a response, and return it."""
+        sources = getattr(response, "source_nodes", None)
+        if self.originals and isinstance(sources, list):
+            sources[:] = [self.originals.get(id(scored), scored) for scored in sources]
+        return response
 
-    @classmethod
-    def class_name(cls) -> str:
-        return "ContextReuseLabels"
 
-    def new_span(
-        self,
-        id_: str,
-        bound_args: BoundArguments,
-        instance: Any | None = None,
-        parent_span_id: str | None = None,
-        tags: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> _Reading | None:
-        nodes = bound_args.arguments.get("nodes")
-        if not isinstance(instance, BaseSynthesizer) or not isinstance(nodes, list):
-            return None
-        if all(rank_of(scored) is None for scored in nodes):
-            return None
-        reading = _Reading(id_=id_, parent_id=parent_span_id, nodes_id=id(nodes))
-        with _lock:
-            self._readers[id(nodes)] += 1
-            plain: list[tuple[NodeWithScore, BaseNode]] = [
-                (scored, self._plain.get(id(scored.node)) or scored.node) for scored in nodes
-            ]
-        try:
-            copies = _labelled([node for _, node in plain])
-            if copies is not None and _in_one_prompt(instance, bound_args.arguments, copies):
-                pairs = zip(plain, copies, strict=True)
-                reading.shown = [_Shown(scored, node, copy) for (scored, node), copy in pairs if copy is not node]
-        except Exception:
-            self._report()
-        with _lock:
-            for scored, node in plain:
-                scored.node = node
-            for scored, node, copy in reading.shown:
-                self._plain[id(copy)] = node
-                scored.node = copy
-            if not reading.shown and isinstance(nodes, PlannedNodes) and self._readers[id(nodes)] == 1:
-                nodes[:] = nodes.in_relevance_order()
-        return reading
-
-    def prepare_to_exit_span(
-        self,
-        id_: str,
-        bound_args: BoundArguments,
-        instance: Any | None = None,
-        result: Any | None = None,
-        **kwargs: Any,
-    ) -> _Reading | None:
-        reading = self.open_spans.get(id_)
-        if reading is None:
-            return None
-        with _lock:
-            self._readers[reading.nodes_id] -= 1
-            self._readers += Counter()  # drops what is at 0
-            for scored, node, copy in reading.shown:
-                del self._plain[id(copy)]
-                if scored.node is copy:  # and not one that another reader was shown since
-                    scored.node = node
-        return reading
-
-    def prepare_to_drop_span(
-        self,
-        id_: str,
-        bound_args: BoundArguments,
-        instance: Any | None = None,
-        err: BaseException | None = None,
-        **kwargs: Any,
-    ) -> _Reading | None:
-        return self.prepare_to_exit_span(id_, bound_args, instance)
-
-    def _report(self) -> None:
-        """The one place where a failure degrades to the prompt that the application had without us."""
-        level = logging.DEBUG if self._failed else logging.WARNING
-        self._failed = True
+def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping[str, Any]) -> _Reading:
+    """Choose the nodes for a synthesizer: labelled copies, or the prompt without us. Changes no node."""
+    if not isinstance(nodes, list) or all(rank_of(scored) is None for scored in nodes):
+        return _Reading(nodes)
+    given = list(nodes)
+    try:
+        copies = _labelled([scored.node for scored in given])
+        if copies is not None and _in_one_prompt(synthesizer, query, options, copies):
+            shown = [with_node(scored, copy) for scored, copy in zip(given, copies, strict=True)]
+            return _Reading(shown, {id(copy): scored for copy, scored in zip(shown, given, strict=True)})
+    except Exception:
+        # The one place where a failure degrades to the prompt that the application has without us.
+        level = logging.DEBUG if _failed.is_set() else logging.WARNING
+        _failed.set()
         _log.log(level, "nodes stay without labels, in relevance order", exc_info=True)
+    return _Reading(nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given)
 
 
 def _labelled(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
-    """The nodes, the marked ones as copies that show their labels, and the last of these the order annotation.
+    """Return the nodes with labelled copies in place of the marked ones, the last of these with the order note.
 
-    None if they can't all be labelled as one context.
+    None if one context cannot hold all labels: the nodes come from two plans, or a text without a label follows a
+    labelled one and would read as a part of it.
     """
-    marked = [(i, mark) for i, node in enumerate(nodes) if (mark := mark_of(node)) is not None]
+    marked = {i: mark for i, node in enumerate(nodes) if (mark := mark_of(node)) is not None}
+    if not marked:
+        return None
+    first, last = min(marked), max(marked)
+    for i, node in enumerate(nodes):
+        if i > first and i not in marked and not is_blank(node):
+            return None
     labels: dict[int, str] = {}
-    for _, mark in marked:
+    for mark in marked.values():
         if labels.setdefault(mark.rank, mark.label) != mark.label:
-            return None  # they come from two plans
+            return None
     in_relevance_order = list(dict.fromkeys(labels[rank] for rank in sorted(labels)))
-    reordered = list(dict.fromkeys(mark.label for _, mark in marked)) != in_relevance_order
+    reordered = list(dict.fromkeys(mark.label for mark in marked.values())) != in_relevance_order
+    names = frozenset(in_relevance_order)
     copies = list(nodes)
-    for i, mark in marked:
-        last = i == marked[-1][0]
-        note = mark.templates.order_annotation(in_relevance_order) if reordered and last else None
-        copy = labelled(nodes[i], mark, note)
+    for i, mark in marked.items():
+        note = mark.templates.order_annotation(in_relevance_order) if reordered and i == last else None
+        copy = labelled(nodes[i], mark, names, note)
         if copy is None:
             return None
         copies[i] = copy
-    return copies if marked else None
+    return copies
 
 
-def _in_one_prompt(synthesizer: BaseSynthesizer, arguments: Mapping[str, Any], nodes: Sequence[BaseNode]) -> bool:
+def _in_one_prompt(
+    synthesizer: BaseSynthesizer, query: Any, options: Mapping[str, Any], nodes: Sequence[BaseNode]
+) -> bool:
+    """Return whether the synthesizer will put all nodes into one prompt."""
     if getattr(synthesizer, "_multimodal", False):  # reads content blocks, which know no template
         return False
-    if arguments.get("response_kwargs", {}).get("prev_response") is not None:  # takes room in another template
+    if options.get("prev_response") is not None:  # takes room in another template
         return False
     kind = type(synthesizer)
     if _works_as(kind, ContextOnly):
         return True
     if not any(_works_as(kind, packer) for packer in _PACKERS):
         return False
-    query = arguments.get("query")
     question = query.query_str if isinstance(query, QueryBundle) else str(query)
     texts = [node.get_content(MetadataMode.LLM) for node in nodes]
     if _works_as(kind, SimpleSummarize):

@@ -48,7 +48,7 @@ def no_event_loop_of_its_own() -> None:
 
 
 class RecordingLLM(CustomLLM):
-    """Answers every prompt with the same words, and keeps it."""
+    """Records every prompt, calls `on_prompt`, and answers with the same words."""
 
     context_window: int = 100_000
     num_output: int = 64
@@ -56,6 +56,7 @@ class RecordingLLM(CustomLLM):
     answer: str = "It is so."
     prompts: list[str] = Field(default_factory=list)
     failures: int = 0
+    on_prompt: Callable[[], object] = Field(default=lambda: None, exclude=True)
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -65,6 +66,7 @@ class RecordingLLM(CustomLLM):
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         self.prompts.append(prompt)
+        self.on_prompt()
         if self.failures > 0:
             self.failures -= 1
             raise ConnectionError("the model is not there")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core import PromptHelper, PromptTemplate, Settings
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.postprocessor import LongContextReorder
@@ -29,6 +30,7 @@ from llama_index.core.response_synthesizers import (
 )
 from llama_index.core.schema import DEFAULT_TEXT_NODE_TMPL, BaseNode, Document, MetadataMode, NodeWithScore, TextNode
 from llama_index.core.types import BaseOutputParser
+from llama_index_instrumentation.span import active_span_id
 
 from warmprefix import ContextPlanner, Templates
 from warmprefix_llamaindex import ContextReusePostprocessor
@@ -162,7 +164,8 @@ def test_source_nodes_are_clean(
     response = synthesize(recording_llm(), mode, arranged, streaming=streaming)
     if streaming:
         assert "".join(response.response_gen).strip() == "It is so."
-    assert [id(scored) for scored in response.source_nodes] == [id(scored) for scored in arranged]
+    assert sorted(map(id, response.source_nodes)) == sorted(map(id, arranged))
+    assert ids(response.source_nodes) == [f"Doc_{i}" for i in (RELEVANCE if mode in A_PROMPT_A_NODE else range(4))]
     for scored in response.source_nodes:
         plain = given[scored.node_id].node
         assert scored.node.get_content(MetadataMode.LLM) == plain.get_content(MetadataMode.LLM)
@@ -378,6 +381,18 @@ class Own(BaseSynthesizer):
         pass
 
 
+def test_a_subclass_still_gets_its_span(recording_llm: MakeLLM) -> None:
+    """LlamaIndex marks decorated methods, and decorates what overrides them."""
+    ContextReusePostprocessor()
+
+    class Later(CompactAndRefine):
+        async def asynthesize(self, query: Any, nodes: list[NodeWithScore], *args: Any, **kwargs: Any) -> Any:
+            return active_span_id.get()
+
+    assert inspect.iscoroutinefunction(BaseSynthesizer.asynthesize)
+    assert str(asyncio.run(Later(llm=recording_llm()).asynthesize("How far?", []))).startswith("Later.asynthesize-")
+
+
 def test_a_synthesiser_that_packs_like_a_known_one_is_known(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
 ) -> None:
@@ -419,56 +434,161 @@ def test_multimodal_synthesis_is_as_without_us(
     assert all(mark not in "".join(ours.prompts) for mark in ("Doc_", "warmprefix"))
 
 
-@pytest.mark.parametrize("other", [*ONE_PROMPT, *A_PROMPT_A_NODE])
-async def test_two_synthesisers_may_read_the_same_nodes_at_once(
-    other: str,
-    arrange: Callable[..., list[NodeWithScore]],
-    make_nodes: MakeNodes,
-    recording_llm: MakeLLM,
-    read_note: ReadNote,
+# -- shared lists --------------------------------------------------------------------------------------------------
+
+
+def contents(nodes: Sequence[NodeWithScore]) -> list[tuple[int, int, str, str]]:
+    """Everything that a reader on another thread could see of a list, with identities."""
+    return [
+        (id(scored), id(scored.node), scored.node.get_content(MetadataMode.LLM), scored.model_dump_json())
+        for scored in nodes
+    ]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("mode", [*ONE_PROMPT, *A_PROMPT_A_NODE])
+def test_nodes_and_list_never_change_while_a_model_reads_them(
+    mode: str, asynchronous: bool, arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    nodes = arrange()
+    before = contents(nodes)
+    meanwhile = []
+    llm = recording_llm(on_prompt=lambda: meanwhile.append(contents(nodes)))
+    synthesizer = get_response_synthesizer(llm=llm, response_mode=ResponseMode(mode))
+    if asynchronous:
+        asyncio.run(synthesizer.asynthesize("How far?", nodes))
+    else:
+        synthesizer.synthesize("How far?", nodes)
+    assert meanwhile == [before] * len(llm.prompts)
+    assert contents(nodes) == before
+
+
+def test_threads_and_tasks_may_read_one_list_at_once(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
 ) -> None:
     class Waiting(type(recording_llm())):  # type: ignore[misc]
         async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
             answer = self.complete(prompt)
-            await asyncio.sleep(0.01)  # so that both are at work
+            await asyncio.sleep(0)  # so that other tasks run in the middle of a synthesis
             return answer
 
-    first, second = Waiting(), Waiting()
-    nodes = arrange()
-    before = [scored.node for scored in nodes]
-    await asyncio.gather(
-        get_response_synthesizer(llm=first).asynthesize("How far?", nodes),
-        get_response_synthesizer(llm=second, response_mode=ResponseMode(other)).asynthesize("How far?", nodes),
-    )
-    for llm in (first, second) if other in ONE_PROMPT else (first,):
-        assert read_note(llm.prompts[0]) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
-        assert llm.prompts[0].index("Please read") > llm.prompts[0].index("The moon is near.")
-    if other in A_PROMPT_A_NODE:
-        assert len(second.prompts) == 4
-        assert "Doc_" not in "".join(second.prompts)
-    assert all(scored.node is node for scored, node in zip(nodes, before, strict=True))
+    passages = make_nodes(LONG)
+    plain = [passages[i] for i in RELEVANCE]
+    shared = arrange(LONG)
+    before = contents(shared)
 
+    def ask(call: tuple[str, int, str], nodes: list[NodeWithScore] = shared) -> list[str]:
+        mode, window, question = call
+        llm = Waiting(context_window=window)
+        get_response_synthesizer(llm=llm, response_mode=ResponseMode(mode)).synthesize(question, nodes)
+        return list(llm.prompts)
 
-def test_threads_may_read_the_same_nodes_at_once(
-    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
-) -> None:
-    synthesize(recording_llm(), "compact", arrange())  # the tokenizer is made on first use, and not for threads
-    nodes = arrange()
+    async def aask(call: tuple[str, int, str]) -> list[str]:
+        mode, window, question = call
+        llm = Waiting(context_window=window)
+        await get_response_synthesizer(llm=llm, response_mode=ResponseMode(mode)).asynthesize(question, shared)
+        return list(llm.prompts)
 
-    def ask(mode: str) -> str:
-        llm = recording_llm()
-        assert str(synthesize(llm, mode, nodes)) == "It is so."
-        return "".join(llm.prompts)
+    async def ask_all() -> list[list[str]]:
+        return await asyncio.gather(*map(aask, calls))
 
+    calls = [
+        (mode, window, question)
+        for mode in (*ONE_PROMPT, *A_PROMPT_A_NODE)
+        for window in (100_000, 1_000)  # the second is too small for one prompt
+        for question in ("How far?", "How deep?")
+    ]
+    without_us = {call: ask(call, plain) for call in calls}
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            asked = list(pool.map(ask, ["compact", "refine"] * 40))
+            loops = [pool.submit(asyncio.run, ask_all()) for _ in range(3)]
+            prompts = list(pool.map(ask, calls * 8))
+            prompts += [answers for loop in loops for answers in loop.result()]
     finally:
         sys.setswitchinterval(interval)
-    assert all(passage in prompts for prompts in asked for passage in PASSAGES)
-    assert sorted(scored.node.get_content(MetadataMode.LLM) for scored in nodes) == sorted(PASSAGES)
+    assert len(prompts) == 264
+    for (mode, window, question), sent in zip(calls * 11, prompts, strict=True):
+        if mode in A_PROMPT_A_NODE or window == 1_000:
+            assert sent == without_us[mode, window, question]
+            continue
+        assert len(sent) == 1
+        assert read_note(sent[0]) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+        assert all(f"[Doc_{i}] {text}" in sent[0] for i, text in enumerate(LONG))
+    assert contents(shared) == before
+
+
+def test_a_list_may_be_read_again_while_a_model_reads_it(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    nodes, passages = arrange(), make_nodes(PASSAGES)
+    inner, without = recording_llm(), recording_llm()
+    outer = recording_llm(on_prompt=lambda: synthesize(inner, "refine", nodes))
+    synthesize(outer, "compact", nodes)
+    synthesize(without, "refine", [passages[i] for i in RELEVANCE])
+    assert inner.prompts == without.prompts
+    assert read_note(outer.prompts[0]) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+
+
+def test_sources_are_the_callers_nodes_of_their_own_class(recording_llm: MakeLLM, read_note: ReadNote) -> None:
+    class Found(NodeWithScore):
+        by: str = "bm25"
+
+    found = [Found(node=TextNode(text=text, id_=f"Doc_{i}"), by="dense") for i, text in enumerate(PASSAGES)]
+    postprocessor = ContextReusePostprocessor()
+    postprocessor.postprocess_nodes(list(found))
+    nodes = postprocessor.postprocess_nodes([found[i] for i in RELEVANCE])
+    elsewhere = NodeWithScore(node=TextNode(text="Stars twinkle."))
+    llm = recording_llm()
+    response = get_response_synthesizer(llm=llm).synthesize("How far?", nodes, [elsewhere])
+    assert len(read_note(llm.prompts[0])) == 4
+    expected = [*nodes, elsewhere]
+    assert all(source is scored for source, scored in zip(response.source_nodes, expected, strict=True))
+    assert all(type(scored) is Found and scored.by == "dense" for scored in nodes)
+
+
+def test_a_synthesiser_with_its_own_way_to_read_nodes_gets_the_planned_order(
+    arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
+) -> None:
+    class Remote(Own):
+        def synthesize(self, query: Any, nodes: list[NodeWithScore], *args: Any, **kwargs: Any) -> Any:
+            return " | ".join(scored.node.get_content(MetadataMode.LLM) for scored in nodes)
+
+    assert Remote(llm=recording_llm()).synthesize("How far?", arrange()) == " | ".join(PASSAGES)
+
+
+def test_a_text_without_a_label_behind_labelled_ones_leaves_all_unlabelled(
+    arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
+) -> None:
+    """It would read as a part of the labelled text before it."""
+    ours, without = recording_llm(), recording_llm()
+    passages = make_nodes([*PASSAGES, "Stars twinkle."])
+    nodes = arrange()
+    nodes.append(passages[4])
+    synthesize(ours, "compact", nodes)
+    synthesize(without, "compact", [passages[i] for i in (*RELEVANCE, 4)])
+    assert ours.prompts == without.prompts
+
+
+@pytest.mark.parametrize("mode", [*ONE_PROMPT, *A_PROMPT_A_NODE])
+def test_blank_nodes_take_no_label_and_stay_where_they_were(
+    mode: str, make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    ours, without = recording_llm(), recording_llm()
+    nodes = make_nodes([*PASSAGES, " \n"])
+    postprocessor = ContextReusePostprocessor()
+    postprocessor.postprocess_nodes(nodes[:2])
+    found = [nodes[i] for i in (2, 4, 1, 3, 0)]
+    response = synthesize(ours, mode, postprocessor.postprocess_nodes(found))
+    synthesize(without, mode, found)
+    if mode in A_PROMPT_A_NODE:
+        assert ours.prompts == without.prompts
+        assert ids(response.source_nodes) == ids(found)
+    else:
+        assert read_note(ours.prompts[0]) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+        assert "Doc_4" not in ours.prompts[0]
+        assert ids(response.source_nodes) == [f"Doc_{i}" for i in range(5)]
 
 
 def test_nodes_of_two_plans_are_not_labelled_as_one(
@@ -654,6 +774,26 @@ def test_citations_keep_their_numbers_and_the_note_names_their_labels(
         assert f"[Doc_{i}] Source {i + 1}:\n{text}" in prompt
         assert response.source_nodes[i].node.get_content(MetadataMode.LLM).strip() == f"Source {i + 1}:\n{text}"
     assert read_note(prompt) == ["Doc_2", "Doc_1", "Doc_3", "Doc_0"]
+
+
+def test_sources_of_citations_never_change_while_a_model_reads_them(
+    citing: Callable[..., CitationQueryEngine], recording_llm: MakeLLM, read_note: ReadNote
+) -> None:
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    seen = []
+
+    def look() -> None:
+        [(_, retrieved)] = debug.get_event_pairs(CBEventType.RETRIEVE)
+        assert retrieved.payload is not None
+        seen.append(contents(retrieved.payload["nodes"]))
+
+    llm = recording_llm(on_prompt=look)
+    engine = citing(llm)
+    engine.callback_manager = CallbackManager([debug])
+    response = engine.query("How far?")
+    look()
+    assert len(read_note(llm.prompts[0])) == 4
+    assert seen == [contents(response.source_nodes)] * 2
 
 
 async def test_long_sources_are_cut_and_each_piece_keeps_number_and_label(
