@@ -245,9 +245,11 @@ async def test_a_cancelled_turn_is_not_seen(turn: Any, client: str, store: str, 
                         assert turn is sending_and_keeping_within
                 else:
                     is_over = not driver.cancelled
-                for _ in range(2):
+                for _ in range(5):  # a shared store may still be told to forget while the next turn is on its way
                     await app.go_on()
-                assert app.history[-2]["content"].startswith("Please also use"), "what was kept is seen"
+                    if "Please also use" in app.history[-2]["content"]:
+                        break
+                assert "Please also use" in app.history[-2]["content"], "what was kept is seen"
                 if is_over or 0 < CANCELLATIONS <= cancelled:
                     break
             if cancelled >= CANCELLATIONS:

@@ -132,8 +132,8 @@ async def test_a_cancelled_request_has_one_fate_wherever_it_stood(
                 fate = ["unsent"]
             assert len(fate) == 1
             fates[fate[0]] += 1
-            steps += 1 if steps < 60 else 9
-            assert steps < 5_000
+            steps += 1 if steps < 60 else max(9, steps // 8)  # a busy machine takes more of them to answer
+            assert steps < 500_000
     assert fates["abandon"] > 3
     assert fates["commit"] >= 3
     stats = planner.stats()
