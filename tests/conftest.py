@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 
 from hypothesis import settings
 
@@ -14,3 +15,12 @@ settings.load_profile("warmprefix")
 for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_report_header() -> list[str]:
+    """Say which Redis and Valkey binaries the tests use, and which were found but do not work."""
+    if find_spec("redis") is None:  # the environments of some frameworks
+        return []
+    from redis_servers import describe_binaries
+
+    return [f"Redis server: {line}" for line in describe_binaries()]

@@ -10,9 +10,11 @@ import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
+import typer
 
 import warmprefix
 from warmprefix.errors import MissingExtraError
@@ -83,6 +85,29 @@ def test_a_wrong_call_is_explained_with_status_2(arguments: list[str], said: str
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], []])
+def test_version_and_help_need_no_extra(arguments: list[str]) -> None:
+    script = f"""
+        import sys
+        sys.modules["typer"] = None
+        sys.argv = ["warmprefix", *{arguments!r}]
+        from warmprefix.__main__ import main
+        main()
+        """
+    result = run_script(script)
+    assert (result.returncode, result.stderr) == (0 if arguments else 2, "")
+    if arguments == ["--version"]:
+        assert result.stdout == f"warmprefix {warmprefix.__version__}\n"
+        return
+    commands = dict(re.findall(r"^  (\S+) +(\S.*)$", result.stdout, re.MULTILINE))
+    assert result.stdout.endswith(f"\nTo run them: {MissingExtraError('cli', 'typer').command}\n")
+
+    from warmprefix.cli import app
+
+    group: Any = typer.main.get_command(app)
+    assert commands == {name: command.help.partition("\n")[0] for name, command in group.commands.items()}
 
 
 def test_a_taken_port_is_one_line_with_status_1() -> None:

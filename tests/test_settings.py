@@ -35,7 +35,17 @@ def test_the_environment_decides_what_is_not_given(monkeypatch: pytest.MonkeyPat
 
 def test_secrets_are_not_shown() -> None:
     settings = SharedSettings.model_validate({"redis_url": "redis://:hunter2@host", "salt_key": "hunter3"})
-    assert "hunter" not in repr(settings) + str(settings)
+    dumped = settings.model_dump()
+    assert "hunter" not in repr(settings) + str(settings) + repr(dumped) + settings.model_dump_json()
+    assert settings.redis_url == "redis://:hunter2@host"
+    assert SharedSettings.model_validate(dumped) == settings
+
+
+@pytest.mark.parametrize("name", ["redis_url", "lease_ttl", "typo"])
+def test_a_validation_error_shows_no_secret(name: str) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        SharedSettings.model_validate({name: ["redis://:hunter2@host"]})
+    assert "hunter" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

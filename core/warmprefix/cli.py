@@ -40,10 +40,8 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-state = typer.Typer(
-    no_args_is_help=True, help="Look into what planners share in Redis, and have a conversation forgotten."
-)
-app.add_typer(state, name="state")
+state_commands = typer.Typer(no_args_is_help=True)
+app.add_typer(state_commands, name="state")
 
 _ENGINE = EmulatorConfig()
 _DEMO = DemoOptions()
@@ -331,15 +329,19 @@ def plan_batch(
 def doctor(
     logs: Annotated[
         list[Path],
-        typer.Argument(metavar="REQUESTS...", help="Captured requests: JSONL, or vLLM's own log; gzipped or not."),
+        typer.Argument(
+            metavar="REQUESTS...", help="Captured requests: JSON, JSONL, or vLLM's own log; gzipped or not."
+        ),
     ],
     kv_block_size: Annotated[int, typer.Option(help="Tokens in a KV block of your engine.")] = 16,
     capacity_tokens: Annotated[
         int | None, typer.Option(help="Tokens that the prefix cache can hold.", show_default="no bound")
     ] = None,
-    fail_over: Annotated[
+    fail_above: Annotated[
         float | None,
-        typer.Option(metavar="PERCENT", help="Exit with status 1 if the findings cost more than that of all tokens."),
+        typer.Option(
+            metavar="PERCENT", help="Exit with status 1 if the findings cost more than this percentage of all tokens."
+        ),
     ] = None,
     json_file: Annotated[
         Path | None,
@@ -355,7 +357,7 @@ def doctor(
             logs=tuple(logs),
             kv_block_size=kv_block_size,
             capacity_tokens=capacity_tokens,
-            fail_over=fail_over,
+            fail_above=fail_above,
             json_file=json_file,
             html_file=html,
         )
@@ -386,7 +388,12 @@ _Tenant = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@state.command("inspect")
+@state_commands.callback()
+def state() -> None:
+    """Look into what planners share in Redis, and have a conversation forgotten."""
+
+
+@state_commands.command("inspect")
 def inspect_state(
     conversation: _Conversation,
     tenant: _Tenant = None,
@@ -406,7 +413,7 @@ def inspect_state(
         raise typer.Exit(1)
 
 
-@state.command("forget")
+@state_commands.command("forget")
 def forget_state(conversation: _Conversation, tenant: _Tenant = None, url: _Url = None, prefix: _Prefix = "wp") -> None:
     """Have a conversation forgotten, so that its blocks are sent in full. Exits with status 1 if nothing is known."""
     from warmprefix.state.command import run_forget
@@ -420,7 +427,7 @@ def forget_state(conversation: _Conversation, tenant: _Tenant = None, url: _Url 
         raise typer.Exit(1)
 
 
-@state.command("stats")
+@state_commands.command("stats")
 def state_stats(url: _Url = None, prefix: _Prefix = "wp", json: _Json = False) -> None:
     """Show the servers, and how much lies there; beyond 200,000 keys, estimated."""
     from warmprefix.state.command import run_stats

@@ -5,6 +5,11 @@ A caller's mistake is a plain `ValueError` or `TypeError`. Everything else deriv
 
 from __future__ import annotations
 
+import json
+import shlex
+from importlib import metadata
+from pathlib import Path
+
 __all__ = [
     "BatchError",
     "BatchFileError",
@@ -25,14 +30,44 @@ class WarmprefixError(Exception):
 class MissingExtraError(WarmprefixError, ImportError):
     """An optional dependency is absent; the message gives the command that installs it.
 
-    >>> str(MissingExtraError("cli", "typer"))
-    "warmprefix needs 'typer' for this: pip install 'warmprefix[cli]'"
+    >>> error = MissingExtraError("cli", "typer")
+    >>> str(error) == f"warmprefix needs 'typer' for this: {error.command}"
+    True
     """
 
     def __init__(self, extra: str, module: str) -> None:
-        super().__init__(f"warmprefix needs '{module}' for this: pip install 'warmprefix[{extra}]'", name=module)
+        self.command = _install_command(extra)
+        super().__init__(f"warmprefix needs '{module}' for this: {self.command}", name=module)
         self.extra = extra
         self.module = module
+
+
+def _install_command(extra: str) -> str:
+    """Return the pip command that adds an extra to this installation of warmprefix.
+
+    A package index need not have warmprefix, so the command names the clone, directory or file that it came from.
+    """
+    clone = Path(__file__).resolve().parents[2]
+    if (clone / "core" / "warmprefix" / "errors.py").exists() and (clone / "pyproject.toml").exists():
+        return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
+    requirement = f"warmprefix[{extra}]"
+    if url := _installed_from():
+        requirement += f" @ {url}"
+    return f"pip install {shlex.quote(requirement)}"
+
+
+def _installed_from() -> str | None:
+    """Return the URL that pip installed warmprefix from; None if that was an index, or is unknown."""
+    try:
+        origin = json.loads(metadata.distribution("warmprefix").read_text("direct_url.json") or "{}")
+        url = origin.get("url")
+        if url and (source := origin.get("vcs_info")):
+            url = f"{source['vcs']}+{url}@{source['commit_id']}"
+        if url and (folder := origin.get("subdirectory")):
+            url += f"#subdirectory={folder}"
+    except (metadata.PackageNotFoundError, OSError, ValueError, AttributeError, KeyError):
+        return None
+    return url if isinstance(url, str) else None
 
 
 class EngineError(WarmprefixError):

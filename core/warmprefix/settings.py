@@ -5,7 +5,7 @@ from __future__ import annotations
 from warmprefix.errors import MissingExtraError
 
 try:
-    from pydantic import Field, SecretStr
+    from pydantic import Field, SecretStr, field_serializer, field_validator
     from pydantic_settings import BaseSettings, SettingsConfigDict
 except ImportError as error:
     raise MissingExtraError("redis", error.name or "pydantic_settings") from error
@@ -24,11 +24,19 @@ class SharedSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="WARMPREFIX_", env_parse_none_str="none", extra="forbid", frozen=True, validate_default=True
+        env_prefix="WARMPREFIX_",
+        env_parse_none_str="none",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # a URL may hold a password, and may stand in the wrong field
+        validate_default=True,
     )
 
     redis_url: str | None = Field(default=None, repr=False)
-    """As `RedisSeenStore` takes it: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`."""
+    """As `RedisSeenStore` takes it: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
+
+    It may hold a password, so `repr` leaves it out, and dumps show it as they show a `SecretStr`.
+    """
     key_prefix: str = Field(default="wp", pattern=r"^[A-Za-z0-9_.:-]+$")
     """All keys begin with it and a colon. Planners of one prefix share; an ACL can be limited to it."""
     store_budget: float = Field(default=0.020, gt=0, allow_inf_nan=False)
@@ -45,3 +53,12 @@ class SharedSettings(BaseSettings):
     """Tokens of context that the engine's prefix cache can hold."""
     salt_key: SecretStr = SecretStr("")
     """Makes cache salts unguessable to those who know a tenant's name."""
+
+    @field_validator("redis_url", mode="before")
+    @classmethod
+    def _reveal(cls, url: object) -> object:
+        return url.get_secret_value() if isinstance(url, SecretStr) else url
+
+    @field_serializer("redis_url")
+    def _hide(self, url: str | None) -> SecretStr | None:
+        return None if url is None else SecretStr(url)

@@ -7,6 +7,13 @@
 """
 
 from warmprefix_kernels._device import Device, choose_device
+from warmprefix_kernels._missing import missing_extra
+
+try:
+    import numpy as _  # noqa: F401
+except ImportError as error:
+    raise missing_extra("numpy") from error
+
 from warmprefix_kernels.context_distance import context_distance, context_distance_tiles
 from warmprefix_kernels.top_overlap import top_overlap
 

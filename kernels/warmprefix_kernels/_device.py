@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
+from warmprefix_kernels._missing import missing_extra
+
 __all__ = ["Device", "choose_device"]
 
 
@@ -43,8 +45,10 @@ def choose_device(device: object = "auto") -> Device:
     except ImportError as error:
         if asked == "auto":
             return Device("numpy", "naive")
-        hint = "pip install 'warmprefix[gpu]', or take device='numpy'"
-        raise ImportError(f"torch is not installed, and device={asked!r} needs it: {hint}") from error
+        command = missing_extra("torch").command
+        raise ImportError(
+            f"device={asked!r} needs torch, and device='numpy' does not; to install torch: {command}"
+        ) from error
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:

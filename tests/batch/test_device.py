@@ -62,10 +62,10 @@ def test_without_a_cuda_device() -> None:
 def test_without_torch() -> None:
     assert not use_cuda("cpu", 100, 100)
     assert not use_cuda("auto", 100, 100)
-    with pytest.raises(MissingExtraError, match=r"warmprefix\[gpu\]") as caught:
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[gpu\]") as caught:
         use_cuda("cuda", 100, 100)
     assert (caught.value.extra, caught.value.module) == ("gpu", "torch")
-    with pytest.raises(MissingExtraError, match=r"warmprefix\[gpu\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[gpu\]"):
         ContextIndexPlanner(device="cuda").arrange([[0], [1]], [1, 1], lambda *_: None)
 
 

@@ -88,11 +88,11 @@ def test_options_say_what_is_wrong_with_them(wrong: dict[str, Any], said: str) -
         DemoOptions(**wrong)
 
 
-@pytest.mark.parametrize("module", ["bm25s", "openai", "rich", "uvicorn"])
-def test_without_the_extra_the_command_says_how_to_get_it(module: str) -> None:
+@pytest.mark.parametrize(("extra", "module"), [("demo", "openai"), ("cli", "rich"), ("cli", "uvicorn")])
+def test_without_the_extra_the_command_says_how_to_get_it(extra: str, module: str) -> None:
     script = (
         f"import sys; sys.modules[{module!r}] = None; sys.argv = ['warmprefix', 'demo', '--questions', '1'];"
         " from warmprefix.__main__ import main; main()"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('cli', module)}\n")
+    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError(extra, module)}\n")

@@ -71,11 +71,11 @@ def test_a_clean_log_is_called_so(warm: Path) -> None:
 
 @pytest.mark.parametrize(("percent", "status"), [("0", 1), ("50", 1), ("100", 0)])
 def test_the_exit_status_tells_ci_what_is_lost(cold: Path, percent: str, status: int) -> None:
-    assert run(cold, "--fail-over", percent).returncode == status
+    assert run(cold, "--fail-above", percent).returncode == status
 
 
 def test_a_clean_log_passes_any_limit(warm: Path) -> None:
-    assert run(warm, "--fail-over", "0").returncode == 0
+    assert run(warm, "--fail-above", "0").returncode == 0
 
 
 def test_json_alone_goes_to_standard_output(cold: Path) -> None:
@@ -150,8 +150,8 @@ def test_what_controls_a_terminal_is_made_visible(tmp_path: Path) -> None:
     [
         ({"kv_block_size": 0}, "--kv-block-size must be 1 or more, got 0"),
         ({"capacity_tokens": 15}, "--capacity-tokens must hold one KV block of 16 tokens or more, got 15"),
-        ({"fail_over": 101}, "--fail-over must be a percentage from 0 to 100, got 101"),
-        ({"fail_over": float("nan")}, "--fail-over must be a percentage from 0 to 100, got nan"),
+        ({"fail_above": 101}, "--fail-above must be a percentage from 0 to 100, got 101"),
+        ({"fail_above": float("nan")}, "--fail-above must be a percentage from 0 to 100, got nan"),
         ({"html_file": Path("-")}, "--html needs the name of a file"),
         ({"json_file": Path("a"), "html_file": Path("a")}, "--json and --html must name different files"),
         ({"json_file": Path("log")}, "log is to be read, so"),
@@ -163,6 +163,6 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_bad_option_is_a_usage_error(warm: Path) -> None:
-    done = run(warm, "--fail-over", "200")
+    done = run(warm, "--fail-above", "200")
     assert done.returncode == 2
-    assert "--fail-over must be a percentage" in done.stderr
+    assert "--fail-above must be a percentage" in done.stderr

@@ -69,6 +69,53 @@ def test_a_body_is_found_in_whatever_it_is_wrapped(read: Any, record: dict[str, 
     assert texts(result) == TEXTS
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"input": MESSAGES},
+        {"input": {"messages": MESSAGES}, "output": {"role": "assistant", "content": "Water."}},
+        {"input": json.dumps(MESSAGES)},
+        {"input": json.dumps({"messages": MESSAGES})},
+    ],
+)
+def test_an_input_of_an_export_is_a_request(read: Any, record: dict[str, Any]) -> None:
+    result = read({**record, "id": "x", "type": "GENERATION", "sessionId": "s", "userId": "u"})
+    assert texts(result) == TEXTS
+    assert (only(result).session, only(result).user) == ("s", "u")
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+@pytest.mark.parametrize("record", [BODY, {"input": MESSAGES}])
+def test_an_array_holds_a_request_per_element(tmp_path: Path, record: dict[str, Any], indent: int | None) -> None:
+    records = [record, {"model": "m"}, record]
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps(records, indent=indent))
+    result = read_log([path])
+    assert [texts(result, number) for number in range(2)] == [TEXTS, TEXTS]
+    (skipped,) = result.skipped
+    assert skipped.reason == "no messages and no prompt in it"
+    if indent is not None:
+        assert '"model": "m"' in path.read_text().splitlines()[skipped.line]
+
+
+def test_one_object_over_several_lines_is_a_request(tmp_path: Path) -> None:
+    (tmp_path / "body.json").write_text(json.dumps(BODY, indent=2))
+    assert texts(read_log([tmp_path / "body.json"])) == TEXTS
+
+
+def test_arrays_may_stand_on_lines_of_a_log(read: Any) -> None:
+    assert len(read(BODY, [BODY, BODY]).log.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "content", ['{"text": "hi"}', '[{"text": "hi"}]', "[]", '"prose"', "[1, 2]", '{"input": ["hi"]}']
+)
+def test_what_holds_no_request_is_refused_with_a_hint(tmp_path: Path, content: str) -> None:
+    (tmp_path / "log").write_text(content)
+    with pytest.raises(DoctorError, match=r"Accepted are bodies .* in a JSON array; .*input"):
+        read_log([tmp_path / "log"])
+
+
 def test_a_curl_command_is_a_body(read: Any) -> None:
     result = read(
         "POST Request Sent from LiteLLM:", "curl -X POST \\", f"-d '{BODY}'", "-d '" + json.dumps(BODY) + "' \\"
@@ -234,6 +281,11 @@ def test_packed_files_byte_order_marks_and_several_files(tmp_path: Path) -> None
     assert [(request.file, request.line) for request in result.log.requests] == [(str(plain), 1), (str(packed), 1)]
     first, second = (request.messages for request in result.log.requests)
     assert first == second, "equal messages are held once"
+
+
+def test_the_contents_tell_what_is_gzipped_not_the_name(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(gzip.compress(json.dumps([BODY]).encode()))
+    assert texts(read_log([tmp_path / "log"])) == TEXTS
 
 
 @pytest.mark.parametrize("content", [None, b"", b"prose\n", b"\x1f\x8b not gzip", b'{"model": "m"}\n'])

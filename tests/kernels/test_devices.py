@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from warmprefix import MissingExtraError
 from warmprefix_kernels import choose_device
 
 USE = "from warmprefix_kernels import choose_device, context_distance, top_overlap\n"
@@ -60,5 +61,10 @@ def test_without_torch_numpy_computes() -> None:
 def test_without_torch_its_devices_say_what_to_install(device: str) -> None:
     done = in_fresh_python(WITHOUT_TORCH + f"top_overlap([0, 1], [0], [5], 1, device={device!r})")
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: torch is not installed, and device='{device}' needs it: ")
-    assert "pip install 'warmprefix[gpu]'" in last
+    assert last.startswith(f"ImportError: device='{device}' needs torch, and device='numpy' does not; ")
+    assert last.endswith(f"to install torch: {MissingExtraError('gpu', 'torch').command}")
+
+
+def test_importing_without_numpy_raises_the_error_that_the_core_raises() -> None:
+    done = in_fresh_python("import sys\nsys.modules['numpy'] = None\nimport warmprefix_kernels")
+    assert done.stderr.splitlines()[-1].endswith(f"MissingExtraError: {MissingExtraError('gpu', 'numpy')}")

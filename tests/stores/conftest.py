@@ -22,7 +22,7 @@ T = TypeVar("T")
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
 (ACL_RULE,) = re.findall(r"^ACL SETUSER warmprefix reset on >PASSWORD (.*)$", PAGE, re.MULTILINE)
 ACL_OF_CLEAR = "+scan"  # which the page says, too
-FLAVOURS = list(binaries())
+FLAVOURS = list(binaries(clock=True))
 NEWEST = FLAVOURS[-1] if FLAVOURS else None
 NETWORKED = [*(FLAVOURS or ["redis"]), "cluster", "sentinel", "minimal-acl", "awaited"]
 

@@ -17,6 +17,7 @@ from redis import exceptions
 
 from redis_servers import Clock, Server
 from redis_servers import wait_until as wait_until_so
+from warmprefix.errors import MissingExtraError
 from warmprefix.stores import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
 from warmprefix.stores.redis import RedisSeenStore
 
@@ -691,7 +692,7 @@ except MissingExtraError as error:
     print(error)
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout == "warmprefix needs 'redis' for this: pip install 'warmprefix[redis]'\n"
+    assert answer.stdout == f"{MissingExtraError('redis', 'redis')}\n"
 
 
 def test_who_needs_no_redis_does_not_import_it() -> None:

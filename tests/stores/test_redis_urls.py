@@ -52,7 +52,7 @@ def test_sentinels_by_tls_are_asked_by_tls() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", r"url must begin with one of redis://, .*redis\+cluster://.*, got ''"),
+        ("", r"url must begin with one of redis://, .*redis\+cluster://.*valkey://, got ''"),
         ("localhost:6379", r"url must begin with one of redis://, .*, got ''"),
         ("http://host", r"url must begin with one of redis://, .*, got 'http://'"),
         ("redis+ring://host", r"url must begin with one of redis://, .*, got 'redis\+ring://'"),

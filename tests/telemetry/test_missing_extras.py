@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from warmprefix import MissingExtraError
+
 
 @pytest.mark.parametrize(
     ("module", "missing", "extra", "package"),
@@ -31,4 +33,4 @@ except MissingExtraError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"warmprefix needs {package!r} for this: pip install 'warmprefix[{extra}]'\n"
+    assert done.stdout == f"{MissingExtraError(extra, package)}\n"

@@ -365,7 +365,7 @@ def test_without_pydantic_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setitem(sys.modules, "pydantic", None)
     monkeypatch.delitem(sys.modules, "warmprefix.traces.reader")
-    with pytest.raises(MissingExtraError, match=r"warmprefix\[cli\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[cli\]"):
         importlib.import_module("warmprefix.traces.reader")
 
 

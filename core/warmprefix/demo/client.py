@@ -14,7 +14,7 @@ from warmprefix.errors import MissingExtraError
 try:
     import openai
 except ImportError as exc:
-    raise MissingExtraError("cli", "openai") from exc
+    raise MissingExtraError("demo", "openai") from exc
 
 __all__ = ["ANSWER_TOKENS", "Answer", "ChatClient"]
 

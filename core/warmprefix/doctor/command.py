@@ -28,7 +28,7 @@ def run_doctor(options: DoctorOptions) -> bool:
     """Read, look, and report; write the files that are asked for.
 
     Returns:
-        Whether no more is lost than `options.fail_over` allows.
+        Whether no more is lost than `options.fail_above` allows.
 
     Raises:
         DoctorError: No request could be read.
@@ -50,7 +50,7 @@ def run_doctor(options: DoctorOptions) -> bool:
         if options.html_file is not None:
             _write(options.html_file, doctor_page(report))
         print_report(report, console)
-    return options.fail_over is None or 100 * report.lost_share <= options.fail_over
+    return options.fail_above is None or 100 * report.lost_share <= options.fail_above
 
 
 def _write(path: Path, text: str) -> None:

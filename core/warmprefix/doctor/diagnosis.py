@@ -25,7 +25,7 @@ from warmprefix.errors import MissingExtraError
 try:
     import numpy as np
 except ImportError as exc:
-    raise MissingExtraError("cli", "numpy") from exc
+    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["diagnose"]
 

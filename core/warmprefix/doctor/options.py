@@ -24,7 +24,7 @@ class DoctorOptions:
     """Tokens in a KV block."""
     capacity_tokens: int | None = None
     """Of the prefix cache; None for no bound."""
-    fail_over: float | None = None
+    fail_above: float | None = None
     """In percent of all prompt tokens; None to succeed whatever is found."""
     json_file: Path | None = None
     """`STDOUT` for standard output, where nothing else is written then."""
@@ -38,8 +38,8 @@ class DoctorOptions:
                 f"--capacity-tokens must hold one KV block of {self.kv_block_size} tokens or more,"
                 f" got {self.capacity_tokens}"
             )
-        if self.fail_over is not None and not 0 <= self.fail_over <= 100:
-            raise ValueError(f"--fail-over must be a percentage from 0 to 100, got {self.fail_over:g}")
+        if self.fail_above is not None and not 0 <= self.fail_above <= 100:
+            raise ValueError(f"--fail-above must be a percentage from 0 to 100, got {self.fail_above:g}")
         if self.html_file == STDOUT:
             raise ValueError("--html needs the name of a file; only --json takes - for standard output")
         outputs = [os.path.realpath(file) for file in self.outputs]

@@ -120,7 +120,7 @@ class Report:
 
     @property
     def lost_share(self) -> float:
-        """`lost_tokens` by all prompt tokens; 0 of nothing. What `--fail-over` compares."""
+        """`lost_tokens` by all prompt tokens; 0 of nothing. What `--fail-above` compares."""
         return self.lost_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property

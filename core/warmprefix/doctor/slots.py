@@ -23,7 +23,7 @@ try:
     import numpy as np
     from numpy.typing import NDArray
 except ImportError as exc:
-    raise MissingExtraError("cli", "numpy") from exc
+    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["Run", "Slots"]
 

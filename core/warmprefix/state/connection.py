@@ -36,9 +36,9 @@ def connected(url: str | None) -> Iterator[Any]:
         target = parse_target(url)
     except ValueError as error:  # its own words may quote a part of the URL
         raise StateError(
-            f"The URL can't be used: it begins with one of {', '.join(SCHEMES)}, then come user:password@ if there"
-            " are any (with what is no letter or digit as %XX), the hosts, and behind a slash a Sentinel's service or"
-            " the number of a database."
+            f"The URL can't be used: it begins with one of {', '.join(SCHEMES)}, or with valkey in place of redis, then"
+            " come user:password@ if there are any (with what is no letter or digit as %XX), the hosts, and behind a"
+            " slash a Sentinel's service or the number of a database."
         ) from error
     hosts = ", ".join(f"{host}:{port}" for host, port in target.nodes)
     place = {"cluster": f"the Cluster at {hosts}", "sentinel": f"{target.service}, for the Sentinels at {hosts}"}

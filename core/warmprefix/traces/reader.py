@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import logging
 import os
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from warmprefix.errors import MissingExtraError, TraceError
+from warmprefix.inputs import InputError, opened
 from warmprefix.traces.format import MAX_TOKENS, RECORDED, BlockId, Trace, TraceRequest
 
 try:
@@ -22,17 +19,9 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 __all__ = ["read_trace"]
 
 _log = logging.getLogger("warmprefix")
-
-_MAX_LINE = 64 * 1024 * 1024
-_GZIP_MAGIC = b"\x1f\x8b"
-_SYNC_FLUSH = b"\x00\x00\xff\xff"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -58,99 +47,29 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Trace:
     number = 0
     contents = _Contents(Path(shown))
     try:
-        with open(shown, "rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
+        with opened(shown) as file:
+            for number, line in enumerate(file.lines(), start=1):
                 if line.isspace():
                     continue
                 contents.add(line, number)
                 if len(contents.requests) == limit:
                     break
         return contents.trace()
-    except _BadFileError as error:
-        place = None if error.whole_file else number + error.next_line
+    except (InputError, _BadLineError) as error:
+        place = error.line if isinstance(error, InputError) else number
         if error.unfinished and contents.recorded:
             _log.warning("%s, line %s: left out, for the recorder was stopped in the middle of it", shown, place)
             return contents.trace()
         raise TraceError(shown, place, str(error)) from error.__cause__
-    except OSError as error:
-        raise TraceError(shown, None, f"cannot be read: {error.strerror or error}") from error
 
 
-class _BadFileError(Exception):
-    """What is wrong, without the place."""
+class _BadLineError(Exception):
+    """A line is wrong; the message says why, without the place."""
 
-    def __init__(
-        self, problem: str, *, next_line: bool = False, whole_file: bool = False, unfinished: bool = False
-    ) -> None:
+    def __init__(self, problem: str, *, unfinished: bool = False) -> None:
         super().__init__(problem)
-        self.next_line = next_line
-        """Whether it is in the line behind the last that was read."""
-        self.whole_file = whole_file
         self.unfinished = unfinished
         """Whether the file ends where it should not."""
-
-
-# -- lines ---------------------------------------------------------------------------------------------------------
-
-
-def _lines(file: io.BufferedReader) -> Iterator[bytes]:
-    """The lines of a file, unpacked if they are packed."""
-    if file.peek(2)[:2] != _GZIP_MAGIC:
-        yield from _bounded_lines(file)
-        return
-    unpacked = _Unpacked(file)
-    whole = True
-    try:
-        for line in _bounded_lines(io.BufferedReader(unpacked, io.DEFAULT_BUFFER_SIZE)):
-            whole = line.endswith(b"\n")
-            if whole or not unpacked.cut_off:
-                yield line
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise _BadFileError(f"the gzip data is damaged: {error}", next_line=True) from error
-    if unpacked.cut_off and not (whole and _ends_flushed(file)):
-        raise _BadFileError(
-            "the gzip data ends early, as if the file had been cut off; `zcat` still unpacks what is there",
-            next_line=True,
-            unfinished=True,
-        )
-
-
-class _Unpacked(io.RawIOBase):
-    """All that a gzip file holds, though it is cut off."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._gzip = gzip.GzipFile(fileobj=file)
-        self.cut_off = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)
-        try:
-            data = self._gzip.read1(len(view))
-        except EOFError:
-            self.cut_off = True
-            return 0
-        view[: len(data)] = data
-        return len(data)
-
-
-def _bounded_lines(file: io.BufferedReader) -> Iterator[bytes]:
-    first = True
-    while line := file.readline(_MAX_LINE):
-        if len(line) == _MAX_LINE and not line.endswith(b"\n"):
-            raise _BadFileError(f"longer than {_MAX_LINE:,} bytes; a trace has a line a request", next_line=True)
-        yield line.removeprefix(_BYTE_ORDER_MARK) if first else line
-        first = False
-
-
-def _ends_flushed(file: io.BufferedReader) -> bool:
-    if not file.seekable():
-        return False
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - len(_SYNC_FLUSH)))
-    return file.read() == _SYNC_FLUSH
 
 
 # -- what a line may hold ------------------------------------------------------------------------------------------
@@ -203,7 +122,7 @@ def _validated(kind: type[_LineT], fields: dict[str, Any]) -> _LineT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _BadFileError(_problem(error.errors(include_url=False)[0])) from None
+        raise _BadLineError(_problem(error.errors(include_url=False)[0])) from None
 
 
 def _problem(details: ErrorDetails) -> str:
@@ -241,7 +160,7 @@ class _Contents:
         is_block, is_request = "block" in fields, "request" in fields
         if self._fields is None:
             if is_block or is_request:
-                raise _BadFileError(
+                raise _BadLineError(
                     f'a {"block" if is_block else "request"} line, but a trace begins with a header: {{"name": ...}}'
                 )
             self._fields, self._header = fields, _validated(_HeaderLine, fields)
@@ -250,13 +169,13 @@ class _Contents:
         elif is_block and not is_request:
             self._add_block(_validated(_BlockLine, fields), number)
         else:
-            raise _BadFileError(_unknown_kind(fields))
+            raise _BadLineError(_unknown_kind(fields))
 
     def _add_block(self, line: _BlockLine, number: int) -> None:
         known = self._declared.setdefault(line.block, line.tokens)
         first = self._declared_on.setdefault(line.block, number)
         if known != line.tokens:
-            raise _BadFileError(
+            raise _BadLineError(
                 f"block {_shown(line.block)} has {line.tokens} tokens here and {known} on line {first};"
                 " a block has one length"
             )
@@ -265,21 +184,21 @@ class _Contents:
         blocks = tuple(line.blocks)
         if len(set(blocks)) != len(blocks):
             twice = next(block for i, block in enumerate(blocks) if block in blocks[:i])
-            raise _BadFileError(f"block {_shown(twice)} comes twice in blocks; a request names a block once")
+            raise _BadLineError(f"block {_shown(twice)} comes twice in blocks; a request names a block once")
         declared = self._declared
         for block in blocks:
             if block not in declared:
-                raise _BadFileError(
+                raise _BadLineError(
                     f"block {_shown(block)} is in blocks, but no line above declares it:"
                     f' {{"block": {_shown(block)}, "tokens": ...}}'
                 )
         if line.scores and len(line.scores) != len(blocks):
-            raise _BadFileError(
+            raise _BadLineError(
                 f"{len(line.scores)} scores for {len(blocks)} blocks; there must be one a block, or none"
             )
         first = self._requested_on.setdefault(line.request, number)
         if first != number:
-            raise _BadFileError(f"request {_shown(line.request)} stands on line {first} too; each has its own id")
+            raise _BadLineError(f"request {_shown(line.request)} stands on line {first} too; each has its own id")
         turn = line.turn
         if line.conversation is not None:
             self._turns[line.conversation] += 1
@@ -304,11 +223,9 @@ class _Contents:
 
     def trace(self) -> Trace:
         if self._fields is None:
-            raise _BadFileError("empty; a trace begins with a header line", whole_file=True)
+            raise InputError("empty; a trace begins with a header line", None)
         if not self.requests:
-            raise _BadFileError(
-                'no request in it; a trace has lines like {"request": 0, "blocks": [...]}', whole_file=True
-            )
+            raise InputError('no request in it; a trace has lines like {"request": 0, "blocks": [...]}', None)
         return Trace(
             name=self._header.name or _stem(self._path),
             requests=tuple(self.requests),
@@ -322,9 +239,9 @@ def _json_object(line: bytes) -> dict[str, Any]:
     try:
         fields = from_json(line, allow_inf_nan=False)
     except ValueError as error:
-        raise _BadFileError(_why_not_json(line, error), unfinished=not line.endswith(b"\n")) from None
+        raise _BadLineError(_why_not_json(line, error), unfinished=not line.endswith(b"\n")) from None
     if not isinstance(fields, dict):
-        raise _BadFileError(f"each line must be a JSON object, got {_shown(fields)}")
+        raise _BadLineError(f"each line must be a JSON object, got {_shown(fields)}")
     return fields
 
 

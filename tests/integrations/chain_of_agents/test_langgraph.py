@@ -19,7 +19,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner, EngineReport, NoAgentError
+from warmprefix import AgentRouter, ContextBlock, ContextPlanner, EngineReport, MissingExtraError, NoAgentError
 from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, AgentFanOut
 
@@ -509,7 +509,7 @@ def test_without_the_framework_it_says_what_to_install(module: str, missing: str
     ]
     ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == f"warmprefix needs '{module}' for this: pip install 'warmprefix[{extra}]'"
+    assert ran.stdout.strip() == str(MissingExtraError(extra, module))
 
 
 @pytest.mark.parametrize("kind", ["dataclass", "pydantic"])

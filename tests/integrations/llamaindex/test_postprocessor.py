@@ -31,7 +31,7 @@ from llama_index.core.schema import (
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
 
-from warmprefix import ContextPlanner, Templates
+from warmprefix import ContextPlanner, MissingExtraError, Templates
 from warmprefix_llamaindex import ContextReusePostprocessor
 
 MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
@@ -354,4 +354,4 @@ except MissingExtraError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "warmprefix needs 'llama_index.core' for this: pip install 'warmprefix[llamaindex]'"
+    assert done.stdout.strip() == str(MissingExtraError("llamaindex", "llama_index.core"))

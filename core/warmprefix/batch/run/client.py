@@ -21,7 +21,7 @@ from warmprefix.retries import Retries
 try:
     import openai
 except ImportError as exc:
-    raise MissingExtraError("cli", "openai") from exc
+    raise MissingExtraError("openai", "openai") from exc
 
 __all__ = ["Asker", "Outcome"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 try:
     import numpy as np
 except ImportError as exc:
-    raise MissingExtraError("cli", "numpy") from exc
+    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["USER_TEXT", "VARIABLE"]
 

@@ -31,7 +31,15 @@ _ANSWERS = ("response", "chunks", "output", "completion", "events", "usage", "or
 _DEEPEST = 4
 
 _SESSION = ("session_id", "conversation_id", "thread_id", "chat_id", "litellm_session_id", "sessionId")
-_USER = ("user", "end_user", "user_id", "user_api_key_end_user_id", "user_api_key_user_id", "safety_identifier")
+_USER = (
+    "user",
+    "end_user",
+    "user_id",
+    "userId",
+    "user_api_key_end_user_id",
+    "user_api_key_user_id",
+    "safety_identifier",
+)
 _TENANT = (
     "tenant",
     "tenant_id",
@@ -113,6 +121,11 @@ def _layers(record: _Json, depth: int) -> list[_Json] | None:
         record = {**record, "messages": messages}
     if isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages):
         return [record]
+    asked = record.get("input")  # in Langfuse's exports, and in OpenAI's Responses
+    if isinstance(asked, str) and asked.lstrip().startswith("["):
+        asked = _parsed(asked)
+    if isinstance(asked, list) and asked and all(isinstance(item, Mapping) and "role" in item for item in asked):
+        return [{**record, "messages": asked}]
     prompt = record.get("prompt")
     if isinstance(prompt, str | list) and not isinstance(messages, list):
         return [record]

@@ -1,11 +1,9 @@
-"""Reading a log: line by line, each into a request, an answer to the one before, or a note why not."""
+"""Reading a log: each record into a request, an answer to the request before it, or a note why not."""
 
 from __future__ import annotations
 
 import ast
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from warmprefix.doctor.readers.content import UnreadableBodyError, message_text,
 from warmprefix.doctor.readers.markup import split_rendered
 from warmprefix.doctor.readers.vllm import LoggedPrompt, parse_line
 from warmprefix.doctor.report import Skipped
+from warmprefix.inputs import InputError, opened
 
 __all__ = ["ReadLog", "read_log"]
 
@@ -24,6 +23,10 @@ _MOST_SKIPPED = 100
 _LONGEST_REASON = 120
 _ALIKE = 3
 """As many prompts of one length, the greatest, look cut off by the logger."""
+_ACCEPTED = (
+    'Accepted are bodies of chat requests, {"messages": [...]}, one per line or in a JSON array; objects that hold one,'
+    ' such as {"body": {...}} or {"input": [...]}; and the log of vLLM.'
+)
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class ReadLog:
 
 
 def read_log(paths: Sequence[Path]) -> ReadLog:
-    """Read files, in this order, as one log; those whose name ends in `.gz` are unpacked.
+    """Read files, in this order, as one log; gzipped files are unpacked, whatever their names.
 
     Raises:
         DoctorError: A file can't be read, or none holds a request.
@@ -47,13 +50,14 @@ def read_log(paths: Sequence[Path]) -> ReadLog:
         reader.read(path)
     result = reader.result
     if not result.log.requests:
-        why = f" First reason: {_told(result.skipped[0])}." if result.skipped else ""
-        raise DoctorError(f"No request in {', '.join(map(str, paths))}: {result.skipped_lines} lines unreadable.{why}")
+        first = f"; the first is {_place(result.skipped[0])}" if result.skipped else ""
+        files = ", ".join(map(str, paths))
+        raise DoctorError(f"No request in {files}. Unreadable records: {result.skipped_lines}{first}. {_ACCEPTED}")
     reader.add_notes()
     return result
 
 
-def _told(skipped: Skipped) -> str:
+def _place(skipped: Skipped) -> str:
     return f"{skipped.file}, line {skipped.line}: {skipped.reason}"
 
 
@@ -67,8 +71,17 @@ class _Reader:
 
     def read(self, path: Path) -> None:
         name = str(path)
-        for number, line in _lines(path):
-            self._try_line(name, number, line)
+        try:
+            with opened(path) as file:
+                if file.is_json_document():
+                    for number, value in file.json_values():
+                        self._try(name, number, value)
+                    return
+                for number, line in enumerate(file.lines(), 1):
+                    self._try(name, number, line.decode("utf-8", "replace"))
+        except InputError as error:
+            place = name if error.line is None else f"{name}, line {error.line}"
+            raise DoctorError(f"{place}: {error}.") from error.__cause__
 
     def add_notes(self) -> None:
         notes = self.result.notes
@@ -88,9 +101,12 @@ class _Reader:
                 f"{self._id_prompts} prompts are token ids without text: their hits count, nothing is found in them."
             )
 
-    def _try_line(self, name: str, number: int, line: str) -> None:
+    def _try(self, name: str, number: int, record: object) -> None:
         try:
-            self._read_line(name, number, line)
+            if isinstance(record, str):
+                self._read_line(name, number, record)
+            else:
+                self._take_record(name, number, record)
         except (ValueError, RecursionError, SyntaxError) as error:
             self._skip(name, number, str(error) or type(error).__name__)
 
@@ -100,6 +116,9 @@ class _Reader:
             return
         if text.startswith("data:"):
             self._take_answer(json.loads(text[5:]))
+        elif text.startswith("[{"):
+            for record in json.loads(text):
+                self._try(name, number, record)
         elif text.startswith("{"):
             self._take_record(name, number, json.loads(text))
         elif text.startswith("-d '") and text.rstrip("\\ ").endswith("'"):
@@ -208,16 +227,6 @@ class _Reader:
         self.result.skipped_lines += 1
         if len(self.result.skipped) < _MOST_SKIPPED:
             self.result.skipped.append(Skipped(name, number, reason[:_LONGEST_REASON]))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="\n") as lines:
-            yield from enumerate(lines, 1)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DoctorError(f"Cannot read {path}: {reason}.") from error
 
 
 def _quoted(text: str) -> object:

@@ -31,7 +31,7 @@ SCHEMES = (
     "redis+cluster://",
     "rediss+cluster://",
 )
-"""What a URL may begin with; "valkey" may stand for "redis". An "ss" means TLS."""
+"""What a URL may begin with; "valkey" may stand for "redis". "rediss" and "valkeys" mean TLS."""
 
 _PORTS = {"cluster": 6_379, "sentinel": 26_379}
 # Newer versions take this from `retry`, and warn of the older way.
@@ -68,7 +68,8 @@ def parse_target(url: str) -> Target:
     scheme, separator, rest = url.partition("://")
     known = scheme.lower().replace("valkey", "redis", 1)
     if not separator or f"{known}://" not in SCHEMES:
-        raise ValueError(f"url must begin with one of {', '.join(SCHEMES)}, got {separator and scheme + separator!r}")
+        allowed = f"{', '.join(SCHEMES)}, or with valkey in place of redis, such as valkey://"
+        raise ValueError(f"url must begin with one of {allowed}, got {separator and scheme + separator!r}")
     secure, _, kind = known.partition("+")
     if not kind:
         url = f"{known}://{rest}"

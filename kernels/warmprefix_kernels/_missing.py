@@ -1,0 +1,16 @@
+"""The error for a package of the extra `gpu` that is not installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["missing_extra"]
+
+
+def missing_extra(module: str) -> Any:
+    """Return warmprefix's `MissingExtraError` for a module of the extra `gpu`.
+
+    Kernels do not depend on the core. It is imported here, after the failure, so that all messages have one wording.
+    """
+    return import_module("warmprefix.errors").MissingExtraError("gpu", module)
