@@ -138,7 +138,7 @@ def test_no_blocks_make_an_empty_plan(placement: Any) -> None:
 @pytest.mark.parametrize("way", ["plan", "plan_batch", "plan_window"])
 def test_blank_texts_are_left_out_and_counted(way: str) -> None:
     planner = ContextPlanner()
-    request = [
+    request: list[ContextBlock | str] = [
         ContextBlock("", id="empty"),
         ContextBlock("evidence", id="a"),
         " \n\t",

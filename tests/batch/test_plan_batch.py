@@ -345,7 +345,6 @@ def test_a_time_budget(time_budget: float) -> None:
         {"only": []},
         {"only": ["text"]},
         {"1": [], "2": []},
-        {"1": ["x"], "2": ["x"]},
         {"1": [""], "2": ["x", " "]},
     ],
 )
