@@ -23,10 +23,14 @@ _ENDED = -1
 class MemorySeenStore:
     """A `SeenStore` in memory, bounded by count and by time. Thread-safe; every operation O(blocks of the request).
 
+    At its defaults it takes about 200 MB at most.
+
     Args:
         max_conversations: Beyond it the conversation not used longest is dropped.
-        max_blocks: Blocks remembered a conversation; beyond it the oldest is dropped, and sent again.
-        max_leases: Plans in flight a conversation; beyond it the oldest can no longer be committed.
+        max_blocks: Blocks remembered per conversation; beyond it the oldest is dropped, and sent again.
+        max_leases: Plans in flight per conversation; beyond it the oldest can no longer be committed.
+        max_entries: Blocks, labels and plans remembered over all conversations; beyond it the conversation not used
+            longest is dropped.
         ttl: Seconds after its last use at which a conversation is dropped.
         lease_ttl: Seconds in which a plan must be committed.
         clock: Seconds from any origin, never backwards.
@@ -37,6 +41,7 @@ class MemorySeenStore:
         max_conversations: int = 10_000,
         max_blocks: int = 4_096,
         max_leases: int = 64,
+        max_entries: int = 1_000_000,
         ttl: float = 86_400.0,
         lease_ttl: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
@@ -45,6 +50,7 @@ class MemorySeenStore:
             ("max_conversations", max_conversations),
             ("max_blocks", max_blocks),
             ("max_leases", max_leases),
+            ("max_entries", max_entries),
             ("ttl", ttl),
             ("lease_ttl", lease_ttl),
         ):
@@ -53,11 +59,14 @@ class MemorySeenStore:
         self._max_conversations = max_conversations
         self._max_blocks = max_blocks
         self._max_leases = max_leases
+        self._max_entries = max_entries
         self._ttl = ttl
         self._lease_ttl = lease_ttl
         self._clock = clock
         self._lock = threading.RLock()  # a plan may be abandoned by the garbage collector, in the middle of anything
         self._states: OrderedDict[Conversation, _State] = OrderedDict()
+        self._entries = 0
+        """Sum of `counted` over all states."""
 
     def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
         with self._lock:
@@ -66,7 +75,7 @@ class MemorySeenStore:
             if state is None:
                 state = self._states[conversation] = _State(used=now)
                 while len(self._states) > self._max_conversations:
-                    self._states.popitem(last=False)
+                    self._drop_oldest()
             state.settle(now)
             if plan_id not in state.closed:
                 state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
@@ -77,6 +86,7 @@ class MemorySeenStore:
             )
             since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
             contested = frozenset([key for key, block in seen.items() if block.turn > since])
+            self._count(state)
             return Prepared(state.turn, seen, taken, contested)
 
     def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
@@ -95,8 +105,10 @@ class MemorySeenStore:
                 state.take_labels(sent)
                 state.trim(self._max_blocks)
                 state.turn += 1
+                self._count(state)
             except BaseException:  # such as KeyboardInterrupt: of a conversation half recorded nothing is known
-                self._states.pop(conversation, None)
+                if self._states.pop(conversation, None) is not None:
+                    self._entries -= state.counted
                 raise
             return recorded
 
@@ -125,15 +137,27 @@ class MemorySeenStore:
     def clear(self) -> None:
         with self._lock:
             self._states.clear()
+            self._entries = 0
 
     def _use(self, conversation: Conversation, now: float) -> _State | None:
-        while self._states and self._is_over(oldest := next(iter(self._states)), now):
-            self._states.pop(oldest, None)
+        while self._states and self._is_over(next(iter(self._states)), now):
+            self._drop_oldest()
         state = self._states.get(conversation)
         if state is not None:
             state.used = now
             self._states.move_to_end(conversation)
         return state
+
+    def _count(self, state: _State) -> None:
+        """Keep to the bound over all conversations, after an operation on this one."""
+        size = len(state.blocks) + len(state.labels) + len(state.leases) + len(state.closed)
+        self._entries += size - state.counted
+        state.counted = size
+        while self._entries > self._max_entries and len(self._states) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._entries -= self._states.popitem(last=False)[1].counted
 
     def _is_over(self, conversation: Conversation, now: float) -> bool:
         return self._states[conversation].used + self._ttl <= now
@@ -148,6 +172,8 @@ class _Lease:
 @dataclass(slots=True)
 class _State:
     used: float
+    counted: int = 0
+    """Its entries, as they were last counted."""
     epoch: int = 0
     turn: int = 0
     blocks: OrderedDict[bytes, SeenBlock] = field(default_factory=OrderedDict)
