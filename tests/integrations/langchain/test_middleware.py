@@ -114,7 +114,7 @@ def test_a_result_whose_call_is_not_in_the_prompt_is_never_named() -> None:
     def answer(n: int) -> ToolMessage:
         return result(SEA, tool_call_id=f"c{n}")
 
-    messages = [answer(0), call(1), answer(1), call(2), answer(2)]
+    messages: list[AnyMessage] = [answer(0), call(1), answer(1), call(2), answer(2)]
     contents = [m.content for m in through(request_of(messages), ContextReuseMiddleware()).messages]
     assert contents == [SEA, "", SEA, "", whole(1)]
 
@@ -243,7 +243,12 @@ def test_the_wording_of_references_can_be_chosen() -> None:
 def test_a_request_without_repeats_is_passed_on_itself() -> None:
     documents = [Document(SEA, id="sea"), Document(SKY, id="sky")]
     rows = [result('[{"id": 0}]' * 50), result("[ERROR] failed\n" * 50), result("[1] Smith et al.\n" * 50)]
-    messages = [HumanMessage("Hello"), result("42"), result(f"{SEA}\n\n{SKY}", artifact=documents), *rows]
+    messages: list[AnyMessage] = [
+        HumanMessage("Hello"),
+        result("42"),
+        result(f"{SEA}\n\n{SKY}", artifact=documents),
+        *rows,
+    ]
     request = request_of(with_calls(messages))
     assert through(request, ContextReuseMiddleware(separator="\n\n")) is request
     empty = request_of([])
