@@ -358,9 +358,8 @@ class Transcript:
             known = self._results.get(result.original)
             if known is None or not known.call.answered_once:
                 self._results[result.original] = result
-        for span in spans:
-            if span.source is None:
-                self._passages.setdefault(span.text, result)
+        for span in spans:  # one that became a reference has its source here already
+            self._passages.setdefault(span.text, result)
 
     def _name(self, source: _Result, call: _Call | None) -> str:
         """Return the name of the call that gave `source`, for a reference in the result of `call`."""
