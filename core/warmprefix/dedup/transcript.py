@@ -86,9 +86,9 @@ class _Call:
     shown: str
     look_alikes: _LookAlikes
     number: int
-    """Its place among its look-alikes, from 1 on."""
+    """Position among its look-alikes, from 1 on."""
     answered_once: bool = True
-    """False if several results claim to be of this call, so that none can be named by it."""
+    """False after a second result with this call's id: the call then names no single result."""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,7 +109,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A passage of a result, and the earlier result to refer to, if any."""
+    """A passage of a result, and the earlier result that a reference can name, if any."""
 
     part: int
     start: int
@@ -124,8 +124,8 @@ class Transcript:
 
     Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
     earlier inputs. So a history that only grows keeps its bytes, and a history that was cut, forked or summarised has
-    no dangling reference. The first occurrence of a text always keeps its bytes, and later ones are shown by the call
-    that gave the first: a prompt without repeats stays as it is.
+    no dangling reference. The first occurrence of a text always keeps its bytes; a later one becomes a reference to
+    the call that gave the first. A prompt without repeats stays as it is.
 
     >>> transcript = Transcript(min_tokens=20)
     >>> sea = "The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench."
@@ -248,7 +248,7 @@ class Transcript:
         return sent
 
     def _answer(self, call_id: str | None) -> _Call | None:
-        """Return the call that a result answers; None if it is unknown or not the only one that it may be."""
+        """Return the call that a result answers; None if no open call, or more than one, has this id."""
         if call_id is None:
             return None
         waiting = self._waiting.get(call_id)
@@ -335,7 +335,7 @@ class Transcript:
             passage = passage.strip("\r\n")
             if not passage or not self._is_long(_size(passage)):
                 continue
-            # Mostly there is the same between all of them, and looking there takes a hundredth of the time.
+            # The same text usually stands between all of them; looking there first takes a hundredth of the time.
             start = end + gap if text.startswith(passage, end + gap) else text.find(passage, end)
             if start >= 0:
                 found.append((start, passage))
@@ -365,7 +365,7 @@ class Transcript:
         """Return the name of the call that gave `source`, for a reference in the result of `call`."""
         look_alikes = source.call.look_alikes
         others = look_alikes.calls - (call is not None and call.look_alikes is look_alikes)
-        # A call without a result may still get another one, behind the reference.
+        # A look-alike that has no result yet may get a different one, after this reference was sent.
         if look_alikes.results.get(source.original) == others:
             return source.call.shown
         return self._templates.number.format(call=source.call.shown, number=source.call.number)
@@ -391,7 +391,7 @@ def _one_line(text: str, max_characters: int) -> str:
     line = " ".join([stripped for line in lines if (stripped := line.strip())])
     if len(line) > max_characters or len(text) > 2 * max_characters:
         line = line[: max_characters - 1] + "…"
-    # A surrogate that stands alone can be parsed from JSON, but no client can send it.
+    # JSON can hold a lone surrogate in escaped form, but no client can encode it as UTF-8.
     return line.encode("utf-8", "backslashreplace").decode()
 
 
