@@ -324,6 +324,11 @@ def test_a_call_that_got_two_results_is_never_named() -> None:
     assert sent_for(*steps, Result("c", [SEA]))[3] == WHOLE + "run().]"
 
 
+def test_a_look_alike_of_a_call_that_got_two_results_is_named_by_number() -> None:
+    steps = [Call("a", "read", ""), Result("a", [SEA]), Result("a", [SKY]), Call("b", "read", ""), Result("b", [SEA])]
+    assert sent_for(*steps, Result("c", [SEA]))[3] == WHOLE + "read(), number 2 of such calls.]"
+
+
 def test_a_skipped_result_is_neither_replaced_nor_named() -> None:
     first, again = Result("c0", [SEA], skipped=True), Result("c1", [SEA], skipped=True)
     c0, _, c1, _, *rest = read(SEA, SEA, SEA, SEA)
@@ -483,7 +488,11 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exceptio
         Transcript(**arguments)
 
 
-def test_a_result_must_be_text() -> None:
+def test_names_results_and_passages_must_be_text() -> None:
     bad: Any = 7
+    with pytest.raises(TypeError, match="name must be a str, got int"):
+        Transcript().call("a", bad)
     with pytest.raises(TypeError, match="text must be a str, got int"):
         Transcript().result("a", bad)
+    with pytest.raises(TypeError, match="passages must hold str, got int"):
+        Transcript().result("a", SEA, [bad])

@@ -186,7 +186,12 @@ class Transcript:
             name: The tool's name.
             arguments: The arguments as the call carries them: a raw string, or any JSON value. References show them in
                 one line of at most 200 characters.
+
+        Raises:
+            TypeError: `name` is no str.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {type(name).__name__}")
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), default=_type_name)
         shown = f"{_one_line(name, _MAX_NAME_CHARACTERS)}({_one_line(arguments, _MAX_ARGUMENTS_CHARACTERS)})"
@@ -234,11 +239,15 @@ class Transcript:
         for part in parts:
             if not (part is None or isinstance(part, str)):
                 raise TypeError(f"text must be a str, got {type(part).__name__}")
+        passages = list(passages)
+        for passage in passages:
+            if not isinstance(passage, str):
+                raise TypeError(f"passages must hold str, got {type(passage).__name__}")
         original = tuple(parts)
         call = self._answer(call_id)
         sent = self._refer_to_result(original, call)
         if sent is None:
-            spans = self._spans(original, list(passages), call)
+            spans = self._spans(original, passages, call)
             sent = self._refer_to_passages(original, spans, call)
             if call is not None:
                 self._add_sources(_Result(call, original, "".join([part or "" for part in sent])), sent, spans)
@@ -254,7 +263,9 @@ class Transcript:
         waiting = self._waiting.get(call_id)
         if not waiting:
             if call_id in self._answered:
-                self._answered[call_id].answered_once = False
+                answered = self._answered[call_id]
+                answered.answered_once = False
+                answered.look_alikes.results.clear()  # from now on its look-alikes are named by number
             return None
         if len(waiting) > 1:
             return None
