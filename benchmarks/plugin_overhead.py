@@ -3,9 +3,9 @@
     python benchmarks/plugin_overhead.py [--samples 2000]
 
 The overhead is the plugin's call, less the call of what it wraps, less the core alone: `ContextBlock`s, `plan()` and
-`commit()`, or for agents a `Transcript` that is told the same messages. All are timed on every request, in turn, and
-subtracted request by request. Of the overhead, "framework" is what a step of the same kind costs that does nothing:
-the frameworks trace the runs of their parts.
+`commit()`, or for agents a `Transcript` that receives the same calls and results. All are timed on every request, in
+turn, and subtracted request by request. Of the overhead, "framework" is what a step of the same kind costs that does
+nothing: the frameworks trace the runs of their parts.
 
 Requests are Zipf-distributed, as in `plan_overhead.py`; a hundred are served before the first that counts. Retrievers,
 memories and models that are wrapped hold their answers ready. A framework's rows are measured where it is installed;
@@ -139,12 +139,13 @@ def planned(planner: ContextPlanner | None = None) -> Callable[[list[ContextBloc
     return plan
 
 
-def told(blocks: list[ContextBlock]) -> None:
+def transcribed(blocks: list[ContextBlock]) -> None:
     """The core's part in an agent's model call."""
     transcript = Transcript()
-    transcript.read(QUESTION)
-    for block in blocks:
-        transcript.write(ContextBlock(block.text, id=block.id))
+    for number, turn in enumerate(turns_of(blocks)):
+        texts = [block.text for block in turn]
+        transcript.call(f"call_{number}", "search", "{}")
+        transcript.result(f"call_{number}", "\n\n".join(texts), texts)
 
 
 def turns_of(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -216,7 +217,7 @@ def langchain_cases() -> Iterator[Case]:
         "LangChain: ContextReuseMiddleware.wrap_model_call",
         as_request,
         lambda request: wrapper.wrap_model_call(request, lambda _: None),
-        told,
+        transcribed,
     )
 
 
@@ -264,7 +265,7 @@ def llamaindex_cases() -> Iterator[Case]:
     )
     ready = Ready(model="none", api_key="none", is_chat_model=True, is_function_calling_model=True)
     llm = plugins.ContextReuseLLM(llm=ready)
-    yield Case("LlamaIndex: ContextReuseLLM.chat", as_history, llm.chat, told, wrapped=ready.chat)
+    yield Case("LlamaIndex: ContextReuseLLM.chat", as_history, llm.chat, transcribed, wrapped=ready.chat)
 
 
 def mem0_cases() -> Iterator[Case]:

@@ -3,7 +3,7 @@
 from warmprefix.annotate import Templates
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
-from warmprefix.dedup.transcript import Transcript
+from warmprefix.dedup.transcript import RepeatTemplates, Transcript
 from warmprefix.errors import (
     BatchError,
     EngineError,
@@ -72,6 +72,7 @@ __all__ = [
     "PlannerStats",
     "PrefixView",
     "Reference",
+    "RepeatTemplates",
     "Replica",
     "ReplicaRouter",
     "ReplicaStats",

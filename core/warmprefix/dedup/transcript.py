@@ -1,108 +1,421 @@
-"""De-duplication inside one prompt, for whoever puts all of its messages together."""
+"""De-duplication inside one prompt: repeated tool results become references to earlier calls."""
 
 from __future__ import annotations
 
-from itertools import chain, count
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any
 
-from warmprefix.annotate import Templates, header_labels
-from warmprefix.blocks import ContextBlock
-from warmprefix.labels import content_label, label_candidates
+__all__ = ["RepeatTemplates", "Transcript"]
 
-__all__ = ["Transcript"]
+_MAX_NAME_CHARACTERS = 64
+_MAX_ARGUMENTS_CHARACTERS = 200
+_QUOTE_CHARACTERS = (24, 48, 96)
+"""Lengths of a quote, shortest first; the first one that identifies its passage is used."""
 
-_DEFAULT_TEMPLATES = Templates()  # checking them takes longer than a prompt's other work
+_MAX_WORD_REST_CHARACTERS = 16
+"""A quote ends at the end of a word, unless the word goes on for longer than this."""
+
+_SEPARATOR = "\n\n"
+
+_PLACEHOLDERS = {
+    "result": ("call",),
+    "passage": ("call", "quote"),
+    "passages": ("call", "quotes"),
+    "number": ("call", "number"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatTemplates:
+    """The wording of references to repeated tool results.
+
+    Raises:
+        TypeError: A template is no str.
+        ValueError: A template lacks one of its placeholders, has one twice, has another one, or spans several lines.
+    """
+
+    result: str = "[Word for word the result of the earlier call {call}.]"
+    """Replaces a whole result. `{call}` stands for the call: ``read({"filePath":"/p/a.py"})``."""
+
+    passage: str = "[Word for word in the result of the earlier call {call}: the passage that begins {quote}.]"
+    """Replaces one passage of a result. `{quote}` stands for its first words, as a JSON string."""
+
+    passages: str = "[Word for word in the result of the earlier call {call}: the passages that begin {quotes}.]"
+    """Replaces neighbouring passages that stand in one earlier result. `{quotes}` stands for a list of their quotes."""
+
+    number: str = "{call}, number {number} of such calls"
+    """Takes the place of `{call}` where a call that looks the same may have given another result."""
+
+    def __post_init__(self) -> None:
+        for name, placeholders in _PLACEHOLDERS.items():
+            _check_template(name, getattr(self, name), placeholders)
+
+
+def _check_template(name: str, template: str, placeholders: Sequence[str]) -> None:
+    if not isinstance(template, str):
+        raise TypeError(f"{name} must be a str, got {type(template).__name__}")
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{name} must have balanced braces, got {template!r}") from error
+    found = sorted((field, spec, conversion) for _, field, spec, conversion in pieces if field is not None)
+    if found != [(placeholder, "", None) for placeholder in sorted(placeholders)]:
+        allowed = " and ".join(f"{{{placeholder}}}" for placeholder in placeholders)
+        raise ValueError(f"{name} must hold {allowed} once each, and no other field, got {template!r}")
+    if template.splitlines() != [template]:
+        raise ValueError(f"{name} must be one line, got {template!r}")
+
+
+_DEFAULT_TEMPLATES = RepeatTemplates()
+
+
+@dataclass(eq=False, slots=True)
+class _LookAlikes:
+    """The calls of one prompt that are shown in the same way."""
+
+    calls: int = 0
+    results: dict[tuple[str | None, ...], int] = field(default_factory=dict)
+    """Number of these calls by their result."""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    shown: str
+    look_alikes: _LookAlikes
+    number: int
+    """Position among its look-alikes, from 1 on."""
+    answered_once: bool = True
+    """False after a second result with this call's id: the call then names no single result."""
+
+
+@dataclass(eq=False, slots=True)
+class _Result:
+    """A result that stands in the prompt, at least in part as the tool gave it."""
+
+    call: _Call
+    original: tuple[str | None, ...]
+    sent: str
+    quotes: dict[str, str | None] = field(default_factory=dict)
+
+    def quote(self, passage: str) -> str | None:
+        """Return the first words of a passage that occur once in this result; None if no short quote does."""
+        if passage not in self.quotes:
+            self.quotes[passage] = _unique_quote(passage, self.sent)
+        return self.quotes[passage]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A passage of a result, and the earlier result that a reference can name, if any."""
+
+    part: int
+    start: int
+    end: int
+    text: str
+    source: _Result | None
+    quote: str
 
 
 class Transcript:
-    """One prompt's messages, told in order: a context block that comes again becomes a reference to the first time.
+    """One prompt's tool calls and results, received in order: a repeated result becomes a reference.
 
-    Make a new one for every prompt and tell it all messages. What `write` returns depends on nothing but what was told
-    before, so a history that only grows keeps its bytes, and one that was cut, forked or summarised can't leave a
-    reference dangling: there is no other state to disagree with it. The texts are not changed, nor reordered, for
-    behind a question of its own nobody shares a prompt.
+    Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
+    earlier inputs. So a history that only grows keeps its bytes, and a history that was cut, forked or summarised has
+    no dangling reference. The first occurrence of a text always keeps its bytes; a later one becomes a reference to
+    the call that gave the first. A prompt without repeats stays as it is.
 
-    >>> transcript = Transcript(min_tokens=0)
-    >>> transcript.read("How deep is the sea?")
-    >>> sea = ContextBlock("The sea is 3,688 metres deep on average, and 10,935 metres at most.", id="sea")
-    >>> transcript.write(sea)
-    '[sea] The sea is 3,688 metres deep on average, and 10,935 metres at most.'
-    >>> transcript.write(sea)
-    'Please refer to [sea] in the previous conversation.'
+    >>> transcript = Transcript(min_tokens=20)
+    >>> sea = "The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench."
+    >>> transcript.call("call_1", "read", '{"path":"sea.txt"}')
+    >>> transcript.result("call_1", sea) == sea
+    True
+    >>> transcript.call("call_2", "run", '{"command":"cat sea.txt"}')
+    >>> transcript.result("call_2", sea)
+    '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
 
-    Not thread-safe. Linear in the length of what it is told.
+    Not thread-safe. Linear in the length of its inputs, plus one search per referenced passage through the result that
+    holds it, and one per given passage that does not stand in its result.
     """
 
-    def __init__(self, *, templates: Templates | None = None, min_tokens: int = 64) -> None:
+    def __init__(
+        self, *, templates: RepeatTemplates | None = None, separator: str | None = None, min_tokens: int = 64
+    ) -> None:
         """Begin with an empty prompt.
 
         Args:
             templates: The wording of the references.
-            min_tokens: A block shorter than this stays as it is, without a label: a reference would spare next to
-                nothing. The default is about three times what a label and a reference cost.
+            separator: Cuts results into passages where none are given. One reference names several passages only
+                where exactly this stands between them, a blank line by default.
+            min_tokens: Results and passages shorter than this stay as they are.
 
         Raises:
             TypeError: An argument has another type than the above.
-            ValueError: `min_tokens` is negative.
+            ValueError: `min_tokens` is negative, or `separator` is empty.
         """
-        if templates is not None and not isinstance(templates, Templates):
-            raise TypeError(f"templates must be Templates or None, got {type(templates).__name__}")
+        if templates is not None and not isinstance(templates, RepeatTemplates):
+            raise TypeError(f"templates must be RepeatTemplates or None, got {type(templates).__name__}")
+        if separator is not None and not isinstance(separator, str):
+            raise TypeError(f"separator must be a str or None, got {type(separator).__name__}")
+        if separator == "":
+            raise ValueError("separator must not be empty")
         if isinstance(min_tokens, bool) or not isinstance(min_tokens, int):
             raise TypeError(f"min_tokens must be an int, got {type(min_tokens).__name__}")
         if min_tokens < 0:
             raise ValueError(f"min_tokens must be 0 or more, got {min_tokens}")
         self.references = 0
-        """Blocks that became references."""
+        """Number of results and passages that became references."""
         self.reference_tokens = 0
-        """Tokens of these blocks."""
+        """Tokens of these results and passages, estimated as a quarter of their UTF-8 bytes."""
         self._templates = _DEFAULT_TEMPLATES if templates is None else templates
+        self._separator = separator
         self._min_tokens = min_tokens
-        self._labels: dict[bytes, str] = {}
-        self._owners: dict[str, bytes] = {}
-        self._taken: set[str] = set()
+        self._look_alikes: dict[str, _LookAlikes] = {}
+        self._waiting: dict[str, list[_Call]] = {}
+        self._answered: dict[str, _Call] = {}
+        self._results: dict[tuple[str | None, ...], _Result] = {}
+        self._passages: dict[str, _Result] = {}
 
-    def read(self, text: str) -> None:
-        """Tell of text that stands in the prompt as it is: a question, an answer, a result of another kind.
+    def call(self, id: str | None, name: str, arguments: object = "") -> None:
+        """Add a tool call of an assistant message.
 
-        A line that begins with a label, as a block does, takes that label away: no block gets it any more, and one
-        that has it is sent in full, under another, when it comes again. Inside a line it is a citation, which changes
-        nothing.
-        """
-        for label in header_labels(text):
-            self._taken.add(label)
-            owner = self._owners.pop(label, None)
-            if owner is not None:
-                del self._labels[owner]
-
-    def write(self, block: ContextBlock | str) -> str:
-        """What to put into the prompt for a block: labelled in full, or a reference to where it already stands so.
+        Args:
+            id: What the call's result names it by; None if nothing does.
+            name: The tool's name.
+            arguments: The arguments as the call carries them: a raw string, or any JSON value. References show them in
+                one line of at most 200 characters.
 
         Raises:
-            TypeError: `block` is neither a ContextBlock nor a str.
+            TypeError: `name` is no str.
         """
-        if not isinstance(block, ContextBlock):
-            block = ContextBlock(block)
-        if block.tokens < self._min_tokens:
-            self.read(block.text)
-            return block.text
-        label = self._labels.get(block.fingerprint)
-        if label is None:
-            return self._in_full(block)
-        note = self._templates.location_annotation(label)
-        if len(note) >= len(block.text):
-            return self._in_full(block)
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {type(name).__name__}")
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), default=_type_name)
+        shown = f"{_one_line(name, _MAX_NAME_CHARACTERS)}({_one_line(arguments, _MAX_ARGUMENTS_CHARACTERS)})"
+        look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
+        look_alikes.calls += 1
+        if id is not None:
+            self._waiting.setdefault(id, []).append(_Call(shown, look_alikes, look_alikes.calls))
+
+    def skip(self, call_id: str | None) -> None:
+        """Add a result that stays as it is and that no reference names: an error, or another tool's result."""
+        self._answer(call_id)
+
+    def result(self, call_id: str | None, text: str, passages: Iterable[str] = ()) -> str:
+        """Add a call's result and return the text to send in its place.
+
+        Args:
+            call_id: The `id` of the call. A result of an unknown call may become a reference, but none names it.
+            text: The result.
+            passages: The documents of a retrieval tool, in the order in which they stand in `text`. Those that do not
+                stand there are ignored.
+
+        Returns:
+            `text` itself, or a text in which references replace all of it or some of its passages.
+
+        Raises:
+            TypeError: `text` or a passage is no str.
+        """
+        [sent] = self.parts(call_id, [text], passages)
+        return sent or ""
+
+    def parts(self, call_id: str | None, parts: Sequence[str | None], passages: Iterable[str] = ()) -> list[str | None]:
+        """Add a result that has several parts, as `result` does; each text is a passage unless `passages` are found.
+
+        Args:
+            call_id: The `id` of the call.
+            parts: The texts, and None for each part that is no text, such as an image.
+            passages: As in `result`.
+
+        Returns:
+            The parts to send. A text is empty if the reference in an earlier part covers it.
+
+        Raises:
+            TypeError: A part is neither a str nor None, or a passage is no str.
+        """
+        for part in parts:
+            if not (part is None or isinstance(part, str)):
+                raise TypeError(f"text must be a str, got {type(part).__name__}")
+        passages = list(passages)
+        for passage in passages:
+            if not isinstance(passage, str):
+                raise TypeError(f"passages must hold str, got {type(passage).__name__}")
+        original = tuple(parts)
+        call = self._answer(call_id)
+        sent = self._refer_to_result(original, call)
+        if sent is None:
+            spans = self._spans(original, passages, call)
+            sent = self._refer_to_passages(original, spans, call)
+            if call is not None:
+                self._add_sources(_Result(call, original, "".join([part or "" for part in sent])), sent, spans)
+        if call is not None:
+            results = call.look_alikes.results
+            results[original] = results.get(original, 0) + 1
+        return sent
+
+    def _answer(self, call_id: str | None) -> _Call | None:
+        """Return the call that a result answers; None if no open call, or more than one, has this id."""
+        if call_id is None:
+            return None
+        waiting = self._waiting.get(call_id)
+        if not waiting:
+            if call_id in self._answered:
+                answered = self._answered[call_id]
+                answered.answered_once = False
+                answered.look_alikes.results.clear()  # from now on its look-alikes are named by number
+            return None
+        if len(waiting) > 1:
+            return None
+        call = self._answered[call_id] = waiting.pop()
+        return call
+
+    def _refer_to_result(self, original: tuple[str | None, ...], call: _Call | None) -> list[str | None] | None:
+        source = self._results.get(original)
+        if source is None or not source.call.answered_once:
+            return None
+        size = sum([_size(part) for part in original if part is not None])
+        reference = self._templates.result.format(call=self._name(source, call))
+        if not self._pays(reference, size):
+            return None
+        self._count(size)
+        return [reference, *[""] * (len(original) - 1)]
+
+    def _refer_to_passages(
+        self, original: tuple[str | None, ...], spans: Sequence[_Span], call: _Call | None
+    ) -> list[str | None]:
+        parts = list(original)
+        runs: list[tuple[_Result, list[_Span]]] = []
+        for span in spans:
+            if span.source is None:
+                continue
+            self._count(_size(span.text))
+            if runs and runs[-1][0] is span.source and self._touch(original, runs[-1][1][-1], span):
+                runs[-1][1].append(span)
+            else:
+                runs.append((span.source, [span]))
+        for source, run in reversed(runs):  # so that the places of the earlier ones still hold
+            first, last = run[0], run[-1]
+            reference = self._refer(source, [span.quote for span in run], call)
+            head, tail = parts[first.part] or "", parts[last.part] or ""
+            parts[first.part + 1 : last.part + 1] = [""] * (last.part - first.part)
+            parts[first.part] = head[: first.start] + reference + tail[last.end :]
+        return parts
+
+    def _touch(self, parts: Sequence[str | None], before: _Span, after: _Span) -> bool:
+        """Return True if only the separator stands between two passages."""
+        if before.part == after.part:
+            between = (parts[before.part] or "")[before.end : after.start]
+        else:
+            between_parts = parts[before.part : after.part + 1]
+            if None in between_parts:
+                return False
+            texts = [part or "" for part in between_parts]
+            between = texts[0][before.end :] + "".join(texts[1:-1]) + texts[-1][: after.start]
+        return between == (self._separator or _SEPARATOR)
+
+    def _refer(self, source: _Result, quotes: Sequence[str], call: _Call | None) -> str:
+        name = self._name(source, call)
+        if len(quotes) == 1:
+            return self._templates.passage.format(call=name, quote=quotes[0])
+        return self._templates.passages.format(call=name, quotes=", ".join(quotes))
+
+    def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
+        """Return the passages of a result, each with the earlier result that a reference could name."""
+        spans: list[_Span] = []
+        for number, part in enumerate(parts):
+            if not part:
+                continue
+            found = self._find(passages, part)
+            if not found and self._separator is not None:
+                found = self._find(part.split(self._separator), part)
+            if not found:
+                found = self._find([part], part)
+            for start, text in found:
+                source, quote = self._source(text, call)
+                spans.append(_Span(number, start, start + len(text), text, source, quote))
+        return spans
+
+    def _find(self, passages: Iterable[str], text: str) -> list[tuple[int, str]]:
+        """Look for passages in sequence, without the line breaks around them; skip the short and the missing ones."""
+        found: list[tuple[int, str]] = []
+        end = gap = 0
+        for passage in passages:
+            passage = passage.strip("\r\n")
+            if not passage or not self._is_long(_size(passage)):
+                continue
+            # The same text usually stands between all of them; looking there first takes a hundredth of the time.
+            start = end + gap if text.startswith(passage, end + gap) else text.find(passage, end)
+            if start >= 0:
+                found.append((start, passage))
+                gap, end = start - end, start + len(passage)
+        return found
+
+    def _source(self, passage: str, call: _Call | None) -> tuple[_Result | None, str]:
+        source = self._passages.get(passage)
+        if source is None:
+            return None, ""
+        quote = source.quote(passage) if source.call.answered_once else None
+        if quote is None:
+            del self._passages[passage]  # this occurrence stays in full, and later ones may refer to it
+        elif self._pays(self._refer(source, [quote], call), _size(passage)):
+            return source, quote
+        return None, ""
+
+    def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
+        if tuple(sent) == result.original and None not in result.original:
+            known = self._results.get(result.original)
+            if known is None or not known.call.answered_once:
+                self._results[result.original] = result
+        for span in spans:  # one that became a reference has its source here already
+            self._passages.setdefault(span.text, result)
+
+    def _name(self, source: _Result, call: _Call | None) -> str:
+        """Return the name of the call that gave `source`, for a reference in the result of `call`."""
+        look_alikes = source.call.look_alikes
+        others = look_alikes.calls - (call is not None and call.look_alikes is look_alikes)
+        # A look-alike that has no result yet may get a different one, after this reference was sent.
+        if look_alikes.results.get(source.original) == others:
+            return source.call.shown
+        return self._templates.number.format(call=source.call.shown, number=source.call.number)
+
+    def _is_long(self, size: int) -> bool:
+        return (size + 3) // 4 >= self._min_tokens
+
+    def _pays(self, reference: str, size: int) -> bool:
+        return self._is_long(size) and _size(reference) < size
+
+    def _count(self, size: int) -> None:
         self.references += 1
-        self.reference_tokens += block.tokens
-        return note
+        self.reference_tokens += (size + 3) // 4
 
-    def _in_full(self, block: ContextBlock) -> str:
-        self.read(block.text)  # it may take a label away, even the one that this block had so far
-        label = self._labels.get(block.fingerprint)
-        if label is None:
-            numbered = (f"{content_label(block)}~{number}" for number in count(2))
-            label = next(free for free in chain(label_candidates(block), numbered) if self._is_free(free))
-            self._labels[block.fingerprint] = label
-            self._owners[label] = block.fingerprint
-        return f"[{label}] {block.text}"
 
-    def _is_free(self, label: str) -> bool:
-        return label not in self._owners and label not in self._taken
+def _size(text: str) -> int:
+    """Return the length in UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _one_line(text: str, max_characters: int) -> str:
+    lines = text[: 2 * max_characters].splitlines()
+    line = " ".join([stripped for line in lines if (stripped := line.strip())])
+    if len(line) > max_characters or len(text) > 2 * max_characters:
+        line = line[: max_characters - 1] + "…"
+    # JSON can hold a lone surrogate in escaped form, but no client can encode it as UTF-8.
+    return line.encode("utf-8", "backslashreplace").decode()
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _unique_quote(passage: str, text: str) -> str | None:
+    for length in _QUOTE_CHARACTERS:
+        rest = passage[length : length + _MAX_WORD_REST_CHARACTERS]
+        word_rest = len(rest.split(maxsplit=1)[0]) if rest and not rest[0].isspace() else 0
+        quote = passage[: length + (word_rest if word_rest < len(rest) else 0)]
+        if text.find(quote, text.find(quote) + 1) < 0:
+            quoted = json.dumps(quote, ensure_ascii=False)
+            return quoted.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from warmprefix import ContextBlock, MissingExtraError, Templates, Transcript
-from warmprefix_langchain.tool_results import cut, documents_of
+from warmprefix import MissingExtraError, RepeatTemplates, Transcript
+from warmprefix_langchain.tool_results import documents_of
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -28,43 +28,46 @@ _WRITTEN = "warmprefix"
 """Marks, in a copy's `response_metadata`, that an instance wrote it. LangChain's own middleware marks its copies there
 too: it is not sent to the model."""
 
-_inside_another: ContextVar[bool] = ContextVar("warmprefix_inside_another", default=False)
+_outer: ContextVar[tuple[Callable[[ToolMessage, str | None], bool], ...]] = ContextVar("warmprefix_outer", default=())
+"""`_handles` of each instance around the present one, in the same model call."""
 
 
 @dataclass(frozen=True, slots=True)
 class MiddlewareStats:
-    """A snapshot of what a middleware has done so far."""
+    """A snapshot of a middleware's counters."""
 
     prompts: int = 0
-    """Model calls, those included in which nothing came again."""
+    """Model calls, with and without references."""
     references: int = 0
-    """Blocks replaced by a reference, counted in every prompt that they would have stood in."""
+    """Results and passages replaced by a reference, counted in every prompt that would have held them again."""
     reference_tokens: int = 0
-    """Tokens of these blocks."""
+    """Tokens of these results and passages, estimated as a quarter of their UTF-8 bytes."""
     errors: int = 0
-    """Prompts that were sent as they were, in part at least, because arranging them failed."""
+    """Prompts that were sent as they were, at least in part, because arranging them failed."""
 
 
 class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
-    """Tool results that come again become references to where the prompt already holds them.
+    """Middleware that replaces repeated tool results by references to the calls that gave them first.
 
-    For `create_agent`, which is tail placement: an agent keeps its tool messages, so what a search has found once
-    stands in every later prompt. The first time, a block is labelled and in full; from then on a sentence refers to
-    it. Blocks keep their order: the question stands before them, and behind it no two conversations share a prefix.
+    For `create_agent`, which is tail placement: an agent keeps its tool messages, so a result found once stands in
+    every later prompt. First occurrences keep their bytes. A result that comes again becomes a sentence that names the
+    earlier call; a passage of a retrieval tool that comes again, a sentence that names the call and the passage's
+    first words. A prompt without repeats is passed on as the same request.
 
-    Each prompt is worked out from its own messages and nothing else; the state keeps the raw text. So retries, forks,
-    time travel, parallel tool calls and checkpoints need no care, and a growing history keeps its bytes.
+    Each prompt is computed from its own messages only, and the agent's state keeps the raw text. So retries, forks,
+    time travel, parallel tool calls and checkpoints need no special handling, and a growing history keeps its bytes.
+    A call that was cut from the messages is never named. Errors, and parts that are no text, stay as they are.
 
-    Put it last in `middleware=[...]`, nearest to the model. One that removes or clears messages on their way to the
-    model (`ContextEditingMiddleware`, a trimmer in `wrap_model_call`) must stand before it, or it may clear a block
-    that a reference already names. `SummarizationMiddleware` may stand on either side: it works on the state before
-    any of this, and what it took away is in full again when it comes again.
+    Put it last in `middleware=[...]`, nearest to the model. A middleware that removes or clears messages on their way
+    to the model (`ContextEditingMiddleware`, a trimmer in `wrap_model_call`) must stand before it, or it may clear a
+    result that a reference names. `SummarizationMiddleware` may stand on either side: it works on the state, before
+    any references are made. A result that it removed is in full when it comes again.
 
-    Several instances, each for its own tools say, may stand in one agent under different names. An inner one leaves
-    alone what an outer one wrote, and labels blocks by their content, so that no label gets two meanings.
+    Several instances, for example one per tool, may stand in one agent under different names. An inner one leaves
+    alone the tools of the outer ones.
 
-    An error while arranging never reaches the agent: the message at fault and all behind it go on as they were, which
-    is logged.
+    An error while arranging never reaches the agent: the message that caused it and all messages behind it are passed
+    on as they were, and the error is logged.
     """
 
     def __init__(
@@ -73,33 +76,33 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         tools: Collection[str | BaseTool] | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
-        templates: Templates | None = None,
+        templates: RepeatTemplates | None = None,
         name: str | None = None,
     ) -> None:
-        r"""Choose what to look at; the default is every tool's result.
+        r"""Choose the tools; the default is all of them.
 
-        A result is cut into its documents where the tool hands these over as the message's `artifact`, as
-        `create_retriever_tool(response_format="content_and_artifact")` does. Otherwise it is one block.
+        A result has passages if the tool hands over its documents as the message's `artifact`, as
+        `create_retriever_tool(response_format="content_and_artifact")` does, or if `separator` cuts it.
 
         Args:
-            tools: The tools whose results are looked at, or their names; those of all others stay as they are.
-            separator: What stands between the documents of a tool that hands over nothing but text:
-                `create_retriever_tool` puts `"\n\n"` there.
-            min_tokens: A block shorter than this stays as it is.
+            tools: The tools whose results may become references, or their names. Results of other tools stay as they
+                are, and no reference names them.
+            separator: Stands between the documents of a tool that returns only text: `create_retriever_tool` puts
+                `"\n\n"` there.
+            min_tokens: Results and passages shorter than this stay as they are.
             templates: The wording of the references.
-            name: Two instances in one agent need different ones; the class's by default.
+            name: Two instances in one agent need different names; the default is the class's.
 
         Raises:
             TypeError: An argument has another type than the above.
             ValueError: `min_tokens` is negative, or `separator` or `name` is empty.
         """
         super().__init__()
-        for option, value in (("separator", separator), ("name", name)):
-            if not (value is None or isinstance(value, str)):
-                raise TypeError(f"{option} must be a str or None, got {type(value).__name__}")
-            if value == "":
-                raise ValueError(f"{option} must not be empty")
-        Transcript(templates=templates, min_tokens=min_tokens)  # checks both
+        if not (name is None or isinstance(name, str)):
+            raise TypeError(f"name must be a str or None, got {type(name).__name__}")
+        if name == "":
+            raise ValueError("name must not be empty")
+        Transcript(templates=templates, separator=separator, min_tokens=min_tokens)  # checks all three
         self._only = None if tools is None else _names(tools)
         self._separator = separator
         self._min_tokens = min_tokens
@@ -110,36 +113,36 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
 
     @property
     def name(self) -> str:
-        """The name of this instance, by which the agent tells middleware apart."""
+        """Name of this instance, unique in its agent."""
         return self._name
 
     def stats(self) -> MiddlewareStats:
-        """What it has done so far, in all agents and conversations that share it."""
+        """Return the counters, summed over all agents and conversations that share this instance."""
         return self._stats
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Hand the request on with references in it; the very same one if nothing is to be changed."""
+        """Pass the request on with references in it; the same object if there are no repeats."""
         arranged = self._arrange(request)
-        with _others_inside():
+        with self._around():
             return handler(arranged)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """As `wrap_model_call`."""
+        """Do the same as `wrap_model_call`."""
         arranged = self._arrange(request)
-        with _others_inside():
+        with self._around():
             return await handler(arranged)
 
     def _arrange(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        transcript = Transcript(templates=self._templates, min_tokens=self._min_tokens)
+        transcript = Transcript(templates=self._templates, separator=self._separator, min_tokens=self._min_tokens)
         messages: list[AnyMessage] = []
         references = reference_tokens = 0
         failure: Exception | None = None
         try:
-            for message in self._told(request, transcript):
+            for message in self._with_references(request.messages, transcript):
                 messages.append(message)
                 references, reference_tokens = transcript.references, transcript.reference_tokens
         except Exception as error:
@@ -152,44 +155,55 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         changed = any(new is not old for new, old in zip(messages, request.messages, strict=True))
         return request.override(messages=messages) if changed else request
 
-    def _told(self, request: ModelRequest[Any], transcript: Transcript) -> Iterator[AnyMessage]:
-        """The request's messages, told to the transcript in order; copies of those that it changes."""
-        for text in _system_texts(request):
-            transcript.read(text)
-        called: dict[str | None, str] = {}
-        for message in request.messages:
+    def _with_references(self, messages: list[AnyMessage], transcript: Transcript) -> Iterator[AnyMessage]:
+        """Yield the messages in order; copies of those that change."""
+        outer = _outer.get()
+        names: dict[str | None, str] = {}
+        for message in messages:
             if isinstance(message, AIMessage):
-                called.update((call["id"], call["name"]) for call in message.tool_calls)
-            if isinstance(message, ToolMessage) and self._handles(message, called):
-                yield self._written(message, transcript)
-                continue
-            for text in _texts(message.content):
-                transcript.read(text)
+                for call in message.tool_calls:
+                    transcript.call(call["id"], call["name"], call["args"])
+                    names[call["id"]] = call["name"]
+            elif isinstance(message, ToolMessage):
+                name = message.name or names.get(message.tool_call_id)
+                # Whatever an outer instance may refer to has to stay, in this prompt and in later ones.
+                if self._handles(message, name) and not any(handles(message, name) for handles in outer):
+                    message = self._rewritten(message, transcript)
+                else:
+                    transcript.skip(message.tool_call_id)
             yield message
 
-    def _handles(self, message: ToolMessage, called: dict[str | None, str]) -> bool:
+    def _handles(self, message: ToolMessage, name: str | None) -> bool:
         if message.status == "error" or _WRITTEN in message.response_metadata:
             return False
-        return self._only is None or (message.name or called.get(message.tool_call_id)) in self._only
+        return self._only is None or name in self._only
 
-    def _written(self, message: ToolMessage, transcript: Transcript) -> ToolMessage:
-        documents = documents_of(message.artifact)
-        if _inside_another.get():
-            documents = [ContextBlock(document.text, tokens=document.tokens) for document in documents]
-
-        def write(text: str) -> str:
-            pieces = cut(text, documents, self._separator, self._min_tokens)
-            return "".join([_write(piece, transcript) for piece in pieces])
-
-        content: str | list[str | dict[Any, Any]]
-        if isinstance(message.content, str):
-            content = write(message.content)
-        else:
-            content = [_write_part(part, write, transcript) for part in message.content]
-        if content == message.content:
+    def _rewritten(self, message: ToolMessage, transcript: Transcript) -> ToolMessage:
+        whole = isinstance(message.content, str)
+        contents: list[Any] = [message.content] if whole else list(message.content)
+        parts: list[str | None] = []
+        for part in contents:
+            # None between two parts keeps a reference from covering both: each keeps its place and its other fields.
+            parts += (_text(part), None)
+        sent = transcript.parts(message.tool_call_id, parts[:-1], documents_of(message.artifact))
+        rewritten = [
+            part if text == _text(part) else text if isinstance(part, str) else {**part, "text": text}
+            for part, text in zip(contents, sent[::2], strict=True)
+        ]
+        if rewritten == contents:
             return message
         metadata = {**message.response_metadata, _WRITTEN: self._name}
+        content = rewritten[0] if whole else rewritten
         return message.model_copy(update={"content": content, "response_metadata": metadata})
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """Make this instance known to the inner ones during the model call."""
+        token = _outer.set((*_outer.get(), self._handles))
+        try:
+            yield
+        finally:
+            _outer.reset(token)
 
     def _count(self, references: int, reference_tokens: int, errors: int) -> MiddlewareStats:
         with self._lock:
@@ -213,46 +227,9 @@ def _names(tools: object) -> frozenset[str]:
     return frozenset(names)
 
 
-@contextmanager
-def _others_inside() -> Iterator[None]:
-    token = _inside_another.set(True)
-    try:
-        yield
-    finally:
-        _inside_another.reset(token)
-
-
-def _write(piece: ContextBlock | str, transcript: Transcript) -> str:
-    if isinstance(piece, ContextBlock):
-        return transcript.write(piece)
-    transcript.read(piece)
-    return piece
-
-
-def _write_part(
-    part: str | dict[Any, Any], write: Callable[[str], str], transcript: Transcript
-) -> str | dict[Any, Any]:
+def _text(part: str | dict[Any, Any]) -> str | None:
+    """Return a content part's text; None if it is no text part."""
     if isinstance(part, str):
-        return write(part)
-    text = part.get("text")
-    if not isinstance(text, str):
         return part
-    if part.get("type") == "text":
-        return {**part, "text": write(text)}
-    transcript.read(text)
-    return part
-
-
-def _system_texts(request: ModelRequest[Any]) -> Iterator[str]:
-    message = getattr(request, "system_message", None)
-    if message is not None:
-        yield from _texts(message.content)
-    elif request.system_prompt:  # all that langchain 1.0 has
-        yield request.system_prompt
-
-
-def _texts(content: str | Sequence[str | dict[Any, Any]]) -> Iterator[str]:
-    for part in [content] if isinstance(content, str) else content:
-        text = part if isinstance(part, str) else part.get("text")
-        if isinstance(text, str):
-            yield text
+    text = part.get("text")
+    return text if part.get("type") == "text" and isinstance(text, str) else None

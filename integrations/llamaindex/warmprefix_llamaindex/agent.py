@@ -23,7 +23,7 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic import InstanceOf
 from typing_extensions import Self
 
-from warmprefix import Templates
+from warmprefix import RepeatTemplates
 from warmprefix_llamaindex.tail import refer_to_repeats
 
 if TYPE_CHECKING:
@@ -38,31 +38,34 @@ _SHARED = tuple(LLM.model_fields)
 
 
 class ContextReuseLLM(FunctionCallingLLM):
-    """A function-calling model that is told nothing twice: `FunctionAgent(tools=..., llm=ContextReuseLLM(llm=llm))`.
+    """A function-calling model that receives each tool result once: `FunctionAgent(llm=ContextReuseLLM(llm=llm))`.
 
-    In each prompt that passes through, a context block in a tool message is labelled, and a block that an earlier tool
-    message of the same prompt holds becomes a reference to it. All else is the model's own.
+    In each prompt that passes through, a tool result that stands in an earlier tool message of the same prompt becomes
+    a reference to the call that gave it; so does each node of a `ContextReuseRetrieverTool`. First occurrences keep
+    their bytes, and a prompt without repeats stays as it is. Everything else is the model's own.
 
-    It stands at the model because nothing before it sees the whole prompt: an agent's memory holds the runs before
-    this one only, and a tool does not know what the model still sees. It looks at no state but the messages, and
-    changes none: memory, events and the agent's context keep the raw text. So a retry, a fork, parallel tool calls, a
-    memory that flushes, truncates or summarises can't leave a reference dangling, and a history that only grows
-    keeps its bytes. The order stays, for behind a question of its own nobody shares a prompt.
+    It wraps the model because nothing before the model sees the whole prompt: an agent's memory holds only the runs
+    before this one, and a tool cannot see what the prompt still holds. It reads only the messages, and changes none:
+    memory, events and the agent's context keep the raw text. So retries, forks, parallel tool calls, and a memory that
+    flushes, truncates or summarises leave no reference dangling, and a history that only grows keeps its bytes.
 
-    Failed tool calls are not marked in a message; what makes them stay as they are is that they are short.
-    `structured_predict` passes its prompt on unchanged: agents quote the conversation in it, without tool messages.
+    LlamaIndex does not mark the messages of failed tool calls, so a repeated error of `min_tokens` or more becomes a
+    reference too. `structured_predict` passes its prompt on unchanged: agents quote the conversation in it, without
+    tool messages.
     """
 
     llm: SerializeAsAny[FunctionCallingLLM] = Field(description="The model that answers.")
-    tools: list[str] | None = Field(default=None, description="Names of the tools to look at; None for all.")
+    tools: list[str] | None = Field(
+        default=None, description="Names of the tools whose results may become references; None for all."
+    )
     separator: str | None = Field(
         default=None,
         min_length=1,
-        description="What stands between the blocks of a text: a blank line for a plain `RetrieverTool`. None if a "
-        "text is one block, as those of a `ContextReuseRetrieverTool` are.",
+        description="Stands between the passages of a text: a blank line for a plain `RetrieverTool`. None if each "
+        "text block is one passage, as those of a `ContextReuseRetrieverTool` are.",
     )
-    min_tokens: int = Field(default=64, ge=0, description="A block shorter than this stays as it is.")
-    templates: InstanceOf[Templates] | None = Field(
+    min_tokens: int = Field(default=64, ge=0, description="Results and passages shorter than this stay as they are.")
+    templates: InstanceOf[RepeatTemplates] | None = Field(
         default=None, exclude=True, description="The wording of the references."
     )
 
@@ -98,9 +101,9 @@ class ContextReuseLLM(FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         return self.llm.metadata
 
-    def _told(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """What the model is told. The one place where a failure degrades: from there on, messages are as they came."""
-        told: list[ChatMessage] = []
+    def _arranged(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Return the messages to send. After a failure, that message and all behind it are the given ones."""
+        rewritten: list[ChatMessage] = []
         try:
             for message in refer_to_repeats(
                 messages,
@@ -109,27 +112,27 @@ class ContextReuseLLM(FunctionCallingLLM):
                 min_tokens=self.min_tokens,
                 templates=self.templates,
             ):
-                told.append(message)  # noqa: PERF402  (those before a failure keep the bytes that were sent already)
+                rewritten.append(message)  # noqa: PERF402  (those before a failure keep the bytes that were sent already)
         except Exception:
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True
             _log.log(level, "tool messages stay as they are", exc_info=True)
-            told += messages[len(told) :]
-        return told
+            rewritten += messages[len(rewritten) :]
+        return rewritten
 
-    # -- with messages: told, then passed on ---------------------------------------------------------------------
+    # -- with messages: rewritten, then passed on ----------------------------------------------------------------
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return self.llm.chat(self._told(messages), **kwargs)
+        return self.llm.chat(self._arranged(messages), **kwargs)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        return self.llm.stream_chat(self._told(messages), **kwargs)
+        return self.llm.stream_chat(self._arranged(messages), **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return await self.llm.achat(self._told(messages), **kwargs)
+        return await self.llm.achat(self._arranged(messages), **kwargs)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        return await self.llm.astream_chat(self._told(messages), **kwargs)
+        return await self.llm.astream_chat(self._arranged(messages), **kwargs)
 
     def chat_with_tools(
         self,
@@ -139,7 +142,7 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponse:
-        return self.llm.chat_with_tools(tools, user_msg, self._told(chat_history or []), *args, **kwargs)
+        return self.llm.chat_with_tools(tools, user_msg, self._arranged(chat_history or []), *args, **kwargs)
 
     def stream_chat_with_tools(
         self,
@@ -149,7 +152,7 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponseGen:
-        return self.llm.stream_chat_with_tools(tools, user_msg, self._told(chat_history or []), *args, **kwargs)
+        return self.llm.stream_chat_with_tools(tools, user_msg, self._arranged(chat_history or []), *args, **kwargs)
 
     async def achat_with_tools(
         self,
@@ -159,7 +162,7 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponse:
-        return await self.llm.achat_with_tools(tools, user_msg, self._told(chat_history or []), *args, **kwargs)
+        return await self.llm.achat_with_tools(tools, user_msg, self._arranged(chat_history or []), *args, **kwargs)
 
     async def astream_chat_with_tools(
         self,
@@ -169,7 +172,9 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponseAsyncGen:
-        return await self.llm.astream_chat_with_tools(tools, user_msg, self._told(chat_history or []), *args, **kwargs)
+        return await self.llm.astream_chat_with_tools(
+            tools, user_msg, self._arranged(chat_history or []), *args, **kwargs
+        )
 
     # -- without: passed on --------------------------------------------------------------------------------------
 

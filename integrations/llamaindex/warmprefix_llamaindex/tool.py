@@ -1,4 +1,4 @@
-"""`ContextReuseRetrieverTool`: a retriever tool whose nodes can be told apart in the tool message."""
+"""`ContextReuseRetrieverTool`: a retriever tool with one text block per node in its tool message."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["ContextReuseRetrieverTool"]
 
 
 class ContextReuseRetrieverTool(RetrieverTool):
-    """A `RetrieverTool` that gives each node in a text block of its own; joined, they are what that tool gives.
+    """A `RetrieverTool` that returns each node in its own text block; joined, they are the text of that tool.
 
-    Blocks of a message survive in the agent's memory, so `ContextReuseLLM` knows the nodes without being told what
-    stands between them. Make it as you make the other one: `ContextReuseRetrieverTool.from_defaults(retriever)`.
+    Blocks of a message survive in the agent's memory, so `ContextReuseLLM` can refer to single nodes without a
+    `separator`. Build it like a `RetrieverTool`: `ContextReuseRetrieverTool.from_defaults(retriever)`.
     """
 
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,12 +20,28 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 
-from warmprefix import Templates
+from warmprefix import RepeatTemplates
 from warmprefix_langchain import ContextReuseMiddleware
 
-SEA = "The sea is 3,688 metres deep on average and 10,935 metres at most. " * 5
-SKY = "The sky looks blue since air scatters short waves more than long ones. " * 5
-REFERENCE = re.compile(r"Please refer to \[([^]]+)\] in the previous conversation\.")
+SEA = """\
+The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven
+tenths of the planet and holds 97 % of its water. A quarter of its floor has been mapped in detail; the rest is known
+from satellites, which measure how the water's surface follows gravity. """
+SKY = """\
+The sky looks blue since the air scatters short waves more than long ones. In the evening light comes a longer way
+through it, and what is left of it is red. On Mars it is the other way round: dust scatters the long waves, so the sky
+is the colour of butterscotch by day, and blue around a setting sun. """
+SEA_QUOTE, SKY_QUOTE = '"The sea is 3,688 metres deep"', '"The sky looks blue since"'
+
+
+def whole(n: int, name: str = "search") -> str:
+    """The reference to the whole result of the n-th message."""
+    return f'[Word for word the result of the earlier call {name}({{"n":{n}}}).]'
+
+
+def part(n: int, quote: str) -> str:
+    """The reference to one passage of that result."""
+    return f'[Word for word in the result of the earlier call search({{"n":{n}}}): the passage that begins {quote}.]'
 
 
 def request_of(messages: Sequence[AnyMessage], system_prompt: str | None = None) -> ModelRequest[Any]:
@@ -60,34 +78,49 @@ def _around(
     return lambda request: middleware.wrap_model_call(request, handler)
 
 
-def sent(messages: Sequence[AnyMessage], *middlewares: ContextReuseMiddleware, system_prompt: str | None = None) -> Any:
-    """The contents of the messages that reach the model."""
-    return [
-        message.content
-        for message in through(
-            request_of(messages, system_prompt), *(middlewares or [ContextReuseMiddleware()])
-        ).messages
-    ]
+def with_calls(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """The messages, with a call in front of each result; its argument is the place of the result."""
+    history: list[AnyMessage] = []
+    for n, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            message = message.model_copy(update={"tool_call_id": f"c{n}"})
+            call = {"name": message.name, "args": {"n": n}, "id": f"c{n}", "type": "tool_call"}
+            history.append(AIMessage("", tool_calls=[call]))
+        history.append(message)
+    return history
+
+
+def sent(messages: Sequence[AnyMessage], *middlewares: ContextReuseMiddleware) -> Any:
+    """The contents of the messages that reach the model, without the calls put in front of results."""
+    reached = through(request_of(with_calls(messages)), *(middlewares or [ContextReuseMiddleware()])).messages
+    return [message.content for message in reached if not (isinstance(message, AIMessage) and message.tool_calls)]
 
 
 def result(content: Any, **fields: Any) -> ToolMessage:
     return ToolMessage(content, **{"tool_call_id": "c1", "name": "search", **fields})
 
 
-# Which blocks there are
+# What becomes a reference
 
 
-def test_a_whole_result_is_a_block() -> None:
-    first, question, second = sent([result(SEA), HumanMessage("And?"), result(SEA)])
+def test_a_result_that_comes_again_names_the_earlier_call() -> None:
+    assert sent([result(SEA), HumanMessage("And?"), result(SEA)]) == [SEA, "And?", whole(0)]
 
-    label = re.fullmatch(rf"\[(ctx-[0-9a-f]{{6}})\] {re.escape(SEA)}", first)
-    assert label is not None
-    assert question == "And?"
-    assert second == f"Please refer to [{label[1]}] in the previous conversation."
+
+def test_a_result_whose_call_is_not_in_the_prompt_is_never_named() -> None:
+    def call(n: int) -> AIMessage:
+        return AIMessage("", tool_calls=[{"name": "search", "args": {"n": n}, "id": f"c{n}", "type": "tool_call"}])
+
+    def answer(n: int) -> ToolMessage:
+        return result(SEA, tool_call_id=f"c{n}")
+
+    messages: list[AnyMessage] = [answer(0), call(1), answer(1), call(2), answer(2)]
+    contents = [m.content for m in through(request_of(messages), ContextReuseMiddleware()).messages]
+    assert contents == [SEA, "", SEA, "", whole(1)]
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-def test_the_documents_of_an_artifact_are_blocks_and_the_text_around_them_stays(from_checkpoint: bool) -> None:
+def test_the_documents_of_an_artifact_are_passages_and_the_text_around_them_stays(from_checkpoint: bool) -> None:
     documents = [Document(SEA, id="sea"), Document(SKY, metadata={"id": 7})]
     artifact: list[Any] = [document.model_dump() for document in documents] if from_checkpoint else documents
 
@@ -98,26 +131,52 @@ def test_the_documents_of_an_artifact_are_blocks_and_the_text_around_them_stays(
         ]
     )
 
-    assert both == f"Found 2.\n\nText: [sea] {SEA}\n\nText: [7] {SKY}\nEnd"
-    assert one == "Found 1.\n\nText: Please refer to [7] in the previous conversation."
+    assert both == f"Found 2.\n\nText: {SEA}\n\nText: {SKY}\nEnd"
+    assert one == f"Found 1.\n\nText: {part(0, SKY_QUOTE)}"
 
 
-def test_documents_that_the_tool_left_out_of_its_text_are_no_blocks() -> None:
+def test_neighbouring_documents_share_a_reference() -> None:
+    artifact = [Document(SEA), Document(SKY)]
+    new = "Nothing of this was found before. " * 10
+    _, again = sent(
+        [
+            result(f"{SEA}\n\n{SKY}", artifact=artifact),
+            result(f"{SKY}\n\n{SEA}\n\n{new}", artifact=[*artifact[::-1], Document(new)]),
+        ]
+    )
+    assert again == (
+        '[Word for word in the result of the earlier call search({"n":0}): '
+        f"the passages that begin {SKY_QUOTE}, {SEA_QUOTE}.]\n\n{new}"
+    )
+
+
+def test_a_short_document_never_reads_as_part_of_another_one() -> None:
+    """Nothing marks the longer one, so nothing marks the shorter one behind it as its own."""
+    copying, locking = f"shutil.copy: {SEA}", "subprocess.fcntl: a short one."
+    artifact = [Document(copying, id="shutil.copy"), Document(locking, id="subprocess.fcntl")]
+    first, again = sent(
+        [
+            result(f"{copying}\n\n{locking}", artifact=artifact),
+            result(f"{locking}\n\n{copying}", artifact=artifact[::-1]),
+        ]
+    )
+    assert first == f"{copying}\n\n{locking}"
+    quote = '"shutil.copy: The sea is 3,688"'
+    assert again == f"{locking}\n\n{part(0, quote)}"
+
+
+def test_documents_that_the_tool_left_out_of_its_text_are_no_passages() -> None:
     artifact = [Document(SKY, id="sky"), Document(SEA, id="sea")]
-
-    assert sent([result(f"Only: {SEA}", artifact=artifact)]) == [f"Only: [sea] {SEA}"]
-    assert sent([result("A summary of both. " * 30, artifact=artifact)])[0].startswith("[ctx-")
+    found = [result(f"Only: {SEA}", artifact=artifact), result(f"Again: {SEA}", artifact=artifact)]
+    assert sent(found)[1] == f"Again: {part(0, SEA_QUOTE)}"
+    summary = result("A summary of both. " * 30, artifact=artifact)
+    assert sent([summary, summary])[1] == whole(0)
 
 
 @pytest.mark.parametrize("artifact", [{"page_content": SEA}, "text", 7, [None, 7, {"page_content": None}], object()])
-def test_an_artifact_that_holds_no_documents_leaves_the_result_one_block(artifact: object) -> None:
-    assert sent([result(SEA, artifact=artifact)])[0].startswith("[ctx-")
-
-
-@pytest.mark.parametrize("identity", [None, "x" * 50, "odd id]", True, 1.5, ["list"]])
-def test_an_id_that_makes_no_label_is_not_used(identity: Any) -> None:
-    artifact = [{"page_content": SEA, "metadata": {"id": identity}}]
-    assert sent([result(SEA, artifact=artifact)])[0].startswith("[ctx-")
+def test_an_artifact_that_holds_no_documents_leaves_the_result_whole(artifact: object) -> None:
+    assert sent([result(SEA, artifact=artifact)] * 2) == [SEA, whole(0)]
+    assert sent([result(f"{n}. {SEA}", artifact=artifact) for n in range(2)]) == [f"0. {SEA}", f"1. {SEA}"]
 
 
 def test_a_separator_cuts_text_that_comes_without_documents() -> None:
@@ -126,108 +185,93 @@ def test_a_separator_cuts_text_that_comes_without_documents() -> None:
         [result(f"{SEA}\n\n{short}\n\n{SKY}"), result(f"{SKY}\n\n{short}")], ContextReuseMiddleware(separator="\n\n")
     )
 
-    assert re.fullmatch(rf"\[ctx-\w+\] {SEA}\n\n{short}\n\n\[ctx-\w+\] {SKY}", first)
-    assert re.fullmatch(rf"{REFERENCE.pattern}\n\n{short}", second)
+    assert first == f"{SEA}\n\n{short}\n\n{SKY}"
+    assert second == f"{part(0, SKY_QUOTE)}\n\n{short}"
 
 
 def test_text_parts_are_handled_one_by_one_and_others_left_alone() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     quoted = {"type": "quote", "text": SEA}
-    [parts, again] = sent(
-        [
-            result([{"type": "text", "text": SEA, "cache_control": {"type": "ephemeral"}}, image, SKY, quoted]),
-            result([SKY, {"type": "text", "text": SEA}]),
-        ]
-    )
+    cached = {"type": "text", "text": SEA, "cache_control": {"type": "ephemeral"}}
+    first, again = sent([result([cached, image, SKY, quoted]), result([SKY, image, cached, quoted])])
 
-    assert parts[0]["text"].endswith(f"] {SEA}")
-    assert parts[0]["cache_control"] == {"type": "ephemeral"}
-    assert parts[1] == image
-    assert parts[2].endswith(f"] {SKY}")
-    assert parts[3] == quoted
-    assert REFERENCE.fullmatch(again[0])
-    assert REFERENCE.fullmatch(again[1]["text"])
+    assert first == [cached, image, SKY, quoted]
+    assert again == [part(0, SKY_QUOTE), image, {**cached, "text": part(0, SEA_QUOTE)}, quoted]
+
+
+def test_one_text_part_is_a_result_of_its_own() -> None:
+    assert sent([result([{"type": "text", "text": SEA}]), result(SEA)])[1] == whole(0)
 
 
 def test_short_results_and_errors_stay_as_they_are() -> None:
-    messages = [result("42"), result("42"), result(SEA, status="error"), result(SEA, status="error")]
-    assert sent(messages) == [message.content for message in messages]
+    errors = [result(SEA, status="error"), result(SEA, status="error")]
+    messages = [result("42"), result("42"), *errors, result(SEA), result(SEA)]
+    assert sent(messages) == [*[message.content for message in messages[:-1]], whole(4)]
 
 
 def test_only_the_chosen_tools_are_looked_at() -> None:
     call = {"name": "search", "args": {}, "id": "c2", "type": "tool_call"}
     messages: list[AnyMessage] = [
-        result(SEA, name="other"),
+        *with_calls([result(SEA, name="other")]),
         AIMessage("", tool_calls=[call]),
         result(SEA, name=None, tool_call_id="c2"),
         result(SEA, name=None, tool_call_id="unknown"),
         result(SEA),
     ]
 
-    contents = sent(messages, ContextReuseMiddleware(tools=["search"]))
+    contents = [m.content for m in through(request_of(messages), ContextReuseMiddleware(tools=["search"])).messages]
 
-    assert contents[0] == contents[3] == SEA
-    assert contents[2].endswith(f"] {SEA}")
-    assert REFERENCE.fullmatch(contents[4])
+    assert contents[1] == contents[3] == contents[4] == SEA
+    assert contents[5] == "[Word for word the result of the earlier call search({}).]"
 
 
 def test_tools_may_be_named_by_themselves() -> None:
     search = StructuredTool.from_function(lambda query: query, name="search", description="Search.")
     middleware = ContextReuseMiddleware(tools=[search, "recall"])
     contents = sent([result(SEA, name=name) for name in ("other", "recall", "search")], middleware)
-    assert contents[0] == SEA
-    assert contents[1].endswith(f"] {SEA}")
-    assert REFERENCE.fullmatch(contents[2])
+    assert contents == [SEA, SEA, whole(1, "recall")]
 
 
 def test_the_wording_of_references_can_be_chosen() -> None:
-    templates = Templates(location="See {label} above.")
-    middleware = ContextReuseMiddleware(templates=templates)
-    assert re.fullmatch(r"See \[ctx-\w+\] above\.", sent([result(SEA), result(SEA)], middleware)[1])
-
-
-def test_a_label_that_the_system_prompt_shows_is_given_to_no_block() -> None:
-    artifact = [Document(SEA, id="sea")]
-    [content] = sent([result(SEA, artifact=artifact)], system_prompt="Example:\n[sea] Something else.")
-    assert not content.startswith("[sea] ")
-
-
-def test_a_label_that_an_answer_took_is_not_referred_to_any_more() -> None:
-    artifact = [Document(SEA, id="sea")]
-    _, _, again = sent(
-        [result(SEA, artifact=artifact), AIMessage("[sea] is not what I meant."), result(SEA, artifact=artifact)]
-    )
-    assert again.endswith(f"] {SEA}")
-    assert not again.startswith("[sea] ")
+    middleware = ContextReuseMiddleware(templates=RepeatTemplates(result="As {call} gave."))
+    assert sent([result(SEA), result(SEA)], middleware)[1] == 'As search({"n":0}) gave.'
 
 
 # What stays
 
 
-def test_a_request_in_which_nothing_changes_is_handed_on_itself() -> None:
-    request = request_of([HumanMessage("Hello"), result("42")])
-    assert through(request, ContextReuseMiddleware()) is request
+def test_a_request_without_repeats_is_passed_on_itself() -> None:
+    documents = [Document(SEA, id="sea"), Document(SKY, id="sky")]
+    rows = [result('[{"id": 0}]' * 50), result("[ERROR] failed\n" * 50), result("[1] Smith et al.\n" * 50)]
+    messages: list[AnyMessage] = [
+        HumanMessage("Hello"),
+        result("42"),
+        result(f"{SEA}\n\n{SKY}", artifact=documents),
+        *rows,
+    ]
+    request = request_of(with_calls(messages))
+    assert through(request, ContextReuseMiddleware(separator="\n\n")) is request
     empty = request_of([])
     assert through(empty, ContextReuseMiddleware()) is empty
 
 
 def test_all_but_the_content_of_a_changed_message_stays() -> None:
     artifact = [Document(SEA, id="sea")]
-    message = result(
-        SEA, id="m1", tool_call_id="c9", artifact=artifact, additional_kwargs={"a": 1}, response_metadata={"b": 2}
-    )
-    request = request_of([message, message])
-    out = through(request, ContextReuseMiddleware()).messages
+    given = result(SEA, id="m1", artifact=artifact, additional_kwargs={"a": 1}, response_metadata={"b": 2})
+    request = request_of(with_calls([given, given]))
+    before = list(request.messages)
+    _, first, _, changed = through(request, ContextReuseMiddleware()).messages
 
-    for changed in out:
-        assert isinstance(changed, ToolMessage)
-        assert changed.artifact is artifact
-        assert (changed.id, changed.tool_call_id, changed.status, changed.name) == ("m1", "c9", "success", "search")
-        assert changed.additional_kwargs == {"a": 1}
-        assert changed.response_metadata["b"] == 2
-    assert message.content == SEA
-    assert message.response_metadata == {"b": 2}
-    assert request.messages == [message, message]
+    assert first is before[1]
+    assert isinstance(changed, ToolMessage)
+    assert changed.content == whole(0)
+    assert changed.artifact is artifact
+    assert (changed.id, changed.tool_call_id, changed.status, changed.name) == ("m1", "c1", "success", "search")
+    assert changed.additional_kwargs == {"a": 1}
+    assert changed.response_metadata["b"] == 2
+    assert before[3].content == SEA
+    assert before[3].response_metadata == {"b": 2}
+    assert request.messages == before
 
 
 async def test_async_does_the_same() -> None:
@@ -238,9 +282,9 @@ async def test_async_does_the_same() -> None:
     async def model(request: ModelRequest[Any]) -> Any:
         reached.extend(message.content for message in request.messages)
 
-    await middleware.awrap_model_call(request_of(messages), model)
+    await middleware.awrap_model_call(request_of(with_calls(messages)), model)
 
-    assert reached == sent(messages)
+    assert reached[1::2] == sent(messages)
 
 
 def test_an_error_of_the_model_passes_through() -> None:
@@ -262,15 +306,15 @@ def test_an_error_while_arranging_leaves_what_is_behind_it_as_it_was(caplog: pyt
 
     middleware = ContextReuseMiddleware()
     before = [result(SEA), result(SEA)]
-    odd = [result(SEA, artifact=Odd()), result(SEA)]
+    messages = with_calls([*before, result(SKY, artifact=Odd()), result(SEA)])
 
     with caplog.at_level(logging.DEBUG, logger="warmprefix"):
-        reached = through(request_of([*before, *odd]), middleware).messages
-        all_odd = request_of(odd)
+        reached = through(request_of(messages), middleware).messages
+        all_odd = request_of(messages[4:])
         assert through(all_odd, middleware) is all_odd
 
-    assert [message.content for message in reached[:2]] == sent(before)
-    assert all(message is given for message, given in zip(reached[2:], odd, strict=True))
+    assert [message.content for message in reached[1:4:2]] == sent(before)
+    assert all(message is given for message, given in zip(reached[4:], messages[4:], strict=True))
     assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
     assert "odd artifact" in caplog.text
     assert (middleware.stats().errors, middleware.stats().references) == (2, 1)
@@ -309,7 +353,7 @@ def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], error
 # Several instances
 
 
-def test_an_inner_instance_leaves_alone_what_an_outer_one_wrote() -> None:
+def test_an_inner_instance_leaves_alone_the_tools_of_an_outer_one() -> None:
     messages = [
         result(f"{SEA}\n\n{SKY}"),
         result(SKY, name="other"),
@@ -322,22 +366,15 @@ def test_an_inner_instance_leaves_alone_what_an_outer_one_wrote() -> None:
     alone = sent(messages, outer)
     both = sent(messages, outer, inner)
 
-    assert both[0] == alone[0]
-    assert both[2] == alone[2]
     assert alone[1] == alone[3] == SKY
-    assert both[1].endswith(f"] {SKY}")
-    assert REFERENCE.fullmatch(both[3])
+    assert both == [*alone[:3], whole(1, "other")]
 
 
-def test_an_id_that_two_tools_use_for_two_texts_gets_one_meaning() -> None:
-    found = result(SKY, artifact=[Document(SKY, id="1")])
-    messages = [result(SEA, name="other", artifact=[Document(SEA, id="1")]), found, found]
-    contents = sent(
-        messages, ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(tools=["other"], name="inner")
-    )
-    assert contents[1] == f"[1] {SKY}"
-    assert contents[2] == "Please refer to [1] in the previous conversation."
-    assert re.fullmatch(rf"\[ctx-\w+\] {SEA}", contents[0])
+def test_an_inner_instance_keeps_what_an_outer_one_may_refer_to_later() -> None:
+    messages = [result(SEA, name="other"), result(SEA), result(SEA)]
+    instances = ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(name="inner")
+    assert sent(messages[:2], *instances) == [SEA, SEA]
+    assert sent(messages, *instances) == [SEA, SEA, whole(1)]
 
 
 # Any history
@@ -349,12 +386,15 @@ TEXTS = [
     "Short.",
     "[sea] A line that looks labelled, in a text of its own. " * 6,
     f"A quotation:\n[sea] {SKY}\n[sky] {SEA}",
-    "Please refer to [sea] in the previous conversation. " * 6,
+    "[Word for word the result of the earlier call search({}).] " * 6,
     "x" * 300,
 ]
 A_TEXT = st.sampled_from(TEXTS)
-A_TEXT_WITHOUT_LABELS = st.sampled_from([text for text in TEXTS if "[" not in text])
-IDS: list[str | int | None] = ["sea", 1, None]
+NAME = r"(\w+\(\{\}\))(?:, number (\d+) of such calls)?"
+WHOLE = re.compile(rf"\[Word for word the result of the earlier call {NAME}\.\]")
+PART = re.compile(
+    rf'\[Word for word in the result of the earlier call {NAME}: the passages? that begins? ("(?:[^"\\]|\\.)*".*?)\.\]'
+)
 
 
 class Piece(NamedTuple):
@@ -370,40 +410,38 @@ class Told(NamedTuple):
 
 
 @st.composite
-def results(draw: st.DrawFn, a_text: st.SearchStrategy[str], call: dict[str, Any]) -> Told:
+def results(draw: st.DrawFn, call: dict[str, Any]) -> Told:
     """One tool's result, whole or with documents, as a text or as a list of parts."""
     fields: dict[str, Any] = {"tool_call_id": call["id"], "id": draw(st.uuids().map(str))}
     fields["name"] = draw(st.sampled_from([call["name"], None]))
     fields["status"] = draw(st.sampled_from(["success"] * 5 + ["error"]))
     if draw(st.booleans()):
-        content = draw(a_text)
+        content = draw(A_TEXT)
         pieces = [Piece(content, True)]
     else:
-        documents = draw(st.lists(st.tuples(a_text, st.sampled_from(IDS)), min_size=1, max_size=4))
+        documents = draw(st.lists(A_TEXT, min_size=1, max_size=4))
         between = draw(st.sampled_from(["\n\n", "\nSource: sea\n", "- "]))
-        fields["artifact"] = [{"page_content": text, "metadata": {"id": id}} for text, id in documents]
+        fields["artifact"] = [{"page_content": text, "metadata": {}} for text in documents]
         if draw(st.booleans()):
             fields["artifact"] = [Document(**document) for document in fields["artifact"]]
-        pieces = [piece for text, _ in documents for piece in (Piece(between, False), Piece(text, True))]
+        pieces = [piece for text in documents for piece in (Piece(between, False), Piece(text, True))]
         content = "".join(piece.text for piece in pieces)
-        if all(len(text) < 4 * 64 for text, _ in documents):
-            pieces = [Piece(content, True)]  # none is long enough by itself, so the whole is a block
     message = ToolMessage([{"type": "text", "text": content}] if draw(st.booleans()) else content, **fields)
     return Told(message, None if message.status == "error" else pieces)
 
 
 @st.composite
-def histories(draw: st.DrawFn, a_text: st.SearchStrategy[str] = A_TEXT) -> list[Told]:
+def histories(draw: st.DrawFn) -> list[Told]:
     """Turns with up to three parallel tool calls each."""
     told: list[Told] = []
     for turn in range(draw(st.integers(1, 4))):
-        told.append(Told(HumanMessage(draw(a_text)), None))
+        told.append(Told(HumanMessage(draw(A_TEXT)), None))
         calls: list[Any] = [
             {"name": draw(st.sampled_from(["search", "recall"])), "args": {}, "id": f"{turn}.{i}", "type": "tool_call"}
             for i in range(draw(st.integers(0, 3)))
         ]
-        told.append(Told(AIMessage(draw(a_text), tool_calls=calls), None))
-        told += [draw(results(a_text, call)) for call in calls]
+        told.append(Told(AIMessage(draw(A_TEXT), tool_calls=calls), None))
+        told += [draw(results(call)) for call in calls]
     return told
 
 
@@ -411,70 +449,84 @@ def texts(content: Any) -> list[str]:
     return [content] if isinstance(content, str) else [part["text"] for part in content]
 
 
-def read_back(history: Sequence[Told], contents: Sequence[Any]) -> list[str]:
-    """Check that every piece is there, in full or as a reference to the one text that its label has; the full ones.
+@dataclass
+class Reader:
+    """Reads a prompt as a model does: it knows the calls, what was sent for each, and how a reference reads."""
 
-    This knows how the results were made, and nothing of how they were cut or labelled.
-    """
-    prompt = ""
-    shown: dict[str, str] = {}
-    in_full: list[str] = []
-    for (message, pieces), content in zip(history, contents, strict=True):
-        prompt += "\n"
-        if pieces is None:
-            assert content == message.content
-            prompt += "".join(texts(content))
-            continue
-        [rest] = texts(content)
-        for text, block in pieces:
-            if not block or len(text) < 4 * 64:
-                there = text
-            else:
-                reference = REFERENCE.match(rest)
-                refers = reference is not None and shown.get(reference[1]) == text
-                marker = reference if refers else re.match(r"\[([^]]+)\] ", rest)
-                assert marker is not None
-                assert shown.setdefault(marker[1], text) == text
-                assert meanings(prompt, marker[1]) <= {text}
-                there = marker[0] if refers else f"{marker[0]}{text}"
-                in_full += [] if refers else [text]
-            assert rest.startswith(there)
-            prompt += there
-            rest = rest[len(there) :]
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Looks and id of each call."""
+    results: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By the id of a call: its result as sent, and as the tool gave it."""
+
+    def named(self, reference: re.Match[str], own: str) -> tuple[str, str]:
+        alike = [id for shown, id in self.calls if shown == reference[1]]
+        if reference[2]:
+            return self.results[alike[int(reference[2]) - 1]]
+        found = [self.results.get(id) for id in alike if id != own]
+        assert len({None if result is None else result[1] for result in found}) == 1, "ambiguous"
+        assert found[0] is not None
+        return found[0]
+
+    def check(self, sent: str, pieces: Sequence[Piece], own: str) -> None:
+        given = "".join(piece.text for piece in pieces)
+        whole = WHOLE.fullmatch(sent)
+        if whole is not None:
+            assert self.named(whole, own) == (given, given)
+            sent = ""
+            pieces = []
+        rest, expected = sent, [piece.text for piece in pieces if piece.text]
+        while expected:
+            reference = PART.match(rest)
+            if reference is None:
+                assert rest.startswith(expected[0])
+                rest = rest[len(expected.pop(0)) :]
+                continue
+            source, _ = self.named(reference, own)
+            for n, quote in enumerate(json.loads(f"[{reference[3]}]")):
+                assert n == 0 or expected.pop(0) == "\n\n"
+                passage = expected.pop(0)
+                assert source.count(quote) == 1
+                assert source.startswith(passage, source.index(quote))
+            rest = rest[reference.end() :]
         assert not rest
-    return in_full
 
 
-def meanings(prompt: str, label: str) -> set[str]:
-    """What follows a label wherever a line of the prompt begins with it."""
-    places = re.finditer(rf"^[^\S\r\n]*\[{re.escape(label)}\] ?", prompt, re.MULTILINE)
-    longest_first = sorted(TEXTS, key=len, reverse=True)
-    return {next((t for t in longest_first if prompt.startswith(t, place.end())), "other") for place in places}
+def check_prompt(history: Sequence[Told], contents: Sequence[Any]) -> None:
+    """Check that a reader finds every piece, in full or where the reference says that it stands."""
+    reader = Reader()
+    for (message, pieces), content in zip(history, contents, strict=True):
+        if isinstance(message, AIMessage):
+            reader.calls += [(f"{call['name']}({{}})", str(call["id"])) for call in message.tool_calls]
+        if not isinstance(message, ToolMessage) or pieces is None:
+            assert content == message.content
+            continue
+        [text] = texts(content)
+        reader.check(text, pieces, message.tool_call_id)
+        reader.results[message.tool_call_id] = text, "".join(piece.text for piece in pieces)
+
+
+def contents_of(history: Sequence[Told], *middlewares: ContextReuseMiddleware) -> list[Any]:
+    request = request_of([told.message for told in history])
+    return [message.content for message in through(request, *(middlewares or [ContextReuseMiddleware()])).messages]
 
 
 @given(histories())
-def test_nothing_is_lost_and_every_reference_names_the_one_text_under_its_label(history: list[Told]) -> None:
-    read_back(history, sent([told.message for told in history]))
+def test_nothing_is_lost_and_every_reference_names_the_one_place_of_its_text(history: list[Told]) -> None:
+    check_prompt(history, contents_of(history))
 
 
-@given(histories(A_TEXT_WITHOUT_LABELS))
-def test_a_block_is_in_full_exactly_once(history: list[Told]) -> None:
-    in_full = read_back(history, sent([told.message for told in history]))
-    blocks = {text for _, pieces in history for text, block in pieces or [] if block and len(text) >= 4 * 64}
-    assert sorted(in_full) == sorted(blocks)
-
-
-@given(st.one_of(histories(), histories(A_TEXT_WITHOUT_LABELS)))
-def test_two_instances_lose_nothing_and_give_no_label_two_meanings(history: list[Told]) -> None:
-    outer, inner = ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(tools=["recall"], name="inner")
-    read_back(history, sent([told.message for told in history], outer, inner))
+@given(histories())
+def test_two_instances_lose_nothing_and_stay_unambiguous(history: list[Told]) -> None:
+    outer, inner = ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(name="inner")
+    check_prompt(history, contents_of(history, outer, inner))
 
 
 @given(histories(), st.data())
 def test_a_growing_history_keeps_its_bytes(history: list[Told], data: st.DataObject) -> None:
-    messages = [told.message for told in history]
-    cut = data.draw(st.integers(0, len(messages)))
-    assert sent(messages[:cut]) == sent(messages)[:cut]
+    cut = data.draw(st.integers(0, len(history)))
+    assert contents_of(history[:cut]) == contents_of(history)[:cut]
+    two = ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(name="inner")
+    assert contents_of(history[:cut], *two) == contents_of(history, *two)[:cut]
 
 
 @given(histories())

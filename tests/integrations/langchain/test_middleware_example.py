@@ -30,7 +30,7 @@ def test_the_example_sends_the_passage_once(start_engine: Any) -> None:
     assert "That was turn 1." in printed
     assert f"{(len(passage) + 3) // 4} tokens were spared" in printed
     assert engine.prompts[-1].count(passage) == 1
-    assert engine.prompts[-1].count("Please refer to [ctx-") == 1
+    assert engine.prompts[-1].count("[Word for word the result of the earlier call documentation(") == 1
 
 
 def test_the_example_is_short() -> None:

@@ -31,12 +31,14 @@ from pydantic import BaseModel, PrivateAttr
 from warmprefix_langchain import ContextReuseMiddleware
 
 TEXTS = {
-    "sea": "The sea is 3,688 metres deep on average and 10,935 metres at most. " * 5,
-    "sky": "The sky looks blue since air scatters short waves more than long ones. " * 5,
-    "sun": "The sun is 149.6 million kilometres away, or eight minutes as light goes. " * 5,
+    "sea": "The sea is 3,688 metres deep on average, and 10,935 metres at most. " + "It is wide, salty and cold. " * 9,
+    "sky": "The sky looks blue since air scatters short waves more than long ones. " + "It is red at night. " * 12,
+    "sun": "The sun is 149.6 million kilometres away, or eight minutes as light goes. " + "It is hot. " * 20,
 }
 CALLS = count()
-REFERENCE = re.compile(r"Please refer to \[([^]]+)\] in the previous conversation\.")
+NAME = r'(\w+\(\{"query":"[^"]*"\}\))(?:, number (\d+) of such calls)?'
+REFERENCE = re.compile(rf"\[Word for word the result of the earlier call {NAME}\.\]")
+PART = "[Word for word in the result of the earlier call "
 
 
 class ScriptedModel(BaseChatModel):
@@ -112,15 +114,21 @@ def tool_results(prompt: Sequence[BaseMessage]) -> list[str]:
 
 def assert_complete(prompt: Sequence[BaseMessage], expected: Sequence[str]) -> None:
     """The prompt's tool results, with every reference looked up in what stands before it, are the expected texts."""
-    shown: dict[str, str] = {}
+    calls: list[tuple[str, str | None]] = []
+    shown: dict[str | None, str] = {}
     found: list[str] = []
-    for content in tool_results(prompt):
-        reference = REFERENCE.fullmatch(content)
-        if reference is not None:
-            found.append(shown[reference[1]])
+    for message in prompt:
+        if isinstance(message, AIMessage):
+            calls += [(f'{c["name"]}({{"query":"{c["args"]["query"]}"}})', c["id"]) for c in message.tool_calls]
+        if not isinstance(message, ToolMessage):
             continue
-        label, text = re.fullmatch(r"\[([^]]+)\] (.*)", content, re.DOTALL).groups()  # type: ignore[union-attr]
-        shown[label] = text
+        text = str(message.content)
+        reference = REFERENCE.fullmatch(text)
+        if reference is not None:
+            alike = [id for looks, id in calls if looks == reference[1] and id != message.tool_call_id]
+            text = shown[alike[int(reference[2] or 1) - 1]]
+        else:
+            shown[message.tool_call_id] = text
         found.append(text)
     assert found == list(expected)
 
@@ -167,7 +175,7 @@ async def test_tools_that_are_only_sync_or_only_async() -> None:
     assert_complete(model.prompts[-1], [TEXTS["sea"]] * 2)
 
 
-def test_parallel_calls_are_labelled_in_the_order_of_their_messages() -> None:
+def test_parallel_calls_are_taken_in_the_order_of_their_messages() -> None:
     model = ScriptedModel().script(call("sea", "sky", "sea"), call("sky", "sun"), AIMessage("Deep."))
 
     ask(agent_with(model), "How deep?")
@@ -220,14 +228,17 @@ class Shelf(BaseRetriever):
 
 def test_a_retriever_tool_that_hands_over_its_documents() -> None:
     search = create_retriever_tool(Shelf(), "search", "Search.", response_format="content_and_artifact")
-    model = ScriptedModel().script(call("sea sky"), call("sky sun sea"), AIMessage("Deep."))
+    model = ScriptedModel().script(call("sea sky"), call("sky sun sea"), call("sky sea"), AIMessage("Deep."))
 
     ask(agent_with(model, tools=[search]), "How deep?")
 
+    both = "the passages that begin"
     assert tool_results(model.prompts[-1]) == [
-        f"[sea] {TEXTS['sea']}\n\n[sky] {TEXTS['sky']}",
-        "Please refer to [sky] in the previous conversation.\n\n"
-        f"[sun] {TEXTS['sun']}\n\nPlease refer to [sea] in the previous conversation.",
+        f"{TEXTS['sea']}\n\n{TEXTS['sky']}",
+        f'{PART}search({{"query":"sea sky"}}): the passage that begins "The sky looks blue since".]\n\n'
+        f"{TEXTS['sun']}\n\n"
+        f'{PART}search({{"query":"sea sky"}}): the passage that begins "The sea is 3,688 metres deep".]',
+        f'{PART}search({{"query":"sea sky"}}): {both} "The sky looks blue since", "The sea is 3,688 metres deep".]',
     ]
 
 
@@ -238,8 +249,8 @@ def test_a_retriever_tool_that_hands_over_nothing_but_text() -> None:
     ask(agent_with(model, [ContextReuseMiddleware(separator="\n\n")], [search]), "How deep?")
 
     first, second = (content.split("\n\n") for content in tool_results(model.prompts[-1]))
-    assert [part.partition("] ")[2] for part in first] == [TEXTS["sea"], TEXTS["sky"]]
-    assert [bool(REFERENCE.fullmatch(part)) for part in second] == [True, False, True]
+    assert first == [TEXTS["sea"], TEXTS["sky"]]
+    assert [part.startswith(PART) for part in second] == [True, False, True]
 
 
 # Failures, forks, checkpoints
@@ -328,7 +339,9 @@ def test_documents_that_come_back_from_a_checkpoint_are_the_same_blocks() -> Non
 
     assert isinstance(kept, ToolMessage)
     assert_growing([model.prompts[i] for i in (0, 1, 2, 3)])
-    assert tool_results(model.prompts[-1])[1] == "Please refer to [sky] in the previous conversation."
+    assert tool_results(model.prompts[-1])[1] == (
+        f'{PART}search({{"query":"sea sky"}}): the passage that begins "The sky looks blue since".]'
+    )
     assert len(state["messages"][2].artifact) == 2
 
 
@@ -361,7 +374,9 @@ def test_documents_of_other_kinds_come_back_from_a_checkpoint_too(kind: type[Pas
     ask(agent, "Which colour?", "t")
 
     assert_growing(model.prompts)
-    assert tool_results(model.prompts[-1])[1] == "Please refer to [sky] in the previous conversation."
+    assert tool_results(model.prompts[-1])[1] == (
+        f'{PART}search({{"query":"sea sky"}}): the passage that begins "The sky looks blue since".]'
+    )
 
 
 def test_in_a_subgraph() -> None:

@@ -18,8 +18,8 @@ from openai import InternalServerError
 
 from warmprefix_langchain import ContextReuseMiddleware
 
-REFERENCE = re.compile(r"Please refer to \[([^]]+)\] in the previous conversation\.")
-LABEL = re.compile(r"\[([^]]+)\] ")
+WHOLE, PART = "[Word for word the result of the earlier call ", "[Word for word in the result of the earlier call "
+QUOTES = re.compile(r': the passages? that begins? ((?:"(?:[^"\\]|\\.)*"(?:, )?)+)\.\]')
 
 
 def search_call(question: str, number: int) -> dict[str, Any]:
@@ -66,30 +66,50 @@ def question(turn: Any, thread: str) -> tuple[Any, Any]:
     return {"messages": [HumanMessage(turn.question)]}, {"configurable": {"thread_id": thread}}
 
 
-def evidence(messages: Sequence[dict[str, Any]], turns: Sequence[Any]) -> list[list[str]]:
-    """The labels that each tool result refers to, once every passage is found in full or where its label says."""
-    shown: dict[str, str] = {}
-    referred: list[list[str]] = []
-    results = [message["content"] for message in messages if message["role"] == "tool"]
-    for content, turn in zip(results, turns, strict=False):
-        rest = content
-        referred.append([])
-        for passage in turn.passages:
-            reference, label = REFERENCE.match(rest), LABEL.match(rest)
-            if reference is not None:
-                assert shown[reference[1]] == passage.text
-                referred[-1].append(reference[1])
-                rest = rest[reference.end() :]
-            else:
-                if label is not None:
-                    rest = rest[label.end() :]
-                    shown[label[1]] = passage.text
-                else:
-                    assert passage.tokens < 64
-                assert rest.startswith(passage.text)
-                rest = rest[len(passage.text) :]
-            rest = rest.removeprefix("\n\n")
-        assert not rest
+def evidence(messages: Sequence[dict[str, Any]], turns: Sequence[Any]) -> list[int]:
+    """The number of texts that each result refers to, once each passage is found in full or where it is said to be."""
+    looks: list[str] = []
+    results: list[str] = []
+    referred: list[int] = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            arguments = json.dumps(json.loads(call["function"]["arguments"]), ensure_ascii=False, separators=(",", ":"))
+            looks.append(f"search({arguments})")
+        if message["role"] != "tool":
+            continue
+        rest, turn = message["content"], turns[len(referred)]
+        expected = "\n\n".join(passage.text for passage in turn.passages)
+        referred.append(0)
+        results.append(rest)
+
+        def source(reference: str) -> tuple[str, str]:
+            """The result that a reference names, and what follows the name. No question has two results here."""
+            looks_so = max((shown for shown in looks if reference.startswith(shown)), key=len)
+            return results[looks.index(looks_so)], reference[len(looks_so) :]
+
+        if rest.startswith(WHOLE):
+            assert source(rest[len(WHOLE) :]) == (expected, ".]")
+            referred[-1] += 1
+            continue
+        while rest:
+            if not rest.startswith(PART):
+                length = rest.find(PART) if PART in rest else len(rest)
+                assert expected.startswith(rest[:length])
+                rest, expected = rest[length:], expected[length:]
+                continue
+            held, rest = source(rest[len(PART) :])
+            quotes = QUOTES.match(rest)
+            assert quotes is not None
+            rest = rest[quotes.end() :]
+            for n, quote in enumerate(json.loads(f"[{quotes[1]}]")):
+                expected = expected.removeprefix("\n\n" if n else "")
+                texts = [passage.text.strip("\r\n") for passage in turn.passages]
+                text = max((text for text in texts if expected.startswith(text)), key=len)
+                assert held.count(quote) == 1
+                assert held.startswith(text, held.index(quote))
+                expected = expected.removeprefix(text)
+                referred[-1] += 1
+        assert not expected
     return referred
 
 
@@ -115,8 +135,9 @@ def test_five_turns_keep_every_passage_and_every_byte(
     for earlier, later in pairwise(prompts):
         assert later[: len(earlier)] == earlier
     referred = [evidence(prompt, five) for prompt in prompts][-1]
-    assert referred[0] == []
-    assert len(referred[-1]) == sum(passage.tokens >= 64 for passage in five[0].passages) > 0
+    assert referred[0] == 0
+    assert sum(referred[1:4]) > 0
+    assert prompts[-1][-1]["content"].startswith(WHOLE)
 
 
 def test_nothing_of_ours_but_text_reaches_the_server(
@@ -160,7 +181,7 @@ def test_a_model_error_and_a_retry_lose_nothing(
     assert engine.bodies[4]["messages"] == engine.bodies[5]["messages"]
     assert engine.bodies[6]["messages"] == engine.bodies[7]["messages"]
     assert len(evidence(engine.bodies[-1]["messages"], five)) == 3
-    assert any(evidence(engine.bodies[-1]["messages"], five)[2])
+    assert evidence(engine.bodies[-1]["messages"], five)[2]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -202,7 +223,7 @@ def test_the_engine_serves_more_from_its_cache_and_is_sent_less(
         prompts = [answered.body["messages"] for answered in with_it.answered[before:]]
         referred = [evidence(prompt, its_turns) for prompt in prompts]
         assert len(referred[-1]) == len(its_turns)
-        references += sum(len(labels) for results in referred for labels in results)
+        references += sum(map(sum, referred))
 
     assert with_it.hit_ratio > without.hit_ratio
     assert with_it.prompt_tokens < without.prompt_tokens

@@ -23,7 +23,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from warmprefix import ContextBlock
 from warmprefix_llamaindex import ContextReuseLLM, ContextReuseRetrieverTool
 
-REFERENCE = re.compile(r"^Please refer to \[([^\]]+)\] in the previous conversation\.$", re.MULTILINE)
+REFERENCE = re.compile(
+    r'\[Word for word (?:in )?the result of the earlier call search\(\{"input": ?"(\d+)"\}\)'
+    r'(?:, number 1 of such calls)?(?:: the passages? that begins? ((?:"(?:[^"\\]|\\.)*"(?:, )?)+))?\.\]'
+)
 BLANK_LINES = re.compile(r"\n\s*\n")
 STREAMING = [True, False] if "streaming" in FunctionAgent.model_fields else [True]
 
@@ -113,31 +116,26 @@ def chat(conversation: list[Any], open_model: Any) -> Callable[..., Any]:
 
 def check_prompts(engine: Any, turns: Sequence[Any]) -> int:
     """Every passage that a prompt's tool messages brought is in that prompt, whole. The number of references."""
-    passages = {block.text: block for turn in turns for block in turn.passages}
     references = 0
     for body in engine.bodies:
         prompt = ""
-        searched = [call for message in body["messages"] for call in message.get("tool_calls", ())]
-        found = [block for call in searched for block in turns[number_in(call)].passages]
+        results: dict[int, str] = {}  # by the number that was searched for, which no two results share
+        called: dict[str, int] = {}
         for message in body["messages"]:
+            called.update({call["id"]: number_in(call) for call in message.get("tool_calls", ())})
             text = message["content"] or ""
             if message["role"] == "tool":
                 for reference in REFERENCE.finditer(text):
-                    before = prompt + text[: reference.start()]
-                    [shown] = [
-                        passage
-                        for passage in passages
-                        if re.search(labelled(reference[1], passage), before, re.MULTILINE)
-                    ]
-                    assert passages[shown] in found
+                    held = results[int(reference[1])]
+                    assert REFERENCE.search(held) is None or reference[2], "the whole of a result that is not there"
+                    assert all(held.count(quote) == 1 for quote in json.loads(f"[{reference[2] or ''}]"))
                     references += 1
+                assert text.count("[Word for word") == len(REFERENCE.findall(text))
+                results.setdefault(called[message["tool_call_id"]], text)
             prompt += text + "\n\n"
+        found = [block for number in results for block in turns[number].passages]
         assert [block.text for block in found if block.text.strip("\r\n") not in prompt] == []
     return references
-
-
-def labelled(label: str, passage: str) -> str:
-    return rf"^{re.escape(f'[{label}] {passage}'.strip())}$"
 
 
 def number_in(call: dict[str, Any]) -> int:
@@ -166,7 +164,6 @@ async def test_five_turns(start_engine: Any, chat: Any, conversation: list[Any],
     check_append_only(engine)
     assert check_prompts(engine, conversation) > 10
     assert REFERENCE.search(remembered) is None
-    assert "[ctx-" not in remembered
     assert all(block.text in remembered for turn in conversation for block in turn.passages)
 
 

@@ -32,7 +32,7 @@ def test_the_example_runs_and_repeats_nothing(start_engine: Callable[[], Any]) -
     assert ran.returncode == 0, ran.stderr
     assert "And a directory? As the passages on 'remove a directory' say." in ran.stdout
     assert len(engine.answered) == 6
-    assert "Please refer to [ctx-" in engine.prompts[-1]
+    assert '[Word for word in the result of the earlier call search({"input": "' in engine.prompts[-1]
     assert all(later.startswith(earlier) for earlier, later in pairwise(engine.prompts))
     assert engine.answered[-1].cached_tokens > engine.answered[-1].prompt_tokens / 2
 

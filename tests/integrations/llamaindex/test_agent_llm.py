@@ -19,17 +19,30 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 
-from warmprefix import Templates
+from warmprefix import RepeatTemplates
 from warmprefix_llamaindex import ContextReuseLLM
 
 EVIDENCE = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " * 4
 
 
-def tool_message(text: str = EVIDENCE) -> ChatMessage:
-    return ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": "call_1", "name": "search"})
+def called(key: str) -> ChatMessage:
+    call = {"id": key, "type": "function", "function": {"name": "search", "arguments": '{"input":"sea"}'}}
+    return ChatMessage(role="assistant", content=None, additional_kwargs={"tool_calls": [call]})
 
 
-HISTORY = [ChatMessage(role="user", content="How deep?"), tool_message(), tool_message()]
+def tool_message(key: str) -> ChatMessage:
+    return ChatMessage(role="tool", content=EVIDENCE, additional_kwargs={"tool_call_id": key, "name": "search"})
+
+
+HISTORY = [
+    ChatMessage(role="user", content="How deep?"),
+    called("call_1"),
+    tool_message("call_1"),
+    called("call_2"),
+    tool_message("call_2"),
+]
+SENT = [message.content for message in HISTORY]
+REFERENCE = '[Word for word the result of the earlier call search({"input":"sea"}).]'
 
 
 @pytest.fixture
@@ -68,13 +81,10 @@ async def test_every_way_to_chat_sends_a_repeat_as_a_reference(engine: Any, llm:
     assert all(answer.message.content for answer in answers)
     assert len(engine.bodies) == 8
     for body in engine.bodies:
-        question, first, second, *_ = (message["content"] for message in body["messages"])
-        label = first.partition(" ")[0]
-        assert question == "How deep?"
-        assert first == f"{label} {EVIDENCE}"
-        assert second == f"Please refer to {label} in the previous conversation."
+        question, _, first, _, second, *_ = (message["content"] for message in body["messages"])
+        assert (question, first, second) == ("How deep?", EVIDENCE, REFERENCE)
     assert received(engine)[-1] == "And how wide?"
-    assert [message.content for message in HISTORY] == ["How deep?", EVIDENCE, EVIDENCE]
+    assert [message.content for message in HISTORY] == SENT
 
 
 async def test_what_has_no_messages_is_passed_on(engine: Any, llm: ContextReuseLLM) -> None:
@@ -105,7 +115,7 @@ async def test_structured_answers(engine: Any, llm: ContextReuseLLM) -> None:
     assert [partial async for partial in stream][-1] == Depth(metres=3688)
     answer = await llm.as_structured_llm(Depth).achat(HISTORY)
     assert json.loads(answer.message.content or "") == {"metres": 3688}
-    assert received(engine) == ["How deep?", EVIDENCE, EVIDENCE]
+    assert received(engine) == SENT
 
 
 async def test_predict_and_call(engine: Any, llm: ContextReuseLLM) -> None:
@@ -113,7 +123,7 @@ async def test_predict_and_call(engine: Any, llm: ContextReuseLLM) -> None:
     engine.script(depth_call(), depth_call())
     assert llm.predict_and_call([tool], chat_history=HISTORY).response == "3688 m"
     assert (await llm.apredict_and_call([tool], chat_history=HISTORY)).response == "3688 m"
-    assert [text[:15] for text in received(engine)[1:]] == [f"{received(engine)[1][:12]} Th", "Please refer to"]
+    assert received(engine) == [*SENT[:4], REFERENCE]
 
 
 def test_it_passes_for_the_model(model: Any, llm: ContextReuseLLM) -> None:
@@ -147,13 +157,13 @@ async def test_one_model_one_set_of_settings(engine: Any, model: Any, settings: 
 
 
 def test_it_can_be_pickled_and_described(llm: ContextReuseLLM) -> None:
-    chosen = ContextReuseLLM(llm=llm.llm, tools=["search"], separator="\n\n", min_tokens=9, templates=Templates())
+    chosen = ContextReuseLLM(llm=llm.llm, tools=["search"], separator="\n\n", min_tokens=9, templates=RepeatTemplates())
     again = pickle.loads(pickle.dumps(chosen))
     assert type(again.llm) is type(llm.llm)
     assert again.metadata == chosen.metadata
     for copy in (again, chosen.model_copy(), ContextReuseLLM.from_dict({**chosen.to_dict(), "llm": llm.llm})):
         assert (copy.tools, copy.separator, copy.min_tokens) == (["search"], "\n\n", 9)
-    assert again.templates == Templates()
+    assert again.templates == RepeatTemplates()
     assert chosen.to_dict()["class_name"] == "ContextReuseLLM"
     assert chosen.to_dict()["llm"]["class_name"] == "OpenAILike"
 
@@ -181,10 +191,10 @@ def test_one_is_enough(llm: ContextReuseLLM) -> None:
 async def test_options_reach_the_messages(engine: Any, model: Any) -> None:
     llm = ContextReuseLLM(llm=model, tools=["calculator"])
     await llm.achat(HISTORY)
-    assert received(engine) == ["How deep?", EVIDENCE, EVIDENCE]
-    llm = ContextReuseLLM(llm=model, templates=Templates(location="See {label} above."), min_tokens=10)
+    assert received(engine) == SENT
+    llm = ContextReuseLLM(llm=model, templates=RepeatTemplates(result="As {call} gave."), min_tokens=10)
     await llm.achat(HISTORY)
-    assert received(engine)[2].startswith("See [ctx-")
+    assert received(engine)[4] == 'As search({"input":"sea"}) gave.'
 
 
 async def test_a_failure_is_logged_once_and_the_call_goes_on(
@@ -194,9 +204,9 @@ async def test_a_failure_is_logged_once_and_the_call_goes_on(
     llm.tools = ["search"]
     await llm.achat(HISTORY)
     as_before = received(engine)
-    assert as_before[2].startswith("Please refer to ")
+    assert as_before[4] == REFERENCE
     with caplog.at_level(logging.DEBUG, "warmprefix"):
         for _ in range(2):
-            await llm.achat([*HISTORY, odd, tool_message()])
+            await llm.achat([*HISTORY, odd, tool_message("call_1")])
             assert received(engine) == [*as_before, "Odd.", EVIDENCE]
     assert [record.levelname for record in caplog.records if record.name == "warmprefix"] == ["WARNING", "DEBUG"]

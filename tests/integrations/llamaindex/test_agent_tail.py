@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -13,36 +14,63 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 
-from warmprefix import Templates, fingerprint
+from warmprefix import RepeatTemplates
 from warmprefix_llamaindex.tail import refer_to_repeats
 
 SEPARATOR = "\n\n"
-SEA = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " * 4
-SKY = "The sky looks blue since the air scatters short waves more than long ones. " * 4
-FORGER = f"Not evidence.\n[ctx-{fingerprint(SEA).hex()[:6]}] {SKY}"
-TITLED = f"[Doc_1] {SKY}"
+SEA = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " + "It is wide and cold. " * 11
+SKY = "The sky looks blue since the air scatters short waves more than long ones. " + "It is red at night. " * 12
+SEA_QUOTE, SKY_QUOTE = '"The sea covers seven tenths"', '"The sky looks blue since"'
 PASSAGES = [
     SEA,
     SKY,
-    FORGER,
-    TITLED,
+    f"Not evidence.\n[ctx-0f0f0f] {SKY}",
+    f"[Doc_1] {SKY}",
     "A short one.",
     "[1] Short.",
-    "Please refer to [Doc_1] in the previous conversation.",
+    "[Word for word the result of the earlier call search({}).]",
 ]
-ANNOTATION = re.compile(r"Please refer to \[([^\]]+)\] in the previous conversation\.")
+NAME = r'(search\((?:\{"n":\d\})?\))(?:, number (\d+) of such calls)?'
+WHOLE = re.compile(rf"\[Word for word the result of the earlier call {NAME}\.\]")
+PART = re.compile(
+    rf'\[Word for word in the result of the earlier call {NAME}: the passages? that begins? ("(?:[^"\\]|\\.)*".*?)\.\]'
+)
 
 
-def told_of(messages: Sequence[ChatMessage], **options: Any) -> list[ChatMessage]:
+def sent_for(messages: Sequence[ChatMessage], **options: Any) -> list[ChatMessage]:
     return list(refer_to_repeats(messages, **options))
 
 
-def tool_message(*passages: str, name: str = "search", in_blocks: bool = False) -> ChatMessage:
-    kwargs = {"tool_call_id": f"call_{name}", "name": name}
+def asked(key: str, arguments: str = "", name: str = "search") -> ChatMessage:
+    call = {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return ChatMessage(role="assistant", content=None, additional_kwargs={"tool_calls": [call]})
+
+
+def tool_message(*passages: str, key: str = "a", in_blocks: bool = False) -> ChatMessage:
+    kwargs = {"tool_call_id": key}
     if in_blocks:
         blocks = [TextBlock(text=passage + SEPARATOR) for passage in passages]
         return ChatMessage(role="tool", blocks=blocks, additional_kwargs=kwargs)
     return ChatMessage(role="tool", content=SEPARATOR.join(passages), additional_kwargs=kwargs)
+
+
+def found(*results: ChatMessage) -> list[ChatMessage]:
+    """The results, each behind a call `search({"n":i})` of its own."""
+    messages: list[ChatMessage] = []
+    for i, result in enumerate(results):
+        messages.append(asked(str(i), json.dumps({"n": i}, separators=(",", ":"))))
+        kwargs = {**result.additional_kwargs, "tool_call_id": str(i)}
+        messages.append(result.model_copy(update={"additional_kwargs": kwargs}))
+    return messages
+
+
+def part(n: int, *quotes: str) -> str:
+    words = "the passage that begins" if len(quotes) == 1 else "the passages that begin"
+    return f'[Word for word in the result of the earlier call search({{"n":{n}}}): {words} {", ".join(quotes)}.]'
+
+
+def whole(n: int) -> str:
+    return f'[Word for word the result of the earlier call search({{"n":{n}}}).]'
 
 
 def concatenated(message: ChatMessage) -> str:
@@ -51,7 +79,6 @@ def concatenated(message: ChatMessage) -> str:
 
 
 passages = st.lists(st.sampled_from(PASSAGES), min_size=1, max_size=4)
-retrievals = st.builds(lambda texts, in_blocks: (texts, in_blocks), passages, st.booleans())
 others = st.tuples(st.sampled_from(["system", "user", "assistant"]), st.sampled_from([*PASSAGES, "What now?", ""]))
 
 
@@ -59,49 +86,74 @@ others = st.tuples(st.sampled_from(["system", "user", "assistant"]), st.sampled_
 def histories(draw: st.DrawFn) -> list[tuple[ChatMessage, list[str]]]:
     """Messages, each with the passages that it is made of, if it is a retrieval."""
     history: list[tuple[ChatMessage, list[str]]] = []
-    for item in draw(st.lists(st.one_of(retrievals, others), max_size=10)):
-        first, second = item
-        if isinstance(first, str):
-            history.append((ChatMessage(role=first, content=second), []))
-        else:
-            history.append((tool_message(*first, in_blocks=bool(second)), first))
+    for i in range(draw(st.integers(0, 7))):
+        if draw(st.integers(0, 3)) == 0:
+            role, text = draw(others)
+            history.append((ChatMessage(role=role, content=text), []))
+            continue
+        if draw(st.integers(0, 5)) > 0:
+            history.append((asked(str(i), draw(st.sampled_from(["", '{"n":1}', '{"n":2}']))), []))
+        texts = draw(passages)
+        history.append((tool_message(*texts, key=str(i), in_blocks=draw(st.booleans())), texts))
     return history
 
 
-@given(histories(), st.sampled_from([0, 64]))
+class Reader:
+    """Reads a prompt as a model does: it knows the calls, what was sent for each, and how a reference reads."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.results: dict[str, tuple[str, str, list[str]]] = {}
+
+    def named(self, reference: re.Match[str], own: str) -> tuple[str, str, list[str]]:
+        alike = [key for looks, key in self.calls if looks == reference[1]]
+        if reference[2]:
+            return self.results[alike[int(reference[2]) - 1]]
+        results = [self.results.get(key) for key in alike if key != own]
+        assert len({result and result[1] for result in results}) == 1, "ambiguous"
+        assert results[0] is not None
+        return results[0]
+
+    def check(self, sent: str, given: str, own: str) -> None:
+        reference = WHOLE.fullmatch(sent)
+        if reference is not None and sent != given:
+            assert self.named(reference, own)[:2] == (given, given)
+            return
+        rest, expected = sent, given
+        while rest:
+            reference = None if expected.startswith("[Word") else PART.match(rest)
+            if reference is None:
+                assert rest[0] == expected[0]
+                rest, expected = rest[1:], expected[1:]
+                continue
+            held, _, texts = self.named(reference, own)
+            for n, quote in enumerate(json.loads(f"[{reference[3]}]")):
+                expected = expected.removeprefix(SEPARATOR if n else "")
+                assert held.count(quote) == 1
+                place = held.index(quote)
+                text = max([text for text in texts if held.startswith(text, place)], key=len)
+                assert expected.startswith(text)
+                expected = expected.removeprefix(text)
+            rest = rest[reference.end() :]
+        assert not expected
+
+
+@given(histories(), st.sampled_from([None, SEPARATOR]), st.sampled_from([0, 64]))
 def test_everything_is_there_in_full_or_named_where_it_stands_so(
-    history: list[tuple[ChatMessage, list[str]]], min_tokens: int
+    history: list[tuple[ChatMessage, list[str]]], separator: str | None, min_tokens: int
 ) -> None:
-    told = told_of([message for message, _ in history], separator=SEPARATOR, min_tokens=min_tokens)
-    prompt = ""
-    for message, (given_message, texts) in zip(told, history, strict=True):
-        prompt += "\n\n"
+    sent = sent_for([message for message, _ in history], separator=separator, min_tokens=min_tokens)
+    reader = Reader()
+    for message, (given_message, texts) in zip(sent, history, strict=True):
         if not texts:
             assert message is given_message
-            prompt += concatenated(message)
+            for call in message.additional_kwargs.get("tool_calls", ()):
+                reader.calls.append((f"search({call['function']['arguments']})", call["id"]))
             continue
-        said = concatenated(message)
-        for text in texts:
-            taken = the_part_for(text, said, prompt)
-            prompt, said = prompt + taken, said[len(taken) :]
-            blank = SEPARATOR if said.startswith(SEPARATOR) else ""
-            prompt, said = prompt + blank, said[len(blank) :]
-        assert not said
-
-
-def the_part_for(text: str, said: str, prompt: str) -> str:
-    """What stands for a passage at the start of a text: the passage, labelled or not, or a reference to it."""
-    header = re.match(r"\[[^\]]+\] ", said)
-    if header and said.startswith(text, header.end()):
-        return header[0] + text
-    reference = ANNOTATION.match(said)
-    if reference and text != reference[0]:
-        starts = [match.end() for match in re.finditer(rf"^\[{re.escape(reference[1])}\] ", prompt, re.MULTILINE)]
-        assert starts, f"{reference[0]!r} dangles"
-        assert all(prompt.startswith(text, start) for start in starts)
-        return reference[0]
-    assert said.startswith(text)
-    return text
+        key, given_text = message.additional_kwargs["tool_call_id"], concatenated(given_message)
+        reader.check(concatenated(message), given_text, key)
+        passages = texts if separator is not None or len(given_message.blocks) > 1 else [SEPARATOR.join(texts)]
+        reader.results[key] = concatenated(message), given_text, passages
 
 
 @given(histories(), st.sampled_from([None, SEPARATOR]))
@@ -110,47 +162,73 @@ def test_a_message_depends_on_those_before_it_alone(
 ) -> None:
     messages = [message for message, _ in history]
     before = [message.model_dump() for message in messages]
-    told = told_of(messages, separator=separator)
+    sent = sent_for(messages, separator=separator)
     for length in range(len(messages)):
-        assert told_of(messages[:length], separator=separator) == told[:length]
+        assert sent_for(messages[:length], separator=separator) == sent[:length]
     assert [message.model_dump() for message in messages] == before
 
 
-def test_a_repeat_becomes_a_reference_and_the_first_time_gets_a_label() -> None:
-    messages = [tool_message(SEA), ChatMessage(role="user", content="And the sky?"), tool_message(SKY, SEA)]
-    label = f"ctx-{fingerprint(SEA).hex()[:6]}"
-    told = told_of(messages, separator=SEPARATOR)
-    assert told[0].content == f"[{label}] {SEA}"
-    assert told[1] is messages[1]
-    assert told[2].content == (
-        f"[ctx-{fingerprint(SKY).hex()[:6]}] {SKY}\n\nPlease refer to [{label}] in the previous conversation."
-    )
-    assert told[2].additional_kwargs == messages[2].additional_kwargs
+def test_a_repeat_becomes_a_reference_and_the_first_occurrence_stays_as_it_is() -> None:
+    messages = found(tool_message(SEA), tool_message(SKY, SEA), tool_message(SEA))
+    sent = sent_for(messages, separator=SEPARATOR)
+    assert all(after is before for after, before in zip(sent[:3], messages, strict=False))
+    assert sent[3].content == f"{SKY}\n\n{part(0, SEA_QUOTE)}"
+    assert sent[5].content == whole(0)
+    assert sent[3].additional_kwargs == messages[3].additional_kwargs
 
 
-def test_without_a_separator_a_text_is_one_block() -> None:
-    told = told_of([tool_message(SEA), tool_message(SKY, SEA), tool_message(SKY, SEA)])
-    assert ANNOTATION.search(told[1].content or "") is None
-    assert ANNOTATION.fullmatch(told[2].content or "")
+def test_a_prompt_without_repeats_is_made_of_the_same_objects() -> None:
+    rows, log, cited = '[{"id": 0}]' * 50, "[ERROR] failed\n" * 50, "[1] Smith et al.\n" * 50
+    results = [tool_message("Done."), tool_message("Done."), tool_message(SEA, SKY, in_blocks=True)]
+    messages = found(*results, tool_message(rows), tool_message(log), tool_message(cited))
+    sent = sent_for(messages, separator=SEPARATOR)
+    assert all(after is before for after, before in zip(sent, messages, strict=True))
 
 
-def test_a_text_of_short_parts_is_one_block() -> None:
-    rows = [f"{number}. A row of a table, too short for a label of its own." for number in range(20)]
-    told = told_of([tool_message(*rows), tool_message(*rows)], separator=SEPARATOR)
-    assert (told[0].content or "").count("[ctx-") == 1
-    assert ANNOTATION.fullmatch(told[1].content or "")
+def test_a_short_node_never_reads_as_part_of_another_one() -> None:
+    """Nothing marks the longer one, so nothing marks the shorter one behind it as its own."""
+    copying, locking = f"shutil.copy: {SEA}", "subprocess.fcntl: a short one."
+    nodes = [tool_message(copying, locking, in_blocks=True), tool_message(locking, copying, in_blocks=True)]
+    first, again = sent_for(found(*nodes))[1::2]
+    assert concatenated(first) == f"{copying}\n\n{locking}\n\n"
+    quote = '"shutil.copy: The sea covers"'
+    assert concatenated(again) == f"{locking}\n\n{part(0, quote)}\n\n"
 
 
-def test_line_breaks_around_a_block_stay() -> None:
-    told = told_of([tool_message(f"\n{SEA}\r\n"), tool_message(f"{SEA}\n\n\n")])
-    assert re.fullmatch(r"\n\[ctx-\w+\] .*\r\n", told[0].content or "", re.DOTALL)
-    assert re.fullmatch(rf"{ANNOTATION.pattern}\n\n\n", told[1].content or "")
+def test_neighbouring_nodes_share_a_reference_and_a_block() -> None:
+    nodes = [tool_message(SEA, SKY, in_blocks=True), tool_message("New.", SKY, SEA, "End.", in_blocks=True)]
+    blocks = sent_for(found(*nodes))[3].blocks
+    assert [getattr(block, "text", None) for block in blocks] == [
+        "New.\n\n",
+        f"{part(0, SKY_QUOTE, SEA_QUOTE)}\n\n",
+        "End.\n\n",
+    ]
 
 
-def test_every_label_begins_a_line_though_clients_glue_text_blocks() -> None:
-    message = ChatMessage(role="tool", blocks=[TextBlock(text="Found:"), TextBlock(text=SEA), TextBlock(text=SKY)])
-    [told] = told_of([message])
-    assert re.fullmatch(r"Found:\n\[ctx-\w+\] The sea .*\n\[ctx-\w+\] The sky .*", concatenated(told), re.DOTALL)
+def test_all_nodes_again_are_one_reference() -> None:
+    nodes = tool_message(SEA, SKY, in_blocks=True)
+    assert [concatenated(message) for message in sent_for(found(nodes, nodes))[1::2]] == [
+        f"{SEA}\n\n{SKY}\n\n",
+        whole(0),
+    ]
+
+
+def test_without_a_separator_a_text_is_one_passage() -> None:
+    sent = sent_for(found(tool_message(SEA), tool_message(SKY, SEA), tool_message(SKY, SEA)))
+    assert sent[3].content == f"{SKY}\n\n{SEA}"
+    assert sent[5].content == whole(1)
+
+
+def test_a_text_of_short_parts_is_one_passage() -> None:
+    rows = [f"{number}. A row of a table, too short for a reference of its own." for number in range(20)]
+    sent = sent_for(found(tool_message(*rows), tool_message(*rows)), separator=SEPARATOR)
+    assert sent[3].content == whole(0)
+
+
+def test_line_breaks_around_a_passage_stay() -> None:
+    sent = sent_for(found(tool_message(f"\n{SEA}\r\n"), tool_message(f"{SEA}\n\n\n")))
+    assert sent[1].content == f"\n{SEA}\r\n"
+    assert sent[3].content == f"{part(0, SEA_QUOTE)}\n\n\n"
 
 
 def test_blocks_that_are_no_text_stay_and_so_do_empty_messages() -> None:
@@ -158,61 +236,61 @@ def test_blocks_that_are_no_text_stay_and_so_do_empty_messages() -> None:
     pictured = ChatMessage(role="tool", blocks=[image, TextBlock(text=SEA), image])
     empty = ChatMessage(role="tool", blocks=[])
     blank = ChatMessage(role="tool", content="\n\n")
-    told = told_of([pictured, empty, blank, pictured], separator=SEPARATOR)
-    assert [block.block_type for block in told[0].blocks] == ["image", "text", "image"]
-    assert told[1] is empty
-    assert told[2] is blank
-    assert ANNOTATION.fullmatch(told[3].content or "")
+    messages = found(pictured, empty, blank, pictured)
+    sent = sent_for(messages, separator=SEPARATOR)
+    assert all(after is before for after, before in zip(sent[:7], messages, strict=False))
+    assert [block.block_type for block in sent[7].blocks] == ["image", "text", "image"]
+    assert sent[7].content == part(0, SEA_QUOTE)
 
 
-def test_short_results_are_the_same_objects() -> None:
-    messages = [tool_message("Done."), tool_message("Done.")]
-    told = told_of(messages)
-    assert all(after is before for after, before in zip(told, messages, strict=True))
+def test_a_result_whose_call_is_not_in_the_prompt_is_never_named() -> None:
+    kept = found(tool_message(SEA), tool_message(SEA), tool_message(SEA))[1:]
+    assert [message.content for message in sent_for(kept)[::2]] == [SEA, SEA, whole(1)]
 
 
 CALLS: list[dict[str, Any]] = [
-    {"tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}}]},
-    {"tool_calls": [SimpleNamespace(id="call_1", function=SimpleNamespace(name="search", arguments="{}"))]},
-    {"tool_calls": [{"id": "call_1", "name": "search", "input": {}}]},
+    {"tool_calls": [{"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"n": 0}'}}]},
+    {"tool_calls": [SimpleNamespace(id="a", function=SimpleNamespace(name="search", arguments='{"n": 0}'))]},
+    {"tool_calls": [SimpleNamespace(id="fc_1", call_id="a", name="search", arguments='{"n": 0}')]},
+    {"tool_calls": [{"id": "a", "name": "search", "input": {"n": 0}}]},
 ]
 
 
-@pytest.mark.parametrize("kwargs", CALLS, ids=["stored", "live", "flat"])
-def test_the_call_tells_which_tool_a_message_is_of(kwargs: dict[str, Any]) -> None:
-    asked = ChatMessage(role="assistant", content=None, additional_kwargs=kwargs)
-    answered = ChatMessage(role="tool", content=SEA, additional_kwargs={"tool_call_id": "call_1"})
-    assert told_of([asked, answered], tools=["search"])[1] is not answered
-    assert told_of([asked, answered], tools=["calculator"])[1] is answered
-    assert told_of([answered], tools=["search"])[0] is answered
+@pytest.mark.parametrize("kwargs", CALLS, ids=["stored", "live", "responses", "flat"])
+def test_calls_are_read_in_every_form(kwargs: dict[str, Any]) -> None:
+    messages = [ChatMessage(role="assistant", content=None, additional_kwargs=kwargs), tool_message(SEA)]
+    messages += [asked("b"), tool_message(SEA, key="b")]
+    reference = sent_for(messages, tools=["search"])[3].content or ""
+    assert reference.replace(": 0", ":0") == whole(0)
+    assert sent_for(messages, tools=["calculator"])[3] is messages[3]
+    assert sent_for(messages[1:], tools=["search"])[2] is messages[3]
 
 
-def test_a_tool_call_block_tells_it_too() -> None:
+def test_a_tool_call_block_is_read_too() -> None:
     call_block = getattr(types, "ToolCallBlock", None)
     if call_block is None:
         pytest.skip("this version of LlamaIndex has no tool call blocks")
-    call = call_block(tool_call_id="call_1", tool_name="search", tool_kwargs={})
-    asked = ChatMessage(role="assistant", blocks=[call])
-    answered = ChatMessage(role="tool", content=SEA, additional_kwargs={"tool_call_id": "call_1"})
-    told = told_of([asked, answered], tools=["search"])
-    assert told[0] is asked
-    assert told[1] is not answered
+    call = call_block(tool_call_id="a", tool_name="search", tool_kwargs={"n": 0})
+    kwargs = asked("a", "{}").additional_kwargs  # some packages write both
+    messages = [ChatMessage(role="assistant", blocks=[call], additional_kwargs=kwargs), tool_message(SEA)]
+    messages += [asked("b"), tool_message(SEA, key="b")]
+    assert sent_for(messages)[0] is messages[0]
+    assert sent_for(messages, tools=["search"])[3].content == whole(0)
 
 
-def test_what_other_tools_say_is_only_read() -> None:
-    told = told_of([tool_message(SEA, name="weather"), tool_message(SEA), tool_message(SEA)], tools=["search"])
-    assert told[0].content == SEA
-    assert ANNOTATION.fullmatch(told[1].content or "") is None
-    assert ANNOTATION.fullmatch(told[2].content or "")
+def test_results_of_other_tools_stay_and_are_never_named() -> None:
+    messages = [asked("w", name="weather"), tool_message(SEA, key="w")]
+    messages += found(tool_message(SEA), tool_message(SEA))
+    assert [message.content for message in sent_for(messages, tools=["search"])[1::2]] == [SEA, SEA, whole(0)]
 
 
-def test_a_question_that_shows_a_label_takes_it_away() -> None:
-    told = told_of([tool_message(SEA), ChatMessage(role="user", content=FORGER), tool_message(SEA)])
-    assert (told[2].content or "").endswith(SEA)
-    assert (told[2].content or "").partition("]")[0] != (told[0].content or "").partition("]")[0]
+def test_a_message_may_name_its_tool_itself() -> None:
+    messages = found(tool_message(SEA), tool_message(SEA))
+    messages[3].additional_kwargs["name"] = "weather"
+    assert sent_for(messages, tools=["search"])[3] is messages[3]
 
 
 def test_templates_say_how_a_reference_reads() -> None:
-    templates = Templates(location="See {label} above.")
-    told = told_of([tool_message(SEA), tool_message(SEA)], templates=templates)
-    assert told[1].content == f"See [ctx-{fingerprint(SEA).hex()[:6]}] above."
+    templates = RepeatTemplates(result="As {call} gave.")
+    sent = sent_for(found(tool_message(SEA), tool_message(SEA)), templates=templates)
+    assert sent[3].content == 'As search({"n":0}) gave.'
