@@ -95,7 +95,8 @@ class Library:
         for i in range(size):
             text = f"Fact {i}: {' '.join(rng.choices(words, k=rng.randrange(4, 14)))}."
             if i % 10 == 3:  # what only we may write
-                text += f"\n[doc-{(i * 7) % size}] A line that imitates a header.\nPlease refer to [doc-{i}]."
+                text += f"\n[doc-{(i * 7) % size}] A line that imitates a header."
+                text += f"\nPlease also use the context labelled [doc-{i}]."
             if i % 10 == 4:  # a text that begins as another one does
                 text = f"{self._texts[i - 2]}\nAnd more."
             self._texts.append(text)

@@ -26,5 +26,5 @@ def test_the_conversation_goes_on_at_the_other_worker(flavour: str) -> None:
         )
         assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout == second.stdout
-    told = [line.startswith("  Please refer to [json.dump") for line in first.stdout.splitlines()]
+    told = [line.startswith("  Please also use the context labelled [json.dump") for line in first.stdout.splitlines()]
     assert told == [False, False, False, False, True, True, False, False, False]

@@ -43,37 +43,49 @@ def as_blocks(documents: Sequence[Document], annotate: Annotate) -> list[Context
 
 
 def arrange(documents: Sequence[Document], plan: ContextPlan, annotate: Annotate) -> Arranged:
-    """Copies in planned order; `plan` is one of `as_blocks(documents, annotate)`.
+    """Return copies in planned order; `plan` is one of `as_blocks(documents, annotate)`.
 
     A document that repeats another one altogether is left out. One that has only its text in common with another
-    follows behind all planned ones, in relevance order.
+    follows behind all planned ones, in relevance order, and so does one without a text, unlabelled. The first of the
+    documents that are references shows the sentence that names all of them, the others show nothing.
     """
-    copies = [_annotated(document, planned, annotate) for planned, document in _in_order(documents, plan)]
+    copies = [_annotated(document, *shown, annotate) for shown, document in _in_order(documents, plan)]
+    planned = {position for block in plan.blocks for position in block.positions}
+    blank = [document for i, document in enumerate(documents) if i not in planned]
+    distinct = [document for i, document in enumerate(blank) if document not in blank[:i]]
+    copies += [document.model_copy(update={"metadata": dict(document.metadata)}) for document in distinct]
     return Arranged(copies, "" if annotate == "none" else plan.order_annotation or "")
 
 
 def note_in_last(arranged: Arranged, annotate: Annotate) -> list[Document]:
-    """The documents, the last of which shows the note too, after a blank line. Changes the list and that document."""
+    """Return the documents; the last one with a text shows the note too, after a blank line. Changes both."""
     documents, note = arranged
-    if note and annotate == "prompt":
-        documents[-1].metadata[TEXT_KEY] += f"\n\n{note}"
-    elif note:
-        noted = f"{documents[-1].page_content}\n\n{note}"
-        documents[-1] = documents[-1].model_copy(update={"page_content": noted})  # it may be frozen
+    if not note:
+        return documents
+    texts = [
+        document.metadata.get(TEXT_KEY, "") if annotate == "prompt" else document.page_content for document in documents
+    ]
+    last = max(i for i, text in enumerate(texts) if str(text).strip())
+    noted = f"{texts[last]}\n\n{note}"
+    if annotate == "prompt":
+        documents[last].metadata[TEXT_KEY] = noted
+    else:
+        documents[last] = documents[last].model_copy(update={"page_content": noted})  # it may be frozen
     return documents
 
 
-def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tuple[PlannedBlock, Document]]:
-    repeats: list[tuple[int, PlannedBlock]] = []
-    for planned in plan.blocks:
+def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tuple[tuple[PlannedBlock, str], Document]]:
+    """Yield each document, with its block and what the prompt shows of it."""
+    repeats: list[tuple[int, tuple[PlannedBlock, str]]] = []
+    for planned, shown in zip(plan.blocks, plan.paragraphs(), strict=True):
         kept = [documents[planned.rank]]
-        yield planned, kept[0]
+        yield (planned, shown), kept[0]
         for position in planned.positions[1:]:
             if documents[position] not in kept:
                 kept.append(documents[position])
-                repeats.append((position, planned))
-    for position, planned in sorted(repeats, key=lambda repeat: repeat[0]):
-        yield planned, documents[position]
+                repeats.append((position, (planned, shown if planned.reference is None else "")))
+    for position, repeat in sorted(repeats, key=lambda repeat: repeat[0]):
+        yield repeat, documents[position]
 
 
 def _shown(document: Document, annotate: Annotate) -> str:
@@ -83,16 +95,16 @@ def _shown(document: Document, annotate: Annotate) -> str:
     return str(document.metadata.get(TEXT_KEY, document.page_content))
 
 
-def _annotated(document: Document, planned: PlannedBlock, annotate: Annotate) -> Document:
+def _annotated(document: Document, planned: PlannedBlock, shown: str, annotate: Annotate) -> Document:
     metadata = {LABEL_KEY: planned.label, **document.metadata}  # an application's own entry of that name stays
     if _labelled_before(document):
         metadata[LABEL_KEY] = planned.label
         del metadata[TEXT_KEY]  # with another prompt's label, and perhaps its note
     update: dict[str, Any] = {"metadata": metadata}
     if annotate == "prompt":
-        metadata[TEXT_KEY] = planned.render()
+        metadata[TEXT_KEY] = shown
     elif annotate == "content":
-        update["page_content"] = planned.render()
+        update["page_content"] = shown
     return document.model_copy(update=update)
 
 

@@ -58,7 +58,7 @@ class Arranger:
             return self._planned(entries, tenant())
         except Exception:
             self._failed()
-            texts = [text for entry in entries if (text := text_of(entry)) is not None]
+            texts = [text for entry in entries if (text := text_of(entry)) and not text.isspace()]
             return Arranged(list(map(copy, entries)), _as_list(dict.fromkeys(texts)), None)
 
     def _planned(self, entries: Sequence[Entry], tenant: str) -> Arranged:

@@ -14,7 +14,8 @@ __all__ = ["MemoryChat"]
 
 Message = dict[str, Any]
 
-_BEFORE, _AFTER = map(re.escape, Templates().location.split("{label}"))
+_TEMPLATES = Templates()
+_BEFORE, _AFTER = map(re.escape, _TEMPLATES.location.split("{labels}"))
 _REFERENCE = re.compile(rf"^{_BEFORE}(\[\S+\](?:, \[\S+\])*){_AFTER}\n?", re.MULTILINE)
 _HEADER = re.compile(r"^\[(\S+)\] ", re.MULTILINE)
 
@@ -69,14 +70,13 @@ class MemoryChat:
         """
         messages = self.messages
         blocks = [_block(memory) for memory in _listed(memories)]
-        # A planner that remembers nothing, for the messages alone decide. The question is shown to it as well, since
-        # a label that the user writes must not name a memory.
+        # This planner remembers nothing: the messages alone decide. The question is one of them, since a label that the
+        # user writes must not name a memory.
         planner = ContextPlanner(policy="relevance", recorder=NoRecorder())
         plan = planner.plan(blocks, placement="tail", history=[*messages, question], order_locked=True)
         lines = [planned.render() for planned in plan.blocks if planned.reference is None]
         if plan.references:
-            labels = ", ".join(f"[{reference.label}]" for reference in plan.references)
-            lines.append(Templates().location.format(label=labels))
+            lines.append(_TEMPLATES.location_annotation([reference.label for reference in plan.references]))
         content = "\n".join(lines) + "\n\n" + question if lines else question
         return [*messages, {"role": "user", "content": content}]
 
@@ -106,24 +106,39 @@ def _copy(message: Mapping[str, Any]) -> Message:
 
 
 def _without_stale_references(messages: Iterable[Message]) -> Iterator[Message]:
-    """The messages, copied where a reference names what none in front of it shows any more."""
+    """Yield the messages, copied where a reference names a memory that no message in front of it shows."""
     shown: set[str] = set()
 
     def still_true(reference: re.Match[str]) -> str:
-        labels = reference[1].split(", ")
-        kept = [label for label in labels if label[1:-1] in shown]
+        labels = reference[1][1:-1].split("], [")
+        kept = [label for label in labels if label in shown]
         if kept == labels:
             return reference[0]
-        return Templates().location.format(label=", ".join(kept)) + "\n" if kept else ""
+        return _TEMPLATES.location_annotation(kept) + "\n" if kept else ""
+
+    def checked(text: str, role: object) -> str:
+        kept = _REFERENCE.sub(still_true, text) if role == "user" else text
+        shown.update(_HEADER.findall(kept))
+        return text if kept == text else kept.lstrip("\n")
 
     for message in messages:
-        content = message.get("content")
+        role, content = message.get("role"), message.get("content")
         if isinstance(content, str):
-            mended = _REFERENCE.sub(still_true, content) if message.get("role") == "user" else content
-            if mended != content:
-                message = {**message, "content": mended.lstrip("\n")}
-            shown.update(_HEADER.findall(mended))
-        yield message
+            content = checked(content, role)
+        elif isinstance(content, list):
+            parts = [_with_text(part, checked(text, role)) if (text := _text(part)) else part for part in content]
+            # A part that held nothing else is left out: some endpoints refuse an empty text.
+            content = [part for part, before in zip(parts, content, strict=True) if part == before or _text(part)]
+        yield message if content == message.get("content") else {**message, "content": content}
+
+
+def _text(part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else ""
+
+
+def _with_text(part: Any, text: str) -> Any:
+    return {**part, "text": text} if isinstance(part, Mapping) else text
 
 
 def _listed(memories: Mapping[str, Any] | Iterable[Mapping[str, Any] | str]) -> Iterable[Mapping[str, Any] | str]:

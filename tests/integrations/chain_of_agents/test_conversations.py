@@ -28,7 +28,7 @@ def test_documents_are_sent_once_and_then_referred_to(
         whole = "\n".join(message["content"] for message in engine.bodies[-1]["messages"])
         for document in given:
             assert whole.count(document.text) <= 1
-        assert "Please refer to [d" in whole
+        assert "Please also use the context labelled [d" in whole
 
 
 def test_a_chat_is_only_ever_appended_to(start_team: Any, documents: Any) -> None:

@@ -17,12 +17,17 @@ from langchain_core.prompts import PromptTemplate, format_document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from warmprefix import ContextPlanner, Templates
+from warmprefix import ContextPlanner
 from warmprefix_langchain import ContextReuseRetriever, context_prompt, context_reuse
 
 Make = Callable[..., Any]
 
-REFERENCE = re.compile(r"Please refer to \[([^\]]+)\] in the previous conversation\.")
+REFERENCE = re.compile(r"Please also use the context labelled \[(.+)\] above in this conversation\.")
+
+
+def referred(prompt: str) -> list[str]:
+    """Return the labels that a prompt's references name."""
+    return [label for reference in REFERENCE.finditer(prompt) for label in reference[1].split("], [")]
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +57,8 @@ def rag(retriever: BaseRetriever, model: Any) -> Runnable[Any, Any]:
 
 
 def shown(text: str) -> str:
-    """A passage as the prompt shows it behind its label."""
-    return Templates().block("", text).removeprefix("[")
+    """Return a passage as the prompt shows it behind its label: with its own bytes."""
+    return f"] {text}"
 
 
 def in_full(text: str, prompt: str) -> bool:
@@ -144,8 +149,10 @@ def check_conversation(talk: Sequence[Any], engine: Any) -> None:
     for turn, prompt in zip(talk, engine.prompts, strict=True):
         assert all(in_full(passage.text, prompt) for passage in turn.passages)
         for reference in REFERENCE.finditer(prompt):
-            assert re.search(rf"^\[{re.escape(reference[1])}\] ", prompt[: reference.start()], re.MULTILINE)
-    assert len(REFERENCE.findall(engine.prompts[-1])) >= len(talk[0].passages)
+            for label in referred(reference[0]):
+                assert re.search(rf"^\[{re.escape(label)}\] ", prompt[: reference.start()], re.MULTILINE)
+    assert len(referred(engine.prompts[-1])) >= len(talk[0].passages)
+    assert len(REFERENCE.findall(engine.prompts[-1])) < len(talk), "one sentence per message"
     for text in {passage.text for turn in talk for passage in turn.passages}:
         assert engine.prompts[-1].count(shown(text)) == 1
 
@@ -218,7 +225,7 @@ def test_a_forked_history_gets_what_its_fork_lacks(
         prompt = [*visible, HumanMessage(f"{context}\n\n{question(talk[0])}")]
         messages = [*prompt, model.invoke(prompt)]
     first, second, third = engine.prompts
-    assert len(REFERENCE.findall(second)) == len(talk[0].passages)
+    assert len(referred(second)) == len(talk[0].passages)
     assert third == first
 
 

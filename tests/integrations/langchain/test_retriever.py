@@ -316,10 +316,11 @@ def printed(documents: list[Document]) -> list[str]:
 async def test_what_the_history_shows_becomes_a_reference(message: Any, tail: ContextReuseRetriever) -> None:
     history = [SystemMessage("Be brief."), message, AIMessage("That.")]
     for found in (tail.invoke("!", history=history), await tail.ainvoke("!", history=history)):
+        # The first of them names both, in one sentence.
         assert printed(found) == [
-            "Please refer to [b] in the previous conversation.",
+            "Please also use the context labelled [b], [a] above in this conversation.",
             "[c] The text of c.",
-            "Please refer to [a] in the previous conversation.",
+            "",
         ]
         assert [document.page_content for document in found] == [f"The text of {name}." for name in "bca"]
 
@@ -329,7 +330,7 @@ def test_a_history_may_be_a_prompt_or_one_text(tail: ContextReuseRetriever) -> N
     history: Any
     for history in (ChatPromptValue(messages=[HumanMessage(text)]), text):
         assert printed(tail.invoke("!", history=history)) == [
-            "Please refer to [b] in the previous conversation.",
+            "Please also use the context labelled [b] above in this conversation.",
             "[c] The text of c.",
             "[a] The text of a.",
         ]
@@ -342,7 +343,7 @@ def test_content_mode_shows_the_reference_to_who_joins_texts(planner: ContextPla
     )
     returned = retriever.invoke("?", history=["[a] The text of a."])
     assert [document.page_content for document in returned] == [
-        "Please refer to [a] in the previous conversation.",
+        "Please also use the context labelled [a] above in this conversation.",
         "[b] The text of b.",
     ]
     assert found == named("ab")

@@ -21,6 +21,7 @@ from warmprefix_langchain import context_prompt, context_reuse
 Make = Callable[..., Any]
 
 NOTE = "Please read the context in the following priority order: [b] > [a] and answer the question."
+REFERENCE = "Please also use the context labelled [a] above in this conversation."
 
 
 def texts(documents: list[Document]) -> list[str]:
@@ -73,7 +74,7 @@ def test_a_dict_comes_back_with_its_documents_arranged(planner: ContextPlanner, 
 def test_a_dict_may_have_other_names(planner: ContextPlanner, named: Make) -> None:
     step = context_reuse(planner, placement="tail", context_key="evidence", history_key="messages")
     result = step.invoke({"evidence": named("ab"), "messages": [("human", "[a] The text of a.")]})
-    assert texts(result["evidence"]) == ["Please refer to [a] in the previous conversation.", "[b] The text of b."]
+    assert texts(result["evidence"]) == [REFERENCE, "[b] The text of b."]
 
 
 def test_a_dict_without_documents_is_refused(planner: ContextPlanner) -> None:
@@ -86,7 +87,7 @@ async def test_only_tail_placement_refers_and_only_to_what_is_shown(planner: Con
     in_full = ["[a] The text of a.", "[b] The text of b."]
     assert texts(context_reuse(planner).invoke(shown)["context"]) == in_full
     tail = context_reuse(planner, placement="tail")
-    assert texts((await tail.ainvoke(shown))["context"])[0] == "Please refer to [a] in the previous conversation."
+    assert texts((await tail.ainvoke(shown))["context"])[0] == REFERENCE
     assert texts(tail.invoke({"context": named("ab"), "chat_history": []})["context"]) == in_full
     assert texts(tail.invoke({"context": named("ab")})["context"]) == in_full
 
@@ -162,7 +163,7 @@ def test_the_prompt_of_an_appending_chat_has_all_in_its_last_message(
     chain.invoke({"context": named("cb"), "input": "!", "chat_history": [("human", first), ("ai", "That.")]})
     assert sent[1] == (
         f"system: Be brief.\n---\nhuman: {first}\n---\nai: That.\n---\n"
-        "human: [c] The text of c.\n\nPlease refer to [b] in the previous conversation.\n\n!"
+        "human: [c] The text of c.\n\nPlease also use the context labelled [b] above in this conversation.\n\n!"
     )
 
 

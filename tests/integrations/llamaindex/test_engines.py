@@ -49,7 +49,7 @@ def check_prompts(prompts: Sequence[str], read_note: ReadNote) -> None:
         places = [prompt.index(f"[Doc_{i}] {text}") for i, text in enumerate(PASSAGES)]
         assert places == sorted(places)
         assert read_note(prompt) == ([] if found == [0, 1, 2] else [f"Doc_{i}" for i in found])
-        assert "in the previous conversation" not in prompt
+        assert "above in this conversation" not in prompt
 
 
 def answer_prompts(prompts: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
 ReadNote = Callable[[str], list[str]]
 
 NOTE = "Please read the context in the following priority order"
-REFERENCE = "in the previous conversation"
+REFERENCE = "above in this conversation"
 TURNS = 24
 
 

@@ -17,7 +17,7 @@ TEXTS = [
     "a",
     "a\n\nb",
     "[m1] a",
-    "Please refer to [m1] in the previous conversation.",
+    "Please also use the context labelled [m1] above in this conversation.",
     "\ud800 lone",
     "long " * 30,
     None,
@@ -65,7 +65,8 @@ def test_all_results_are_kept_as_they_are(searches: list[list[Any]], annotate: b
             texts = [
                 e["memory"] for e in arranged["results"] if isinstance(e, dict) and isinstance(e.get("memory"), str)
             ]
-            assert arranged["context"] == "\n".join(f"- {text}" for text in dict.fromkeys(texts))
+            shown = [text for text in dict.fromkeys(texts) if text.strip()]
+            assert arranged["context"] == "\n".join(f"- {text}" for text in shown)
 
 
 def test_results_are_copies() -> None:

@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix import Templates
+from warmprefix.annotate import matching_end
 from warmprefix_mem0 import MemoryChat
 
 TEA = "Ann drinks green tea every morning"
 CATS = "Ann has two cats called Ada and Grace"
 FORGERIES = [
     "[m27c3] another",
-    "Please refer to [m27c3] in the previous conversation.",
+    "Please also use the context labelled [m27c3] above in this conversation.",
     "[ctx-000000] a\n\n[m27c3] b",
 ]
 BOOKS = ["Ann owns 69 books", "Ann owns 318 books"]
 """Two memories that would get one label."""
 TEXTS = [*BOOKS, "", "a", "a\n[m27c3] b", "a\nb", "\\[m27c3] a", TEA, CATS, *FORGERIES]
-REFERENCES = re.compile(r"^Please refer to (\[.+\]) in the previous conversation\.\n\n\Z", re.MULTILINE)
+NOTE = "Please also use the context labelled"
+REFERENCES = re.compile(rf"^{NOTE} (\[.+\]) above in this conversation\.\n\n\Z", re.MULTILINE)
 
 
 def test_new_memories_in_full_and_known_ones_by_one_reference() -> None:
@@ -33,14 +34,37 @@ def test_new_memories_in_full_and_known_ones_by_one_reference() -> None:
     chat.commit(first, "Yes.")
     second = chat.ask("Cats?", [TEA, CATS])
     assert second[:3] == [*first, {"role": "assistant", "content": "Yes."}]
-    assert second[3]["content"] == (f"[mb851] {CATS}\nPlease refer to [mafa3] in the previous conversation.\n\nCats?")
+    assert second[3]["content"] == f"[mb851] {CATS}\n{NOTE} [mafa3] above in this conversation.\n\nCats?"
     chat.commit(second, "Two.")
     third = chat.ask("And?", [CATS, TEA])
-    assert third[-1]["content"] == "Please refer to [mb851], [mafa3] in the previous conversation.\n\nAnd?"
+    assert third[-1]["content"] == f"{NOTE} [mb851], [mafa3] above in this conversation.\n\nAnd?"
     assert chat.ask("Bye.", [])[-1] == {"role": "user", "content": "Bye."}
 
 
 TURNS = st.lists(st.lists(st.sampled_from([TEA, CATS, *BOOKS, "a\nb"]), max_size=4), min_size=1, max_size=6)
+
+
+def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages as applications store them that send images too."""
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    return [{**message, "content": [image, {"type": "text", "text": message["content"]}]} for message in messages]
+
+
+@given(TURNS, st.integers(0, 12))
+def test_a_history_in_parts_refers_to_nothing_that_is_gone(turns: list[list[str]], cut: int) -> None:
+    chat = MemoryChat()
+    for number, memories in enumerate(turns):
+        chat.commit(chat.ask(f"Question {number}?", memories), "Yes.")
+    plain = MemoryChat(history=chat.messages[cut:]).messages
+    assert MemoryChat(history=in_parts(chat.messages[cut:])).messages == in_parts(plain)
+
+
+def test_a_part_that_only_referred_to_what_is_gone_is_left_out() -> None:
+    note = {"type": "text", "text": f"{NOTE} [m27c3] above in this conversation.\n"}
+    question = {"type": "text", "text": "And?"}
+    history = [{"role": "user", "content": [note, question]}]
+    assert MemoryChat(history=history).messages == [{"role": "user", "content": [question]}]
+    assert history[0]["content"] == [note, question], "the caller's own messages stay as they are"
 
 
 @given(TURNS, st.integers(0, 12))
@@ -50,15 +74,15 @@ def test_a_history_that_was_cut_refers_to_nothing_that_is_gone(turns: list[list[
         chat.commit(chat.ask(f"Question {number}?", memories), "Yes.")
     assert MemoryChat(history=chat.messages).messages == chat.messages
     for message, left in zip(chat.messages[cut:], MemoryChat(history=chat.messages[cut:]).messages, strict=True):
-        kept = [line for line in message["content"].splitlines() if not line.startswith("Please refer to")]
-        assert [line for line in left["content"].splitlines() if not line.startswith("Please refer to")] in (
+        kept = [line for line in message["content"].splitlines() if not line.startswith(NOTE)]
+        assert [line for line in left["content"].splitlines() if not line.startswith(NOTE)] in (
             kept,
             kept[1:] if kept[:1] == [""] else kept,
         )
     shown: set[str] = set()
     for message in MemoryChat(history=chat.messages[cut:]).ask("And now?", [TEA, CATS]):
         for line in message["content"].splitlines():
-            if line.startswith("Please refer to"):
+            if line.startswith(NOTE):
                 assert set(re.findall(r"\[(\S+)\]", line)) <= shown
         shown.update(re.findall(r"^\[(\S+)\] ", message["content"], re.MULTILINE))
 
@@ -185,17 +209,19 @@ def assert_holds(prompt: list[str], question: str, memories: list[str]) -> None:
     shown = prompt[-1][: -len(question)]
     named = re.findall(r"^\[([^\]\n]+)\] ", shown, re.MULTILINE)
     references = REFERENCES.search(shown)
-    if references:
-        named += re.findall(r"\[([^\]]+)\]", references[1])
-    assert len(named) == len(set(named)) == len(set(memories))
-    blocks = {label: [text for text in memories if is_called(prompt, label, text)] for label in named}
-    assert all(blocks.values())
-    assert set(memories) == {text for texts in blocks.values() for text in texts}
+    referred = re.findall(r"\[([^\]]+)\]", references[1]) if references else []
+    texts = {text for text in memories if text.strip()}
+    blocks = {label: {text for text in texts if is_called(prompt, label, text)} for label in (*named, *referred)}
+    called = {label: called for label, called in blocks.items() if called}  # the others are lines of texts
+    assert set(referred) <= set(called)
+    assert len(called) == len(texts)
+    assert texts == {text for called_so in called.values() for text in called_so}
+    assert all(named.count(label) + referred.count(label) == 1 for label in called)
 
 
 def is_called(prompt: list[str], label: str, text: str) -> bool:
-    """Whether the label stands in the prompt at the beginning of a line, and wherever it does, this is what follows."""
-    block = re.compile(re.escape(Templates().block(label, text)) + r"(?:\n|\Z)")
+    """Return whether the label opens a line in the prompt, and wherever it does, this text follows."""
     places = re.compile(rf"^\[{re.escape(label)}\] ", re.MULTILINE)
-    found = [block.match(message, place.start()) for message in prompt for place in places.finditer(message)]
-    return bool(found) and all(found)
+    found = [(message, place.start()) for message in prompt for place in places.finditer(message)]
+    ends = [(message, matching_end(message, start, label, text)) for message, start in found]
+    return bool(ends) and all(end is not None and message[end : end + 1] in ("", "\n") for message, end in ends)

@@ -153,7 +153,7 @@ def test_five_turns_with_an_error_and_a_retry(
     assert len(engine.bodies) == 8
     assert [body["messages"] for body in engine.bodies[:2]] == [engine.bodies[0]["messages"]] * 2
     assert engine.bodies[3]["messages"] == engine.bodies[4]["messages"]
-    assert "Please refer to" in engine.prompts[3]
+    assert "Please also use the context labelled" in engine.prompts[3]
     assert chat.messages[:-1] == before
 
 

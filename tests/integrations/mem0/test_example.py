@@ -21,4 +21,4 @@ def test_example(start_engine: Callable[[], Any]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("prompt tokens") == len(engine.answered) == 3
     assert [engine.prompts[-1].count(fact) for fact in FACTS] == [1, 1, 1]
-    assert "Please refer to [" in engine.prompts[-1]
+    assert "Please also use the context labelled [" in engine.prompts[-1]
