@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 
 __all__ = ["TENANTS", "Dialogue", "Findings", "Message", "Turn"]
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 TENANTS = ("acme", "globex", None)
 
-_TEMPLATES = Templates()
+_NOTE = re.compile(r"^Please also use the context labelled (.+) above in this conversation\.$", re.MULTILINE)
 _HEADER = re.compile(r"(?:\A|\n)\[([A-Za-z0-9_.:/~-]+)\] ")
 
 
 class Message:
     """What was sent to the model in one turn."""
 
-    __slots__ = ("edited", "headers", "text")
+    __slots__ = ("edited", "headers", "referred", "text")
 
     def __init__(self, text: str, edited: bool = False) -> None:
         self.text = text
@@ -42,13 +42,19 @@ class Message:
             headers[found[1]] = (*headers.get(found[1], ()), found.start(1) - 1)
         self.headers = headers
         """Labels that lines of it begin with, and where."""
+        self.referred = {label for note in _NOTE.finditer(text) for label in note[1][1:-1].split("], [")}
+        """Labels that its references name."""
 
-    def named(self, label: str, full: str) -> tuple[bool, bool]:
-        """Whether it holds the labelled text in full, and whether the label stands before another text."""
+    def named(self, label: str, text: str) -> tuple[bool, bool]:
+        """Return whether it holds the labelled text in full, and whether the label stands before another text.
+
+        Which lines of a text are escaped depends on the prompt that it was sent in, so backslashes do not count.
+        """
         holds = other = False
+        full = f"[{label}] {text}".replace("\\", "")
         for start in self.headers.get(label, ()):
-            ends = self.edited or self.text.startswith("\n\n", start + len(full))
-            if ends and self.text.startswith(full, start):
+            shown = self.text[start : start + 2 * len(full) + 64].replace("\\", "")
+            if shown.startswith(full) and (self.edited or shown.startswith("\n\n", len(full))):
                 holds = True
             else:
                 other = True
@@ -96,17 +102,16 @@ class Findings:
         for planned in plan.blocks:
             self.blocks += 1
             label, text, reference = planned.label, planned.block.text, planned.reference
-            full = _TEMPLATES.block(label, text) if "[" in text else f"[{label}] {text}"
-            here, other = message.named(label, full)
+            here, other = message.named(label, text)
             before = False
             for earlier in history:
-                found = earlier.named(label, full)
+                found = earlier.named(label, text)
                 before, other = before or found[0], other or found[1]
             if reference is not None:
                 self.references += 1
-                if reference.annotation not in message.text:
+                if label not in message.referred:
                     wrong.append(f"lost: no trace of [{label}]")
-                if not before or f"[{label}]" not in reference.annotation:
+                if not before:
                     wrong.append(f"dangling: [{label}] is not {text!r} in {len(history)} messages")
             elif not here:
                 wrong.append(f"lost: no trace of [{label}] {text!r}")

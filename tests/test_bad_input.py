@@ -78,6 +78,9 @@ def test_a_bad_request_is_refused_and_leaves_no_trace(
         ({"policy": "fastest"}, ValueError, "policy must be one of coaccess, .*, got 'fastest'"),
         ({"policy": CoAccessPolicy()}, TypeError, "policy must be a name or a callable .*, got CoAccessPolicy"),
         ({"capacity_tokens": 0}, ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
+        ({"capacity_tokens": "big"}, TypeError, "capacity_tokens must be an int or None, got str"),
+        ({"max_labels": 1e3}, TypeError, "max_labels must be an int, got float"),
+        ({"patience": True}, TypeError, "patience must be an int or None, got bool"),
         ({"max_nodes": 0}, ValueError, "max_nodes must be 1 or more, got 0"),
         ({"max_scopes": 0}, ValueError, "max_scopes must be 1 or more, got 0"),
         ({"max_labels": -1}, ValueError, "max_labels must be 1 or more, got -1"),
@@ -111,7 +114,7 @@ def test_a_foreign_plan_is_no_plan_of_ours() -> None:
     assert not ContextPlanner().commit(ContextPlanner().plan([BLOCK]))
 
 
-@pytest.mark.parametrize("name", ["max_conversations", "max_blocks", "max_leases", "ttl", "lease_ttl"])
+@pytest.mark.parametrize("name", ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"])
 def test_bad_store_bounds_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
         MemorySeenStore(**{name: 0})  # type: ignore[arg-type]

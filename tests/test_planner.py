@@ -698,6 +698,28 @@ def impatient(store: SeenStore) -> ContextPlanner:
     return ContextPlanner(store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0)))
 
 
+class Unreachable(MemorySeenStore):
+    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+        try:
+            raise OSError("connection refused\n  by the server")
+        except OSError as error:
+            raise RuntimeError("no answer") from error
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
+def test_a_failing_store_is_logged_in_one_line(level: int, caplog: pytest.LogCaptureFixture) -> None:
+    planner = ContextPlanner(store=Unreachable())
+    with caplog.at_level(level, "warmprefix"):
+        for _ in range(2):
+            planner.plan(blocks(1), conversation="chat", placement="tail")
+    first = caplog.records[0]
+    assert first.getMessage().startswith("seen-block store failed: StoreError: ")
+    assert "(because of OSError: connection refused by the server)" in first.getMessage()
+    assert "\n" not in first.getMessage()
+    assert bool(first.exc_info) == (level == logging.DEBUG), "the traceback is for those who ask for it"
+    assert len(caplog.records) == (2 if level == logging.DEBUG else 1)
+
+
 def test_a_store_that_fails_costs_references_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
     planner = impatient(store)

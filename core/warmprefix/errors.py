@@ -20,6 +20,7 @@ __all__ = [
     "StoreUnavailableError",
     "TraceError",
     "WarmprefixError",
+    "check_count",
 ]
 
 
@@ -127,3 +128,24 @@ class BatchFileError(_FileError, BatchError):
     >>> str(BatchFileError("night.journal", 3, "no request of this batch is called 'q7'"))
     "night.journal, line 3: no request of this batch is called 'q7'"
     """
+
+
+def check_count(name: str, value: object, *, optional: bool = False) -> None:
+    """Check an argument that is a count of 1 or more.
+
+    Args:
+        name: The argument's name, for the message.
+        value: Its value.
+        optional: Allow None too.
+
+    Raises:
+        TypeError: `value` is no int.
+        ValueError: `value` is below 1.
+    """
+    if optional and value is None:
+        return
+    or_none = " or None" if optional else ""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int{or_none}, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more{or_none and ', or None'}, got {value}")

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args
 
 from warmprefix.annotate import Templates, header_labels
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
-from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, fingerprint
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, fingerprint
 from warmprefix.dedup.exact import lasting_labels, opened_labels
 from warmprefix.dedup.history import Message, VisibleHistory
 from warmprefix.draft import Draft, Past
+from warmprefix.errors import check_count
+from warmprefix.failures import log_failure
 from warmprefix.labels import LabelRegistry
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
@@ -170,18 +172,14 @@ class ContextPlanner:
                 again; None for never.
 
         Raises:
-            TypeError: `policy` is a policy itself instead of what makes one, or `store`, `sharing`, `templates`,
-                `salt_key`, `recorder`, `feed` or `observer` has another type than the above.
+            TypeError: `policy` is a policy itself instead of what makes one, or another argument has another type than
+                the above.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
-        for name, value in (
-            ("max_scopes", max_scopes),
-            ("max_labels", max_labels),
-            ("max_open_plans", max_open_plans),
-            ("patience", 1 if patience is None else patience),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
+        check_count("max_scopes", max_scopes)
+        check_count("max_labels", max_labels)
+        check_count("max_open_plans", max_open_plans)
+        check_count("patience", patience, optional=True)
         if store is not None and not isinstance(store, SeenStore):
             raise TypeError(f"store must be a SeenStore or None, got {type(store).__name__}")
         if sharing is not None and not isinstance(sharing, OrderSharing):
@@ -415,8 +413,7 @@ class ContextPlanner:
         from warmprefix.batch.assembly import as_requests, device_for, planners_for
 
         started = time.perf_counter()
-        if capacity_tokens is not None and capacity_tokens < 1:
-            raise ValueError(f"capacity_tokens must be 1 or more, or None, got {capacity_tokens}")
+        check_count("capacity_tokens", capacity_tokens, optional=True)
         _check_names(model=model, preamble=preamble)
         listed = as_requests(requests)
         blocks = sum(len(request.blocks) for request in listed)
@@ -822,7 +819,7 @@ class ContextPlanner:
         for request in requests:
             blank += sum([block.is_blank for block in request.blocks])
             scoped.setdefault(Scope(request.tenant, model, preamble_digest), []).append(request)
-            self._record(evidence_blocks(request.blocks)[0], None, request.tenant, model, preamble)
+            self._record(distinct_blocks(request.blocks)[0], None, request.tenant, model, preamble)
         planned: list[PlannedRequest] = []
         scopes: list[Scope] = []
         bounds: list[Bound] = []
@@ -901,12 +898,13 @@ class ContextPlanner:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         visible = None if history is None else VisibleHistory(history)
         scope = _scope(tenant, model, preamble)
-        self._record(distinct, conversation, tenant, model, preamble)
+        blank = len(listed) - sum(map(len, positions))
+        self._record(distinct_blocks(listed)[0] if blank else distinct, conversation, tenant, model, preamble)
         is_unshown = placement == "tail" and visible is None
         with self._lock:
             state = self._state(scope)
             labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
-            self._counts["blank_blocks"] += sum([block.is_blank for block in listed])
+            self._counts["blank_blocks"] += blank
             self._planned += 1
             plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
         return Draft(plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked)
@@ -1002,7 +1000,7 @@ class ContextPlanner:
         with self._lock:
             self._counts["store_errors"] += 1
             first = self._counts["store_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "seen-block store failed", exc_info=True)
+        log_failure(_log, "seen-block store failed", first=first)
 
     def _record(
         self,
@@ -1024,7 +1022,7 @@ class ContextPlanner:
         with self._lock:
             self._counts["recorder_errors"] += 1
             first = self._counts["recorder_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "request recorder failed", exc_info=True)
+        log_failure(_log, "request recorder failed", first=first)
 
     def _told_of(self, plan: ContextPlan, began: float) -> ContextPlan:
         seconds = time.perf_counter() - began
@@ -1047,7 +1045,7 @@ class ContextPlanner:
         with self._lock:
             self._counts["observer_errors"] += 1
             first = self._counts["observer_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "observer failed", exc_info=True)
+        log_failure(_log, "observer failed", first=first)
 
     def _remember(self, plan: ContextPlan, report: EngineReport) -> None:
         """Have the feed find the plan's blocks among the engine's KV blocks."""
@@ -1082,7 +1080,7 @@ class ContextPlanner:
         with self._lock:
             self._counts["feed_errors"] += 1
             first = self._counts["feed_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "residency feed failed", exc_info=True)
+        log_failure(_log, "residency feed failed", first=first)
 
     # -- what the engine says of an answer; the lock is held ---------------------------------------------------
 
@@ -1178,7 +1176,7 @@ class ContextPlanner:
         """The one place where a failing policy degrades to relevance order."""
         self._counts["policy_errors"] += 1
         first = self._counts["policy_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "ordering policy failed", exc_info=True)
+        log_failure(_log, "ordering policy failed", first=first)
 
     def _state(self, scope: Scope) -> _ScopeState:
         state = self._scopes.get(scope)

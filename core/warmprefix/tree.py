@@ -13,6 +13,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
+from warmprefix.errors import check_count
+
 __all__ = ["PrefixMatch", "PrefixTree"]
 
 K = TypeVar("K", bound=Hashable)
@@ -50,10 +52,8 @@ class PrefixTree(Generic[K]):
             capacity_tokens: Tokens of context that the engine's cache holds; None for no bound.
             max_nodes: Most nodes kept, the root not counted. One `insert` adds at most two.
         """
-        if capacity_tokens is not None and capacity_tokens < 1:
-            raise ValueError(f"capacity_tokens must be 1 or more, or None, got {capacity_tokens}")
-        if max_nodes < 1:
-            raise ValueError(f"max_nodes must be 1 or more, got {max_nodes}")
+        check_count("capacity_tokens", capacity_tokens, optional=True)
+        check_count("max_nodes", max_nodes)
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
         self.clear()

@@ -37,9 +37,9 @@ def test_every_prompt_holds_all_evidence(result: DemoResult, placement: Placemen
         assert len(shown) == len(turn.blocks)
         for block in turn.blocks:
             assert block.id is not None
-            in_full = templates.block(block.id, block.text)
+            in_full = f"[{block.id}] {block.text}"
             if shown[block.id].is_reference:
-                assert templates.location_annotation(block.id) in holder
+                assert block.id in templates.noted_labels(holder)
                 assert any(in_full in message["content"] for message in served.messages[:-1])
             else:
                 assert in_full in holder

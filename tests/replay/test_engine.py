@@ -192,7 +192,7 @@ def test_a_wrong_call_is_refused(policy: str, capacity: int | None, error: str) 
 
 # -- placement tail ----------------------------------------------------------------------------------------------------
 
-NOTE = 13  # "Please also use the context labelled [A] above in this conversation.": 49 bytes
+NOTE = 19  # "Please also use the context labelled [A~4c6eb6] above in this conversation.": 75 bytes
 
 
 def turn(number: int, conversation: int, context: str) -> TraceRequest:

@@ -99,7 +99,33 @@ def test_a_commit_that_is_interrupted_leaves_nothing_half_recorded() -> None:
     assert store.inspect(chat) is None
 
 
-@pytest.mark.parametrize("bound", ["max_conversations", "max_blocks", "max_leases", "ttl", "lease_ttl"])
+def test_all_conversations_together_are_bounded() -> None:
+    store = MemorySeenStore(max_conversations=1_000, max_entries=100)
+    chats = [Conversation(f"tenant {i % 3}", f"chat {i}") for i in range(40)]
+    for number, chat in enumerate(chats):
+        for turn in range(3):
+            store.prepare(chat, f"{number} {turn}", {})
+            blocks = [SeenBlock(bytes([number, turn, i]) * 5 + b"!", f"{number} {turn} {i}", 1, 9) for i in range(4)]
+            assert store.commit(chat, f"{number} {turn}", blocks)
+    kept = [chat for chat in chats if store.inspect(chat) is not None]
+    assert kept == chats[-len(kept) :], "the conversations used last"
+    assert 1 < len(kept) <= 4  # 3 turns are 12 blocks, 12 labels and 3 plans
+    store.clear()
+    store.prepare(chats[0], "again", {})
+    assert store.inspect(chats[0]) is not None
+
+
+def test_one_conversation_alone_may_fill_the_bound() -> None:
+    store = MemorySeenStore(max_entries=1)
+    chat = Conversation(None, "chat")
+    store.prepare(chat, "p", {})
+    assert store.commit(chat, "p", [SeenBlock(b"A" * 16, "a", 1, 9), SeenBlock(b"B" * 16, "b", 1, 9)])
+    seen = store.inspect(chat)
+    assert seen is not None
+    assert len(seen.blocks) == 2
+
+
+@pytest.mark.parametrize("bound", ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
     arguments: dict[str, Any] = {bound: value}

@@ -94,6 +94,7 @@ class Warmprefix:
             text = plan.render()
             seconds = time.perf_counter() - started
             shown = tuple(
-                ShownBlock(planned.label, planned.render(), planned.reference is not None) for planned in plan.blocks
+                ShownBlock(planned.label, paragraph, planned.reference is not None)
+                for planned, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
             )
             yield Context(shown, plan.order_annotation, text, plan.cache_salt, plan.reference_tokens, seconds)

@@ -11,6 +11,7 @@ from collections import Counter
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.openai.calls import Call, TokenIds, completed, holds_blocks, read_call
 from warmprefix.openai.exchange import Exchange, Verdict
@@ -298,7 +299,7 @@ class EngineLink:
         with self._lock:
             self._counts["errors"] += 1
             first = self._counts["errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "%s", what, exc_info=True)
+        log_failure(_log, what, first=first)
 
     def unsent(self) -> None:
         """A block of `sending` ended as if all was well, and no request had its plan."""
