@@ -110,8 +110,9 @@ class ReplicaRouter:
     begin alike meet there, also those that other processes route, and no replica is preferred for its place in a list.
 
     What is known of one tenant's requests, their load included, has no influence on another's (see `share_load`); all
-    bounds but those on tenants and memory are a tenant's own. Deterministic given the calls before. Thread-safe. No text is kept.
-    O(replicas * blocks) a request, and what `PrefixTree` needs to find a path, however many there were before.
+    bounds but those on tenants and memory are a tenant's own. Deterministic given the calls before. Thread-safe. No
+    text is kept. O(replicas * blocks) a request, and what `PrefixTree` needs to find a path, however many there were
+    before.
 
     >>> router = ReplicaRouter(["http://a/v1", "http://b/v1"])
     >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
