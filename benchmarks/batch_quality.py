@@ -39,7 +39,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import print_table, size, write_results, zipf_requests
+from common import measured_all, print_table, size, write_results, zipf_requests
 from exact import fewest_prefilled, fewest_prefilled_of_all, small_batches
 from traces import generated, given_files, reported_k, trace_of
 from warmprefix import ContextPlanner
@@ -108,7 +108,8 @@ def main() -> None:
     print_seconds(rows, shown)
     small = measure_small(planners)
     print_small(small)
-    if paths and peer and options.limit is None and options.budget == 10:
+    whole = paths and peer and options.limit is None and options.budget == 10
+    if whole and measured_all("batch_quality", "traces", "trace", rows):
         write_results("batch_quality", {"floors_percent": FLOORS, "traces": rows, "small_batches": small})
     if options.check:
         below = [*chain.from_iterable(map(falls_short, rows)), *small_falls_short(small)]

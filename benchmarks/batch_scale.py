@@ -81,7 +81,7 @@ def main() -> None:
     print_growth(growth)
     beside = [measured(way, generator, count) for way, generator, count in comparisons(sizes)]
     print_beside(rows, beside)
-    if not options.quick:
+    if not options.quick and find_spec("contextpilot") is not None:
         results = {"load_at_start": round(load, 2), "merge": rows, "growth": growth, "beside": beside}
         write_results("batch_scale", results)
     if options.check:

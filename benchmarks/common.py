@@ -9,13 +9,14 @@ import platform
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import warmprefix
 
 RESULTS = Path(__file__).parent / "results"
+Row = Mapping[str, Any]
 
 
 def zipf_requests(
@@ -59,10 +60,80 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def write_results(name: str, results: Any) -> None:
-    """Write `results/NAME.json` with the machine, the versions and the commit; for runs of full length only."""
-    RESULTS.mkdir(exist_ok=True)
-    document = {"benchmark": name, "environment": environment(), "results": results}
+    """Write `results/NAME.json` with the machine, the versions and the commit.
+
+    For runs of full length that measured everything in the file: nothing of an earlier run stays. A script of which a
+    part may be missing (a framework, a server, a trace) calls `write_rows`.
+    """
+    _write(RESULTS / f"{name}.json", {"benchmark": name, "environment": environment(), "results": results})
+
+
+def write_rows(
+    name: str,
+    results: Sequence[Row] | Mapping[str, Sequence[Row]],
+    identity: Sequence[str],
+    *,
+    path: Path | None = None,
+) -> None:
+    """Put measured rows into `results/NAME.json`, each with where it was made; all other rows stay as they are.
+
+    Args:
+        name: Of the benchmark.
+        results: Rows, or several lists of them by name.
+        identity: The fields that name a row. New rows take the place of all earlier ones with the same values there.
+        path: Another file.
+    """
+    path = RESULTS / f"{name}.json" if path is None else path
+    if not (any(results.values()) if isinstance(results, Mapping) else results):
+        print(f"\nnothing was measured: {path.name} stays as it is")
+        return
+    document = json.loads(path.read_text()) if path.exists() else {}
+    earlier = document.get("results", {} if isinstance(results, Mapping) else [])
+    made_then, made_now = document.get("environment"), environment()
+    merged: Any
+    if isinstance(results, Mapping):
+        parts = dict.fromkeys([*earlier, *results])
+        merged = {
+            part: _merged(earlier.get(part, []), results.get(part, []), identity, made_then, made_now) for part in parts
+        }
+    else:
+        merged = _merged(earlier, results, identity, made_then, made_now)
+    _write(path, {"benchmark": name, "results": merged})
+
+
+def _merged(
+    earlier: Sequence[Row], measured: Sequence[Row], identity: Sequence[str], made_then: object, made_now: Row
+) -> list[Row]:
+    places: dict[tuple[object, ...], list[Row]] = {}
+    for row in earlier:
+        # In files of the older form one stamp stands for all rows, unless a row has its own commit.
+        stamped = row if "made" in row or "commit" in row else {**row, "made": made_then}
+        places.setdefault(_named(row, identity), []).append(stamped)
+    new: dict[tuple[object, ...], list[Row]] = {}
+    for row in measured:
+        new.setdefault(_named(row, identity), []).append({**row, "made": {**made_now, **row.get("made", {})}})
+    return [row for rows in (places | new).values() for row in rows]
+
+
+def _named(row: Row, identity: Sequence[str]) -> tuple[object, ...]:
+    return tuple(row.get(field) for field in identity)
+
+
+def measured_all(name: str, part: str, field: str, measured: Iterable[Row]) -> bool:
+    """Whether these rows have all that the rows of `results/NAME.json` have in a field, such as all traces.
+
+    If they lack some, it says so: a file that is written whole must not lose what was not measured.
+    """
     path = RESULTS / f"{name}.json"
+    known = json.loads(path.read_text())["results"][part] if path.exists() else []
+    lacking = sorted({row[field] for row in known} - {row[field] for row in measured})
+    if lacking:
+        print(f"\n{path.name} stays as it is: not measured were {', '.join(lacking)}")
+    return not lacking
+
+
+def _write(path: Path, document: object) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(f"\nwritten: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 

@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from common import RESULTS, commit, environment, percentile, print_table, processor
+from common import commit, percentile, print_table, processor, write_rows
 from engine_arms import PREAMBLE, TODAY, Arm, Batch, Conversations, Online, Predicted
 from engine_client import EngineClient
 from engine_workload import TEXTS, Asked, as_trace, counted, read, taking_turns, unshared
@@ -91,7 +91,7 @@ def main() -> None:
         rows = measure(options, counted(asked, engines.count_tokens), engines)
     print_rows(rows)
     if options.out is not None or len(asked) >= FULL_LENGTH:
-        merge(options.out or RESULTS / f"{NAME}.json", rows)
+        write_rows(NAME, rows, KIND, path=options.out)
     disagreeing = [row["arm"] for row in rows if not row["metrics_agree"]]
     if disagreeing:
         sys.exit(f"the engine's metrics do not agree with its usage: {', '.join(disagreeing)}")
@@ -431,21 +431,6 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 
 def ratio(value: float, low: float, high: float) -> str:
     return f"{value:.2f} ({low:.2f} to {high:.2f})"
-
-
-def merge(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Put the rows into a result file, in the place of those of the same kind."""
-    earlier = json.loads(path.read_text())["results"] if path.exists() else []
-    new = {kind(row) for row in rows}
-    kept = [row for row in earlier if kind(row) not in new]
-    listed = sorted([*kept, *rows], key=lambda row: tuple(map(str, kind(row)[:-1])))
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"benchmark": NAME, "environment": environment(), "results": listed}, indent=1) + "\n")
-    print(f"\nwritten: {path}")
-
-
-def kind(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KIND)
 
 
 def write_samples(path: Path, samples: dict[str, list[list[Sample]]]) -> None:

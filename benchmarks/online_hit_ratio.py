@@ -2,11 +2,13 @@
 
     python benchmarks/online_hit_ratio.py [TRACE_OR_FOLDER ...] [--check] [--variants as-recorded,shuffled,half,k=3]
 
-Without an argument the traces are those in the folder that the environment variable WARMPREFIX_TRACES names, or, if
-there is none, three generated ones. Each is replayed in order of arrival through every policy of warmprefix, and
-through the online path of the published `contextpilot` package where that is installed, each beside a prefix cache of
-its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15 at most, unless
-`REPORTED_K` or `--k NAME=K` says otherwise.
+Without an argument the traces are those that any clone can make, `generated_topics`, `generated_bursts`,
+`generated_control`, `generated_conversations` and `standard_library` (real text: the documentation inside of Python's
+own standard library, whose numbers depend on the version of Python); and those in the folder that the environment
+variable WARMPREFIX_TRACES names, which `fetch_traces.py` can fill. Each is replayed in order of arrival through every
+policy of warmprefix, and through the online path of the published `contextpilot` package where that is installed, each
+beside a prefix cache of its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15
+at most, unless `REPORTED_K` or `--k NAME=K` says otherwise.
 
 *counts*: the rule that the default began with: the deepest path, then co-access counts (docs/ordering.md). *bound*: no
 order can find more, whatever the cache: of each request, what it shares with the earlier request that it
@@ -14,7 +16,10 @@ shares most with. *margin*: the default policy less the best of the other column
 status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; the last 60 % of
 them, `last=60`; fewer blocks, `k=3`.
 
-Only a run of all policies on traces that were given, without `--limit`, is written to `results/`.
+A run of all policies with `contextpilot` installed, without `--limit`, `--k` or `--seed`, is written to `results/`:
+each row with where it was made. Rows of other traces stay there as they are. The rows of README.md that are made
+neither from a clone nor by `fetch_traces.py` come from traces that are not published with this project, so no clone can
+make them.
 """
 
 from __future__ import annotations
@@ -26,16 +31,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from common import percentile, print_table, size, write_results
+from common import percentile, print_table, size, write_rows
 from experimental_ordering import ExperimentalPolicy, Rule
-from traces import generated, given_files, is_variant, reported_k, vary
+from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.replay.arrange import Arranged
 from warmprefix.replay.engine import Replay
 from warmprefix.replay.workload import Request, Workload
+from warmprefix.traces.format import Trace
 from warmprefix.traces.reader import read_trace
 
 CAPACITIES = (None, 500_000, 100_000)
@@ -48,7 +55,8 @@ TOLERANCE = 0.05
 def main() -> None:
     options = arguments()
     paths = given_files(options.traces)
-    traces = [read_trace(path, options.limit) for path in paths] if paths else list(generated())
+    traces = [] if options.traces else [limited(trace, options.limit) for trace in from_a_clone()]
+    traces += [read_trace(path, options.limit) for path in paths]
     asked = dict(options.k)
     policies = [*options.policies, COUNTS, *([PEER] if peer_is_there() else [])]
     rows: list[dict[str, object]] = []
@@ -66,8 +74,9 @@ def main() -> None:
     for capacity in CAPACITIES:
         print_rows(rows, policies, capacity)
     print_notes(rows, policies)
-    if paths and options.limit is None and set(POLICIES) <= set(policies):
-        write_results("online_hit_ratio", rows)
+    whole = set(POLICIES) | {PEER} <= set(policies)
+    if whole and options.limit is None and not options.k and options.seed == 0:
+        write_rows("online_hit_ratio", rows, ("trace", "variant"))
     if options.check:
         print(
             "\n".join([f"\n{DEFAULT} is below another column:", *below])
@@ -98,6 +107,10 @@ def arguments() -> argparse.Namespace:
     if options.check and DEFAULT not in options.policies:
         parser.error(f"--check needs {DEFAULT} among the policies")
     return options
+
+
+def limited(trace: Trace, limit: int | None) -> Trace:
+    return trace if limit is None else replace(trace, requests=trace.requests[:limit])
 
 
 def names(text: str) -> list[str]:

@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from common import print_table, size, write_results
+from common import measured_all, print_table, size, write_results
 from experimental_ordering import Block, Cache, ExperimentalPolicy, FollowTheBest, Rule
 from traces import generated, given_files, reported_k, vary
 from warmprefix.ordering import POLICIES, CoAccessPolicy, OraclePolicy, OrderingPolicy
@@ -219,7 +219,9 @@ def main() -> None:
         show(("policy", "mean", "s.d.", "less oracle", "s.d."), [list(line.values()) for line in noise])
     else:
         print(f"Nothing is said of noise: {NOISY_TRACE} is not among the traces.")
-    if paths and options.limit is None and chosen is known:
+    as_rows = [as_json(row) for row in rows]
+    whole = paths and options.limit is None and chosen is known
+    if whole and measured_all("ordering_experiments", "rows", "trace", as_rows):
         write_results(
             "ordering_experiments",
             {
@@ -227,7 +229,7 @@ def main() -> None:
                 "to_beat": TO_BEAT,
                 "experiments": findings,
                 "noise": {"trace": NOISY_TRACE, "seeds": NOISY_SEEDS, "policies": noise},
-                "rows": [as_json(row) for row in rows],
+                "rows": as_rows,
             },
         )
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-from common import percentile, print_table, write_results, zipf_requests
+from common import percentile, print_table, write_rows, zipf_requests
 from warmprefix import ContextBlock, ContextPlanner
 
 SAMPLES = 3_000
@@ -65,7 +65,7 @@ def main() -> None:
         print("contextpilot is not installed, so it is not timed.\n")
     print_table(HEADER, [[r["what"], r["earlier_requests"], r["p50_us"], r["p99_us"]] for r in results])
     if asked == parser.get_default("requests"):
-        write_results("plan_overhead", results)
+        write_rows("plan_overhead", results, ("what", "earlier_requests"))
 
 
 def ordering_after(

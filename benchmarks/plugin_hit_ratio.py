@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import RESULTS, commit, print_table, write_results
+from common import print_table, write_rows
 from warmprefix import ContextBlock
 from warmprefix.demo.corpus import read_standard_library
 from warmprefix.demo.questions import ask
@@ -62,18 +62,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=200)
     count: int = parser.parse_args().turns
-    corpora = dict(read_corpora(count))
+    installed = {framework: part for framework, part in PARTS.items() if find_spec(part[0]) is not None}
+    for framework in PARTS.keys() - installed.keys():
+        print(f"{framework} is not installed: its rows stay as they are")
+    corpora = dict(read_corpora(count)) if installed else {}
     results: list[dict[str, Any]] = []
-    for framework, (module, distributions, arms) in PARTS.items():
-        if find_spec(module) is None:
-            results += (earlier := earlier_rows(framework))
-            print(f"{framework} is not installed: {len(earlier)} rows of an earlier run stay")
-            continue
-        origin = {"commit": commit(), "versions": {name: version(name) for name in distributions}}
+    for framework, (_, distributions, arms) in installed.items():
+        made = {"versions": {name: version(name) for name in distributions}}
         for text, turns in corpora.items():
             for arm in arms:
                 sides = {side: served(arm, turns, side == "with") for side in ("without", "with")}
-                results.append({"framework": framework, "what": arm.what, "text": text, **sides, **origin})
+                results.append({"framework": framework, "what": arm.what, "text": text, **sides, "made": made})
     print()
     keys = ("hit_percent", "prefilled_tokens", "prompt_tokens")
     print_table(
@@ -84,13 +83,7 @@ def main() -> None:
         ],
     )
     if count == parser.get_default("turns"):
-        write_results("plugin_hit_ratio", results)
-
-
-def earlier_rows(framework: str) -> list[dict[str, Any]]:
-    path = RESULTS / "plugin_hit_ratio.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
-    return [row for row in rows if row["framework"] == framework]
+        write_rows("plugin_hit_ratio", results, ("framework", "what", "text"))
 
 
 def served(arm: Arm, turns: Sequence[Turn], plugin: bool) -> dict[str, float]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import redis
 
-from common import percentile, print_table, write_results
+from common import percentile, print_table, write_rows
 from redis_servers import Server, binaries
 from warmprefix.stores import Conversation, SeenBlock
 from warmprefix.stores.redis import RedisSeenStore
@@ -63,7 +63,7 @@ def main() -> None:
         print(f"\n{title}")
         print_table(list(rows[0]), [list(row.values()) for row in rows])
     if all(getattr(asked, name) == parser.get_default(name) for name in vars(asked)):
-        write_results("redis_state", results)
+        write_rows("redis_state", results, ("server",))
 
 
 # -- the traffic ---------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from common import percentile, print_table, write_results, zipf_requests
+from common import percentile, print_table, write_rows, zipf_requests
 from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.emulator.config import EmulatorConfig
@@ -539,7 +539,7 @@ def main() -> None:
             print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
     print(f"{time.perf_counter() - started:.0f} s in all")
     if paths and options.limit is None and options.replicas == [4, 8]:
-        write_results("replica_routing", rows)
+        write_rows("replica_routing", rows, ("stream", "replicas"))
 
 
 def arguments() -> argparse.Namespace:

@@ -82,7 +82,7 @@ def main() -> None:
     print_table(header, [[row[name] for name in header] for row in rows])
     print(f"\nA worker that joins after half of the requests; cache of {size(CAPACITY)}, hit ratio in %:\n")
     print_table(list(joining[0]), [list(row.values()) for row in joining])
-    if paths and options.limit is None:
+    if workload.name == TRACE and options.limit is None:
         write_results("shared_learning", {"trace": workload.name, "ratios": rows, "joins late": joining})
 
 

@@ -1,4 +1,4 @@
-"""The traces that benchmarks replay: those that were given, or generated ones, and what can be varied about them."""
+"""The traces that benchmarks replay: those that were given, or those that any clone can make; and how to vary them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from warmprefix.traces.format import BlockId, Trace, TraceRequest
 
 FOLDER = "WARMPREFIX_TRACES"
 """The environment variable that names where traces are, if none are given."""
-REPORTED_K: Mapping[str, int] = {"nqopen_records_bm25_k20": 5}
+REPORTED_K: Mapping[str, int] = {"nq_open_records": 5, "nqopen_records_bm25_k20": 5}
 """Blocks a request, for traces that are not reported at their own number."""
 TEXT_BUNDLE = ".text.jsonl"
 
@@ -65,7 +65,49 @@ def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
     return Workload(replace(trace, requests=tuple(requests)), k)
 
 
-# -- for those who have none -------------------------------------------------------------------------------------------
+# -- what any clone can make -------------------------------------------------------------------------------------------
+
+
+def from_a_clone() -> Iterator[Trace]:
+    """Generated requests, and questions about real text: nothing is downloaded."""
+    yield from generated()
+    yield conversations(100)
+    yield standard_library(1_000)
+
+
+def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
+    """The demo's questions about the documentation in Python's own standard library, and what BM25 finds for them.
+
+    The texts, and so the numbers, are those of the Python that runs this.
+    """
+    from warmprefix.demo.corpus import read_standard_library
+    from warmprefix.demo.questions import ask
+    from warmprefix.demo.retriever import Bm25Retriever
+
+    entries = read_standard_library()
+    retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
+    requests: list[TraceRequest] = []
+    tokens: dict[BlockId, int] = {}
+    for number, asked in enumerate(ask(entries, questions, seed=0)):
+        found = retriever.retrieve(asked.query, k)
+        tokens.update({str(block.id): block.tokens for block in found})
+        requests.append(TraceRequest(number, tuple(str(block.id) for block in found), asked.conversation))
+    return Trace("standard_library", tuple(requests), tokens, k)
+
+
+def conversations(count: int, seed: int = 3) -> Trace:
+    """Eight turns each, ten at a time, of ten blocks: four of those the conversation has had, six from anywhere."""
+    rng = random.Random(seed)
+    contexts: list[list[int]] = []
+    for start in range(0, count, 10):
+        had: dict[int, list[int]] = {conversation: [] for conversation in range(start, min(start + 10, count))}
+        for _ in range(8):
+            for seen in had.values():
+                old = rng.sample(seen, min(4, len(seen)))
+                new = rng.sample(sorted(set(range(5_000)) - set(seen)), 10 - len(old))
+                seen += new
+                contexts.append(rng.sample(old + new, 10))
+    return trace_of("generated_conversations", iter(contexts))
 
 
 def generated() -> Iterator[Trace]:

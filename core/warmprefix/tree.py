@@ -62,12 +62,18 @@ class PrefixTree(Generic[K]):
         """Forget everything, as an engine does that clears all its KV blocks."""
         self._root: _Node[K] = _Node([], [], None, resident=True)
         self._nodes = 0
+        self._blocks = 0
         self._resident_tokens = 0
 
     @property
     def nodes(self) -> int:
         """Nodes held, the root not counted."""
         return self._nodes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks on all edges, resident or not."""
+        return self._blocks
 
     @property
     def resident_tokens(self) -> int:
@@ -238,6 +244,7 @@ class PrefixTree(Generic[K]):
                 _link_before(other._root.younger, twin)
             node = node.older
         other._nodes = len(copies) - 1
+        other._blocks = sum([len(node.keys) for node in copies])
         other._resident_tokens = self._resident_tokens
         return other
 
@@ -333,6 +340,7 @@ class PrefixTree(Generic[K]):
 
     def _pop_last_block(self, leaf: _Node[K]) -> None:
         key, tokens = leaf.keys.pop(), leaf.tokens.pop()
+        self._blocks -= 1
         if leaf.resident:
             self._resident_tokens -= tokens
         if not leaf.keys:
@@ -346,6 +354,7 @@ class PrefixTree(Generic[K]):
         parent.children[keys[0]] = leaf
         _link_before(self._root, leaf)
         self._nodes += 1
+        self._blocks += len(keys)
         self._resident_tokens += leaf.reach
         ancestor: _Node[K] | None = parent
         reach = leaf.reach
@@ -406,7 +415,7 @@ class PrefixTree(Generic[K]):
     def check_integrity(self) -> None:
         """Raise AssertionError unless every structural invariant holds. O(nodes); for tests."""
         age = {id(node): position for position, node in enumerate(_ring(self._root))}
-        nodes = resident_tokens = 0
+        nodes = blocks = resident_tokens = 0
         stack: list[tuple[_Node[K], frozenset[K]]] = [(self._root, frozenset())]
         while stack:
             node, path = stack.pop()
@@ -415,6 +424,7 @@ class PrefixTree(Generic[K]):
             assert node.reach >= sum(node.tokens) + deepest_child, "reach is no upper bound"
             for key, child in node.children.items():
                 nodes += 1
+                blocks += len(child.keys)
                 resident_tokens += sum(child.tokens) if child.resident else 0
                 child_path = path | set(child.keys)
                 assert child.parent is node
@@ -425,6 +435,7 @@ class PrefixTree(Generic[K]):
                 stack.append((child, child_path))
         assert nodes == self._nodes == len(age)
         assert nodes <= self.max_nodes
+        assert blocks == self._blocks
         assert resident_tokens == self._resident_tokens
         assert self.capacity_tokens is None or resident_tokens <= self.capacity_tokens
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.page.bars import scale_top
-from warmprefix.page.lines import Line, _round_step, _spread, line_chart, line_rows
+from warmprefix.page.lines import Line, _round_step, _spread, _ticks, line_chart, line_rows
 
 SHARES = st.floats(0, 1)
 
@@ -34,6 +35,23 @@ def test_the_tick_between_is_round_and_no_later_than_the_middle(end: int) -> Non
     assert step == 1 or step <= end / 2
     assert str(step).rstrip("0") in ("1", "2", "5")
     assert step * 5.1 > end
+
+
+def test_no_round_number_of_requests_lacks_its_tick() -> None:
+    chart = line_chart("Hits.", [Line("one", "hero", ((1_400, 0.2), (2_800, 0.3)))])
+    axis = chart[chart.index('class="requests"') :]
+    assert re.findall(r">([\d,]+)</text>", axis) == ["0", "1,000", "2,000", "2,800"]
+
+
+@given(st.integers(2, 10**7), st.sampled_from([100, 250]))
+def test_ticks_are_apart_and_none_is_missing_between(end: int, width: int) -> None:
+    ticks, step = _ticks(end, width), _round_step(end)
+    assert ticks == [step * (i + 1) for i in range(len(ticks))]
+    assert 0 < ticks[0] <= ticks[-1] < end
+    if len(ticks) > 1:
+        letters = 4 * len(str(end))
+        assert width * step / end > letters
+        assert width * (end - ticks[-1]) / end > letters
 
 
 @given(SHARES)

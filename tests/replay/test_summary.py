@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from warmprefix.replay.compared import compare
 from warmprefix.replay.estimates import Estimates
@@ -43,9 +46,25 @@ def test_a_gain() -> None:
     assert GAINED.prefill_change == pytest.approx(-0.3)
     assert said(GAINED) == (
         "With a cache of 100,000 tokens, coaccess would have found 40.0% of the context in it; as things are, it is"
-        " 10.0%. That is 30.0% less to prefill, order annotations included. Of the requests, 25% would be left exactly"
-        " as they are, 60% would have less to prefill and 5% more."
+        " 10.0%. That is 30.0% less to prefill, order annotations included. Of the requests, 60% would have less to"
+        " prefill, 5% more and 35% as much as today; 25% would be left exactly as they are."
     )
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 500), st.integers(0, 500))
+def test_the_shares_of_requests_add_up(gained: int, lost: int, even: int, reordered: int) -> None:
+    requests = gained + lost + even
+    result = replace(
+        GAINED,
+        requests=requests,
+        gained_requests=gained,
+        lost_requests=lost,
+        reordered_requests=min(reordered, requests),
+    )
+    (shares,) = re.findall(r"(\d+)% would have less to prefill, (\d+)% more and (\d+)% as much as today", said(result))
+    assert sum(map(int, shares)) == 100
+    for share, count in zip(map(int, shares), (gained, lost, even), strict=True):
+        assert abs(share - 100 * count / requests) < 1
 
 
 def test_hardly_a_difference() -> None:

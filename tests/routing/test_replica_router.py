@@ -653,6 +653,7 @@ def test_a_forked_process_has_a_router_of_its_own(busy: bool) -> None:
         ({"capacity_tokens": 0}, ValueError, "capacity_tokens"),
         ({"max_scopes": 0}, ValueError, "max_scopes"),
         ({"max_tenants": 0}, ValueError, "max_tenants"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be 1 or more, got 0"),
     ],
 )
 def test_bad_routers_are_refused(options: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["change", "counted", "duration", "percent", "points", "rounded"]
+from collections.abc import Sequence
+
+__all__ = ["change", "counted", "duration", "percent", "points", "rounded", "whole_shares"]
 
 
 def percent(share: float) -> str:
@@ -12,6 +14,25 @@ def percent(share: float) -> str:
     '40.8%'
     """
     return f"{share:.1%}"
+
+
+def whole_shares(counts: Sequence[int]) -> list[str]:
+    """Return each count's share of their sum, in whole percent that add up to 100.
+
+    Largest remainder: every share is rounded down, then those cut the most get the missing percent.
+
+    >>> whole_shares([1, 1, 1]), whole_shares([199, 1, 0])
+    (['34%', '33%', '33%'], ['100%', '0%', '0%'])
+
+    Raises:
+        ZeroDivisionError: The sum is 0.
+    """
+    total = sum(counts)
+    shares = [100 * count // total for count in counts]
+    most_cut = sorted(range(len(counts)), key=lambda i: -(100 * counts[i] % total))
+    for i in most_cut[: 100 - sum(shares)]:
+        shares[i] += 1
+    return [f"{share}%" for share in shares]
 
 
 def points(difference: float) -> str:

@@ -15,6 +15,8 @@ _HEIGHT = 230
 _PAD = 12  # above and below the plot, for half a line of text
 _LINE_OF_TEXT = 17
 _LABEL_LETTERS = 15
+_WIDE_PLOT, _NARROW_PLOT = 250, 100  # pixels at least; below _WIDE_PLOT, the style hides ticks of class "more"
+_DIGIT, _COMMA, _GAP = 8, 4, 4  # pixels
 _GRID = 1_000  # units of a plot's width and height, whatever they are on the screen
 
 
@@ -144,12 +146,42 @@ def _spread(places: Sequence[float]) -> list[float]:
 
 
 def _requests(end: int) -> Markup:
-    ticks = {0: "start", _round_step(end): "middle", end: "end"}
+    always = _ticks(end, _NARROW_PLOT)
+    ticks = [(0, "start"), *((at, "middle") for at in _ticks(end, _WIDE_PLOT)), (end, "end")]
     marks = [
-        element("text", f"{at:,}", x=f"{100 * at / end:.4g}%", y="12", text_anchor=anchor)
-        for at, anchor in ticks.items()
+        element(
+            "text",
+            f"{at:,}",
+            x=f"{100 * at / end:.4g}%",
+            y="12",
+            text_anchor=anchor,
+            class_=None if at in (0, *always, end) else "more",
+        )
+        for at, anchor in ticks
     ]
     return element("svg", *marks, class_="requests", width="100%", height="16", aria_hidden="true")
+
+
+def _ticks(end: int, width: int) -> list[int]:
+    """Multiples of a round step between 0 and `end` whose labels fit into so many pixels; always the first.
+
+    >>> [_ticks(end, 250) for end in (1, 3, 7, 100, 480, 2_800)]
+    [[], [1, 2], [2, 4, 6], [50], [200, 400], [1000, 2000]]
+    >>> [_ticks(end, 100) for end in (3, 2_800)]
+    [[1, 2], [1000]]
+    """
+    step = _round_step(end)
+    per_request = width / end
+    multiples = range(step, end, step)
+    # The label of `end` ends there; all others are centred.
+    fitting = [at for at in multiples if per_request * (end - at) >= _width(at) / 2 + _width(end) + _GAP]
+    apart = per_request * step >= _width(multiples[-1] if multiples else end) + _GAP
+    return fitting if fitting and apart else [*multiples[:1]]
+
+
+def _width(number: int) -> int:
+    label = f"{number:,}"
+    return _DIGIT * len(label) - (_DIGIT - _COMMA) * label.count(",")
 
 
 def _round_step(end: int) -> int:

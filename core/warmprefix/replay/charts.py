@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from warmprefix.page.amounts import duration, percent, rounded
+from warmprefix.page.amounts import duration, percent, rounded, whole_shares
 from warmprefix.page.bars import bars, scale_top, stack, swatch
 from warmprefix.page.lines import Line, line_chart, line_rows
 from warmprefix.page.markup import Markup, element, outside
@@ -138,10 +138,7 @@ def per_request(comparison: Comparison) -> Markup:
     shown = [
         row(
             outside(result.policy),
-            *(
-                _part(count, result)
-                for count in (result.gained_requests, result.lost_requests, result.untouched_requests)
-            ),
+            *_parts(result),
             duration(result.plan_us_p50),
             duration(result.plan_us_p99),
             class_="default" if result is comparison.after else None,
@@ -155,22 +152,22 @@ def per_request(comparison: Comparison) -> Markup:
         element("h3", label),
         element(
             "figcaption",
-            "The share of requests that have less to prefill than today, more, or are served exactly as today,"
-            f" {_with_cache(comparison)}; and how long planning one took.{_left_out(comparison)}",
+            "The share of requests that have less to prefill than today, more, or as much; the share that is sent"
+            f" exactly as today, {_with_cache(comparison)}; and how long planning one took.{_left_out(comparison)}",
         ),
-        table(label, ("Order", "Less", "More", "As is", "Plan p50", "p99"), shown),
+        table(label, ("Order", "Less", "More", "Same", "As is", "Plan p50", "p99"), shown),
         data(f"{label}, every order and cache size", _EVERY_HEAD, map(_every_row, comparison.cells.values())),
     )
 
 
 _EVERY_HEAD = (
-    "Order", "Cache", "Tokens saved", "To prefill", "Less", "More", "As is", "Reordered", "Referring",
+    "Order", "Cache", "Tokens saved", "To prefill", "Less", "More", "Same", "As is", "Reordered", "Referring",
     "Annotations", "Plan p50", "p99", "Commit p50", "p99",
 )  # fmt: skip
 
 
 def _every_row(result: ReplayResult) -> Markup:
-    requests = (result.gained_requests, result.lost_requests, result.untouched_requests)
+    requests = (result.gained_requests, result.lost_requests, result.even_requests, result.untouched_requests)
     return row(
         outside(result.policy),
         cache_size(result.capacity_tokens),
@@ -220,8 +217,12 @@ def _with_cache(comparison: Comparison) -> str:
     return f"with a cache {cache_name(comparison.capacities[0])}"
 
 
-def _part(requests: int, result: ReplayResult) -> str:
-    return f"{requests / result.requests:.0%}" if result.requests else _UNKNOWN
+def _parts(result: ReplayResult) -> list[str]:
+    """Shares of the requests that prefill less, more, and as much; and of those that are sent as today."""
+    if not result.requests:
+        return [_UNKNOWN] * 4
+    shares = whole_shares([result.gained_requests, result.lost_requests, result.even_requests])
+    return [*shares, f"{result.untouched_requests / result.requests:.0%}"]
 
 
 def _hint(name: str, tokens: int) -> str:

@@ -105,8 +105,13 @@ class ReplayResult:
         return self.today_total_tokens - self.today_saved_tokens
 
     @property
+    def even_requests(self) -> int:
+        """Requests of which as much was prefilled as today."""
+        return self.requests - self.gained_requests - self.lost_requests
+
+    @property
     def untouched_requests(self) -> int:
-        """Requests served exactly as today."""
+        """Requests sent exactly as today. What was sent before may still make them gain or lose."""
         return self.requests - self.reordered_requests - self.referring_requests
 
     @property

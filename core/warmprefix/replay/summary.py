@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmprefix.page.amounts import percent
+from warmprefix.page.amounts import percent, whole_shares
 from warmprefix.replay.compared import Comparison, cache_name
 from warmprefix.replay.result import ReplayResult
 
@@ -55,11 +55,9 @@ def _main_cause(result: ReplayResult) -> str:
 
 
 def _requests(result: ReplayResult) -> str:
-    untouched, gained, lost = (
-        f"{requests / result.requests:.0%}"
-        for requests in (result.untouched_requests, result.gained_requests, result.lost_requests)
-    )
+    # Whether a request is changed and whether it gains are two questions: only the answers to one add up to 100 %.
+    gained, lost, even = whole_shares([result.gained_requests, result.lost_requests, result.even_requests])
     return (
-        f"Of the requests, {untouched} would be left exactly as they are, {gained} would have less to prefill and"
-        f" {lost} more."
+        f"Of the requests, {gained} would have less to prefill, {lost} more and {even} as much as today;"
+        f" {result.untouched_requests / result.requests:.0%} would be left exactly as they are."
     )

@@ -18,6 +18,7 @@ from warmprefix.residency.base import EngineReport, ResidencyFeed, ServedPrompt
 from warmprefix.routing.balance import Choice, Item, share_out
 from warmprefix.routing.base import Agent, AssignedBlock, Assignment, Held, RouterStats, as_agent
 from warmprefix.routing.learning import LearnedSegment, name_digest, read_segment, routing_scope, write_segments
+from warmprefix.routing.memory import TenantMemory
 from warmprefix.routing.tenants import Bookings, Member, TenantAgents
 from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
 
@@ -45,6 +46,7 @@ class RouterOptions(TypedDict, total=False):
     max_tenants: int
     max_conversations: int
     max_open: int
+    max_bytes: int
 
 
 class AgentRouter:
@@ -86,6 +88,7 @@ class AgentRouter:
         max_tenants: int = 1_024,
         max_conversations: int = 4_096,
         max_open: int = 10_000,
+        max_bytes: int = 500_000_000,
         sharing: OrderSharing | None = None,
     ) -> None:
         """No agent has been given anything yet.
@@ -101,11 +104,16 @@ class AgentRouter:
                 time: the question, what to do with it, and what any prompt takes. An agent gets several documents of a
                 request if it holds them and that is quicker than to compute them elsewhere: more means more agents
                 at work on a request, less means more hits.
-            max_blocks: Most blocks remembered of an agent, a tenant, some 300 bytes each; and most of a conversation.
+            max_blocks: Most blocks remembered per agent and tenant, some 450 bytes each; and most of a conversation.
             max_tenants: Most tenants remembered; beyond it the one not heard of longest is forgotten.
             max_conversations: Most conversations remembered of a tenant.
             max_open: Most assignments of a tenant neither committed nor abandoned; beyond it the oldest count as they
                 are.
+            max_bytes: Most memory for all tenants together, estimated to within a quarter. Beyond it, of the tenants
+                that take more than `max_bytes / max_tenants`, the one not used longest forgets its oldest
+                conversations, open assignments and blocks; a tenant that takes less is never affected by another's
+                requests. Not in it: what feeds remember, some 350 bytes for each of up to `max_blocks` blocks per fed
+                agent.
             sharing: Where other routers of the same agents are told what this one's did, and the other way round;
                 nowhere by default. Not a planner's: it is this router's own, and closed with it.
 
@@ -124,6 +132,7 @@ class AgentRouter:
             ("max_tenants", max_tenants),
             ("max_conversations", max_conversations),
             ("max_open", max_open),
+            ("max_bytes", max_bytes),
         ):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
@@ -145,6 +154,7 @@ class AgentRouter:
         self._digests: dict[bytes, str] = {}
         self._feeds: dict[str, _AgentFeed] = {}
         self._tenants: OrderedDict[str | None, TenantAgents] = OrderedDict()
+        self._memory = TenantMemory(max_bytes, max_tenants)
         self._counts: Counter[str] = Counter()
         self._lock = threading.RLock()
         in_each_process(self._renew)
@@ -155,6 +165,7 @@ class AgentRouter:
         """What each process has for itself."""
         if not self._lock.acquire(blocking=False):  # in a fork: somebody was about to change what is known
             self._tenants.clear()
+            self._memory.clear()
         self._lock = threading.RLock()
         self._instance = uuid.uuid4().hex
         self._number = 0
@@ -231,8 +242,9 @@ class AgentRouter:
                 joining = failed
             self._agents[joining.name] = joining
             self._digests[name_digest("agent", joining.name)] = joining.name
-            for tenant in self._tenants.values():
-                tenant.join(joining)
+            for state in self._tenants.values():
+                state.join(joining)
+            self._remember_all()
         if feed is not None:
             fed = self._feeds[joining.name] = _AgentFeed(self, joining.name, feed, self._max_blocks)
             try:
@@ -269,8 +281,9 @@ class AgentRouter:
         if agent is None:
             raise ValueError(f"agents must be registered, got {name!r}")
         del self._digests[name_digest("agent", name)]
-        for tenant in self._tenants.values():
-            tenant.leave(name)
+        for state in self._tenants.values():
+            state.leave(name)
+        self._remember_all()
         return agent
 
     # -- sharing out -------------------------------------------------------------------------------------------
@@ -415,6 +428,7 @@ class AgentRouter:
         )
         if bookings:
             state.opened(assignment.id, self._number, bookings)
+        self._remember(tenant, state, used=True)
         counts = self._counts
         counts["assignments"] += 1
         counts["blocks"] += len(assigned)
@@ -498,6 +512,8 @@ class AgentRouter:
                     self._share(assignment.tenant, member, digest, bookings)
             if report is not None and not fed and len(by_member) == 1:
                 self._correct(state, assignment, read, report, plan)
+            if state.memory_bytes > state.recorded_bytes:  # what became less is found out before anything shrinks
+                self._remember(assignment.tenant, state)
         return True
 
     def abandon(
@@ -534,6 +550,7 @@ class AgentRouter:
             state = self._tenants.get(tenant)
             if state is not None:
                 state.end(name_digest("conversation", conversation))
+                self._remember(tenant, state)
 
     def _correct(
         self,
@@ -589,6 +606,7 @@ class AgentRouter:
                 state.hold(member, key, tokens)
             else:
                 state.drop(member, key)
+            self._remember(tenant, state)
 
     # -- others' routers ---------------------------------------------------------------------------------------
 
@@ -610,6 +628,7 @@ class AgentRouter:
                 state = self._tenants.get(tenant)
                 if name is not None and state is not None:
                     self._counts["learned"] += state.learn(name, segment.blocks, segment.conversation)
+                    self._remember(tenant, state)
 
     def _tenant(self, tenant: str | None) -> TenantAgents:
         state = self._tenants.get(tenant)
@@ -627,11 +646,22 @@ class AgentRouter:
         )
         while len(self._tenants) > self._max_tenants:
             self._forget(next(iter(self._tenants)))
+        self._remember(tenant, state, used=True)
         self._sharing.follow(routing_scope(tenant), _Learner(self, tenant))
         return state
 
+    def _remember(self, tenant: str | None, state: TenantAgents, used: bool = False) -> None:
+        """Keep within `max_bytes`, this tenant's memory having changed."""
+        for forgotten in self._memory.update(tenant, state, used):
+            self._forget(forgotten)
+
+    def _remember_all(self) -> None:
+        for tenant, state in list(self._tenants.items()):
+            if tenant in self._tenants:  # not forgotten for the sake of one before
+                self._remember(tenant, state)
+
     def _forget(self, tenant: str | None) -> None:
-        del self._tenants[tenant]
+        self._memory.remove(tenant, self._tenants.pop(tenant))
         self._sharing.unfollow(routing_scope(tenant))
 
     # -- looking at it -----------------------------------------------------------------------------------------
@@ -650,6 +680,7 @@ class AgentRouter:
                 open=sum(state.open for state in self._tenants.values()),
                 tenants=len(self._tenants),
                 replicas=sum(state.replicas for state in self._tenants.values()),
+                memory_bytes=sum(state.memory_bytes for state in self._tenants.values()),
             )
 
     def reset(self) -> None:

@@ -123,3 +123,5 @@ class RouterStats:
     tenants: int = 0
     replicas: int = 0
     """Copies of blocks beyond the first, over all agents."""
+    memory_bytes: int = 0
+    """Estimated, of all tenants; the router's `max_bytes` bounds it."""

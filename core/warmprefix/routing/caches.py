@@ -107,6 +107,10 @@ class AgentCache:
             left.append(oldest)
         return left
 
+    def compact(self) -> None:
+        """Give back the room of blocks that left. O(blocks held)."""
+        self._blocks = OrderedDict(self._blocks)
+
     def _over(self) -> bool:
         if len(self._blocks) > self._max_blocks:
             return True

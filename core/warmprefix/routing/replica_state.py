@@ -83,14 +83,25 @@ class Asked:
         return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])
 
 
+# Estimated bytes, with CPython on 64 bits and nothing shared with the application; measured by a test.
+_TREE, _NODE, _BLOCK = 1_100, 400, 110
+
+
 class Cache:
     """What one replica is predicted to hold of one scope."""
 
-    __slots__ = ("tree", "under_way")
+    __slots__ = ("counted_bytes", "tree", "under_way")
 
     def __init__(self, tree: PrefixTree[bytes]) -> None:
         self.tree = tree
         self.under_way = PromptsUnderWay()
+        self.counted_bytes = 0
+        """What its tenant has counted for it."""
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory of the tree. O(1)."""
+        return _TREE + _NODE * self.tree.nodes + _BLOCK * self.tree.blocks
 
 
 class Known:

@@ -18,6 +18,7 @@ from warmprefix.errors import NoAgentError
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
+from warmprefix.routing.memory import TenantMemory
 from warmprefix.routing.replica_state import Asked, Home, Loads, Member, Replica
 from warmprefix.routing.replica_tenants import Bounds, OpenRoute, TenantReplicas
 from warmprefix.tree import PrefixTree
@@ -88,6 +89,8 @@ class ReplicaStats:
     scopes: int = 0
     conversations: int = 0
     replicas: int = 0
+    memory_bytes: int = 0
+    """Estimated, of all tenants; the router's `max_bytes` bounds it."""
 
 
 class ReplicaRouter:
@@ -107,8 +110,9 @@ class ReplicaRouter:
     begin alike meet there, also those that other processes route, and no replica is preferred for its place in a list.
 
     What is known of one tenant's requests, their load included, has no influence on another's (see `share_load`); all
-    bounds but that on tenants are a tenant's own. Deterministic given the calls before. Thread-safe. No text is kept.
-    O(replicas * blocks) a request, and what `PrefixTree` needs to find a path, however many there were before.
+    bounds but those on tenants and memory are a tenant's own. Deterministic given the calls before. Thread-safe. No
+    text is kept. O(replicas * blocks) a request, and what `PrefixTree` needs to find a path, however many there were
+    before.
 
     >>> router = ReplicaRouter(["http://a/v1", "http://b/v1"])
     >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
@@ -135,6 +139,7 @@ class ReplicaRouter:
         max_scopes: int = 1_024,
         max_conversations: int = 10_000,
         max_open_routes: int = 10_000,
+        max_bytes: int = 500_000_000,
         share_load: bool = False,
         listener: ResidencyTarget | None = None,
     ) -> None:
@@ -156,6 +161,9 @@ class ReplicaRouter:
             max_conversations: Most conversations remembered of a tenant.
             max_open_routes: Most routes of a tenant neither committed nor abandoned; beyond it the oldest counts as
                 abandoned.
+            max_bytes: Most memory for all tenants together, estimated to within a quarter. Beyond it, of the tenants
+                that take more than `max_bytes / max_tenants`, the one not used longest forgets its oldest paths,
+                conversations and open routes; a tenant that takes less is never affected by another's requests.
             share_load: Count the load of all tenants together. It balances better where tenants are many and each has
                 little to do; but then one tenant's requests have an influence on where another's go, who could tell
                 from his latencies that they exist.
@@ -173,6 +181,7 @@ class ReplicaRouter:
             ("max_scopes", max_scopes),
             ("max_conversations", max_conversations),
             ("max_open_routes", max_open_routes),
+            ("max_bytes", max_bytes),
         ):
             if bound < 1:
                 raise ValueError(f"{name} must be 1 or more, got {bound}")
@@ -198,6 +207,7 @@ class ReplicaRouter:
         self._members: dict[str, Member] = {}
         self._failed: dict[str, Member] = {}
         self._tenants: OrderedDict[str | None, TenantReplicas] = OrderedDict()
+        self._memory = TenantMemory(max_bytes, max_tenants)
         self._everybodys = Loads(window_tokens, ())
         """What all tenants see of the load, if they share it."""
         self._counts: Counter[str] = Counter()
@@ -213,6 +223,7 @@ class ReplicaRouter:
         if self._lock.acquire(blocking=False):
             for tenant in self._tenants.values():
                 tenant.close_all()  # in a fork: these are the parent's to end
+            self._remember_all()
         else:  # in a fork: somebody was about to change what is known
             self._forget()
         self._lock = threading.RLock()
@@ -250,6 +261,7 @@ class ReplicaRouter:
             member = self._members[name] = Member(replica, feed, self._residency_changed)
             for loads in self._all_loads():
                 loads.join(member)
+            self._remember_all()
             if feed is not None and feed not in self._feeds:
                 self._feeds.append(feed)
         if before is not None and before.feed is not feed:
@@ -289,6 +301,7 @@ class ReplicaRouter:
             tenant.leave(member)
         for loads in self._all_loads():
             loads.leave(member)
+        self._remember_all()
         return member
 
     @property
@@ -384,9 +397,10 @@ class ReplicaRouter:
                 spilled=spilled,
             )
             self._count(route, home, chosen)
-            cache = known.cache(chosen) if home is None and asked.keys else None
+            under_way = state.cache(known, chosen).under_way if home is None and asked.keys else None
             waiting = prompt - residents[chosen]
-            state.opened(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], cache, asked.keys))
+            state.opened(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], under_way, asked.keys))
+            self._remember_tenant(tenant, state, used=True)
         return route
 
     def prefilled(self, route: Route) -> bool:
@@ -434,10 +448,12 @@ class ReplicaRouter:
                 self._counts["reported_cached_tokens"] += heard.cached_tokens
             state.loads.served(opened.member, opened.prompt_tokens)
             state.answered(route.conversation, opened, heard)
-            opens_prompt = opened.cache is not None if plan is None else plan.opens_prompt
+            opens_prompt = opened.under_way is not None if plan is None else plan.opens_prompt
             planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
             if opens_prompt and planned:
                 self._counts["stale_paths"] += state.served(route.preamble, opened, planned, heard, fed)
+            if state.memory_bytes > state.recorded_bytes:  # what became less is found out before anything shrinks
+                self._remember_tenant(route.tenant, state)
         self._remember(opened.member, plan, heard)
         return True
 
@@ -471,6 +487,7 @@ class ReplicaRouter:
                 scopes=sum(len(state.scopes) for state in self._tenants.values()),
                 conversations=sum(len(state.homes) for state in self._tenants.values()),
                 replicas=len(self._members),
+                memory_bytes=sum(state.memory_bytes for state in self._tenants.values()),
             )
 
     def reset(self) -> None:
@@ -532,15 +549,31 @@ class ReplicaRouter:
         loads = self._everybodys if self._share_load else Loads(self._window_tokens, self._members.values())
         state = self._tenants[tenant] = TenantReplicas(self._bounds, loads)
         if len(self._tenants) > self._max_tenants:
-            _, forgotten = self._tenants.popitem(last=False)
-            forgotten.close_all()
+            self._forget_tenant(next(iter(self._tenants)))
+        self._remember_tenant(tenant, state, used=True)
         return state
+
+    def _forget_tenant(self, tenant: str | None) -> None:
+        state = self._tenants.pop(tenant)
+        state.close_all()
+        self._memory.remove(tenant, state)
+
+    def _remember_tenant(self, tenant: str | None, state: TenantReplicas, used: bool = False) -> None:
+        """Keep within `max_bytes`, this tenant's memory having changed."""
+        for forgotten in self._memory.update(tenant, state, used):
+            self._forget_tenant(forgotten)
+
+    def _remember_all(self) -> None:
+        for tenant, state in list(self._tenants.items()):
+            if tenant in self._tenants:  # not forgotten for the sake of one before
+                self._remember_tenant(tenant, state)
 
     def _all_loads(self) -> Iterable[Loads]:
         return [self._everybodys, *[state.loads for state in self._tenants.values() if not self._share_load]]
 
     def _forget(self) -> None:
         self._tenants.clear()
+        self._memory.clear()
         self._everybodys = Loads(self._window_tokens, self._members.values())
 
     # -- feeds -------------------------------------------------------------------------------------------------
@@ -552,9 +585,11 @@ class ReplicaRouter:
             state = self._tenants.get(scope.tenant)
             known = None if state is None else state.scopes.get(scope.preamble)
             cache = None if known is None else known.caches.get(member)
-            if cache is not None:
+            if state is not None and cache is not None:
                 cache.tree.mark_resident(keys[:resident_blocks])
                 cache.tree.mark_stale(keys, resident_blocks)
+                state.recount(cache)
+                self._remember_tenant(scope.tenant, state)
         if self._listener is not None:
             self._listener.residency_changed(scope, keys, resident_blocks)
 

@@ -44,6 +44,8 @@ class PromptsUnderWay:
             step.prompts -= 1
             if not step.prompts:
                 del steps[key]
+                if not self._root:
+                    self._root.clear()  # gives back its table
                 return
             steps = step.next
 

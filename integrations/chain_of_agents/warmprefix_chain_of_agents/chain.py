@@ -171,15 +171,15 @@ class ChainOfAgents:
 
         Args:
             question: The user's, not blank.
-            documents: In relevance order: blocks, texts, or what retrievers of LangChain and LlamaIndex find. None at
-                all is allowed: then only the manager is asked.
+            documents: In relevance order, one or more: blocks, texts, or what retrievers of LangChain and LlamaIndex
+                find. Blank ones are left out, since an agent would be paid for reading nothing.
             conversation: Names a conversation, in which every agent has a chat; by default the question stands alone.
             tenant: Whose question. Nothing is shared between tenants, prefix caches included.
 
         Raises:
             ManagerError: The manager did not answer.
             TypeError: An argument has another type than the above, or an agent's client can only be awaited.
-            ValueError: `question` is blank, or `conversation` empty.
+            ValueError: `question` is blank, `conversation` is empty, or `documents` has no text. No agent is asked.
             WorkersFailedError: No document could be read; with `on_failure="raise"`, not every one could.
         """
         with closing(self._iterated(question, documents, conversation, tenant, streaming=False)) as events:
@@ -288,7 +288,7 @@ class ChainOfAgents:
 
 
 def _question(question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None) -> Question:
-    """Check what is asked, before anything is begun."""
+    """Check the arguments of a run before it starts."""
     if not isinstance(question, str):
         raise TypeError(f"question must be a str, got {type(question).__name__}")
     if not question.strip():
@@ -298,7 +298,12 @@ def _question(question: str, documents: Iterable[Any], conversation: str | None,
             raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
     if conversation == "":
         raise ValueError("conversation must not be empty")
-    return Question(question, as_blocks(documents), conversation, tenant)
+    blocks = as_blocks(documents)
+    read = [block for block in blocks if block.text.strip()]
+    if not read:
+        given = f"{len(blocks)} blank" if blocks else "none"
+        raise ValueError(f"documents must be one or more that are not blank, got {given}")
+    return Question(question, read, conversation, tenant)
 
 
 def _last(events: list[Progress | str | Answer]) -> Answer:

@@ -58,8 +58,6 @@ class Prompts:
     """A communication unit where the manager is given all of them; `{labels}` names the documents behind it."""
     unread: str = "{count} of the documents could not be read. Say so if the answer may depend on them."
     """For the manager, where documents were skipped."""
-    nothing: str = "There is no source text for this question."
-    """For the manager, where there were no documents."""
     answer: str = "Question: {question}\n\nAnswer:"
     """Ends the manager's prompt."""
 
@@ -82,11 +80,11 @@ class Prompts:
         """The manager's user message.
 
         Args:
-            units: One, of a chain, or those of all workers.
+            units: At least one: that of a chain, or those of all workers.
             unread: How many documents nobody could read.
             question: The user's.
         """
-        given = self.summaries.format(units=self._listed(units)) if units else self.nothing
+        given = self.summaries.format(units=self._listed(units))
         missing = self.unread.format(count=unread) if unread else ""
         return _paragraphs(given, missing, self.answer.format(question=question))
 

@@ -36,7 +36,7 @@ class Question(NamedTuple):
 
     text: str
     documents: Sequence[ContextBlock]
-    """In relevance order."""
+    """In relevance order; at least one, none of them blank."""
     conversation: str | None
     tenant: str | None
 

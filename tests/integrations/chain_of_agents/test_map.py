@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -89,19 +90,39 @@ def test_repeated_documents_are_read_once(start_team: Any, documents: Any) -> No
     assert Counter(block.id for report in answer.workers for block in report.blocks) == {"d0": 1, "d1": 1, "d2": 1}
 
 
-def test_strings_and_empty_documents_are_documents(start_team: Any) -> None:
+def test_strings_are_documents_and_blank_ones_are_left_out(start_team: Any) -> None:
     team = start_team(mode="map")
-    answer = team.chain.run(QUESTION, ["Alone.", ""])
-    assert sorted(block.text for report in answer.workers for block in report.blocks) == ["", "Alone."]
+    answer = team.chain.run(QUESTION, ["", "Alone.", " \n", ContextBlock("\t", id="blank")])
+    assert [block.text for report in answer.workers for block in report.blocks] == ["Alone."]
+    assert sum(len(engine.bodies) for engine in team.workers.values()) == 1
+    assert len(team.engines["manager"].bodies) == 1
 
 
-def test_without_documents_only_the_manager_is_asked(start_team: Any) -> None:
-    team = start_team(mode="map")
-    answer = team.chain.run(QUESTION, [])
-    assert answer.workers == ()
-    assert all(not engine.bodies for engine in team.workers.values())
-    assert "There is no source text" in team.engines["manager"].prompts[0]
-    assert answer.text
+@pytest.mark.parametrize("mode", ["chain", "map"])
+@pytest.mark.parametrize("options", [{}, {"conversation": "chat"}], ids=["alone", "conversation"])
+@pytest.mark.parametrize(("documents", "given"), [([], "none"), (["", " \n"], "2 blank")])
+def test_without_documents_no_model_is_called(
+    start_team: Any, mode: str, options: dict[str, str], documents: list[str], given: str
+) -> None:
+    team = start_team(mode=mode)
+
+    async def arun() -> None:
+        await team.chain.arun(QUESTION, documents, **options)
+
+    async def astream() -> None:
+        async for _ in team.chain.astream(QUESTION, documents, **options):
+            pass
+
+    for ask in (
+        lambda: team.chain.run(QUESTION, documents, **options),
+        lambda: list(team.chain.stream(QUESTION, documents, **options)),
+        lambda: asyncio.run(arun()),
+        lambda: asyncio.run(astream()),
+    ):
+        with pytest.raises(ValueError, match=rf"^documents must be one or more that are not blank, got {given}$"):
+            ask()
+    assert all(not engine.bodies for engine in team.engines.values())
+    assert team.chain.router.stats().assignments == 0
 
 
 def test_concurrency_is_bounded(start_faulty: Any, faults: Any, connect: Any, documents: Any) -> None:

@@ -44,7 +44,7 @@ class Turn(NamedTuple):
 TURNS = st.lists(
     st.builds(
         Turn,
-        documents=st.lists(st.integers(0, POOL - 1), max_size=5),
+        documents=st.lists(st.integers(0, POOL - 1), min_size=1, max_size=5),
         conversation=st.sampled_from(["a", "b", None]),
         tenant=st.sampled_from(["acme", None]),
         mode=st.sampled_from(["map", "chain"]),

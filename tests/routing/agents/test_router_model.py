@@ -22,6 +22,8 @@ from hypothesis.stateful import (
 )
 
 from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, EngineReport, NoAgentError
+from warmprefix.routing import tenants
+from warmprefix.routing.tenants import TenantAgents
 
 BLOCKS = [ContextBlock(f"block {i}", tokens=(0, 40, 200, 400)[i % 4]) for i in range(14)]
 NAMES = ["a", "b", "c", "d"]
@@ -54,10 +56,27 @@ def check_integrity(router: AgentRouter) -> None:
         assert state.replicas == sum(len(held) - 1 for held in index.values())
         assert len(state._open) <= router._max_open
         assert len(state._chats) <= router._max_conversations
+        assert state.memory_bytes == recounted_bytes(state)
     stats = router.stats()
     assert stats.open == sum(len(state._open) for state in router._tenants.values())
     assert 0 <= stats.held + stats.spilled <= stats.blocks
     assert stats.abandoned <= stats.blocks
+    recorded = [state.recorded_bytes for state in router._tenants.values()]
+    assert router._memory.total_bytes == sum(recorded)
+    assert stats.memory_bytes <= sum(recorded)
+
+
+def recounted_bytes(state: TenantAgents) -> int:
+    """The estimate, from what there is."""
+    held = tenants._BLOCK * len(state.holders) + tenants._HELD * sum(map(len, state.holders.values()))
+    booked = sum(tenants._OPEN + tenants._BOOKING * len(bookings) for _, bookings in state._open.values())
+    told = sum(
+        tenants._CHAT
+        + tenants._CHATTING * len(chats.members)
+        + sum(tenants._TOLD + tenants._TELLING * len(members) for members in chats.told.values())
+        for chats in state._chats.values()
+    )
+    return tenants._TENANT + tenants._MEMBER * len(state.members) + held + booked + told
 
 
 class RouterMachine(RuleBasedStateMachine):
@@ -213,8 +232,9 @@ TestRouterModel = RouterMachine.TestCase
 TestRouterModel.settings = settings(max_examples=150, stateful_step_count=40)
 
 
-def test_threads_that_do_everything_at_once() -> None:
-    router = AgentRouter(NAMES, max_blocks=20, max_open=50, max_tenants=2)
+@pytest.mark.parametrize("max_bytes", [500_000_000, 12_000])
+def test_threads_that_do_everything_at_once(max_bytes: int) -> None:
+    router = AgentRouter(NAMES, max_blocks=20, max_open=50, max_tenants=2, max_bytes=max_bytes)
     failures: list[BaseException] = []
 
     def work(seed: int) -> None:

@@ -1,0 +1,171 @@
+"""All tenants of a `ReplicaRouter` together stay within a bound; a small one is routed as if it were alone."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from warmprefix import ContextBlock, ReplicaRouter
+from warmprefix.routing import replica_tenants
+from warmprefix.routing.replica_tenants import TenantReplicas
+
+MAX_BYTES = 400_000
+ACCURACY = 1.25
+"""What is allocated may be above the estimate by this factor."""
+NAMES = ["a", "b", "c", "d"]
+NEVER_SEEN = count()
+
+
+def allocated() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+def new_blocks(number: int) -> list[ContextBlock]:
+    return [ContextBlock(f"text {next(NEVER_SEEN)}", tokens=300 + i) for i in range(number)]
+
+
+def recounted_bytes(state: TenantReplicas) -> int:
+    """The estimate, from what there is."""
+    trees = sum(
+        replica_tenants._SCOPE + sum(cache.bytes for cache in known.caches.values()) for known in state.scopes.values()
+    )
+    routes = sum(replica_tenants._ROUTE + replica_tenants._KEY * len(route.keys) for route in state.open.values())
+    fixed = replica_tenants._TENANT + replica_tenants._REPLICA * len(state.loads.by_member)
+    return fixed + trees + routes + replica_tenants._HOME * len(state.homes)
+
+
+def check(router: ReplicaRouter) -> None:
+    for state in router._tenants.values():
+        assert state.memory_bytes == recounted_bytes(state)
+        for known in state.scopes.values():
+            for cache in known.caches.values():
+                cache.tree.check_integrity()
+    recorded = [state.recorded_bytes for state in router._tenants.values()]
+    assert router._memory.total_bytes == sum(recorded)
+    assert router.stats().memory_bytes <= sum(recorded)
+
+
+FILLINGS: dict[str, dict[str, Any]] = {
+    "long paths": {"blocks": 20},
+    "short paths": {"blocks": 1},
+    "preambles": {"blocks": 2, "preambles": 100},
+    "conversations": {"blocks": 0, "conversations": 10**9},
+    "open routes": {"blocks": 20, "commit": False},
+    "open routes without blocks": {"blocks": 0, "commit": False},
+    "everything": {"blocks": 5, "preambles": 3, "conversations": 10**9},
+}
+
+
+@pytest.mark.parametrize("share_load", [False, True])
+@pytest.mark.parametrize("filling", FILLINGS)
+@pytest.mark.parametrize("tenants", [1, 30])
+def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants: int, share_load: bool) -> None:
+    filled = FILLINGS[filling]
+    options: dict[str, Any] = {"max_bytes": MAX_BYTES, "max_tenants": 100, "share_load": share_load}
+    router = ReplicaRouter(NAMES, capacity_tokens=None, **options)
+    before = allocated()
+    most = 0
+    for number in range(8_000 // (filled["blocks"] + 3)):
+        route = router.route(
+            new_blocks(filled["blocks"]),
+            tenant=f"tenant {number % tenants}",
+            preamble=f"preamble {number % filled['preambles']}" if "preambles" in filled else None,
+            conversation=f"chat {number % filled['conversations']}" if "conversations" in filled else None,
+            prompt_tokens=1_000 + number,
+        )
+        if filled.get("commit", True):
+            router.commit(route)
+        most = max(most, router._memory.total_bytes)
+    check(router)
+    assert 0.9 * MAX_BYTES < most <= MAX_BYTES
+    assert allocated() - before <= ACCURACY * MAX_BYTES
+
+
+def test_tenants_that_were_large_leave_no_empty_tables_behind(traced: None) -> None:
+    router = ReplicaRouter(NAMES, capacity_tokens=None, max_bytes=MAX_BYTES, max_tenants=100)
+    before = allocated()
+    for tenant in range(10):  # each fills the router for itself
+        for _ in range(1_000):
+            router.commit(router.route(new_blocks(1), tenant=f"tenant {tenant}"))
+    check(router)
+    assert router.stats().tenants == 10
+    assert allocated() - before <= ACCURACY * MAX_BYTES
+
+
+def test_the_default_bounds_the_worst_case_to_half_a_gigabyte() -> None:
+    assert ReplicaRouter(NAMES)._memory._max_bytes == 500_000_000
+
+
+def a_life(router: ReplicaRouter, others: Random | None) -> list[object]:
+    """All that a small tenant sees, while others ask for all that the router can remember."""
+    rng = Random(1)
+    seen: list[object] = []
+    mine = [ContextBlock(f"mine {i}", tokens=200 + i) for i in range(60)]
+    for i in range(150):
+        conversation = ("chat", None)[i % 2]
+        route = router.route(rng.sample(mine, 5), tenant="small", conversation=conversation, preamble=f"{i % 2}")
+        seen.append((route.replica, route.prompt_tokens, route.resident_tokens, route.costs, route.spilled))
+        seen.append((router.commit, router.abandon)[i % 7 == 0](route))
+        for _ in range(6 if others else 0):
+            assert others is not None
+            route = router.route(new_blocks(8), tenant=f"big {others.randrange(3)}", preamble=f"{others.randrange(5)}")
+            if others.random() < 0.8:
+                router.commit(route)
+    return [*seen, router.load("small")]
+
+
+def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
+    options: dict[str, Any] = {"max_bytes": 800_000, "max_tenants": 5}
+    crowded, alone = ReplicaRouter(NAMES, **options), ReplicaRouter(NAMES, **options)
+    assert a_life(crowded, Random(2)) == a_life(alone, None)
+    assert 0.9 * 800_000 < crowded.stats().memory_bytes <= 800_000
+    assert crowded.stats().tenants == 4
+    check(crowded)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 20_000, 60_000])
+@pytest.mark.parametrize("share_load", [False, True])
+def test_whatever_happens_the_books_balance(max_bytes: int, share_load: bool) -> None:
+    rng = Random(max_bytes)
+    router = ReplicaRouter(NAMES, max_bytes=max_bytes, max_tenants=3, max_scopes=3, share_load=share_load)
+    blocks, opened = new_blocks(40), []
+    for _ in range(1_500):
+        what = rng.randrange(20)
+        if what < 10:
+            opened.append(
+                router.route(
+                    rng.sample(blocks, rng.randrange(6)),
+                    tenant=rng.choice([None, "x", "y", "z"]),
+                    preamble=rng.choice([None, "1", "2", "3", "4"]),
+                    conversation=rng.choice([None, "one", "two"]),
+                )
+            )
+        elif what < 18 and opened:
+            end = rng.choice([router.commit, router.commit, router.abandon, router.prefilled])
+            end(opened.pop(rng.randrange(len(opened))))
+        elif what == 18 and "d" in {replica.name for replica in router.replicas}:
+            router.fail("d")
+        elif what == 19 and "d" not in {replica.name for replica in router.replicas}:
+            router.join("d")
+        check(router)
+    shown = {id(state.loads): state.loads for state in router._tenants.values()}
+    booked = sum(load.requests for loads in shown.values() for load in loads.by_member.values())
+    assert booked == router.stats().open_routes
+    router.reset()
+    assert router.stats().memory_bytes == 0
