@@ -130,7 +130,7 @@ class Templates:
         >>> Templates().order_annotation(["Doc_2", "Doc_1", "Doc_4"])
         'Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question.'
         """
-        return self.order.format(order=" > ".join([f"[{label}]" for label in labels]))
+        return self.order.format(order=_listed(labels, " > "))
 
     def location_annotation(self, labels: Iterable[str]) -> str:
         """Return the note that stands for blocks which the conversation already holds.
@@ -138,7 +138,7 @@ class Templates:
         >>> Templates().location_annotation(["Doc_1", "Doc_2"])
         'Please also use the context labelled [Doc_1], [Doc_2] above in this conversation.'
         """
-        return self.location.format(labels=", ".join([f"[{label}]" for label in labels]))
+        return self.location.format(labels=_listed(labels, ", "))
 
     def noted_labels(self, text: str) -> Iterator[str]:
         r"""Yield the labels that annotations in a text name.
@@ -187,6 +187,12 @@ class Templates:
     def _ends_in_lead_in(self, text: str, end: int) -> bool:
         """Return whether what stands before `end` reads like the first words of an annotation."""
         return any(_reads_backwards(text, end, lead_in) for lead_in in self._lead_ins)
+
+
+def _listed(labels: Iterable[str], separator: str) -> str:
+    if isinstance(labels, str):
+        raise TypeError("labels must be several labels, got one str")
+    return separator.join([f"[{label}]" for label in labels])
 
 
 def _has_bracket(text: str) -> bool:

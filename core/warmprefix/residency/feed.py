@@ -15,6 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.residency.base import FeedStats, ResidencyTarget, ServedPrompt
 from warmprefix.residency.endpoints import Endpoint, endpoints_of
@@ -270,7 +271,7 @@ class KvEventFeed:
             except Exception:
                 mapped = None
                 if not self._unmapped:
-                    _log.warning("The feed of KV events can't tokenize context blocks", exc_info=True)
+                    log_failure(_log, "The feed of KV events can't tokenize context blocks", first=True)
             if mapped is None:
                 self._unmapped += 1
             else:

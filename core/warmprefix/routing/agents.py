@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
 from warmprefix.errors import NoAgentError
+from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ServedPrompt
@@ -594,7 +595,7 @@ class AgentRouter:
         with self._lock:
             self._counts["feed_errors"] += 1
             first = self._counts["feed_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "feed of agent %r failed", agent, exc_info=True)
+        log_failure(_log, f"feed of agent {agent!r} failed", first=first)
 
     def _residency_changed(self, agent: str, tenant: str | None, key: bytes, tokens: int, resident: bool) -> None:
         with self._lock:

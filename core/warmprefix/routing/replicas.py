@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
 from warmprefix.errors import NoAgentError
+from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
@@ -638,7 +639,7 @@ class ReplicaRouter:
         with self._lock:
             self._counts["feed_errors"] += 1
             first = self._counts["feed_errors"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "residency feed failed", exc_info=True)
+        log_failure(_log, "residency feed failed", first=first)
 
 
 _TEMPLATES = Templates()

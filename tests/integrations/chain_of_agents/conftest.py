@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
 Json = dict[str, Any]
 
-_NOTE = re.compile(re.escape(Templates().location_annotation("LABEL")).replace("LABEL", "([^]]+)"))
+_TEMPLATES = Templates()
 
 
 class Team:
@@ -273,7 +272,7 @@ def dangling() -> Callable[[Json, Iterable[ContextBlock]], list[str]]:
         texts = {document.id: document.text for document in documents}
         before, found = "", []
         for message in body["messages"]:
-            referred = _NOTE.findall(message["content"])
+            referred = list(_TEMPLATES.noted_labels(message["content"]))
             found += [label for label in referred if f"\n[{label}] {texts[label]}\n" not in before]
             before += f"\n{message['content']}\n"
         return found
@@ -287,7 +286,7 @@ def shown() -> Callable[[Json, Iterable[ContextBlock]], list[str]]:
 
     def shown(body: Json, documents: Iterable[ContextBlock]) -> list[str]:
         last = body["messages"][-1]["content"]
-        referred = set(_NOTE.findall(last))
+        referred = set(_TEMPLATES.noted_labels(last))
         lines = f"\n{last}\n"
         return [
             document.id

@@ -14,7 +14,7 @@ from langgraph.types import RetryPolicy, Send
 from openai import InternalServerError, OpenAI
 from typing_extensions import TypedDict
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner, EngineReport, Templates
+from warmprefix import AgentRouter, ContextBlock, ContextPlanner, EngineReport
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, AgentFanOut
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
@@ -140,11 +140,10 @@ def state_of(turn: Any) -> dict[str, Any]:
 
 def check_nothing_lost(turns: Sequence[Any], prompts: Sequence[str]) -> None:
     """Each passage stands in full in one agent's prompt, and in no other's."""
-    templates = Templates()
     for turn in turns:
         asked = [prompt for prompt in prompts if prompt.endswith(question(turn))]
         for passage in turn.passages:
-            shown = templates.block("", passage.text).removeprefix("[") + "\n"
+            shown = f"] {passage.text}\n"
             assert sum(f"{prompt}\n".count(shown) for prompt in asked) == 1
 
 

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, InternalServerError
 from workflows import Context, Workflow, step
 from workflows.events import StartEvent, StopEvent
 
-from warmprefix import AgentRouter, ContextBlock, EngineReport, Templates
+from warmprefix import AgentRouter, ContextBlock, EngineReport
 from warmprefix_chain_of_agents.workflows import AgentFanOut, DocumentsAssigned, DocumentsRead
 
 AGENTS = ("ann", "ben", "cem", "dan")
@@ -110,11 +110,10 @@ def passages(turn: Any) -> list[dict[str, str]]:
 
 def check_nothing_lost(turns: Sequence[Any], prompts: Sequence[str]) -> None:
     """Each passage stands in full in one agent's prompt, and in no other's."""
-    templates = Templates()
     for turn in turns:
         asked = [prompt for prompt in prompts if prompt.endswith(question(turn))]
         for passage in turn.passages:
-            shown = templates.block("", passage.text).removeprefix("[") + "\n"
+            shown = f"] {passage.text}\n"
             assert sum(f"{prompt}\n".count(shown) for prompt in asked) == 1
 
 
