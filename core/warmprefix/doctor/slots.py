@@ -85,8 +85,9 @@ class Slots:
 
     def _spread(self, message: Message) -> list[int]:
         """Return for each segment of a message the number of requests that have it."""
-        ids, spread = self.survey.plain(message).ids, self.survey.plain_spread
-        return [spread[number] if number < len(spread) else 0 for number in ids]
+        spread = self.survey.plain_spread
+        size = len(spread)
+        return [spread[number] if number < size else 0 for number in self.survey.plain(message).ids]
 
     def _found(self, message: Message, later: int) -> Iterator[Run]:
         spread = self._spread(message)
