@@ -30,7 +30,7 @@ FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
     "demo": ["-e", ".[demo]"],
-    "core": ["-e", ".[batch,demo,doctor,events,otel,redis]", "--group", "dev"],
+    "core": ["-e", ".[batch,demo,events,otel,redis]", "--group", "dev"],
     "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[demo,{framework}]", "--group", f"{framework}-{version}"]

@@ -104,9 +104,17 @@ def test_all_is_every_extra_but_gpu() -> None:
     assert extras_of("all", extras) == set(extras) - {"all", "gpu"}
 
 
-def test_the_command_line_needs_no_array_library() -> None:
+ARRAY_LIBRARIES = ("numpy", "scipy", "numba")
+
+
+def test_the_command_line_needs_no_array_library(tmp_path: Path) -> None:
     requirements = " ".join(read_extras()["cli"])
-    assert not any(name in requirements for name in ("numpy", "scipy", "numba", "openai", "bm25s"))
+    assert not any(name in requirements for name in (*ARRAY_LIBRARIES, "openai", "bm25s"))
+    log = tmp_path / "log.jsonl"
+    log.write_text(f"{json.dumps({'messages': [{'role': 'user', 'content': 'Tides rise and fall. ' * 20}]})}\n" * 2)
+    absent = f"import sys; sys.modules.update(dict.fromkeys({ARRAY_LIBRARIES})); "
+    run = f"from warmprefix.__main__ import main; sys.argv = ['warmprefix', 'doctor', {str(log)!r}]; main()"
+    assert in_fresh_python(absent + run).stdout.startswith("2 requests")
 
 
 def extras_of(extra: str, extras: dict[str, list[str]]) -> set[str]:

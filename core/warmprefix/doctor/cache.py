@@ -7,112 +7,110 @@ tree are tokens compared.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from warmprefix.doctor.prompts import PLAIN, Draft
-from warmprefix.doctor.segments import EMPTY, SegmentPool
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
+from warmprefix.doctor.prompts import PLAIN, Draft, Message
+from warmprefix.doctor.segments import WIDTH, SegmentPool, packed
 
 __all__ = ["Outcome", "seen_tokens", "simulate"]
-
-_WIDTH = 4
-"""Bytes of a segment's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the cache found in one version of a log, request by request."""
 
-    prompt_tokens: NDArray[np.int64]
-    hit_tokens: NDArray[np.int64]
+    prompt_tokens: list[int]
+    hit_tokens: list[int]
     donors: list[int | None]
     """The first request that had what this one found, or the most of it."""
 
-    def gains(self, before: Outcome) -> NDArray[np.int64]:
-        """Tokens that no longer are computed, by request; what a mend adds to a prompt and then finds is none."""
-        longer = np.maximum(self.prompt_tokens - before.prompt_tokens, 0)
-        gains: NDArray[np.int64] = self.hit_tokens - before.hit_tokens - longer
-        return gains
+    def gains(self, before: Outcome) -> list[int]:
+        """Return the tokens per request that are no longer computed. Tokens added to a prompt do not count as gains."""
+        sizes = zip(self.hit_tokens, before.hit_tokens, self.prompt_tokens, before.prompt_tokens, strict=True)
+        return [hits - old_hits - max(tokens - old_tokens, 0) for hits, old_hits, tokens, old_tokens in sizes]
 
 
 def simulate(
     draft: Draft, models: Sequence[str | None], pool: SegmentPool, block_size: int, capacity_tokens: int | None = None
 ) -> Outcome:
     """Run a version of the log through a cache of KV blocks; unbounded, or evicting the least recently used."""
-    ids, starts = _flat(draft, pool)
-    counts = pool.token_counts[ids]
-    before = np.concatenate(([0], np.cumsum(counts)))
+    data, bounds, totals = _flat(draft, pool)
     scopes = list(zip(models, draft.salts, strict=True))
-    tree = _Tree(ids.tobytes(), pool, block_size, capacity_tokens, len(scopes))
-    totals = np.diff(before[starts])
-    bounds = starts.tolist()
+    tree = _Tree(data, pool, block_size, capacity_tokens, len(scopes))
     hits, donors = [], []
-    for request, scope in enumerate(scopes):
-        total = int(totals[request])
+    for request, (scope, (start, end), total) in enumerate(zip(scopes, pairwise(bounds), totals, strict=True)):
         granule = 1 if request in draft.token_granular else block_size
-        walk = tree.serve(request, scope, bounds[request], bounds[request + 1], before)
+        walk = tree.serve(request, scope, start, end, total)
         found = walk.tokens if capacity_tokens is None or granule == 1 else walk.resident_tokens
         hits.append(max(min(found, total - 1), 0) // granule * granule)
         donors.append(walk.donor)
-    return Outcome(totals, np.array(hits, np.int64), donors)
+    return Outcome(totals, hits, donors)
 
 
-def _flat(draft: Draft, pool: SegmentPool) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """All prompts as the chat template renders them, one after another, and where each begins."""
-    parts: list[NDArray[np.uint32]] = []
-    lengths: list[int] = []
-    end = np.array([pool.message_end], np.uint32)
-    heads: dict[str, NDArray[np.uint32]] = {}
+def _flat(draft: Draft, pool: SegmentPool) -> tuple[bytes, list[int], list[int]]:
+    """Render all prompts with the chat template, one after another.
 
-    def head(role: str) -> NDArray[np.uint32]:
+    Returns:
+        The segments' numbers; the byte at which each prompt begins, and the last one ends; the tokens of each prompt.
+    """
+    parts: list[bytes] = []
+    bounds, totals = [0], []
+    known: dict[Message, tuple[bytes, int]] = {}
+    heads: dict[str, tuple[bytes, int]] = {}
+    end, end_tokens = _number(pool.message_end), pool.token_counts[pool.message_end]
+
+    def head(role: str) -> tuple[bytes, int]:
         found = heads.get(role)
         if found is None:
-            found = heads[role] = np.array([pool.message_head(role)], np.uint32)
+            number = pool.message_head(role)
+            found = heads[role] = _number(number), pool.token_counts[number]
         return found
 
     for prompt in draft.prompts:
-        first = len(parts)
+        first, total = len(parts), 0
         plain = False
         for message in prompt:
+            body = known.get(message)
+            if body is None:
+                body = known[message] = packed(message.ids), pool.count_tokens(message.ids)
             plain = message.role == PLAIN
             if plain:
-                parts.append(message.ids)
+                parts.append(body[0])
+                total += body[1]
             else:
-                parts += (head(message.role), message.ids, end)
+                opening, tokens = head(message.role)
+                parts += (opening, body[0], end)
+                total += tokens + body[1] + end_tokens
         if not plain:
-            parts.append(head("assistant"))
-        lengths.append(sum(map(len, parts[first:])))
-    ids = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
-    starts = np.concatenate(([0], np.cumsum(np.array(lengths, np.int64))))
-    kept = ids != EMPTY
-    if kept.all():
-        return ids, starts
-    return ids[kept], np.concatenate(([0], np.cumsum(kept)))[starts]
+            opening, tokens = head("assistant")
+            parts.append(opening)
+            total += tokens
+        bounds.append(bounds[-1] + sum(map(len, parts[first:])))
+        totals.append(total)
+    return b"".join(parts), bounds, totals
 
 
-def seen_tokens(draft: Draft, models: Sequence[str | None], pool: SegmentPool) -> NDArray[np.int64]:
-    """For each request, tokens of segments that some earlier request of its cache scope had, wherever they stood."""
-    ids, starts = _flat(draft, pool)
-    scopes = list(zip(models, draft.salts, strict=True))
-    numbers: dict[Hashable, int] = {}
-    scope_of = np.array([numbers.setdefault(scope, len(numbers)) for scope in scopes], np.int64)
-    owners = np.repeat(np.arange(len(scopes)), np.diff(starts))
-    keys = scope_of[owners] << 32 | ids
-    order = np.argsort(keys, kind="stable")
-    opens = np.concatenate(([True], keys[order][1:] != keys[order][:-1]))[: len(order)]
-    first = np.empty(len(order), np.int64)
-    first[order] = owners[order][np.maximum.accumulate(np.where(opens, np.arange(len(order)), 0))]
-    seen = first < owners
-    counts = pool.token_counts[ids]
-    return np.bincount(owners[seen], weights=counts[seen], minlength=len(scopes)).astype(np.int64)
+def _number(segment: int) -> bytes:
+    return segment.to_bytes(WIDTH, sys.byteorder)
+
+
+def seen_tokens(draft: Draft, models: Sequence[str | None], pool: SegmentPool) -> list[int]:
+    """Count per request the tokens of segments that an earlier request of its cache scope had, at any place."""
+    data, bounds, totals = _flat(draft, pool)
+    seen_by_scope: dict[Hashable, set[int]] = {}
+    tokens = []
+    for scope, (start, end), total in zip(zip(models, draft.salts, strict=True), pairwise(bounds), totals, strict=True):
+        seen = seen_by_scope.setdefault(scope, set())
+        ids = array("I", data[start:end])
+        new = set(ids) - seen
+        tokens.append(total - pool.count_tokens(filter(new.__contains__, ids)))
+        seen |= new
+    return tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -151,16 +149,23 @@ class _Tree:
         self._capacity = capacity_tokens
         self._recency = None if capacity_tokens is None else _Recency(requests)
 
-    def serve(self, request: int, scope: Hashable, start: int, end: int, before: NDArray[np.int64]) -> _Walk:
-        """Find how much of one prompt the tree holds, then add the prompt."""
+    def serve(self, request: int, scope: Hashable, position: int, stop: int, total: int) -> _Walk:
+        """Find the part of one prompt that the tree holds, then add the prompt.
+
+        Args:
+            request: The prompt's index.
+            scope: Prompts of different scopes share nothing.
+            position: The byte at which the prompt begins in the flat prompts.
+            stop: The byte at which it ends.
+            total: Its tokens.
+        """
         data = self._data
-        position, stop, base = start * _WIDTH, end * _WIDTH, int(before[start])
         node = self._roots.get(scope)
         if node is None:
             node = self._roots[scope] = _Node(0, 0, request)
         path = [node]
         while position < stop:
-            key = data[position : position + _WIDTH]
+            key = data[position : position + WIDTH]
             child = node.children.get(key)
             if child is None:
                 break
@@ -168,24 +173,22 @@ class _Tree:
             if data[position : position + length] != data[child.start : child.start + length]:
                 length = _common(data, position, child.start, length)
             if length < child.end - child.start:
-                child = self._split(node, child, length, int(before[(position + length) // _WIDTH]) - base)
+                child = self._split(node, child, length)
             position += length
             node = child
             path.append(node)
-            if position < stop and data[position : position + _WIDTH] not in node.children:
+            if position < stop and data[position : position + WIDTH] not in node.children:
                 break
-        tokens = int(before[position // _WIDTH]) - base
+        tokens = node.last_token
         donor = node.donor if node.donor != request else None
         leaf = None
         if position < stop:
-            key = data[position : position + _WIDTH]
-            first = self._pool.packed_tokens(int.from_bytes(key, "little"))
+            key = data[position : position + WIDTH]
+            first = self._pool.packed_tokens(int.from_bytes(key, sys.byteorder))
             common, way = self._nearest(node, first)
             if way is not None:
                 tokens += common
-            leaf = _Node(
-                position, stop, request, int(before[position // _WIDTH]) - base, int(before[end]) - base, request
-            )
+            leaf = _Node(position, stop, request, node.last_token, total, request)
             node.children[key] = leaf
             if node.ways is not None:
                 insort(node.ways, first)
@@ -194,35 +197,39 @@ class _Tree:
             resident = self._recency.touch(path, leaf, tokens, request, self._capacity, self._block_size)
         return _Walk(tokens, donor, resident)
 
-    def _split(self, parent: _Node, child: _Node, length: int, tokens: int) -> _Node:
-        upper = _Node(child.start, child.start + length, child.donor, child.first_token, tokens, child.last_use)
-        parent.children[self._data[child.start : child.start + _WIDTH]] = upper
-        child.start += length
+    def _split(self, parent: _Node, child: _Node, length: int) -> _Node:
+        """Split an edge after `length` bytes, and return the node in between."""
+        middle = child.start + length
+        tokens = child.first_token + self._pool.count_tokens(array("I", self._data[child.start : middle]))
+        upper = _Node(child.start, middle, child.donor, child.first_token, tokens, child.last_use)
+        parent.children[self._data[child.start : child.start + WIDTH]] = upper
+        child.start = middle
         child.first_token = tokens
-        upper.children[self._data[child.start : child.start + _WIDTH]] = child
+        upper.children[self._data[middle : middle + WIDTH]] = child
         return upper
 
     def _nearest(self, node: _Node, first: bytes) -> tuple[int, bytes | None]:
         """How many tokens of a segment some child shares."""
         if node.ways is None:
-            keys = (int.from_bytes(key, "little") for key in node.children)
+            keys = (int.from_bytes(key, sys.byteorder) for key in node.children)
             node.ways = sorted(map(self._pool.packed_tokens, keys))
         at = bisect_left(node.ways, first)
         best, way = 0, None
         for other in node.ways[max(at - 1, 0) : at + 1]:
-            common = _common(first + other, 0, len(first), min(len(first), len(other))) // _WIDTH
+            common = _common(first + other, 0, len(first), min(len(first), len(other))) // WIDTH
             if way is None or common > best:
                 best, way = common, other
         return best, way
 
 
 def _common(data: bytes, one: int, other: int, length: int) -> int:
-    """How many bytes two runs share at their start, in whole numbers."""
-    if data[one : one + length] == data[other : other + length]:
+    """Return how many bytes two runs share at their start, in whole numbers."""
+    first, second = (int.from_bytes(data[start : start + length], "little") for start in (one, other))
+    differ = first ^ second
+    if not differ:
         return length
-    count = length // _WIDTH
-    differ = np.frombuffer(data, "<u4", count, one) != np.frombuffer(data, "<u4", count, other)
-    return int(differ.argmax()) * _WIDTH
+    lowest_bit = (differ & -differ).bit_length() - 1  # in the first byte that differs, because of "little"
+    return lowest_bit // (8 * WIDTH) * WIDTH
 
 
 class _Recency:

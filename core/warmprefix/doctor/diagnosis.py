@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import sub
 
 from warmprefix.doctor.cache import seen_tokens
 from warmprefix.doctor.checks import (
@@ -20,12 +21,6 @@ from warmprefix.doctor.places import Places
 from warmprefix.doctor.readers import ReadLog
 from warmprefix.doctor.report import Finding, Report
 from warmprefix.doctor.survey import Survey
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["diagnose"]
 
@@ -46,8 +41,10 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
     survey = Survey(log, TEXT_CHECKS)
     mender = Mender(survey, kv_block_size, capacity_tokens)
     before = mender.outcome(frozenset())
-    survey.short_requests = frozenset(np.flatnonzero(before.prompt_tokens <= kv_block_size).tolist())
-    total = int(before.prompt_tokens.sum())
+    survey.short_requests = frozenset(
+        request for request, tokens in enumerate(before.prompt_tokens) if tokens <= kv_block_size
+    )
+    total = sum(before.prompt_tokens)
     kinds = _needed(mender, _candidates(survey), total, kv_block_size)
     charges = _charges(mender, kinds)
     after = mender.outcome(kinds)
@@ -59,14 +56,15 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
             by_kind(kind).fix,
             lost_tokens=lost,
             share=lost / total,
-            requests=int((after.gains(mender.outcome(kinds - {kind})) > 0).sum()),
+            requests=sum(gain > 0 for gain in after.gains(mender.outcome(kinds - {kind}))),
             divergence=places.of(kind),
         )
         for kind, lost in sorted(charges.items(), key=lambda charge: (-charge[1], charge[0]))
     ]
-    hits, saved = int(before.hit_tokens.sum()), sum(charges.values())
+    hits, saved = sum(before.hit_tokens), sum(charges.values())
     seen = seen_tokens(mender.mended(kinds), [request.model for request in log.requests], log.pool)
-    bound = int(np.maximum(seen - np.maximum(after.prompt_tokens - before.prompt_tokens, 0), 0).sum())
+    longer = map(sub, after.prompt_tokens, before.prompt_tokens)
+    bound = sum(max(tokens - max(more, 0), 0) for tokens, more in zip(seen, longer, strict=True))
     reported = [
         (request.reported_prompt_tokens, request.reported_cached_tokens)
         for request in log.requests
@@ -118,8 +116,8 @@ def _needed(mender: Mender, kinds: Kinds, total: int, block_size: int) -> Kinds:
     for kind in VAGUEST_FIRST:
         if kind in kinds:
             gains = mender.outcome(kinds).gains(mender.outcome(kinds - {kind}))
-            helped = int((gains > 0).sum())
-            saved = int(gains.sum())
+            helped = sum(gain > 0 for gain in gains)
+            saved = sum(gains)
             least = 0.0 if kind == SHORT_PROMPT else _LEAST_BLOCKS * block_size * max(helped, 1)
             if saved < max(_LEAST_SHARE * total, least):
                 kinds -= {kind}

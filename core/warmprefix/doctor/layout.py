@@ -8,20 +8,15 @@ elsewhere, and guessed otherwise.
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from warmprefix.doctor.prompts import PLAIN, TOOLS, Message
 from warmprefix.doctor.segments import Ids, PerSegment, SegmentPool
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["Item", "ItemList", "Layout", "without_number"]
 
@@ -116,21 +111,19 @@ class Layout:
     pool: SegmentPool
     _lists: dict[Message, tuple[ItemList, ...]] = field(default_factory=dict)
     _found_runs: dict[Message, tuple[tuple[int, list[int], int], ...]] = field(default_factory=dict)
-    _styles: PerSegment[str] = field(init=False)
-    _opens_line: PerSegment[str] = field(init=False)
+    _styles: PerSegment = field(init=False)
+    _opens_line: PerSegment = field(init=False)
     _bodies: set[int] = field(default_factory=set)
     _fixed: Counter[Hashable] = field(default_factory=Counter)
     """Uses of an item at a place of a list, and with None for the item, of any."""
-    _spread: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    _widest: int = 0
     _frame: set[int] = field(default_factory=set)
     _rough: Callable[[Ids], Ids] = field(default=lambda ids: ids)
 
     def __post_init__(self) -> None:
-        self._styles = PerSegment(self.pool.texts, _style, np.uint8)
-        self._opens_line = PerSegment(self.pool.texts, _opens, np.uint8)
+        self._styles = PerSegment(self.pool.texts, _style)
+        self._opens_line = PerSegment(self.pool.texts, _opens)
 
-    def learn(self, messages: Mapping[Message, int], spread: NDArray[np.int64], rough: Callable[[Ids], Ids]) -> None:
+    def learn(self, messages: Mapping[Message, int], spread: Sequence[int], rough: Callable[[Ids], Ids]) -> None:
         """Look through all messages first: for how items end, and for lists that belong to a template.
 
         Args:
@@ -138,9 +131,7 @@ class Layout:
             spread: How many requests have each segment.
             rough: Makes segments equal that differ in wording only.
         """
-        self._spread = spread
-        self._widest = int(spread.max())
-        self._learn_frame(messages)
+        self._learn_frame(messages, spread)
         self._rough = rough
         for message, uses in messages.items():
             if message.role not in (TOOLS, "assistant"):
@@ -166,7 +157,7 @@ class Layout:
 
     def _places(self, message: Message, style: int, number: int, start: int) -> tuple[Hashable, ...]:
         """What a list is known by: its number in the message, the message's first words too, or the words in front."""
-        first, front = self._rough(message.ids[[0, max(start - 1, 0)]]).tolist()
+        first, front = self._rough(array("I", [message.ids[0], message.ids[max(start - 1, 0)]]))
         return (
             (message.role, style, number),
             (message.role, style, number, first),
@@ -190,7 +181,7 @@ class Layout:
 
     def _is_keyed(self, message: Message, starts: list[int]) -> bool:
         """Whether the items are fields, each with a name of its own: ``- Plan: free``."""
-        found = [_KEYED.match(self.pool.texts[int(message.ids[start])]) for start in starts]
+        found = [_KEYED.match(self.pool.texts[message.ids[start]]) for start in starts]
         names = [match[1] for match in found if match]
         return len(names) == len(set(names)) and len(names) * 2 >= len(starts)
 
@@ -208,23 +199,26 @@ class Layout:
         ids = message.ids
         if not len(ids):
             return
-        opens = self._opens_line()[ids]
+        opens = self._opens(message)
         opens[0] = max(opens[0], 1)
-        styles = self._styles()[ids] * (opens > 0)
+        styles = self._styles()
+        of_style: dict[int, list[int]] = {}
+        for at in compress(range(len(ids)), opens):
+            if style := styles[ids[at]]:
+                of_style.setdefault(style, []).append(at)
         free = [(0, len(ids))]
-        present = np.flatnonzero(np.bincount(styles))
         labelled = message.role == PLAIN
-        for style in present[present > 0].tolist():
+        for style, places in sorted(of_style.items()):
             if style >= _COUNTED_STYLE and not labelled:
                 labelled = True
-                counted = [i for i in np.flatnonzero(styles == _COUNTED_STYLE).tolist() if opens[i] == 2 or i == 0]
+                counted = [i for i in of_style.get(_COUNTED_STYLE, ()) if opens[i] == 2 or i == 0]
                 if self._counts_up(message, counted) and self._rare_paragraphs(message, opens, counted[0]) < 2:
                     yield _COUNTED_PARAGRAPHS, counted, len(ids)
                     return
                 free = yield from self._paragraphs(message, opens, free[0])
             left: list[tuple[int, int]] = []
             for low, high in free:
-                starts = self._apart(opens, (np.flatnonzero(styles[low:high] == style) + low).tolist())
+                starts = self._apart(opens, places[bisect_left(places, low) : bisect_left(places, high)])
                 at = low
                 for run in self._broken(message, opens, starts) if style >= _COUNTED_STYLE else [starts]:
                     if len(run) < 2:
@@ -240,33 +234,32 @@ class Layout:
             yield from self._paragraphs(message, opens, free[0])
 
     @staticmethod
-    def _apart(opens: NDArray[np.uint8], starts: list[int]) -> list[int]:
+    def _apart(opens: bytearray, starts: list[int]) -> list[int]:
         """If blank lines part most items, a line without one in front opens none."""
         parted = [i for i in starts[1:] if opens[i] == 2]
         return [*starts[:1], *parted] if len(parted) * 2 >= len(starts) - 1 > 0 else starts
 
-    def _rare_paragraphs(self, message: Message, opens: NDArray[np.uint8], end: int) -> int:
-        """How many paragraphs in front of a segment are neither short nor in most requests."""
-        starts = [0, *(np.flatnonzero(opens[1:end] == 2) + 1).tolist(), end]
-        tokens = self.pool.token_counts[message.ids]
+    def _rare_paragraphs(self, message: Message, opens: bytearray, end: int) -> int:
+        """Count the paragraphs in front of a segment that are neither short nor in most requests."""
+        ids = message.ids
+        starts = [0, *_paragraph_starts(opens, 1, end), end]
         return sum(
-            not self._is_common(int(message.ids[start])) and int(tokens[start:stop].sum()) >= _SHORT_PARAGRAPH
+            not self._is_common(ids[start]) and self.pool.count_tokens(ids[start:stop]) >= _SHORT_PARAGRAPH
             for start, stop in pairwise(starts)
         )
 
-    def _learn_frame(self, messages: Mapping[Message, int]) -> None:
+    def _learn_frame(self, messages: Mapping[Message, int], spread: Sequence[int]) -> None:
         """Note the paragraphs that half of all requests have, in the same place: as the n-th, or the n-th last."""
-        common: NDArray[np.bool_] = self._spread * 2 > self._widest
+        widest = max(spread)
         places: dict[int, Counter[int]] = {}
         for message, uses in messages.items():
-            opens = np.flatnonzero(self._opens_line()[message.ids] == 2)
-            paragraphs = (
-                message.ids[opens] if len(opens) and not opens[0] else message.ids[[0, *opens][: len(message.ids)]]
-            )
-            for place in np.flatnonzero(common[paragraphs]).tolist():
-                found = places.setdefault(int(paragraphs[place]), Counter())
-                found[place] += uses
-                found[place - len(paragraphs)] += uses
+            starts = _paragraph_starts(self._opens(message), 1, len(message.ids))
+            paragraphs = [message.ids[start] for start in (0, *starts)] if message.ids else []
+            for place, paragraph in enumerate(paragraphs):
+                if spread[paragraph] * 2 > widest:
+                    found = places.setdefault(paragraph, Counter())
+                    found[place] += uses
+                    found[place - len(paragraphs)] += uses
         self._frame = {
             segment
             for segment, found in places.items()
@@ -279,37 +272,37 @@ class Layout:
 
     def _counts_up(self, message: Message, starts: list[int]) -> bool:
         """Whether these are numbered 1 to n, in any order."""
-        found = [_NUMBER.match(self.pool.texts[int(message.ids[i])]) for i in starts]
+        found = [_NUMBER.match(self.pool.texts[message.ids[i]]) for i in starts]
         return len(starts) > 1 and sorted(int(match[1]) for match in found if match) == [*range(1, len(starts) + 1)]
 
-    def _broken(self, message: Message, opens: NDArray[np.uint8], starts: list[int]) -> list[list[int]]:
+    def _broken(self, message: Message, opens: bytearray, starts: list[int]) -> list[list[int]]:
         """Runs of bullets or counted lines: one ends where a line stands between that is neither indented nor one."""
         if len(starts) > 1 and all(opens[i] == 2 for i in starts[1:]):
             return [starts]
         runs: list[list[int]] = []
         for start in starts:
             between = range(runs[-1][-1] + 1, start) if runs else range(0)
-            if not runs or any(opens[i] and not self._is_indented(int(message.ids[i])) for i in between):
+            if not runs or any(opens[i] and not self._is_indented(message.ids[i]) for i in between):
                 runs.append([])
             runs[-1].append(start)
         return runs
 
     def _paragraphs(
-        self, message: Message, opens: NDArray[np.uint8], within: tuple[int, int]
+        self, message: Message, opens: bytearray, within: tuple[int, int]
     ) -> Generator[tuple[int, list[int], int], None, list[tuple[int, int]]]:
-        """Runs of long paragraphs that not every request has; returns what is left besides them."""
-        ids, texts, tokens = message.ids, self.pool.texts, self.pool.token_counts
+        """Yield runs of long paragraphs that not every request has, and return what is left besides them."""
+        ids, texts = message.ids, self.pool.texts
         low, high = within
-        starts = (np.flatnonzero(opens[low:high] == 2) + low).tolist()
+        starts = _paragraph_starts(opens, low, high)
         if len(starts) < _FEWEST_PARAGRAPHS - 1:
             return [within]
         bounds = [*([] if starts[0] == low else [low]), *starts, high]
         left: list[tuple[int, int]] = []
         run: list[int] = []
         for start, end in [*pairwise(bounds), (high, high)]:
-            first = int(ids[start]) if start < high else 0
+            first = ids[start] if start < high else 0
             if start < high and not self._is_common(first) and not _ASKS.match(texts[first]):
-                if run and int(tokens[ids[start:end]].sum()) < _SHORT_PARAGRAPH:
+                if run and self.pool.count_tokens(ids[start:end]) < _SHORT_PARAGRAPH:
                     continue  # a part of the one before
                 run.append(start)
                 continue
@@ -322,30 +315,35 @@ class Layout:
 
     def _end_of_last(self, message: Message, start: int, limit: int, style: int) -> int:
         """Where the last item ends: with a text that is known, else before what asks something, or at a blank line."""
-        ids, opens = message.ids, self._opens_line()[message.ids]
-        blank: list[int] = (np.flatnonzero(opens[start + 1 : limit] == 2) + start + 1).tolist()
+        ids, behind = message.ids, range(start + 1, limit)
+        opens = self._opens(message, start + 1, limit)
         if style in (_COUNTED_STYLE, _BULLET_STYLE):
-            lines = [
-                i
-                for i in (np.flatnonzero(opens[start + 1 : limit]) + start + 1).tolist()
-                if not self._is_indented(int(ids[i]))
-            ]
-            return int(lines[0]) if lines else limit
+            return next((i for i in compress(behind, opens) if not self._is_indented(ids[i])), limit)
+        blank = [behind[i] for i in _paragraph_starts(opens, 0, len(opens))]
         plain = self._rough(ids)
         end: int
         for end in [limit, *reversed(blank)]:
             if hash(plain[start + 1 : end].tobytes()) in self._bodies:
                 return end
         if style == 1:
-            closed = [i for i in range(start, limit) if "</" in self.pool.texts[int(ids[i])]]
+            closed = [i for i in range(start, limit) if "</" in self.pool.texts[ids[i]]]
             return closed[0] + 1 if closed else limit
-        asks = [i for i in blank if _ASKS.match(self.pool.texts[int(ids[i])])]
+        asks = [i for i in blank if _ASKS.match(self.pool.texts[ids[i]])]
         return asks[0] if asks else blank[-1] if blank else limit
+
+    def _opens(self, message: Message, start: int = 0, end: int | None = None) -> bytearray:
+        """Return for each segment of a part of a message what `_opens` says of it."""
+        return bytearray(map(self._opens_line().__getitem__, message.ids[start:end]))
 
     def _is_indented(self, segment: int) -> bool:
         text = self.pool.texts[segment]
         space = text[: len(text) - len(text.lstrip())]
         return not space.endswith("\n") and "\n\n" not in space
+
+
+def _paragraph_starts(opens: bytearray, low: int, high: int) -> list[int]:
+    """Return the indices from `low` to `high` of segments that open a paragraph."""
+    return [at for at in range(low, high) if opens[at] == 2]
 
 
 def _style(segment: str) -> int:

@@ -37,8 +37,8 @@ class Mender:
         return outcome
 
     def gain(self, kinds: Kinds) -> int:
-        """Tokens that mending these defects saves."""
-        return int(self.outcome(kinds).gains(self.outcome(frozenset())).sum())
+        """Return the tokens that are saved without these defects."""
+        return sum(self.outcome(kinds).gains(self.outcome(frozenset())))
 
     def mended(self, kinds: Kinds) -> Draft:
         """`draft`, remembered for the set that was asked for last."""

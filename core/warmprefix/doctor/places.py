@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
 from warmprefix.doctor.checks import by_kind
@@ -10,12 +11,6 @@ from warmprefix.doctor.mending import Kinds, Mender
 from warmprefix.doctor.prompts import PLAIN, TOOLS, Draft, Message
 from warmprefix.doctor.report import Divergence, Place
 from warmprefix.doctor.survey import Survey
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["Places"]
 
@@ -57,10 +52,10 @@ class Places:
         )
 
     def _pairs(self, kind: str) -> Iterator[tuple[int, int]]:
-        """Requests that lose most, each with earlier ones that it could share with."""
+        """Yield the requests that lose most, each with earlier ones that it could share with."""
         after = self._mender.outcome(self._kinds)
         gains = after.gains(self._mender.outcome(self._kinds - {kind}))
-        for later in np.argsort(-gains, kind="stable")[:_TRIED].tolist():
+        for later in heapq.nlargest(_TRIED, range(len(gains)), key=gains.__getitem__):
             thread = self._survey.threads[later]
             likely = [after.donors[later], None if thread is None else thread.earlier]
             nearest = range(later - 1, max(later - _TRIED, 0) - 1, -1)
@@ -76,20 +71,20 @@ class Places:
             plain = survey.plain(message).ids.tolist()
             rough = wording.mended(message.ids, others).tolist()
             for index, made in enumerate(plain):
-                old.setdefault(made, (at, index, int(message.ids[index]), rough[index]))
+                old.setdefault(made, (at, index, message.ids[index], rough[index]))
         for at, message in enumerate(survey.log.requests[later].messages):
             plain = survey.plain(message).ids.tolist()
             rough = wording.mended(message.ids, others).tolist()
             for index, made in enumerate(plain):
                 match = old.get(made)
-                if match is not None and rough[index] != match[3] and int(message.ids[index]) != match[2]:
+                if match is not None and rough[index] != match[3] and message.ids[index] != match[2]:
                     return self._differing(later, at, index, earlier, match[0], match[1])
         return None
 
     def _differing(self, later: int, at: int, index: int, earlier: int, old_at: int, old_index: int) -> SpotPair:
         pool, requests = self._survey.pool, self._survey.log.requests
         ids, old_ids = requests[later].messages[at].ids, requests[earlier].messages[old_at].ids
-        text, other = pool.texts[int(ids[index])], pool.texts[int(old_ids[old_index])]
+        text, other = pool.texts[ids[index]], pool.texts[old_ids[old_index]]
         common = next(
             (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other))
         )
@@ -136,7 +131,7 @@ class Places:
                 while same < min(len(first), len(second)) and first[same : same + 4] == second[same : same + 4]:
                     same += 4
                 return shared + same // 4
-            shared += int(pool.token_counts[a])
+            shared += pool.token_counts[a]
         return shared
 
     def _flat(self, prompt: tuple[Message, ...]) -> list[int]:
@@ -145,7 +140,7 @@ class Places:
         for message in prompt:
             if message.role != PLAIN:
                 flat.append(pool.message_head(message.role))
-            flat += filter(None, message.ids.tolist())
+            flat += filter(None, message.ids)
             if message.role != PLAIN:
                 flat.append(pool.message_end)
         return flat

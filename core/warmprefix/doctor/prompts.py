@@ -7,12 +7,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from warmprefix.doctor.segments import Ids, SegmentPool
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["PLAIN", "TOOLS", "Draft", "Log", "Message", "Request"]
 
@@ -39,8 +33,8 @@ class Message:
         return self if self.origin is None else self.origin
 
     def made_into(self, ids: Ids) -> Message:
-        """The same message with other segments, index by index."""
-        return self if np.array_equal(ids, self.ids) else Message(self.role, ids, self.source)
+        """Return the same message with other segments, index by index."""
+        return self if ids is self.ids or ids == self.ids else Message(self.role, ids, self.source)
 
 
 @dataclass(frozen=True, slots=True)

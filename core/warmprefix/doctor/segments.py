@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from warmprefix.emulator import encode, split
 from warmprefix.emulator.tokenizer import MESSAGE_END, MESSAGE_START
-from warmprefix.errors import MissingExtraError
 
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
+__all__ = ["EMPTY", "WIDTH", "Ids", "PerSegment", "SegmentPool", "cut", "packed"]
 
-__all__ = ["EMPTY", "Ids", "PerSegment", "SegmentPool", "cut"]
+Ids: TypeAlias = "array[int]"
+"""Numbers of segments: an array of type "I". Code that did not make one leaves it as it is."""
 
-Ids = NDArray[np.uint32]
-
-ItemT = TypeVar("ItemT")
+WIDTH = 4
+"""Bytes per number."""
 
 EMPTY = 0
 """The segment without text."""
+_EMPTY_BYTES = bytes(WIDTH)
 
 _SEGMENT = re.compile(r"\s*(?:[^\n.!?]+|[.!?]+(?![\s.!?]|\Z))*[.!?]*")
 _LONG = 1_000
@@ -64,26 +61,28 @@ def _with_space_in_front(segments: list[str]) -> list[str]:
     return [*moved, space + segments[-1]] if segments else moved
 
 
-class PerSegment(Generic[ItemT]):
-    """A number for each item of a growing list, worked out once."""
+def packed(ids: Ids) -> bytes:
+    """Return the numbers as bytes, without those of empty segments."""
+    data = ids.tobytes()
+    if _EMPTY_BYTES not in data:  # if it is, it may lie across two numbers
+        return data
+    return array("I", [number for number in ids if number != EMPTY]).tobytes()
 
-    def __init__(self, items: list[ItemT], look: Callable[[ItemT], int], kind: type[np.generic]) -> None:
-        self._items = items
+
+class PerSegment:
+    """A small number, 0 to 255, for each text of a growing list; each is computed once."""
+
+    def __init__(self, texts: list[str], look: Callable[[str], int]) -> None:
+        self._texts = texts
         self._look = look
-        self._numbers: NDArray[Any] = np.zeros(1_024, kind)
-        self._done = 0
+        self._numbers = bytearray()
 
-    def __call__(self) -> NDArray[Any]:
-        """The numbers of all items there are now; not to be changed."""
-        count, done = len(self._items), self._done
-        if done < count:
-            if count > len(self._numbers):
-                more = np.zeros(max(count, 2 * len(self._numbers)) - len(self._numbers), self._numbers.dtype)
-                self._numbers = np.concatenate((self._numbers, more))
-            new = self._items[done:]
-            self._numbers[done:count] = np.fromiter(map(self._look, new), self._numbers.dtype, len(new))
-            self._done = count
-        return self._numbers[:count]
+    def __call__(self) -> bytearray:
+        """Return the numbers of all texts, for reading only. The next call may extend them in place."""
+        done = len(self._numbers)
+        if done < len(self._texts):
+            self._numbers.extend(map(self._look, self._texts[done:]))
+        return self._numbers
 
 
 class SegmentPool:
@@ -92,8 +91,8 @@ class SegmentPool:
     def __init__(self) -> None:
         self.texts: list[str] = [""]
         self._ids: dict[str, int] = {"": EMPTY}
-        self._tokens: list[int] = [0]
-        self._counts = PerSegment(self._tokens, int, np.int64)
+        self.token_counts: list[int] = [0]
+        """Tokens of each segment, for reading only."""
         self._packed: dict[int, bytes] = {}
         self._heads: dict[str, int] = {}
         self._runs: dict[tuple[int, ...], int] = {}
@@ -108,7 +107,7 @@ class SegmentPool:
         if number is None:
             number = self._ids[segment] = len(self.texts)
             self.texts.append(segment)
-            self._tokens.append(len(split(segment)))
+            self.token_counts.append(len(split(segment)))
         return number
 
     def ids(self, text: str) -> Ids:
@@ -119,14 +118,14 @@ class SegmentPool:
         """The numbers of segments that follow one another."""
         known = self._ids
         try:
-            return np.array([known[segment] for segment in segments], np.uint32)
+            return array("I", [known[segment] for segment in segments])
         except KeyError:
-            return np.array([self.intern(segment) for segment in segments], np.uint32)
+            return array("I", [self.intern(segment) for segment in segments])
 
     def text(self, ids: Ids) -> str:
         """What the numbers stand for."""
         texts = self.texts
-        return "".join([texts[i] for i in ids.tolist()])
+        return "".join([texts[i] for i in ids])
 
     def message_head(self, role: str) -> int:
         """The marker that opens a message of this role, as a segment."""
@@ -138,12 +137,11 @@ class SegmentPool:
     def token_ids(self, tokens: Sequence[int]) -> Ids:
         """A prompt of which only the token ids are known."""
         runs = [tuple(tokens[start : start + _RUN]) for start in range(0, len(tokens), _RUN)]
-        return np.array([self._runs.get(run) or self._add_run(run) for run in runs], np.uint32)
+        return array("I", [self._runs.get(run) or self._add_run(run) for run in runs])
 
-    @property
-    def token_counts(self) -> NDArray[np.int64]:
-        """Tokens of each segment."""
-        return self._counts()
+    def count_tokens(self, ids: Iterable[int]) -> int:
+        """Return the number of tokens of all these segments together."""
+        return sum(map(self.token_counts.__getitem__, ids))
 
     def packed_tokens(self, segment: int) -> bytes:
         """The segment's tokens, four bytes each, so that two of them compare as their tokens do."""
@@ -160,6 +158,6 @@ class SegmentPool:
     def _add_marker(self, tokens: tuple[int, ...]) -> int:
         number = len(self.texts)
         self.texts.append("")
-        self._tokens.append(len(tokens))
+        self.token_counts.append(len(tokens))
         self._packed[number] = struct.pack(f">{len(tokens)}I", *tokens)
         return number

@@ -10,20 +10,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, compress, groupby
 from typing import TYPE_CHECKING
 
 from warmprefix.doctor.prompts import TOOLS, Message
 from warmprefix.doctor.segments import EMPTY
-from warmprefix.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from warmprefix.doctor.survey import Survey
-
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["Run", "Slots"]
 
@@ -58,6 +52,7 @@ class Slots:
     survey: Survey
     _runs: dict[tuple[Message, int], tuple[Run, ...]] = field(default_factory=dict)
     _personal: dict[Hashable, bool] | None = None
+    _widest_of: dict[Message, int] = field(default_factory=dict)
 
     def runs(self, prompt: tuple[Message, ...]) -> Iterator[tuple[int, Run]]:
         """Message index and run, for the messages up to the first answer; last message first."""
@@ -83,27 +78,32 @@ class Slots:
         return self._personal.get(slot, False)
 
     def _widest(self, message: Message) -> int:
-        spread = self._spread(message)
-        return int(spread.max()) if len(spread) else 0
+        widest = self._widest_of.get(message)
+        if widest is None:
+            widest = self._widest_of[message] = max(self._spread(message), default=0)
+        return widest
 
-    def _spread(self, message: Message) -> NDArray[np.int64]:
-        ids, spread = self.survey.plain(message).ids, self.survey.plain_spread
-        return np.where(ids < len(spread), spread[np.minimum(ids, len(spread) - 1)], 0)
+    def _spread(self, message: Message) -> list[int]:
+        """Return for each segment of a message the number of requests that have it."""
+        spread = self.survey.plain_spread
+        size = len(spread)
+        return [spread[number] if number < size else 0 for number in self.survey.plain(message).ids]
 
     def _found(self, message: Message, later: int) -> Iterator[Run]:
         spread = self._spread(message)
-        if not len(spread):
-            return
         plain = self.survey.plain(message).ids
-        behind = np.maximum(np.append(np.maximum.accumulate(spread[::-1])[::-1][1:], 0), later)
-        rare = (spread * _RARER <= behind) & (plain != EMPTY)
+        behind = accumulate(reversed(spread), max, initial=later)
+        rare = [count * _RARER <= widest for count, widest in zip(reversed(spread), behind, strict=False)]
+        rare.reverse()
         for each in self.survey.lists(message):
-            rare[each.start : each.end] = False
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], rare.astype(np.int8), [0]))))
-        for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            anchor = int(plain[end]) if end < len(plain) else -1
-            for at in range(start, end):
-                near = later < _RARER * int(spread[at])
+            rare[each.start : each.end] = [False] * (each.end - each.start)
+        places = (at for at in compress(range(len(rare)), rare) if plain[at] != EMPTY)
+        for _, group in groupby(enumerate(places), lambda found: found[1] - found[0]):
+            run = [at for _, at in group]  # places that follow one another
+            end = run[-1] + 1
+            anchor = plain[end] if end < len(plain) else -1
+            for at in run:
+                near = later < _RARER * spread[at]
                 yield Run(at, at + 1, (message.role, anchor, min(end - at, _DEEPEST)), near)
 
     def _classified(self) -> dict[Hashable, bool]:

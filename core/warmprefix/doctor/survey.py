@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,16 +14,9 @@ from warmprefix.doctor.checks.base import MessageCheck, TextCheck
 from warmprefix.doctor.conversations import Thread, threads
 from warmprefix.doctor.layout import ItemList, Layout
 from warmprefix.doctor.prompts import TOOLS, Log, Message
-from warmprefix.doctor.segments import EMPTY, Ids, PerSegment
+from warmprefix.doctor.segments import EMPTY, WIDTH, packed
 from warmprefix.doctor.slots import Slots
 from warmprefix.doctor.wording import Wording
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["Survey"]
 
@@ -45,6 +39,7 @@ class _Cells:
     lists: dict[Message, tuple[tuple[ItemList, ...], tuple[ItemList, ...]]] = field(default_factory=dict)
     memories: dict[Hashable, bool] = field(default_factory=dict)
     bare: dict[int, int] = field(default_factory=dict)
+    line_feeds: dict[int, int] = field(default_factory=dict)
     spaced: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -58,18 +53,18 @@ class Survey:
         self.log = log
         self.pool = log.pool
         self._memo = _Cells()
-        self._line_feeds = PerSegment(log.pool.texts, _line_feeds, np.int16)
         self.arrangements: dict[Hashable, dict[Hashable, Any]] = {}
         """Memo of the checks that order lists."""
         self.uses: Counter[Message] = Counter()
         for request in log.requests:
             self.uses.update(dict.fromkeys(request.messages, 1))
         self.wording = wording = Wording(log.pool, text_checks)
-        self._corpus = np.concatenate([message.ids for message in self.uses])
-        self._ends = np.concatenate(([0], np.cumsum([len(message.ids) for message in self.uses])))
         self.layout = Layout(log.pool)
-        spread = self._spread(self._corpus)
-        self.layout.learn(self.uses, spread, lambda ids: wording.mended(ids, wording.all_kinds))
+        self.layout.learn(
+            self.uses,
+            self._spread({message: message for message in self.uses}),
+            lambda ids: wording.mended(ids, wording.all_kinds),
+        )
         wording.learn({message: self.layout.lists(message) for message in self.uses})
         self._memo.plain.update(self.all_mended(wording.all_kinds))
 
@@ -85,21 +80,12 @@ class Survey:
         """Equal for messages that say the same, whatever their wording."""
         key = self._memo.keys.get(message)
         if key is None:
-            ids = self.plain(message).ids
-            key = self._memo.keys[message] = message.role.encode() + b"\n" + ids[ids != EMPTY].tobytes()
+            key = self._memo.keys[message] = message.role.encode() + b"\n" + packed(self.plain(message).ids)
         return key
 
     def all_mended(self, kinds: frozenset[str]) -> dict[Message, Message]:
-        """Every message of the log without these defects of wording."""
-        mended = self.wording.mended(self._corpus, kinds)
-        ends, messages = self._ends, list(self.uses)
-        changed: NDArray[np.int64] = np.concatenate(([0], np.cumsum(mended != self._corpus)))
-        touched = changed[ends[1:]] > changed[ends[:-1]]
-        made = dict(zip(messages, messages, strict=True))
-        for index in np.flatnonzero(touched).tolist():
-            message = messages[index]
-            made[message] = Message(message.role, mended[ends[index] : ends[index + 1]], message)
-        return made
+        """Return every message of the log without these defects of wording."""
+        return {message: message.made_into(self.wording.mended(message.ids, kinds)) for message in self.uses}
 
     def mended(self, check: MessageCheck) -> dict[Message, Message]:
         """Every message of the log without that defect."""
@@ -125,7 +111,7 @@ class Survey:
         if key is None:
             heading = None
             if each.start:
-                heading = int(self.plain(message.source).ids[each.start - 1])
+                heading = self.plain(message.source).ids[each.start - 1]
                 if heading >= len(self.plain_spread) or self.plain_spread[heading] < 2:
                     heading = None
             key = self._memo.list_keys[each] = (message.role, each.style, heading)
@@ -136,9 +122,8 @@ class Survey:
         ids = self.plain(message.source).ids
         keys = []
         for item in each.items:
-            bare = self.without_space(int(ids[item.start]))
-            rest = ids[item.start + 1 : item.end]
-            keys.append(bare.to_bytes(4, "little") + rest[rest != EMPTY].tobytes())
+            bare = self.without_space(ids[item.start])
+            keys.append(bare.to_bytes(WIDTH, "little") + packed(ids[item.start + 1 : item.end]))
         return keys
 
     def memories(self, message: Message) -> tuple[ItemList, ...]:
@@ -163,7 +148,7 @@ class Survey:
         known = self._memo.memories.get(key)
         if known is None:
             source = message.source
-            texts = [self.pool.texts[int(i)] for i in source.ids[max(each.start - 1, 0) : each.start + 1]]
+            texts = [self.pool.texts[i] for i in source.ids[max(each.start - 1, 0) : each.start + 1]]
             named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
             known = bool(named) or key in self._short_and_kept
             self._memo.memories[key] = known
@@ -173,7 +158,6 @@ class Survey:
     def _short_and_kept(self) -> set[Hashable]:
         """Lists of short items most of which come back in the next request of the conversation."""
         shares: dict[Hashable, list[float]] = {}
-        tokens = self.pool.token_counts
         for index, thread in enumerate(self.threads):
             if thread is None:
                 continue
@@ -184,7 +168,7 @@ class Survey:
             for message in self.log.requests[index].messages[:2]:
                 for each in self.lists(message):
                     key = self.list_key(each, message)
-                    size = int(tokens[message.ids[each.start : each.end]].sum()) / len(each.items)
+                    size = self.pool.count_tokens(message.ids[each.start : each.end]) / len(each.items)
                     if key in old and size <= _SHORT_ITEM and message.role in ("system", "developer"):
                         keys = self.item_keys(each, message)
                         shares.setdefault(key, []).append(sum(k in old[key] for k in keys) / len(keys))
@@ -197,14 +181,11 @@ class Survey:
             made = self._memo.bare[segment] = self.pool.intern(self.pool.texts[segment].lstrip())
         return made
 
-    def other_space(self, places: Ids, segments: Ids) -> NDArray[np.bool_]:
-        """Which of the segments have not the line feeds in front that stand in front of their place."""
-        feeds = self._line_feeds()
-        other: NDArray[np.bool_] = (feeds[places] != feeds[segments]) | (feeds[places] < 0)
-        return other
-
     def with_space_of(self, other: int, segment: int) -> int:
-        """The segment with the line feeds that stand in front of another, instead of its own white space."""
+        """Return the segment with the line feeds in front of another in place of its own white space."""
+        feeds = self._line_feeds(other)
+        if feeds >= 0 and feeds == self._line_feeds(segment):
+            return segment
         made = self._memo.spaced.get((other, segment))
         if made is None:
             text = self.pool.texts[other]
@@ -212,6 +193,12 @@ class Survey:
             made = self.pool.intern(space.lstrip(" \t") + self.pool.texts[segment].lstrip())
             self._memo.spaced[other, segment] = made
         return made
+
+    def _line_feeds(self, segment: int) -> int:
+        found = self._memo.line_feeds.get(segment)
+        if found is None:
+            found = self._memo.line_feeds[segment] = _line_feeds(self.pool.texts[segment])
+        return found
 
     def tools_message(self, request: int) -> Message | None:
         """The tools of a request."""
@@ -232,7 +219,7 @@ class Survey:
         """How much of the shorter message the longer one has."""
         if old.role != new.role:
             return 0.0
-        one, other = (set(self.plain(message).ids.tolist()) - {EMPTY} for message in (old, new))
+        one, other = (set(self.plain(message).ids) - {EMPTY} for message in (old, new))
         return len(one & other) / max(min(len(one), len(other)), 1)
 
     @cached_property
@@ -253,18 +240,17 @@ class Survey:
         ]
 
     @cached_property
-    def plain_spread(self) -> NDArray[np.int64]:
-        """How many requests have each segment, wording apart."""
-        return self._spread(self.wording.mended(self._corpus, self.wording.all_kinds))
+    def plain_spread(self) -> Sequence[int]:
+        """The number of requests that have each segment, wording apart."""
+        return self._spread({message: self.plain(message) for message in self.uses})
 
-    def _spread(self, corpus: Ids) -> NDArray[np.int64]:
-        """For the segments of all messages, one message after another."""
-        owners = np.repeat(np.arange(len(self.uses)), np.diff(self._ends))
-        pairs = owners << 32 | corpus
-        pairs.sort()
-        pairs = pairs[np.concatenate(([True], pairs[1:] != pairs[:-1]))]
-        uses = np.fromiter(self.uses.values(), np.int64, len(self.uses))
-        spread = np.bincount(pairs & 0xFFFF_FFFF, weights=uses[pairs >> 32], minlength=len(self.pool)).astype(np.int64)
+    def _spread(self, versions: Mapping[Message, Message]) -> Sequence[int]:
+        """Count the requests that have each segment, given a version of each message of the log."""
+        spread = array("I", bytes(WIDTH * len(self.pool)))
+        for message, version in versions.items():
+            uses = self.uses[message]
+            for segment in set(version.ids):
+                spread[segment] += uses
         spread[EMPTY] = 0
         return spread
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
 
 from warmprefix.doctor.checks.base import TextCheck
 from warmprefix.doctor.layout import ItemList
 from warmprefix.doctor.prompts import Message
 from warmprefix.doctor.segments import Ids, PerSegment, SegmentPool
-from warmprefix.errors import MissingExtraError
-
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["Wording"]
 
@@ -25,6 +22,14 @@ _WANTED = {"inside": _INSIDE, "outside": _OUTSIDE, "headers": _HEADER, "everywhe
 _TELLING = re.compile(r"[^ -/:-~]")
 
 
+@dataclass(slots=True)
+class _Table:
+    """What becomes of the segments below `size`: `changed` holds the new numbers of those that do not stay."""
+
+    size: int = 0
+    changed: dict[int, int] = field(default_factory=dict)
+
+
 class Wording:
     """What each text check makes of each segment. A segment is rewritten once, however often it occurs."""
 
@@ -32,13 +37,13 @@ class Wording:
         self._pool = pool
         self._checks = checks
         self.all_kinds = frozenset(check.kind for check in checks)
-        self._flags: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._flags = bytearray()
         self._unseen = _INSIDE | _OUTSIDE
         """What a segment counts as that no message of the log has; all of them until `learn`."""
-        self._tables: dict[str, Ids] = {check.kind: np.zeros(0, np.uint32) for check in checks}
-        self._fused: dict[frozenset[str], Ids] = {}
-        self._telling = PerSegment(pool.texts, _is_telling, np.bool_)
-        self._braces = PerSegment(pool.texts, lambda text: '{"' in text or text.endswith("{"), np.bool_)
+        self._tables = {check.kind: _Table() for check in checks}
+        self._fused: dict[frozenset[str], _Table] = {}
+        self._telling = PerSegment(pool.texts, _is_telling)
+        self._braces = PerSegment(pool.texts, lambda text: '{"' in text or text.endswith("{"))
         self._learned = len(pool)
 
     def learn(self, lists: Mapping[Message, Sequence[ItemList]]) -> None:
@@ -46,75 +51,92 @@ class Wording:
 
         Until then all count as standing both inside and outside of lists.
         """
-        flags: NDArray[np.uint8] = np.zeros(len(self._pool), np.uint8)
+        flags = bytearray(len(self._pool))
         for message, found in lists.items():
-            if not found:
-                flags[message.ids] |= _OUTSIDE
-                continue
-            marks = np.full(len(message.ids), _OUTSIDE, np.uint8)
-            headers = []
+            ids = message.ids
+            end = 0
             for each in found:
-                marks[each.start : each.end] = _INSIDE
-                headers += [item.start for item in each.items]
-            flags[message.ids[marks == _INSIDE]] |= _INSIDE
-            flags[message.ids[marks == _OUTSIDE]] |= _OUTSIDE
-            flags[message.ids[headers]] |= _HEADER
-        flags[flags == 0] = _OUTSIDE  # what the checks made, so far
+                for number in ids[end : each.start]:
+                    flags[number] |= _OUTSIDE
+                for number in ids[each.start : each.end]:
+                    flags[number] |= _INSIDE
+                for item in each.items:
+                    flags[ids[item.start]] |= _HEADER
+                end = max(end, each.end)
+            for number in ids[end:]:
+                flags[number] |= _OUTSIDE
+        flags = flags.replace(b"\0", bytes([_OUTSIDE]))  # what the checks made, so far
         self._flags = flags
         self._unseen = _OUTSIDE
         self._fused.clear()
-        listed: NDArray[np.bool_] = (flags & _INSIDE) > 0
+        listed = bytearray(map(_INSIDE.__and__, flags))
         for check in self._checks:
             table = self._tables[check.kind]
-            reach = np.flatnonzero(listed[: len(table)])
             if check.part == "headers":
-                self._rewrite(check, [number for number in reach.tolist() if self._flag(number) & _HEADER], table)
+                reach = compress(range(table.size), listed)
+                self._rewrite(check, [number for number in reach if self._flag(number) & _HEADER], table)
             elif check.part != "everywhere":  # done everywhere so far: undo what should not have been
-                self._rewrite(check, np.flatnonzero(table != np.arange(len(table))).tolist(), table)
-            moved = reach[table[reach] != reach].tolist()
+                self._rewrite(check, sorted(table.changed), table)
+            moved = sorted(number for number in table.changed if number < len(listed) and listed[number])
             for number in moved:
-                self._inherit(int(table[number]), number)
-            made = table[moved]
-            if len(made) and int(made.max()) >= len(listed):
-                listed = np.concatenate((listed, np.zeros(int(made.max()) + 1 - len(listed), np.bool_)))
-            listed[made] = True
+                self._inherit(table.changed[number], number)
+            for number in moved:
+                made = table.changed[number]
+                listed.extend(bytes(max(made + 1 - len(listed), 0)))
+                listed[made] = True
 
     def mended(self, ids: Ids, kinds: frozenset[str]) -> Ids:
-        """The segments with these defects mended."""
+        """Return the segments without these defects."""
         table = self._fused.get(kinds)
-        if table is None or (len(ids) and int(ids.max()) >= len(table)):
+        if table is None or (table.size < len(self._pool) and len(ids) and max(ids) >= table.size):
             table = self._table(kinds)
-        return table[ids]
+        changed = table.changed
+        if changed.keys().isdisjoint(ids):
+            return ids
+        numbers = ids.tolist()
+        return array("I", list(map(changed.get, numbers, numbers)))
 
     def merges(self, kind: str) -> bool:
-        """Whether mending the defect makes any two segments equal that differ now."""
+        """Return whether any two segments that differ now are equal without the defect."""
         (check,) = (check for check in self._checks if check.kind == kind)
-        others = np.flatnonzero(np.bincount(self._table(self.all_kinds - {kind})[: self._learned]))
-        made = self._grown(check)[others]
-        return bool((np.bincount(made)[made] > 1)[made != others].any())
+        others = self._table(self.all_kinds - {kind}).changed
+        moved = self._grown(check).changed
+        made_by_others = {made for number, made in others.items() if number < self._learned}
+
+        def exists(number: int) -> bool:
+            return (number < self._learned and number not in others) or number in made_by_others
+
+        made = Counter(target for number, target in moved.items() if exists(number))
+        return any(count > 1 or (target not in moved and exists(target)) for target, count in made.items())
 
     def braces(self, ids: Ids) -> bool:
-        """Whether a JSON object could begin in a text of these segments."""
-        return bool(self._braces()[ids].any())
+        """Return whether a JSON object could begin in a text of these segments."""
+        return any(map(self._braces().__getitem__, ids))
 
-    def _table(self, kinds: frozenset[str]) -> Ids:
-        """The number of each segment with these defects mended."""
-        fused = np.arange(len(self._pool), dtype=np.uint32)
-        for check in self._checks:
-            if check.kind in kinds:
-                fused = self._grown(check)[fused]
-        self._fused[kinds] = fused
-        return fused
+    def _table(self, kinds: frozenset[str]) -> _Table:
+        """Return what each segment is without these defects."""
+        size = len(self._pool)
+        tables = [self._grown(check).changed for check in self._checks if check.kind in kinds]
+        fused: dict[int, int] = {}
+        for number in set().union(*tables):
+            made = number
+            for changed in tables:
+                made = changed.get(made, made)
+            if made != number:
+                fused[number] = made
+        table = self._fused[kinds] = _Table(size, fused)
+        return table
 
-    def _grown(self, check: TextCheck) -> Ids:
-        """The check's own table, for all segments that there are."""
-        while (done := len(self._tables[check.kind])) < len(self._pool):
-            table = np.concatenate((self._tables[check.kind], np.arange(done, len(self._pool), dtype=np.uint32)))
-            self._tables[check.kind] = table
-            self._rewrite(check, (np.flatnonzero(self._telling()[done : len(table)]) + done).tolist(), table)
-        return self._tables[check.kind]
+    def _grown(self, check: TextCheck) -> _Table:
+        """Return the check's own table, for all segments that there are."""
+        table = self._tables[check.kind]
+        while (done := table.size) < len(self._pool):
+            table.size = len(self._pool)
+            new = self._telling()[done : table.size]
+            self._rewrite(check, compress(range(done, table.size), new), table)
+        return table
 
-    def _rewrite(self, check: TextCheck, numbers: Iterable[int], table: Ids) -> None:
+    def _rewrite(self, check: TextCheck, numbers: Iterable[int], table: _Table) -> None:
         """Set the table's entries for these segments."""
         texts, intern, wanted = self._pool.texts, self._pool.intern, _WANTED[check.part]
         for number in numbers:
@@ -122,21 +144,21 @@ class Wording:
             rewrite = check.rewrite if self._flag(number) & wanted else check.elsewhere
             rewritten = rewrite(text) if text and rewrite is not None else text
             if rewritten == text:
-                table[number] = number
+                table.changed.pop(number, None)
             else:
-                made = table[number] = intern(rewritten)
+                made = table.changed[number] = intern(rewritten)
                 self._inherit(made, number)
 
     def _flag(self, number: int) -> int:
-        return int(self._flags[number]) if number < len(self._flags) else self._unseen
+        return self._flags[number] if number < len(self._flags) else self._unseen
 
     def _inherit(self, made: int, number: int) -> None:
-        if made >= len(self._flags):
-            more = np.full(max(made + 1 - len(self._flags), len(self._flags)), self._unseen, np.uint8)
-            more[made - len(self._flags)] = self._flag(number)
-            self._flags = np.concatenate((self._flags, more))
+        flag, size = self._flag(number), len(self._flags)
+        if made >= size:
+            self._flags.extend(bytes([self._unseen]) * max(made + 1 - size, size))
+            self._flags[made] = flag
         else:
-            self._flags[made] |= self._flag(number)
+            self._flags[made] |= flag
 
 
 def _is_telling(segment: str) -> bool:

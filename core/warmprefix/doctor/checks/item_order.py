@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,9 @@ from warmprefix.doctor.conversations import leading
 from warmprefix.doctor.layout import Item, ItemList
 from warmprefix.doctor.prompts import Draft, Message
 from warmprefix.doctor.segments import Ids
-from warmprefix.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from warmprefix.doctor.survey import Survey
-
-try:
-    import numpy as np
-    from numpy.typing import NDArray
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["MEMORIES", "PASSAGES"]
 
@@ -40,25 +34,25 @@ def head_of(prompt: tuple[Message, ...]) -> int:
 class Arrangement:
     """A message's lists in another order: for each place, the segment that goes there."""
 
-    order: NDArray[np.intp]
-    starts: NDArray[np.intp]
+    order: Sequence[int]
+    starts: Sequence[int]
     """Where each item starts now."""
-    before: NDArray[np.intp]
+    before: Sequence[int]
     """What started at its place before, whose line feeds stay."""
 
     def apply(self, survey: Survey, ids: Ids) -> Ids:
-        """The same message in this order, whatever its wording."""
-        arranged = ids[self.order]
-        places, segments = ids[self.before], arranged[self.starts]
-        other = survey.other_space(places, segments)
-        if other.any():
-            made = map(survey.with_space_of, places[other].tolist(), segments[other].tolist())
-            arranged[self.starts[other]] = list(made)
+        """Return the same message in this order, whatever its wording."""
+        arranged = array("I", [ids[place] for place in self.order])
+        segments = [arranged[start] for start in self.starts]
+        for start, before, segment in zip(self.starts, self.before, segments, strict=True):
+            spaced = survey.with_space_of(ids[before], segment)
+            if spaced != segment:
+                arranged[start] = spaced
         return arranged
 
 
 def _arrangement(message: Message, orders: Iterable[tuple[ItemList, list[int]]]) -> Arrangement:
-    order = np.arange(len(message.ids))
+    order = array("I", range(len(message.ids)))
     starts: list[int] = []
     places_before: list[int] = []
     for each, places in orders:
@@ -66,11 +60,11 @@ def _arrangement(message: Message, orders: Iterable[tuple[ItemList, list[int]]])
         for before, place in zip(each.items, places, strict=True):
             item = each.items[place]
             size = item.end - item.start
-            order[at : at + size] = np.arange(item.start, item.end)
+            order[at : at + size] = array("I", range(item.start, item.end))
             starts.append(at)
             places_before.append(before.start)
             at += size
-    return Arrangement(order, np.array(starts), np.array(places_before))
+    return Arrangement(order, array("I", starts), array("I", places_before))
 
 
 Arrange = Callable[[int, Message, tuple[ItemList, ...]], Arrangement]
@@ -117,9 +111,9 @@ def _order_passages(survey: Survey, draft: Draft) -> Draft:
             for place, key in enumerate(keys):
                 places.setdefault(key, []).append(place)
             scope = f"{survey.list_key(each, message)}"
-            totals = np.concatenate(([0], np.cumsum(survey.pool.token_counts[message.ids])))
+            ids = message.ids
             blocks = [
-                ContextBlock(key.decode("latin-1"), tokens=int(totals[item.end] - totals[item.start]))
+                ContextBlock(key.decode("latin-1"), tokens=survey.pool.count_tokens(ids[item.start : item.end]))
                 for key, item in zip(keys, each.items, strict=True)
             ]
             plan = planner.plan(blocks, tenant=draft.salts[index], model=scope, preamble=scope)

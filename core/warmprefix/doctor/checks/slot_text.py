@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from warmprefix.doctor.checks.base import DraftCheck, Spot, SpotPair
 from warmprefix.doctor.prompts import Draft, Message
 from warmprefix.doctor.segments import EMPTY, Ids
-from warmprefix.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from warmprefix.doctor.survey import Survey
-
-try:
-    import numpy as np
-except ImportError as exc:
-    raise MissingExtraError("doctor", "numpy") from exc
 
 __all__ = ["USER_TEXT", "VARIABLE"]
 
@@ -31,13 +26,16 @@ def _move(personal: bool) -> Callable[[Survey, Draft], Draft]:
             for at, run in survey.slots.runs(prompt):
                 if survey.slots.is_personal(run.slot) == personal:
                     goes_to = at if personal and run.near else len(prompt) - 1
-                    moved.setdefault(goes_to, []).append(messages[at].ids[run.start : run.end].copy())
-                    ids = messages[at].ids.copy()
-                    ids[run.start : run.end] = EMPTY
+                    moved.setdefault(goes_to, []).append(messages[at].ids[run.start : run.end])
+                    ids = messages[at].ids[:]
+                    ids[run.start : run.end] = array("I", [EMPTY] * (run.end - run.start))
                     messages[at] = messages[at].made_into(ids)
             for at, pieces in moved.items():
                 message = messages[at]
-                messages[at] = Message(message.role, np.concatenate([message.ids, *pieces]), message.source)
+                ids = message.ids[:]
+                for piece in pieces:
+                    ids += piece
+                messages[at] = Message(message.role, ids, message.source)
             if moved:
                 draft.prompts[index] = tuple(messages)
         return draft
