@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from warmprefix.demo.corpus import Entry
-from warmprefix.doctor.diagnosis import diagnose
+from warmprefix.doctor.diagnosis import _charges, diagnose
 from warmprefix.doctor.readers import read_log
 from warmprefix.doctor.report import Finding, Report
 
@@ -91,6 +91,18 @@ def test_the_mark_is_on_what_was_planted(
     ("kind", "defect", "path"),
     [("agent", "tool-order", "tools["), ("agent", "json-key-order", "tools["), ("rag", "salt-split", "cache_salt")],
 )
+class EachHidesTheOther:
+    """Two defects of which neither costs anything as long as the other is there."""
+
+    def gain(self, kinds: frozenset[str]) -> int:
+        return 100 if kinds else 0
+
+
+def test_defects_that_hide_each_other_share_the_cost() -> None:
+    mender: Any = EachHidesTheOther()
+    assert _charges(mender, frozenset({"a", "b"})) == {"a": 50, "b": 50}
+
+
 def test_fields_are_told_by_their_path(
     make_log: Callable[..., Any], examine: Callable[..., Report], kind: str, defect: str, path: str
 ) -> None:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 
 import pytest
 from openai import OpenAI
@@ -229,8 +229,10 @@ def test_in_the_tail_too(turns: list[Turn], policy: str) -> None:
     sequences: list[list[int]] = []
     for number, (turn, arranged) in enumerate(zip(turns, replayed.arranged, strict=True)):
         conversation = turn.question.conversation
-        notes = {i: f"{TEMPLATES.location_annotation(str(turn.blocks[i].id))}\n\n" for i, _ in arranged.references}
-        context = "".join(notes.get(i) or piece(turn, i) for i in arranged.order).removesuffix("\n\n")
+        labels = [str(turn.blocks[i].id) for i, _ in arranged.references]
+        sentences = chain([f"{TEMPLATES.location_annotation(labels)}\n\n"], repeat(""))
+        notes = {i: sentence for (i, _), sentence in zip(arranged.references, sentences, strict=False)}
+        context = "".join(notes[i] if i in notes else piece(turn, i) for i in arranged.order).removesuffix("\n\n")
         messages = chat("tail", INSTRUCTIONS, histories.get(conversation, []), context, turn.question.text)
         prompt = tokens_of(messages)
 

@@ -132,6 +132,8 @@ def _charges(mender: Mender, kinds: Kinds) -> dict[str, int]:
     saved = mender.gain(kinds)
     costs = {kind: saved - mender.gain(kinds - {kind}) for kind in kinds}
     worst_first = sorted(kinds, key=lambda kind: (-costs[kind], kind))
+    if sum(costs.values()) <= 0:  # each hides all of the others
+        costs = dict.fromkeys(kinds, 1)
     charges = {kind: saved * costs[kind] // sum(costs.values()) for kind in worst_first}
     if worst_first:
         charges[worst_first[0]] += saved - sum(charges.values())  # what the division left over

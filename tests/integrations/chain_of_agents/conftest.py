@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -13,12 +14,16 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from warmprefix import ContextBlock, Retries, Templates
+from warmprefix import ContextBlock, Retries
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
 Json = dict[str, Any]
 
-_TEMPLATES = Templates()
+_NOTE = re.compile(r"Please also use the context labelled \[(.+)\] above in this conversation\.")
+
+
+def _referred(text: str) -> list[str]:
+    return [label for note in _NOTE.finditer(text) for label in note[1].split("], [")]
 
 
 class Team:
@@ -272,7 +277,7 @@ def dangling() -> Callable[[Json, Iterable[ContextBlock]], list[str]]:
         texts = {document.id: document.text for document in documents}
         before, found = "", []
         for message in body["messages"]:
-            referred = list(_TEMPLATES.noted_labels(message["content"]))
+            referred = _referred(message["content"])
             found += [label for label in referred if f"\n[{label}] {texts[label]}\n" not in before]
             before += f"\n{message['content']}\n"
         return found
@@ -286,7 +291,7 @@ def shown() -> Callable[[Json, Iterable[ContextBlock]], list[str]]:
 
     def shown(body: Json, documents: Iterable[ContextBlock]) -> list[str]:
         last = body["messages"][-1]["content"]
-        referred = set(_TEMPLATES.noted_labels(last))
+        referred = set(_referred(last))
         lines = f"\n{last}\n"
         return [
             document.id

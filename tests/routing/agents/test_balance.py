@@ -83,8 +83,9 @@ def test_every_item_goes_to_one_candidate_within_the_bound(
     for candidate in among:
         if candidate.load > limit and given_to[candidate.name]:
             # Then it was the least loaded of all when it got its last item: the others, who only grew, are no lower.
-            last = min(tokens for (_, tokens, _), choice in zip(items, choices, strict=True) if choice[0] is candidate)
-            before = candidate.load - last / candidate.weight
+            own = [item for item, choice in zip(items, choices, strict=True) if choice[0] is candidate]
+            last = max(own, key=lambda item: (not item.holders, len(item.holders), -item.tokens))
+            before = candidate.load - last.tokens / candidate.weight
             assert all(other.load >= before * (1 - 1e-9) for other in among if other is not candidate)
 
 
