@@ -87,10 +87,6 @@ def test_the_mark_is_on_what_was_planted(
     assert divergence.shared_tokens < divergence.could_share_tokens
 
 
-@pytest.mark.parametrize(
-    ("kind", "defect", "path"),
-    [("agent", "tool-order", "tools["), ("agent", "json-key-order", "tools["), ("rag", "salt-split", "cache_salt")],
-)
 class EachHidesTheOther:
     """Two defects of which neither costs anything as long as the other is there."""
 
@@ -103,6 +99,10 @@ def test_defects_that_hide_each_other_share_the_cost() -> None:
     assert _charges(mender, frozenset({"a", "b"})) == {"a": 50, "b": 50}
 
 
+@pytest.mark.parametrize(
+    ("kind", "defect", "path"),
+    [("agent", "tool-order", "tools["), ("agent", "json-key-order", "tools["), ("rag", "salt-split", "cache_salt")],
+)
 def test_fields_are_told_by_their_path(
     make_log: Callable[..., Any], examine: Callable[..., Report], kind: str, defect: str, path: str
 ) -> None:
