@@ -10,7 +10,7 @@ from string import Formatter
 
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates", "header_labels", "matching_end"]
+__all__ = ["Templates", "has_bracket", "header_labels", "matching_end"]
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -54,7 +54,7 @@ def header_labels(text: str) -> Iterator[str]:
     >>> list(header_labels("[Doc_1] First, which cites [Doc_2].\u2028 [Doc\u200b_3] Second.\n\\[Doc_4] Third."))
     ['Doc_1', 'Doc_3']
     """
-    if not _has_bracket(text):
+    if not has_bracket(text):
         return
     at_start = _HEADER_AT_START.match(text)
     headers = [] if at_start is None else [at_start]
@@ -159,9 +159,9 @@ class Templates:
             text: Its text.
             names: The labels that this prompt and its conversation use; only these can be mistaken for ours.
         """
-        if not _has_bracket(text):
-            return f"[{label}] {text}"
-        return f"[{label}] {self._escaped(text, frozenset((label, *names)))}"
+        if has_bracket(text):
+            text = self._escaped(text, frozenset((label, *names)))
+        return f"[{label}] {text}"
 
     def _escaped(self, text: str, names: frozenset[str]) -> str:
         """Put a backslash before each bracket that seems to open a header or an annotation with one of `names`.
@@ -195,7 +195,8 @@ def _listed(labels: Iterable[str], separator: str) -> str:
     return separator.join([f"[{label}]" for label in labels])
 
 
-def _has_bracket(text: str) -> bool:
+def has_bracket(text: str) -> bool:
+    """Return whether a text has any bracket that a label could stand in."""
     return "[" in text or (not text.isascii() and any(bracket in text for bracket in _OPENING))
 
 

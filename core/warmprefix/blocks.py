@@ -121,7 +121,7 @@ def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlo
 
 def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
     """Return the distinct blocks that have a text, and the places of each among all that are listed."""
-    if not any(block.is_blank for block in listed):
+    if not [block for block in listed if not block.text or block.text.isspace()]:  # `is_blank`, without a call
         return distinct_blocks(listed)
     return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])
 

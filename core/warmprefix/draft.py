@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.dedup.exact import Resolved, opened_labels, resolve_from_record, uncertain_labels
+from warmprefix.dedup.exact import Resolved, recordable, resolve_from_record
 from warmprefix.dedup.history import VisibleHistory
 from warmprefix.plan import Placement, Scope
 from warmprefix.stores import Conversation, Prepared
@@ -40,6 +40,8 @@ class Draft(NamedTuple):
     labels: Sequence[str]
     visible: VisibleHistory | None
     order_locked: bool
+    opened: Sequence[str]
+    """Labels that lines of the texts begin with, where the history is not shown: see `opened_labels`."""
 
     @property
     def key(self) -> Conversation | None:
@@ -54,7 +56,7 @@ class Draft(NamedTuple):
     def proposed(self) -> dict[bytes, str]:
         """Return the argument of `SeenStore.prepare`: labels of blocks, and those that lines of their texts open."""
         labels = {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
-        return labels | opened_labels(self.blocks)
+        return labels | recordable(self.opened) if self.opened else labels
 
     def past(self, record: Prepared | None, templates: Templates) -> Past:
         """Whatever decides here: the visible messages, else the store's record, else that there is no past.
@@ -67,15 +69,17 @@ class Draft(NamedTuple):
         if self.placement == "head":
             return Past(True, None, in_full, tracked=False, names=())
         if self.visible is None and self.conversation is None:
-            return Past(True, None, in_full, tracked=False, names=uncertain_labels(self.blocks, ()))
+            return Past(True, None, in_full, tracked=False, names=self.opened)
         if self.visible is not None:
             resolved = self.visible.resolve(self.blocks, self.labels, templates)
             # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
             opens_prompt = self.visible.is_empty and all(reference is None for _, reference in resolved)
             return Past(opens_prompt, None, resolved, tracked=False, names=self.visible.labels(templates))
         if record is None:
-            return Past(False, None, in_full, tracked=True, names=uncertain_labels(self.blocks, ()))
+            return Past(False, None, in_full, tracked=True, names=self.opened)
         resolved = resolve_from_record(self.blocks, self.labels, record, templates)
-        certain = frozenset(opened_labels(self.blocks).values()) - record.taken
-        names = uncertain_labels(self.blocks, certain)
+        names = self.opened
+        if names:  # the record will keep the others for the blocks that come later
+            kept = frozenset(recordable(names).values()) - record.taken
+            names = [label for label in names if label not in kept]
         return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=names)

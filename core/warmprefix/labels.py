@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from warmprefix.blocks import ContextBlock
 
-__all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidates", "lasting_label", "seems_lasting"]
+__all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidates", "lasting_labels", "seems_lasting"]
 
 LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
 """A regular-expression class of all characters that occur in labels."""
@@ -47,20 +47,25 @@ def content_label(block: ContextBlock) -> str:
     return f"ctx-{block.fingerprint.hex()}"
 
 
-def lasting_label(block: ContextBlock) -> str:
-    """Return the first candidate that holds a part of the fingerprint.
+def lasting_labels(blocks: Iterable[ContextBlock]) -> list[str]:
+    """Return for each block the first of `label_candidates` that holds a part of the fingerprint.
 
     It depends on id and text alone. So it still names this text, and no other version of it, after everything that
-    was remembered of a conversation is lost.
+    was remembered of a conversation is lost. Of two blocks that would share one, the second gets its content label.
 
-    >>> lasting_label(ContextBlock("evidence", id="Doc_1"))
-    'Doc_1~2f235f'
+    >>> lasting_labels([ContextBlock("evidence", id="Doc_1"), ContextBlock("more")])
+    ['Doc_1~2f235f', 'ctx-ee2309']
     """
-    return next(label for label in label_candidates(block) if label != block.id)
+    labels: dict[str, None] = {}
+    for block in blocks:
+        id, digits = block.id, block.fingerprint.hex()[:_SUFFIX]
+        label = f"ctx-{digits}" if id is None or not _SAFE_ID.fullmatch(id) else f"{id}~{digits}"
+        labels[content_label(block) if label in labels else label] = None
+    return list(labels)
 
 
 def seems_lasting(label: str) -> bool:
-    """Return whether a label in a text has the form that `lasting_label` gives, or that of a content label."""
+    """Return whether a label in a text has the form that `lasting_labels` gives, or that of a content label."""
     return "~" in label or label.startswith("ctx-")
 
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args
 from warmprefix.annotate import Templates, header_labels
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, fingerprint
-from warmprefix.dedup.exact import lasting_labels, opened_labels
+from warmprefix.dedup.exact import opened_labels, recordable
 from warmprefix.dedup.history import Message, VisibleHistory
 from warmprefix.draft import Draft, Past
 from warmprefix.errors import check_count
 from warmprefix.failures import log_failure
-from warmprefix.labels import LabelRegistry
+from warmprefix.labels import LabelRegistry, lasting_labels
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed, ServedPrompt
@@ -898,16 +898,20 @@ class ContextPlanner:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         visible = None if history is None else VisibleHistory(history)
         scope = _scope(tenant, model, preamble)
-        blank = len(listed) - sum(map(len, positions))
+        blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
         self._record(distinct_blocks(listed)[0] if blank else distinct, conversation, tenant, model, preamble)
         is_unshown = placement == "tail" and visible is None
+        opened = opened_labels(distinct) if is_unshown else ()
         with self._lock:
             state = self._state(scope)
             labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
-            self._counts["blank_blocks"] += blank
+            if blank:
+                self._counts["blank_blocks"] += blank
             self._planned += 1
             plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
-        return Draft(plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked)
+        return Draft(
+            plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, opened
+        )
 
     def _arrange(self, draft: Draft, record: Prepared | None) -> ContextPlan:
         past = draft.past(record, self._templates)
@@ -931,6 +935,7 @@ class ContextPlanner:
                 cache_salt=state.cache_salt,
                 tracked=past.tracked,
                 opens_prompt=past.opens_prompt,
+                opened=tuple([label for label in draft.opened if label not in names]) if draft.opened else (),
             )
             self._open[plan.id] = plan.scope
             if len(self._open) > self._max_open_plans:
@@ -941,14 +946,14 @@ class ContextPlanner:
                 self._counts["contested_blocks"] += len(record.contested)
         return plan
 
-    def _names(self, draft: Draft, past: Past, registry: LabelRegistry) -> frozenset[str]:
+    def _names(self, draft: Draft, past: Past, registry: LabelRegistry) -> tuple[str, ...]:
         """Return the labels that a line of this prompt must not imitate; the lock is held."""
         own = [label for label, _ in past.resolved]
         if draft.visible is None or draft.placement == "head":
-            return frozenset([*own, *past.names])
+            return (*own, *past.names)
         # A line of the history may have come from a text rather than from a label.
-        names = frozenset([*own, *(label for label in past.names if not registry.is_text(label))])
-        lines = (label for block in draft.blocks for label in header_labels(block.text))
+        names = (*own, *[label for label in past.names if not registry.is_text(label)])
+        lines = [label for block in draft.blocks for label in header_labels(block.text)]
         registry.add_opened([label for label in lines if label not in names])
         return names
 
@@ -1369,11 +1374,12 @@ def _id_in_store(plan: ContextPlan) -> str:
 
 def _sent(plan: ContextPlan) -> list[SeenBlock]:
     turn = plan.turn or 0
-    in_full = [planned for planned in plan.blocks if planned.reference is None]
-    sent = [SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens) for planned in in_full]
-    names = in_full[0].names if in_full else ()
-    opened = opened_labels([planned.block for planned in in_full]).items()
-    return sent + [SeenBlock(key, label, turn, 0) for key, label in opened if label not in names]
+    sent = [
+        SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
+        for planned in plan.blocks
+        if planned.reference is None
+    ]
+    return sent + [SeenBlock(key, label, turn, 0) for key, label in recordable(plan.opened).items()]
 
 
 def _cache_salt(key: bytes, tenant: str) -> str:

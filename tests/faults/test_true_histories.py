@@ -13,7 +13,7 @@ from true_histories import SCENARIOS, Scenario, run
 from true_prompts import Dialogue, Findings, Message
 from true_world import World
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.labels import lasting_label
+from warmprefix.labels import lasting_labels
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
 
 
@@ -121,7 +121,7 @@ Spoil = Callable[[ContextPlan], ContextPlan]
     [
         ("lost", lambda plan: dataclasses.replace(plan, blocks=plan.blocks[1:])),
         ("dangling", lambda plan: plan),
-        ("ambiguous", lambda plan: relabelled(plan, lasting_label(Dialogue.blocks([3])[0]))),
+        ("ambiguous", lambda plan: relabelled(plan, lasting_labels(Dialogue.blocks([3]))[0])),
         ("crossed", lambda plan: relabelled(plan, "globex.3")),
     ],
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from warmprefix.annotate import Templates, header_labels
+from warmprefix.annotate import Templates, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.labels import content_label, lasting_label, seems_lasting
+from warmprefix.labels import content_label, seems_lasting
 from warmprefix.plan import Reference
 from warmprefix.stores.base import Prepared
 
-__all__ = ["Resolved", "lasting_labels", "opened_labels", "resolve_from_record", "uncertain_labels"]
+__all__ = ["Resolved", "opened_labels", "recordable", "resolve_from_record"]
 
 Resolved = tuple[str, Reference | None]
 """A block's label, and the reference that takes its place if the prompt already holds it."""
@@ -23,40 +23,24 @@ _MAX_OPENED = 64
 _CONTENT_LABEL = re.compile(r"ctx-[0-9a-f]{32}")
 
 
-def lasting_labels(blocks: Sequence[ContextBlock]) -> list[str]:
-    """Return a label for each block that depends on its id and text alone; O(blocks).
+def opened_labels(blocks: Sequence[ContextBlock]) -> list[str]:
+    """Return the labels of `lasting_labels`' form that lines of the texts begin with.
 
-    Where the conversation is not shown, an older version of a block may stand in it under the same id, and the record
-    of that may be lost.
+    A block of this conversation may have one of them, or get it later. O(len(texts)).
     """
-    labels: dict[str, None] = {}
-    for block in blocks:
-        label = lasting_label(block)
-        labels[content_label(block) if label in labels else label] = None
-    return list(labels)
+    texts = [block.text for block in blocks if has_bracket(block.text)]
+    lines = [label for text in texts for label in header_labels(text)]
+    return list(dict.fromkeys([label for label in lines if seems_lasting(label)]))
 
 
-def opened_labels(blocks: Sequence[ContextBlock]) -> dict[bytes, str]:
-    """Return labels of the planner's form that lines of the texts begin with, each under a key of its own.
+def recordable(opened: Sequence[str]) -> dict[bytes, str]:
+    """Return those of `opened_labels` that the record can keep, each under a key of its own.
 
-    The record keeps them next to the labels of blocks: a block that comes later must not get one of them. At most 64;
-    the others are `uncertain_labels`.
+    The record keeps them next to the labels of blocks, so that no block that comes later gets one of them. It keeps no
+    more than 64 per request, and no content label, which is what such a block falls back to.
     """
-    opened = [label for label in _lines(blocks) if not _CONTENT_LABEL.fullmatch(label)]
-    return {_key(label): label for label in opened[:_MAX_OPENED]}
-
-
-def uncertain_labels(blocks: Sequence[ContextBlock], known: Collection[str]) -> list[str]:
-    """Return the labels of the planner's form that lines of the texts begin with and that are not in `known`.
-
-    A block of this conversation may have one of them, or get it later.
-    """
-    return [label for label in _lines(blocks) if label not in known]
-
-
-def _lines(blocks: Sequence[ContextBlock]) -> list[str]:
-    lines = (label for block in blocks for label in header_labels(block.text))
-    return list(dict.fromkeys(label for label in lines if seems_lasting(label)))
+    labels = [label for label in opened if not _CONTENT_LABEL.fullmatch(label)]
+    return {_key(label): label for label in labels[:_MAX_OPENED]}
 
 
 def _key(label: str) -> bytes:
