@@ -282,6 +282,55 @@ def test_a_stream_that_the_application_closes_counts_as_seen_from_its_first_toke
         go_on.set()
 
 
+class HungUpError(Exception):
+    """Raised where an application finds that its own client has left."""
+
+
+@pytest.mark.parametrize(
+    ("way", "fate"), [("header", "abandon"), ("sending", "commit"), ("sending, then an exception", "abandon")]
+)
+def test_a_stream_of_a_conversation_that_is_closed_early_counts_as_seen_only_if_the_application_says_so(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, way: str, fate: str
+) -> None:
+    role, word, *rest = sse("It ", "is.")
+    go_on = threading.Event()
+    scripted.script.append(reply([role, word, go_on, *rest], content_type="text/event-stream"))
+    plan = planner.plan(blocks, conversation="chat-42", placement="tail")
+    call: Any = {"model": "m", "messages": [{"role": "user", "content": plan.render()}], "stream": True}
+    sends = way != "header"
+    if not sends:
+        call["extra_headers"] = caller.link.headers(plan)
+
+    def end() -> None:
+        if way.endswith("exception"):
+            raise HungUpError
+
+    def blocking(client: Any) -> None:
+        with caller.link.sending(plan) if sends else contextlib.nullcontext():
+            with client.chat.completions.create(**call) as stream:
+                next(stream), next(stream)
+            assert planner.fates == ([] if sends else [fate]), "the end of the block decides"
+            end()
+
+    async def awaited(client: Any) -> None:
+        async with caller.link.sending(plan) if sends else contextlib.nullcontext():
+            async with await client.chat.completions.create(**call) as stream:
+                await stream.__anext__()
+                await stream.__anext__()
+            assert planner.fates == ([] if sends else [fate]), "the end of the block decides"
+            end()
+
+    try:
+        with pytest.raises(HungUpError) if way.endswith("exception") else contextlib.nullcontext():
+            caller.run(blocking, awaited)
+    finally:
+        go_on.set()
+    assert planner.fates == [fate]
+    again = planner.plan(blocks, conversation="chat-42", placement="tail")
+    assert bool(again.references) == (fate == "commit")
+    assert caller.link.stats().early_closes == (not sends)
+
+
 def test_a_stream_that_nobody_closes_ends_when_it_is_let_go_of(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any
 ) -> None:
