@@ -5,11 +5,6 @@ A caller's mistake is a plain `ValueError` or `TypeError`. Everything else deriv
 
 from __future__ import annotations
 
-import json
-import shlex
-from importlib import metadata
-from pathlib import Path
-
 __all__ = [
     "BatchError",
     "BatchFileError",
@@ -48,6 +43,9 @@ def _install_command(extra: str) -> str:
 
     A package index need not have warmprefix, so the command names the clone, directory or file that it came from.
     """
+    import shlex  # none of these imports is needed before an extra is missing
+    from pathlib import Path
+
     clone = Path(__file__).resolve().parents[2]
     if (clone / "core" / "warmprefix" / "errors.py").exists() and (clone / "pyproject.toml").exists():
         return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
@@ -59,6 +57,9 @@ def _install_command(extra: str) -> str:
 
 def _installed_from() -> str | None:
     """Return the URL that pip installed warmprefix from; None if that was an index, or is unknown."""
+    import json
+    from importlib import metadata
+
     try:
         origin = json.loads(metadata.distribution("warmprefix").read_text("direct_url.json") or "{}")
         url = origin.get("url")
