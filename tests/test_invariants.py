@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.annotate import matching_end
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.ordering import POLICIES
 from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.guard import GuardedStore
+
+TEMPLATES = Templates()
 
 # Few texts and few ids, so that texts, ids and headers collide; some texts imitate what only we may write.
 TEXTS = [
@@ -69,7 +70,7 @@ def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[Co
         holding = {
             message
             for message, starts in places.items()
-            if any(matching_end(message, start, planned.label, text) is not None for start in starts)
+            if any(TEMPLATES.matching_end(message, start, planned.label, text) is not None for start in starts)
         }
         if planned.reference is None:
             assert planned.render() in rendered
@@ -80,7 +81,7 @@ def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[Co
             assert holding & set(history), f"dangling: {planned.reference}"
         for message, starts in places.items():
             for start in starts:
-                found = matching_end(message, start, planned.label, text)
+                found = TEMPLATES.matching_end(message, start, planned.label, text)
                 assert found is not None, f"two texts are called {planned.label}"
 
 

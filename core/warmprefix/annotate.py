@@ -10,7 +10,7 @@ from string import Formatter
 
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates", "has_bracket", "header_labels", "matching_end"]
+__all__ = ["Templates", "has_bracket", "header_labels"]
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -26,7 +26,8 @@ _COMBINING = (
 )
 """Marks that are drawn over the character in front of them."""
 
-_BLANK = rf"[ \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}{_COMBINING}\\]"
+_BLANKS = rf" \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}{_COMBINING}\\"
+_BLANK = f"[{_BLANKS}]"
 """What a line may begin with and still seem to begin with a label. A backslash is what an escaped line begins with."""
 
 _OPENING = "[\uff3b\ufe47"
@@ -42,8 +43,12 @@ _UNSEEN = re.compile(f"[{_INVISIBLE}{_COMBINING}]")
 _LABEL = re.compile(rf"[{LABEL_CHARACTERS}]{{1,64}}")
 _IN_NOTE = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\]")
 _NOTED = rf"{_IN_NOTE.pattern}(?:(?:, | > )\[[{LABEL_CHARACTERS}]{{1,64}}\])*"
-_JOINING = re.compile(rf"(?:[\s,;>&]|and|{_BLANK})*")
-"""What may stand between two labels of one note."""
+_JOINING = re.compile(rf"(?:[\n\r\v\f,;>&{_BLANKS}]|and)*")
+"""What may stand between two labels of one note. No character has two ways to match, or it would take for ever."""
+
+_MAX_LABEL_CHARACTERS = 64
+_BEFORE_LABEL = ":\"'“”‘’("
+"""What may stand between the words of a note and its first label."""
 
 
 def header_labels(text: str) -> Iterator[str]:
@@ -65,30 +70,6 @@ def header_labels(text: str) -> Iterator[str]:
         label = _seen(found[1])
         if _LABEL.fullmatch(label) and not _UNSEEN.sub("", found[0]).endswith("\\"):
             yield label
-
-
-def matching_end(shown: str, start: int, label: str, text: str) -> int | None:
-    r"""Return where a block that `shown` holds from `start` on ends; None if `shown` holds no such block there.
-
-    Lines of its text may be escaped or not: which ones were depends on the labels of the prompt that it was written in.
-
-    >>> matching_end("[a] x\n\\[b] y", 0, "a", "x\n[b] y")
-    12
-    """
-    header = f"[{label}] "
-    if not shown.startswith(header, start):
-        return None
-    at = start + len(header)
-    if shown.startswith(text, at):
-        return at + len(text)
-    copied = 0
-    for bracketed in _BRACKETED.finditer(text):
-        piece = text[copied : bracketed.start()]
-        if not shown.startswith(piece, at):
-            return None
-        at, copied = at + len(piece), bracketed.start()
-        at += shown.startswith("\\", at)  # the text has a bracket here, so a backslash is one that escaping added
-    return at + len(text) - copied if shown.startswith(text[copied:], at) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +102,7 @@ class Templates:
 
     def __post_init__(self) -> None:
         lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
-        object.__setattr__(self, "_lead_ins", tuple([_folded(lead_in) for lead_in in lead_ins]))
+        object.__setattr__(self, "_lead_ins", tuple([_words(lead_in) for lead_in in lead_ins]))
         object.__setattr__(self, "_before", lead_ins)
 
     def order_annotation(self, labels: Iterable[str]) -> str:
@@ -160,8 +141,34 @@ class Templates:
             names: The labels that this prompt and its conversation use; only these can be mistaken for ours.
         """
         if has_bracket(text):
-            text = self._escaped(text, frozenset((label, *names)))
+            known = names if isinstance(names, frozenset) and label in names else frozenset((label, *names))
+            text = self._escaped(text, known)
         return f"[{label}] {text}"
+
+    def matching_end(self, shown: str, start: int, label: str, text: str) -> int | None:
+        r"""Return where a block that `shown` holds from `start` on ends; None if `shown` holds no such block there.
+
+        Which lines of its text are escaped depends on the labels of the prompt that it was written in, so each may be.
+        O(len(text)).
+
+        >>> Templates().matching_end("[a] x\n\\[b] y", 0, "a", "x\n[b] y")
+        12
+        """
+        header = f"[{label}] "
+        if not shown.startswith(header, start):
+            return None
+        at = start + len(header)
+        if shown.startswith(text, at):
+            return at + len(text)
+        copied = 0
+        for place, seen in self._imitations(text):
+            piece = text[copied:place]
+            if not shown.startswith(piece, at):
+                return None
+            at, copied = at + len(piece), place
+            if _LABEL.fullmatch(seen):
+                at += shown.startswith("\\", at)  # the text has a bracket here, so escaping has added the backslash
+        return at + len(text) - copied if shown.startswith(text[copied:], at) else None
 
     def _escaped(self, text: str, names: frozenset[str]) -> str:
         """Put a backslash before each bracket that seems to open a header or an annotation with one of `names`.
@@ -172,17 +179,24 @@ class Templates:
         if names.isdisjoint(inners) and not any(_seen(inner) in names for inner in _unusual(inners)):
             return text
         pieces: list[str] = []
-        copied = noted_until = 0
+        copied = 0
+        for place, seen in self._imitations(text):
+            if seen in names:
+                pieces += text[copied:place], "\\"
+                copied = place
+        return "".join([*pieces, text[copied:]])
+
+    def _imitations(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yield each bracket that opens a line or stands in what reads like an annotation, and what is seen in it."""
+        noted_until = 0
         for bracketed in _BRACKETED.finditer(text):
             start = bracketed.start()
             is_in_note = (noted_until and _JOINING.fullmatch(text, noted_until, start)) or self._ends_in_lead_in(
                 text, start
             )
             noted_until = bracketed.end() if is_in_note else 0
-            if _seen(bracketed[1]) in names and (is_in_note or _opens_line(text, start)):
-                pieces += text[copied:start], "\\"
-                copied = start
-        return "".join([*pieces, text[copied:]])
+            if is_in_note or _opens_line(text, start):
+                yield start, _seen(bracketed[1])
 
     def _ends_in_lead_in(self, text: str, end: int) -> bool:
         """Return whether what stands before `end` reads like the first words of an annotation."""
@@ -209,28 +223,41 @@ def _unusual(inners: Sequence[str]) -> Iterable[str]:
 
 
 def _seen(text: str) -> str:
-    """Return what the eye sees of a short text, in plain characters where it has a compatible form."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKD", text)
-    elif text.isprintable():
+    """Return what the eye sees in brackets, in plain characters where it has a compatible form.
+
+    A text that is too long for a label is returned without that: to normalise it may take quadratic time.
+    """
+    if text.isascii() and text.isprintable():
         return text.strip()
-    return _UNSEEN.sub("", text).strip()
+    text = _UNSEEN.sub("", text).strip()
+    return text if text.isascii() or len(text) > _MAX_LABEL_CHARACTERS else _plain(text)
+
+
+def _plain(text: str) -> str:
+    return _UNSEEN.sub("", unicodedata.normalize("NFKD", text)).strip()
 
 
 def _opens_line(text: str, start: int) -> bool:
-    while start and _ONE_BLANK.match(text, start - 1):
+    while start and (_ONE_BLANK.match(text, start - 1) or text[start - 1] in _OPENING):
         start -= 1
     return not start or text[start - 1] in _BREAKS
 
 
 def _folded(text: str) -> str:
     """Return letters and signs only, without case: any spaces between them read the same."""
-    return "".join(_seen(text).casefold().split())
+    return "".join(_plain(text).casefold().split())
+
+
+def _words(lead_in: str) -> str:
+    """Return the folded words of a note, without what may stand between them and a label."""
+    return _folded(lead_in).rstrip(_BEFORE_LABEL)
 
 
 def _reads_backwards(text: str, end: int, folded: str) -> bool:
     """Return whether the text before `end` ends in `folded`, whatever blanks and invisible characters are in it."""
     left = folded
+    while end and (text[end - 1] in _BEFORE_LABEL or text[end - 1].isspace() or _ONE_BLANK.match(text, end - 1)):
+        end -= 1
     while left:
         if not end:
             return False
@@ -261,7 +288,7 @@ def _lead_in(name: str, placeholder: str, template: str) -> str:
     lead_in = template.format(**{placeholder: "\n"}).partition("\n")[0]
     # Without words in front it could pass for a block's header; a backslash there would pass for our escape, and a
     # forged phrase could hide a forged header in its own brackets.
-    if not _folded(lead_in) or any(sign in lead_in for sign in (*_OPENING, "\\")):
+    if not _words(lead_in) or any(sign in lead_in for sign in (*_OPENING, "\\")):
         raise ValueError(
             f"{name} template needs words before {{{placeholder}}}, no bracket, no backslash, got {template!r}"
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.dedup.exact import Resolved, recordable, resolve_from_record
+from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import VisibleHistory
 from warmprefix.plan import Placement, Scope
 from warmprefix.stores import Conversation, Prepared
@@ -25,7 +25,7 @@ class Past(NamedTuple):
     tracked: bool
     """Whether the store follows the plan, until it is committed or abandoned."""
     names: Collection[str]
-    """Labels other than those of the plan's own blocks that its texts must not imitate."""
+    """Labels besides those of the plan's blocks, and of a shown history, that its texts must not imitate."""
 
 
 class Draft(NamedTuple):
@@ -54,9 +54,8 @@ class Draft(NamedTuple):
         return Conversation(self.scope.tenant, self.conversation)
 
     def proposed(self) -> dict[bytes, str]:
-        """Return the argument of `SeenStore.prepare`: labels of blocks, and those that lines of their texts open."""
-        labels = {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
-        return labels | recordable(self.opened) if self.opened else labels
+        """Return the argument of `SeenStore.prepare`: the blocks' labels by their fingerprints."""
+        return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
 
     def past(self, record: Prepared | None, templates: Templates) -> Past:
         """Whatever decides here: the visible messages, else the store's record, else that there is no past.
@@ -74,12 +73,8 @@ class Draft(NamedTuple):
             resolved = self.visible.resolve(self.blocks, self.labels, templates)
             # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
             opens_prompt = self.visible.is_empty and all(reference is None for _, reference in resolved)
-            return Past(opens_prompt, None, resolved, tracked=False, names=self.visible.labels(templates))
+            return Past(opens_prompt, None, resolved, tracked=False, names=())
         if record is None:
             return Past(False, None, in_full, tracked=True, names=self.opened)
         resolved = resolve_from_record(self.blocks, self.labels, record, templates)
-        names = self.opened
-        if names:  # the record will keep the others for the blocks that come later
-            kept = frozenset(recordable(names).values()) - record.taken
-            names = [label for label in names if label not in kept]
-        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=names)
+        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=self.opened)

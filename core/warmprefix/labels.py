@@ -17,6 +17,10 @@ LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
 _SUFFIX = 6
 """Hexadecimal digits of a fingerprint in a label: two texts with one id share them once in 16 million times."""
 
+_LASTING = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,39}~[0-9a-f]{6}|ctx-[0-9a-f]{6}(?:[0-9a-f]{6}|[0-9a-f]{26})?(?:~[0-9]+)?"
+)
+
 _SAFE_ID = re.compile(r"(?!ctx-)(?![0-9A-Fa-f-]{20,}\Z)[A-Za-z0-9][A-Za-z0-9_.:/-]{0,39}")
 
 
@@ -65,8 +69,12 @@ def lasting_labels(blocks: Iterable[ContextBlock]) -> list[str]:
 
 
 def seems_lasting(label: str) -> bool:
-    """Return whether a label in a text has the form that `lasting_labels` gives, or that of a content label."""
-    return "~" in label or label.startswith("ctx-")
+    """Return whether a label in a text has the form of those that `lasting_labels` gives, or of a content label.
+
+    >>> [label for label in ("Doc_1~2f235f", "ctx-2f235f", "~/src", "ctx-switch", "ERROR") if seems_lasting(label)]
+    ['Doc_1~2f235f', 'ctx-2f235f']
+    """
+    return _LASTING.fullmatch(label) is not None
 
 
 class LabelRegistry:
@@ -81,7 +89,7 @@ class LabelRegistry:
         self._labels: OrderedDict[bytes, str] = OrderedDict()
         self._owners: dict[str, bytes] = {}
         self._opened: OrderedDict[bytes, None] = OrderedDict()
-        """Digests of labels that lines of texts begin with."""
+        """Digests of lines of texts that begin with a label."""
 
     def labels(self, blocks: Sequence[ContextBlock]) -> list[str]:
         """Return a label for each block, chosen now for those that have none. O(1) per block."""
@@ -107,21 +115,27 @@ class LabelRegistry:
         self._labels[key] = label
         return label
 
-    def add_opened(self, labels: Iterable[str]) -> None:
-        """Remember labels that lines of texts begin with, though no block of the prompt has them. Bounded as above."""
-        for label in labels:
-            self._opened[_digest(label)] = None
-            self._opened.move_to_end(_digest(label))
+    def add_opened(self, lines: Iterable[str]) -> None:
+        """Remember lines of texts that begin with a label, though no block of the prompt has it. Bounded as above."""
+        for line in lines:
+            self._opened[_digest(line)] = None
+            self._opened.move_to_end(_digest(line))
         while len(self._opened) > self._max_labels:
             self._opened.popitem(last=False)
 
-    def is_text(self, label: str) -> bool:
-        """Return whether a line of a text is known to begin with a label, and no block to have it."""
-        return label not in self._owners and _digest(label) in self._opened
+    def discard_opened(self, lines: Iterable[str]) -> None:
+        """Forget lines that blocks begin with from now on."""
+        if self._opened:
+            for line in lines:
+                self._opened.pop(_digest(line), None)
+
+    def is_text(self, label: str, line: str) -> bool:
+        """Return whether a text had this line, which begins with a label that no remembered block has."""
+        return label not in self._owners and _digest(line) in self._opened
 
     def __len__(self) -> int:
         return len(self._labels)
 
 
-def _digest(label: str) -> bytes:
-    return hashlib.blake2b(label.encode(), digest_size=8).digest()
+def _digest(line: str) -> bytes:
+    return hashlib.blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8).digest()

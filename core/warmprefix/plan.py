@@ -44,7 +44,7 @@ class PlannedBlock(NamedTuple):
     reference: Reference | None
     templates: Templates
     """The wording of the prompt that it stands in."""
-    names: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
     """Labels of that prompt and its conversation: a line of text that begins with one is escaped."""
 
     @property
@@ -86,8 +86,6 @@ class ContextPlan:
     """Whether committing it records its blocks as seen by the conversation."""
     opens_prompt: bool = field(repr=False)
     """Whether its context follows the preamble directly, so that other conversations can share it as a prefix."""
-    opened: tuple[str, ...] = field(default=(), repr=False)
-    """Labels that lines of its texts begin with, for the conversation's record."""
 
     @property
     def order_annotation(self) -> str | None:

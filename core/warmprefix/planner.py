@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
-from warmprefix.annotate import Templates, header_labels
+from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, fingerprint
-from warmprefix.dedup.exact import opened_labels, recordable
-from warmprefix.dedup.history import Message, VisibleHistory
+from warmprefix.dedup.exact import opened_labels
+from warmprefix.dedup.history import Message, VisibleHistory, header_lines
 from warmprefix.draft import Draft, Past
 from warmprefix.errors import check_count
 from warmprefix.failures import log_failure
@@ -935,7 +935,6 @@ class ContextPlanner:
                 cache_salt=state.cache_salt,
                 tracked=past.tracked,
                 opens_prompt=past.opens_prompt,
-                opened=tuple([label for label in draft.opened if label not in names]) if draft.opened else (),
             )
             self._open[plan.id] = plan.scope
             if len(self._open) > self._max_open_plans:
@@ -946,16 +945,18 @@ class ContextPlanner:
                 self._counts["contested_blocks"] += len(record.contested)
         return plan
 
-    def _names(self, draft: Draft, past: Past, registry: LabelRegistry) -> tuple[str, ...]:
+    def _names(self, draft: Draft, past: Past, registry: LabelRegistry) -> frozenset[str]:
         """Return the labels that a line of this prompt must not imitate; the lock is held."""
         own = [label for label, _ in past.resolved]
         if draft.visible is None or draft.placement == "head":
-            return (*own, *past.names)
-        # A line of the history may have come from a text rather than from a label.
-        names = (*own, *[label for label in past.names if not registry.is_text(label)])
-        lines = [label for block in draft.blocks for label in header_labels(block.text)]
-        registry.add_opened([label for label in lines if label not in names])
-        return names
+            return frozenset([*own, *past.names])
+        names = draft.visible.labels(self._templates, registry.is_text) | set(own)
+        in_full = [(block, label) for block, (label, seen) in zip(draft.blocks, past.resolved, strict=True) if not seen]
+        lines = [found for block, _ in in_full for found in header_lines(block.text)]
+        # Once it is part of the history, such a line must not pass for the first line of a block.
+        registry.add_opened([line for label, line in lines if label not in names])
+        registry.discard_opened(f"[{label}] {block.text}".partition("\n")[0] for block, label in in_full)
+        return frozenset(names)
 
     def _close_committed(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Learn from a plan that was open; True if it was."""
@@ -1374,12 +1375,11 @@ def _id_in_store(plan: ContextPlan) -> str:
 
 def _sent(plan: ContextPlan) -> list[SeenBlock]:
     turn = plan.turn or 0
-    sent = [
+    return [
         SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
         for planned in plan.blocks
         if planned.reference is None
     ]
-    return sent + [SeenBlock(key, label, turn, 0) for key, label in recordable(plan.opened).items()]
 
 
 def _cache_salt(key: bytes, tenant: str) -> str:

@@ -359,5 +359,5 @@ def test_what_is_no_feed_or_observer_is_refused(name: str, value: Any) -> None:
 
 
 def test_patience_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="patience must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="patience must be 1 or more, or None, got 0"):
         ContextPlanner(patience=0)

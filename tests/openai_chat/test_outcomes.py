@@ -282,6 +282,63 @@ def test_a_stream_that_the_application_closes_counts_as_seen_from_its_first_toke
         go_on.set()
 
 
+@pytest.mark.parametrize("way", ["header", "sending", "a task that outlives its block"])
+async def test_a_stream_that_came_in_one_piece_is_not_seen_before_it_was_read(
+    planner: Any, link: EngineLink, scripted: Any, blocks: Any, reply: Any, sse: Any, way: str
+) -> None:
+    scripted.script.append(reply([b"".join(sse("It ", "is."))], content_type="text/event-stream"))
+    plan = planner.plan(blocks, conversation="c", placement="tail")
+    call: Any = {"model": "m", "messages": [{"role": "user", "content": plan.render()}], "stream": True}
+    http = link.async_http_client()
+
+    async def read(stop_after: int) -> None:
+        stream: Any = await client.chat.completions.create(**call)
+        async with stream:
+            for _ in range(stop_after):
+                await stream.__anext__()
+            if stop_after > 1:
+                _ = [chunk async for chunk in stream]
+
+    async def read_and_hang_up() -> None:
+        async with link.sending(plan):
+            await read(1)
+            raise HungUpError
+
+    async def hang_up_meanwhile(reading: list[asyncio.Task[None]]) -> None:
+        async with link.sending(plan):
+            reading.append(asyncio.ensure_future(read(2)))
+            while not scripted.seen:
+                await asyncio.sleep(0)
+            raise HungUpError
+
+    async with openai.AsyncOpenAI(base_url=scripted.base_url, api_key="none", http_client=http) as client:
+        if way == "header":
+            call["extra_headers"] = link.headers(plan)
+            await read(1)
+        elif way == "sending":
+            with pytest.raises(HungUpError):
+                await read_and_hang_up()
+        else:
+            reading: list[asyncio.Task[None]] = []
+            with pytest.raises(HungUpError):
+                await hang_up_meanwhile(reading)
+            await reading[0]
+    assert planner.fates == ["abandon"]
+    assert not planner.plan(blocks, conversation="c", placement="tail").references
+
+
+def test_nothing_of_a_plan_is_kept_behind_its_block(
+    caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
+) -> None:
+    scripted.script.append(reply([json.dumps(completion).encode()]))
+    plan = planner.plan(blocks, conversation="c", placement="tail")
+    with caller.link.sending(plan):
+        caller.ask(messages=[{"role": "user", "content": plan.render()}])
+    assert planner.fates == ["commit"]
+    sent = caller.link._book.find(plan.id)
+    assert (sent.plan, sent.answer) == (None, None)
+
+
 class HungUpError(Exception):
     """Raised where an application finds that its own client has left."""
 

@@ -116,7 +116,7 @@ class PlannedRequest:
         distinct, positions = evidence_blocks(self.request.blocks)
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.templates
-        names = tuple([labels[block.fingerprint] for block in distinct])
+        names = frozenset([labels[block.fingerprint] for block in distinct])
         return tuple(
             [
                 PlannedBlock(distinct[i], positions[i], labels[distinct[i].fingerprint], None, templates, names)

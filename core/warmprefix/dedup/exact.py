@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 
 from warmprefix.annotate import Templates, has_bracket, header_labels
@@ -12,39 +10,20 @@ from warmprefix.labels import content_label, seems_lasting
 from warmprefix.plan import Reference
 from warmprefix.stores.base import Prepared
 
-__all__ = ["Resolved", "opened_labels", "recordable", "resolve_from_record"]
+__all__ = ["Resolved", "opened_labels", "resolve_from_record"]
 
 Resolved = tuple[str, Reference | None]
 """A block's label, and the reference that takes its place if the prompt already holds it."""
 
-_MAX_OPENED = 64
-"""Labels per request that the record remembers because a line of a text begins with them."""
-
-_CONTENT_LABEL = re.compile(r"ctx-[0-9a-f]{32}")
-
 
 def opened_labels(blocks: Sequence[ContextBlock]) -> list[str]:
-    """Return the labels of `lasting_labels`' form that lines of the texts begin with.
+    """Return the labels of `lasting_labels`' form that lines of the texts begin with. O(len(texts)).
 
-    A block of this conversation may have one of them, or get it later. O(len(texts)).
+    Where the history is not shown, a block of the conversation may have one of them, or get it later.
     """
     texts = [block.text for block in blocks if has_bracket(block.text)]
     lines = [label for text in texts for label in header_labels(text)]
     return list(dict.fromkeys([label for label in lines if seems_lasting(label)]))
-
-
-def recordable(opened: Sequence[str]) -> dict[bytes, str]:
-    """Return those of `opened_labels` that the record can keep, each under a key of its own.
-
-    The record keeps them next to the labels of blocks, so that no block that comes later gets one of them. It keeps no
-    more than 64 per request, and no content label, which is what such a block falls back to.
-    """
-    labels = [label for label in opened if not _CONTENT_LABEL.fullmatch(label)]
-    return {_key(label): label for label in labels[:_MAX_OPENED]}
-
-
-def _key(label: str) -> bytes:
-    return hashlib.blake2b(label.encode(), digest_size=16, person=b"wp opened line").digest()
 
 
 def resolve_from_record(
@@ -53,7 +32,7 @@ def resolve_from_record(
     """Refer to each block that the record holds, uncontested; the others stay in full. O(len(blocks)).
 
     A seen block keeps the label it was sent under, contested or not. A new one whose label names another block in this
-    conversation, or opened a line of a text in it, is labelled by its content instead.
+    conversation is labelled by its content instead.
     """
     resolved: list[Resolved] = []
     for block, label in zip(blocks, labels, strict=True):

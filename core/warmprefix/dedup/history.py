@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count, pairwise
 from typing import Any, Protocol, runtime_checkable
 
-from warmprefix.annotate import Templates, header_labels, matching_end
+from warmprefix.annotate import Templates, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.exact import Resolved
 from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
 from warmprefix.plan import Reference
 
-__all__ = ["Message", "SdkMessage", "VisibleHistory", "as_mapping"]
+__all__ = ["Message", "SdkMessage", "VisibleHistory", "as_mapping", "header_lines"]
 
 
 @runtime_checkable
@@ -48,6 +48,8 @@ class VisibleHistory:
         self.is_empty = True
         """Whether there is no message but system and developer prompts, so that the context opens the prompt."""
         self._headers: dict[str, list[tuple[str, int]]] = {}
+        self._given: dict[str, list[tuple[str, int]]] = {}
+        """Those of the headers that may be a block's: the model's own messages hold none."""
         self._texts: list[str] = []
         looks: Counter[str] = Counter()
         for given in messages:
@@ -57,16 +59,28 @@ class VisibleHistory:
             for text in _texts(message):
                 self._texts.append(text)
                 looks.update(header_labels(text))
-                for header in _HEADER.finditer(text):
-                    if header.start() == 0 or text[header.start() - 1] == "\n":
-                        self._headers.setdefault(header[1], []).append((text, header.start()))
+                by_model = isinstance(message, Mapping) and message.get("role") in ("assistant", "ai")
+                for label, start in _headers(text):
+                    self._headers.setdefault(label, []).append((text, start))
+                    if not by_model:
+                        self._given.setdefault(label, []).append((text, start))
         self._forged = {label for label, times in looks.items() if times > len(self._headers.get(label, ()))}
         """Labels that a line seems to begin with somewhere, though not as a block does."""
 
-    def labels(self, templates: Templates) -> set[str]:
-        """Return the labels that may be those of its blocks: a line begins with them, or a note names them."""
+    def labels(self, templates: Templates, is_text: Callable[[str, str], bool]) -> set[str]:
+        """Return the labels that may be those of its blocks: a line begins with them, or a note names them.
+
+        Args:
+            templates: The wording of the notes.
+            is_text: Returns for a label and the line that begins with it whether the line is one of a block's text.
+        """
         noted = (label for text in self._texts for label in templates.noted_labels(text))
-        return {*self._headers, *noted}
+        headed = (
+            label
+            for label, places in self._given.items()
+            if not all(is_text(label, _line(text, start)) for text, start in places)
+        )
+        return {*headed, *noted}
 
     def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
         """Refer to each block that a message holds; the others stay in full.
@@ -93,14 +107,18 @@ class VisibleHistory:
         for candidate in (label, *label_candidates(block)):
             if candidate not in self._headers or candidate in self._forged or candidate in referred:
                 continue
-            if self._holds(candidate, block.text):
+            if self._holds(candidate, block.text, templates):
                 return Reference(candidate, None, templates.location_annotation([candidate]))
         return None
 
-    def _holds(self, label: str, text: str) -> bool:
-        """Return whether every header with this label begins this block, whole."""
-        for message, start in self._headers[label]:
-            end = matching_end(message, start, label, text)
+    def _holds(self, label: str, text: str, templates: Templates) -> bool:
+        """Return whether every header with this label begins this block, whole. O(length of the history)."""
+        places = self._headers[label]
+        for (message, start), (other, behind) in pairwise(places):
+            if other is message and behind - start < len(text):  # no room for two of them
+                return False
+        for message, start in places:
+            end = templates.matching_end(message, start, label, text)
             if end is None or message[end : end + 1] not in ("", "\r", "\n"):
                 return False
         return True
@@ -115,6 +133,24 @@ class VisibleHistory:
 
     def _is_unused(self, label: str) -> bool:
         return label not in self._headers and label not in self._forged
+
+
+def header_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a text that begin as a block's first line does, each behind its label."""
+    for label, start in _headers(text):
+        yield label, _line(text, start)
+
+
+def _headers(text: str) -> Iterator[tuple[str, int]]:
+    if has_bracket(text):
+        for header in _HEADER.finditer(text):
+            if header.start() == 0 or text[header.start() - 1] == "\n":
+                yield header[1], header.start()
+
+
+def _line(text: str, start: int) -> str:
+    end = text.find("\n", start)
+    return text[start:] if end < 0 else text[start:end]
 
 
 def as_mapping(message: object) -> Mapping[str, Any]:

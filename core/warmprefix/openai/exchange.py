@@ -70,6 +70,9 @@ class Exchange:
         self._reader: AnswerReader | None = None
         self._ttft: float | None = None
         self._is_whole = False
+        self._has_split = False
+        self._has_passed_end = False
+        """Whether the client has asked for the event that says that nothing follows."""
         self._over = False
 
     def sending(self) -> None:
@@ -113,6 +116,23 @@ class Exchange:
             return self._unreadable(reader, data)
         return passed
 
+    def split_before_end(self, passed: bytes) -> tuple[bytes, bytes]:
+        """Split what `feed` returned before the event that says that nothing follows.
+
+        Only a client that asks for that event has handed all earlier ones to its application. The second part is empty
+        if there is nothing to hold back.
+        """
+        if not isinstance(self._reader, StreamedAnswer) or not self._reader.heard.ended or self._has_split:
+            return passed, b""
+        self._has_split = True
+        events = passed.rstrip(b"\r\n")
+        start = max(events.rfind(gap) + len(gap) if gap in events else 0 for gap in (b"\n\n", b"\r\n\r\n", b"\r\r"))
+        return passed[:start], passed[start:]
+
+    def passes_end(self) -> None:
+        """Note that the client has asked for what `split_before_end` held back."""
+        self._has_passed_end = True
+
     def finish(self) -> bytes:
         """Return what is still to be passed on of a body that has come to its end; nothing when called again."""
         reader = self._reader
@@ -147,7 +167,7 @@ class Exchange:
             heard = reader.heard
             if not heard.started or is_dropped or (self._plan.tracked and heard.failed):
                 return self._verdict("abandon")
-            is_complete = self._is_whole or heard.ended or not self._plan.tracked
+            is_complete = self._is_whole or self._has_passed_end or not self._plan.tracked
             return self._verdict("commit" if is_complete else "commit part")
         if self._is_whole and not is_dropped:
             return self._verdict("abandon" if reader.heard.failed else "commit")

@@ -171,9 +171,9 @@ class EngineLink:
         """`with` or `async with`: within the block, the request whose prompt holds the plan's blocks is that plan's.
 
         For frameworks that pass no headers, and for whatever sends several requests of which one has the context. Store
-        the answer inside the block: if the block ends without an exception, the plan is committed, even if you closed
-        the stream early; if an exception or a cancellation leaves it, the plan is abandoned. A plan that no request
-        had, or whose last request failed, is abandoned too.
+        the answer, and close a stream, inside the block. If the block ends without an exception, the plan is committed,
+        even if you closed the stream early. If an exception or a cancellation leaves it, the plan is abandoned. A plan
+        that no request had, or whose last request failed, is abandoned too.
 
         The request must be sent within the block. A stream that the SDK returned may be read after it. One that is
         sent when it is first read, as that of LangChain's `stream` is, must be read within, or be marked instead:
@@ -313,9 +313,11 @@ class EngineLink:
         if verdict.step == "put back":
             self._book.put_back(verdict.sent)
             return None
-        if verdict.step in _COMMITS and verdict.plan.tracked and verdict.sent.is_sending:
-            self._book.hold(verdict.sent, verdict)  # the end of the block decides
+        commits = verdict.step in _COMMITS and verdict.plan.tracked
+        if commits and self._book.hold(verdict.sent, verdict):  # the end of the block decides
             return None
+        if commits and verdict.sent.dropped:
+            verdict = verdict._replace(step="abandon", report=None)
         if verdict.step == "commit part":
             self._count("early_closes")
             verdict = verdict._replace(step="abandon", report=None)
@@ -416,11 +418,11 @@ class _SendingBlock:
         self._sending.is_open = False
         with contextlib.suppress(ValueError):  # a generator that stands in the block was closed in another context
             sending_now.reset(self._token)
-        plan = self._book.leave_block(self._sent)
+        plan, answer = self._book.leave_block(self._sent, raised=raised)
         if plan is None:
             return None
-        if not raised and isinstance(self._sent.answer, Verdict):
-            return self._sent.answer._replace(step="commit")
+        if not raised and isinstance(answer, Verdict):
+            return answer._replace(step="commit")
         if not raised and not self._sent.was_taken:
             self._link.unsent()
         return Verdict(self._sent, plan, "abandon")

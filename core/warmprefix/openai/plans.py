@@ -22,6 +22,7 @@ class SentPlan:
         "answer",
         "cache_salt",
         "deadline",
+        "dropped",
         "id",
         "open_blocks",
         "plan",
@@ -39,7 +40,9 @@ class SentPlan:
         """Names its conversation; None without one."""
         self.state: Literal["ready", "taken", "failed", "answered", "over"] = "ready"
         self.answer: object = None
-        """When "answered": what follows if the application keeps the answer."""
+        """When "answered": the commit to make if the block ends without an exception."""
+        self.dropped = False
+        """Whether an exception left a block of `sending` while a request had it: then its answer counts for nothing."""
         self.deadline = 0.0
         """When "failed": until when another attempt may come."""
         self.open_blocks = 0
@@ -111,16 +114,18 @@ class PlanBook:
             plan = self.end(oldest)
             return None if plan is None else (oldest, plan)
 
-    def hold(self, sent: SentPlan, answer: object) -> None:
-        """Keep the plan of an answered request until its block of `sending` ends."""
+    def hold(self, sent: SentPlan, answer: object) -> bool:
+        """Keep the plan of an answered request until its block of `sending` ends; False if it is in none."""
         with self._lock:
-            if sent.state == "taken":
-                sent.state, sent.answer = "answered", answer
+            if sent.state != "taken" or not sent.open_blocks:
+                return False
+            sent.state, sent.answer = "answered", answer
+            return True
 
     def end(self, sent: SentPlan) -> ContextPlan | None:
         """Nobody gets it any more. Returns its plan, once."""
         with self._lock:
-            plan, sent.plan, sent.state = sent.plan, None, "over"
+            plan, sent.plan, sent.answer, sent.state = sent.plan, None, None, "over"
             self._failed.pop(sent.id, None)
             return plan
 
@@ -129,11 +134,16 @@ class PlanBook:
         with self._lock:
             sent.open_blocks += 1
 
-    def leave_block(self, sent: SentPlan) -> ContextPlan | None:
-        """`end`, but None if it is in another block, or a request has it: that one will tell."""
+    def leave_block(self, sent: SentPlan, *, raised: bool) -> tuple[ContextPlan | None, object]:
+        """End the plan unless it is in another block, or a request has it; return it, and its held answer."""
         with self._lock:
             sent.open_blocks -= 1
-            return None if sent.open_blocks or sent.state == "taken" else self.end(sent)
+            if sent.state == "taken":
+                sent.dropped = sent.dropped or raised
+            if sent.open_blocks or sent.state == "taken":
+                return None, None
+            answer = sent.answer
+            return self.end(sent), answer
 
     def end_overdue(self, now: float) -> list[tuple[SentPlan, ContextPlan]]:
         """`end` of those that nobody tried again in time."""

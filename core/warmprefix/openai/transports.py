@@ -152,11 +152,14 @@ class _Body:
         self._link = link
         self._stream = stream
         self._source: Iterator[bytes] = iter(source)
+        self._held = b""
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
+        if self._held:
+            return self._held_end()
         while True:
             try:
                 data = next(self._source)
@@ -168,11 +171,18 @@ class _Body:
             except BaseException as error:
                 self._link.settle(self._exchange.end(error))
                 raise
-            passed = self._exchange.feed(data)
+            passed, self._held = self._exchange.split_before_end(self._exchange.feed(data))
             if self._exchange.is_decided:  # the oldest SDKs raise what they are told and close nothing
                 self._link.settle(self._exchange.end())
             if passed:
                 return passed
+            if self._held:
+                return self._held_end()
+
+    def _held_end(self) -> bytes:
+        self._exchange.passes_end()
+        held, self._held = self._held, b""
+        return held
 
     def close(self) -> None:
         try:
@@ -197,11 +207,14 @@ class _AsyncBody:
         self._link = link
         self._stream = stream
         self._source: AsyncIterator[bytes] = aiter(source)
+        self._held = b""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
+        if self._held:
+            return self._held_end()
         while True:
             try:
                 data = await anext(self._source)
@@ -213,11 +226,18 @@ class _AsyncBody:
             except BaseException as error:
                 await self._link.asettle(self._exchange.end(error))
                 raise
-            passed = self._exchange.feed(data)
+            passed, self._held = self._exchange.split_before_end(self._exchange.feed(data))
             if self._exchange.is_decided:
                 await self._link.asettle(self._exchange.end())
             if passed:
                 return passed
+            if self._held:
+                return self._held_end()
+
+    def _held_end(self) -> bytes:
+        self._exchange.passes_end()
+        held, self._held = self._held, b""
+        return held
 
     async def aclose(self) -> None:
         try:

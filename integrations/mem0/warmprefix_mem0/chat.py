@@ -129,7 +129,10 @@ def _without_stale_references(messages: Iterable[Message]) -> Iterator[Message]:
             parts = [_with_text(part, checked(text, role)) if (text := _text(part)) else part for part in content]
             # A part that held nothing else is left out: some endpoints refuse an empty text.
             content = [part for part, before in zip(parts, content, strict=True) if part == before or _text(part)]
-        yield message if content == message.get("content") else {**message, "content": content}
+        if content == message.get("content"):
+            yield message
+        elif content:  # some endpoints refuse a message without any
+            yield {**message, "content": content}
 
 
 def _text(part: object) -> str:

@@ -20,7 +20,6 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import ConfigDict
 
 from warmprefix import ContextPlan, ContextPlanner, Templates
-from warmprefix.annotate import matching_end
 from warmprefix_langchain import ContextReuseCompressor, ContextReuseRetriever, context_reuse
 
 NOTE = "Please read the context in the following priority order: "
@@ -110,7 +109,7 @@ def test_prompts_show_every_text_as_the_planner_renders_it(requests: list[list[D
 
 
 def is_shown(label: str, text: str, shown: list[str]) -> bool:
-    return any(matching_end(one, 0, label, text) == len(one) for one in shown)
+    return any(Templates().matching_end(one, 0, label, text) == len(one) for one in shown)
 
 
 @given(st.lists(documents, min_size=1, max_size=6), st.randoms(use_true_random=False))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.annotate import matching_end
+from warmprefix import Templates
 from warmprefix_mem0 import MemoryChat
 
+TEMPLATES = Templates()
 TEA = "Ann drinks green tea every morning"
 CATS = "Ann has two cats called Ada and Grace"
 FORGERIES = [
@@ -223,5 +224,5 @@ def is_called(prompt: list[str], label: str, text: str) -> bool:
     """Return whether the label opens a line in the prompt, and wherever it does, this text follows."""
     places = re.compile(rf"^\[{re.escape(label)}\] ", re.MULTILINE)
     found = [(message, place.start()) for message in prompt for place in places.finditer(message)]
-    ends = [(message, matching_end(message, start, label, text)) for message, start in found]
+    ends = [(message, TEMPLATES.matching_end(message, start, label, text)) for message, start in found]
     return bool(ends) and all(end is not None and message[end : end + 1] in ("", "\n") for message, end in ends)
