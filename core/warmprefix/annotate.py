@@ -10,7 +10,7 @@ from string import Formatter
 
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates", "has_bracket", "header_labels"]
+__all__ = ["Templates", "bracketed", "has_bracket", "header_labels"]
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -49,6 +49,11 @@ _JOINING = re.compile(rf"(?:[\n\r\v\f,;>&{_BLANKS}]|and)*")
 _MAX_LABEL_CHARACTERS = 64
 _BEFORE_LABEL = ":\"'“”‘’("
 """What may stand between the words of a note and its first label."""
+
+
+def bracketed(text: str) -> list[str]:
+    """Return what is seen in the brackets of a text, wherever they stand."""
+    return [_seen(inner) for inner in _BRACKETED.findall(text)] if has_bracket(text) else []
 
 
 def header_labels(text: str) -> Iterator[str]:
@@ -189,14 +194,14 @@ class Templates:
     def _imitations(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield each bracket that opens a line or stands in what reads like an annotation, and what is seen in it."""
         noted_until = 0
-        for bracketed in _BRACKETED.finditer(text):
-            start = bracketed.start()
+        for found in _BRACKETED.finditer(text):
+            start = found.start()
             is_in_note = (noted_until and _JOINING.fullmatch(text, noted_until, start)) or self._ends_in_lead_in(
                 text, start
             )
-            noted_until = bracketed.end() if is_in_note else 0
+            noted_until = found.end() if is_in_note else 0
             if is_in_note or _opens_line(text, start):
-                yield start, _seen(bracketed[1])
+                yield start, _seen(found[1])
 
     def _ends_in_lead_in(self, text: str, end: int) -> bool:
         """Return whether what stands before `end` reads like the first words of an annotation."""

@@ -40,8 +40,8 @@ class Draft(NamedTuple):
     labels: Sequence[str]
     visible: VisibleHistory | None
     order_locked: bool
-    opened: Sequence[str]
-    """Labels that lines of the texts begin with, where the history is not shown: see `opened_labels`."""
+    imitable: Sequence[str]
+    """Labels in the texts that a block of the conversation may have, where the history is not shown."""
 
     @property
     def key(self) -> Conversation | None:
@@ -68,13 +68,13 @@ class Draft(NamedTuple):
         if self.placement == "head":
             return Past(True, None, in_full, tracked=False, names=())
         if self.visible is None and self.conversation is None:
-            return Past(True, None, in_full, tracked=False, names=self.opened)
+            return Past(True, None, in_full, tracked=False, names=self.imitable)
         if self.visible is not None:
             resolved = self.visible.resolve(self.blocks, self.labels, templates)
             # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
             opens_prompt = self.visible.is_empty and all(reference is None for _, reference in resolved)
             return Past(opens_prompt, None, resolved, tracked=False, names=())
         if record is None:
-            return Past(False, None, in_full, tracked=True, names=self.opened)
+            return Past(False, None, in_full, tracked=True, names=self.imitable)
         resolved = resolve_from_record(self.blocks, self.labels, record, templates)
-        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=self.opened)
+        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=self.imitable)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args
 from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, fingerprint
-from warmprefix.dedup.exact import opened_labels
+from warmprefix.dedup.exact import shown_labels
 from warmprefix.dedup.history import Message, VisibleHistory, header_lines
 from warmprefix.draft import Draft, Past
 from warmprefix.errors import check_count
@@ -901,7 +901,7 @@ class ContextPlanner:
         blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
         self._record(distinct_blocks(listed)[0] if blank else distinct, conversation, tenant, model, preamble)
         is_unshown = placement == "tail" and visible is None
-        opened = opened_labels(distinct) if is_unshown else ()
+        imitable = shown_labels(distinct) if is_unshown else ()
         with self._lock:
             state = self._state(scope)
             labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
@@ -910,7 +910,7 @@ class ContextPlanner:
             self._planned += 1
             plan_id = f"{self._instance}-{os.getpid()}-{self._planned}"  # a forked planner has the same `_instance`
         return Draft(
-            plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, opened
+            plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, imitable
         )
 
     def _arrange(self, draft: Draft, record: Prepared | None) -> ContextPlan:

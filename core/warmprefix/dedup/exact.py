@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warmprefix.annotate import Templates, has_bracket, header_labels
+from warmprefix.annotate import Templates, bracketed, has_bracket
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import content_label, seems_lasting
 from warmprefix.plan import Reference
 from warmprefix.stores.base import Prepared
 
-__all__ = ["Resolved", "opened_labels", "resolve_from_record"]
+__all__ = ["Resolved", "resolve_from_record", "shown_labels"]
 
 Resolved = tuple[str, Reference | None]
 """A block's label, and the reference that takes its place if the prompt already holds it."""
 
 
-def opened_labels(blocks: Sequence[ContextBlock]) -> list[str]:
-    """Return the labels of `lasting_labels`' form that lines of the texts begin with. O(len(texts)).
+def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
+    """Return the labels of `lasting_labels`' form that stand in brackets in the texts. O(len(texts)).
 
     Where the history is not shown, a block of the conversation may have one of them, or get it later.
     """
-    texts = [block.text for block in blocks if has_bracket(block.text)]
-    lines = [label for text in texts for label in header_labels(text)]
-    return list(dict.fromkeys([label for label in lines if seems_lasting(label)]))
+    inners = [inner for block in blocks if has_bracket(block.text) for inner in bracketed(block.text)]
+    return list(dict.fromkeys([inner for inner in inners if seems_lasting(inner)]))
 
 
 def resolve_from_record(
