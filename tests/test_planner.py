@@ -595,7 +595,8 @@ def test_a_text_cannot_imitate_a_label_of_a_history_that_is_not_shown(form: str)
 
 
 def serve_block(planner: ContextPlanner, block: ContextBlock, **options: Any) -> str:
-    with planner.planning([block], **{"conversation": "chat", "placement": "tail", **options}) as plan:
+    given: Any = {"conversation": "chat", "placement": "tail", **options}
+    with planner.planning([block], **given) as plan:
         return plan.blocks[0].label
 
 
