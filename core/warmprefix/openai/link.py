@@ -356,8 +356,11 @@ class EngineLink:
 
     def _withdraw(self, verdict: Verdict) -> None:
         if verdict.step in _COMMITS and verdict.plan.tracked:
-            self._planner.withdraw(verdict.plan)
-            self._count("withdrawn")
+            try:
+                self._planner.withdraw(verdict.plan)
+                self._count("withdrawn")
+            except Exception:  # the caller's cancellation goes on
+                self.failed("a commit could not be taken back")
 
     def _told_commit(self, recorded: bool) -> None:
         with self._lock:

@@ -141,7 +141,19 @@ def _pass_through(
         headers.pop("content-length", None)
 
 
-class _Body:
+class _HeldEnd:
+    """The last event of a stream, held back until the client asks for it."""
+
+    _exchange: Exchange
+    _held = b""
+
+    def _held_end(self) -> bytes:
+        self._exchange.passes_end()
+        held, self._held = self._held, b""
+        return held
+
+
+class _Body(_HeldEnd):
     """A body that is read by way of an exchange, which ends with it: read, broken off, closed, or let go of."""
 
     kind = "SyncByteStream"
@@ -152,7 +164,6 @@ class _Body:
         self._link = link
         self._stream = stream
         self._source: Iterator[bytes] = iter(source)
-        self._held = b""
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -179,11 +190,6 @@ class _Body:
             if self._held:
                 return self._held_end()
 
-    def _held_end(self) -> bytes:
-        self._exchange.passes_end()
-        held, self._held = self._held, b""
-        return held
-
     def close(self) -> None:
         try:
             self._stream.close()
@@ -196,7 +202,7 @@ class _Body:
         self._link.settle(self._exchange.end())
 
 
-class _AsyncBody:
+class _AsyncBody(_HeldEnd):
     """`_Body`, for tasks."""
 
     kind = "AsyncByteStream"
@@ -207,7 +213,6 @@ class _AsyncBody:
         self._link = link
         self._stream = stream
         self._source: AsyncIterator[bytes] = aiter(source)
-        self._held = b""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -233,11 +238,6 @@ class _AsyncBody:
                 return passed
             if self._held:
                 return self._held_end()
-
-    def _held_end(self) -> bytes:
-        self._exchange.passes_end()
-        held, self._held = self._held, b""
-        return held
 
     async def aclose(self) -> None:
         try:

@@ -356,8 +356,9 @@ class GuardedStore:
         """Have `keep` called in so many seconds at the latest."""
         with self._lock:
             self._due = min(self._due, time.monotonic() + seconds)
-        self._ticker.start()
-        self._ticker.wake()
+        with suppress(RuntimeError):  # no more threads: notices are delivered when their conversation is next prepared
+            self._ticker.start()
+            self._ticker.wake()
 
     def _tick(self) -> float:
         if time.monotonic() >= self._due:
