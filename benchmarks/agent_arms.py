@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from agent_workloads import AgentRequest
 from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.emulator.kv_cache import KvSequence
+from warmprefix_tools.emulator.kv_cache import KvSequence
 
 __all__ = ["ARMS", "MAIN", "OURS", "Arm", "Part", "RouterArm"]
 

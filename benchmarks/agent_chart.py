@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warmprefix.page.markup import Markup, element
+from warmprefix_tools.report.markup import Markup, element
 
 __all__ = ["CHARTED", "load_chart"]
 

@@ -18,11 +18,11 @@ import httpx
 from agent_arms import ARMS, Arm, Part
 from agent_engines import simulate
 from agent_workloads import AgentRequest, AgentWorkload
-from warmprefix.demo.corpus import read_standard_library
-from warmprefix.demo.questions import ask
-from warmprefix.demo.retriever import Bm25Retriever
-from warmprefix.emulator.chat import ChatMessage, render_chat
-from warmprefix.emulator.config import EmulatorConfig
+from warmprefix_tools.demo.corpus import read_standard_library
+from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.emulator.chat import ChatMessage, render_chat
+from warmprefix_tools.emulator.config import EmulatorConfig
 
 __all__ = ["Servers", "measure_http", "questions"]
 

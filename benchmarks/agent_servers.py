@@ -10,7 +10,7 @@ import math
 import sys
 from contextlib import ExitStack
 
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 Without an argument the traces are those in the folder that the environment variable WARMPREFIX_TRACES names, or, if
 there is none, three generated ones. Each is planned as one batch, of blocks with the trace's own lengths, by every
 planner of warmprefix and by the published `contextpilot` package where that is installed. Each plan is then run through
-the same model of a prefix cache (`warmprefix.tree`: least recently used path first, tails first), in the execution
+the same model of a prefix cache (`PrefixTree`: least recently used path first, tails first), in the execution
 order that its planner gave, one request after the other. A plan serves for both caches, unless there are requests that
 the smaller one cannot hold: then ours are made for each. `k` is the trace's own, 15 at most, unless `REPORTED_K` says
 otherwise.
@@ -47,10 +47,10 @@ from warmprefix.batch.base import BatchPlanner, Placed, Progress
 from warmprefix.batch.execution import depth_first
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.topdown import split
-from warmprefix.replay.workload import Workload
+from warmprefix.prefix.tree import PrefixTree
 from warmprefix.traces.format import Trace, TraceRequest
-from warmprefix.traces.reader import read_trace
-from warmprefix.tree import PrefixTree
+from warmprefix_tools.replay.workload import Workload
+from warmprefix_tools.traces.reader import read_trace
 
 CAPACITIES = (None, 30_000)
 OURS = "merge"

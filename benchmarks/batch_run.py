@@ -30,10 +30,10 @@ from openai import AsyncOpenAI
 from common import print_table, write_results
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.batch.base import Placed, Progress
-from warmprefix.demo.corpus import read_standard_library
-from warmprefix.demo.questions import ask
-from warmprefix.demo.retriever import Bm25Retriever
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.demo.corpus import read_standard_library
+from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PASSAGES = 10
 ROOMY, TIGHT = 65_537, 6_251  # KV blocks: a million tokens, and 100,000

@@ -294,7 +294,7 @@ def contextpilot(generator: str, count: int) -> dict[str, Any]:
 
 def hit_ratio(orders: Sequence[Sequence[int]], tokens: Sequence[int]) -> float:
     """Of what is run in this order, in an unbounded cache."""
-    from warmprefix.tree import PrefixTree
+    from warmprefix.prefix.tree import PrefixTree
 
     tree = PrefixTree[int](None, 2 * len(orders) + 1)
     found = sum(tree.insert(order, [tokens[block] for block in order]).tokens for order in orders)

@@ -13,10 +13,10 @@ from engine_client import Answer, Message
 from engine_workload import Asked
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.plan import ContextPlan
-from warmprefix.replay.engine import Replay
-from warmprefix.replay.workload import Workload
 from warmprefix.residency.base import EngineReport
 from warmprefix.traces.format import Trace
+from warmprefix_tools.replay.engine import Replay
+from warmprefix_tools.replay.workload import Workload
 
 __all__ = ["TODAY", "Arm", "Batch", "Conversations", "Online", "Predicted", "Prepared"]
 

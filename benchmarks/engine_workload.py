@@ -19,10 +19,10 @@ from typing import Any
 
 from traces import FOLDER
 from warmprefix.blocks import ContextBlock
-from warmprefix.demo.corpus import read_standard_library
-from warmprefix.demo.questions import ask
-from warmprefix.demo.retriever import Bm25Retriever
 from warmprefix.traces.format import BlockId, Trace, TraceRequest
+from warmprefix_tools.demo.corpus import read_standard_library
+from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.demo.retriever import Bm25Retriever
 
 __all__ = ["TEXTS", "Asked", "as_trace", "counted", "read", "taking_turns", "unshared"]
 

@@ -13,11 +13,11 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import NamedTuple
 
-from warmprefix.access import AccessWindow
-from warmprefix.bitsets import BitCounter
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.ordering.base import by_rank, is_resident, then_the_rest
-from warmprefix.tree import PrefixMatch, PrefixTree
+from warmprefix.prefix.access import AccessWindow
+from warmprefix.prefix.bitsets import BitCounter
+from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from warmprefix import ContextBlock
-from warmprefix.demo.retriever import Bm25Retriever
+from warmprefix_tools.demo.retriever import Bm25Retriever
 
 HOST = "https://raw.githubusercontent.com"
 K = 20

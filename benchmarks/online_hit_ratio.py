@@ -39,11 +39,11 @@ from common import percentile, print_table, size, write_rows
 from experimental_ordering import ExperimentalPolicy, Rule
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.ordering import POLICIES, OrderingPolicy
-from warmprefix.replay.arrange import Arranged
-from warmprefix.replay.engine import Replay
-from warmprefix.replay.workload import Request, Workload
 from warmprefix.traces.format import Trace
-from warmprefix.traces.reader import read_trace
+from warmprefix_tools.replay.arrange import Arranged
+from warmprefix_tools.replay.engine import Replay
+from warmprefix_tools.replay.workload import Request, Workload
+from warmprefix_tools.traces.reader import read_trace
 
 CAPACITIES = (None, 500_000, 100_000)
 DEFAULT = "coaccess"

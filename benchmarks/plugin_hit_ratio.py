@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 from common import print_table, write_rows
 from warmprefix import ContextBlock
-from warmprefix.demo.corpus import read_standard_library
-from warmprefix.demo.questions import ask
-from warmprefix.demo.retriever import Bm25Retriever
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.demo.corpus import read_standard_library
+from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PASSAGES = 10
 MEMORIES = 10

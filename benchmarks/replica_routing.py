@@ -36,13 +36,13 @@ from typing import Literal
 from common import percentile, print_table, write_rows, zipf_requests
 from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.emulator.config import EmulatorConfig
-from warmprefix.emulator.kv_cache import KvSequence, PrefixCache
-from warmprefix.replay.workload import Workload
+from warmprefix.prefix.tree import PrefixTree
 from warmprefix.routing.replicas import ReplicaRouter, Route
 from warmprefix.traces.format import Trace
-from warmprefix.traces.reader import read_trace
-from warmprefix.tree import PrefixTree
+from warmprefix_tools.emulator.config import EmulatorConfig
+from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
+from warmprefix_tools.replay.workload import Workload
+from warmprefix_tools.traces.reader import read_trace
 
 Where = Literal["as retrieved", "behind", "in front"]
 

@@ -34,11 +34,11 @@ from common import percentile, print_table, size, write_results
 from redis_servers import Server, wait_until
 from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlanner, NoRecorder
-from warmprefix.replay.cache import CacheModel
-from warmprefix.replay.workload import Request, Workload
-from warmprefix.sharing import NoSharing, OrderSharing
-from warmprefix.sharing.redis import RedisOrderSharing
-from warmprefix.traces.reader import read_trace
+from warmprefix.order_sharing import NoSharing, OrderSharing
+from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix_tools.replay.cache import CacheModel
+from warmprefix_tools.replay.workload import Request, Workload
+from warmprefix_tools.traces.reader import read_trace
 
 TRACE = "ragpulse_rag"
 WORKERS = 4

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import zipf_requests
-from warmprefix.replay.workload import DEFAULT_K, Workload
 from warmprefix.traces.format import BlockId, Trace, TraceRequest
+from warmprefix_tools.replay.workload import DEFAULT_K, Workload
 
 FOLDER = "WARMPREFIX_TRACES"
 """The environment variable that names where traces are, if none are given."""
@@ -80,9 +80,9 @@ def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
 
     The texts, and so the numbers, are those of the Python that runs this.
     """
-    from warmprefix.demo.corpus import read_standard_library
-    from warmprefix.demo.questions import ask
-    from warmprefix.demo.retriever import Bm25Retriever
+    from warmprefix_tools.demo.corpus import read_standard_library
+    from warmprefix_tools.demo.questions import ask
+    from warmprefix_tools.demo.retriever import Bm25Retriever
 
     entries = read_standard_library()
     retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])

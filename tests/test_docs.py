@@ -15,8 +15,8 @@ from openai import OpenAI
 from engine_tables import overview, tables
 from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlanner, TraceRecorder
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
-from warmprefix.traces.reader import read_trace
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.traces.reader import read_trace
 
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -113,7 +113,7 @@ def test_the_command_line_needs_no_array_library(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(f"{json.dumps({'messages': [{'role': 'user', 'content': 'Tides rise and fall. ' * 20}]})}\n" * 2)
     absent = f"import sys; sys.modules.update(dict.fromkeys({ARRAY_LIBRARIES})); "
-    run = f"from warmprefix.__main__ import main; sys.argv = ['warmprefix', 'doctor', {str(log)!r}]; main()"
+    run = f"from warmprefix_tools.__main__ import main; sys.argv = ['warmprefix', 'doctor', {str(log)!r}]; main()"
     assert in_fresh_python(absent + run).stdout.startswith("2 requests")
 
 

@@ -13,9 +13,10 @@ from warmprefix.errors import (
     TraceError,
     WarmprefixError,
 )
+from warmprefix.order_sharing.base import NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
-from warmprefix.planner import ContextPlanner
+from warmprefix.planner.planner import ContextPlanner
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
 from warmprefix.residency.capacity import capacity_from_metrics
 from warmprefix.retries import Retries
@@ -32,7 +33,6 @@ from warmprefix.routing import (
     RouterStats,
     SessionHints,
 )
-from warmprefix.sharing.base import NoSharing, OrderSharing
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.stores.guard import GuardedStore
 from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats

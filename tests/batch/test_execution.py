@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from warmprefix.batch.execution import depth_first
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 orders_of_few = st.lists(st.lists(st.integers(0, 3), max_size=4, unique=True), max_size=8)
 

@@ -17,7 +17,7 @@ import fetch_traces
 import plugin_hit_ratio
 from fetch_traces import SOURCES, FetchError, File, Source, make
 from traces import files
-from warmprefix.traces.reader import read_trace
+from warmprefix_tools.traces.reader import read_trace
 
 
 def lines(*records: object) -> bytes:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PREAMBLE = "You answer from the context, and from nothing else. " * 6
 WORDS = ["river", "stone", "lamp", "paper", "engine", "window", "garden", "copper", "signal", "market", "harbor"]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 Engine = Any
 Serve = Callable[[ContextPlanner, Engine, Sequence[ContextBlock]], tuple[ContextPlan, EngineReport]]

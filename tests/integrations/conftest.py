@@ -23,10 +23,10 @@ from hypothesis import settings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warmprefix import ContextBlock
-from warmprefix.demo.corpus import read_standard_library
-from warmprefix.demo.questions import ask
-from warmprefix.demo.retriever import Bm25Retriever
-from warmprefix.emulator import EmulatorConfig, create_app
+from warmprefix_tools.demo.corpus import read_standard_library
+from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.emulator import EmulatorConfig, create_app
 
 settings.register_profile("warmprefix", deadline=None)  # no test asserts a duration, so neither does Hypothesis
 settings.load_profile("warmprefix")

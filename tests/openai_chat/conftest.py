@@ -19,9 +19,9 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
 from warmprefix.openai import EngineLink
 from warmprefix.residency.base import EngineReport
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 Json = dict[str, Any]
 

@@ -10,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from warmprefix.emulator import encode
 from warmprefix.openai import EngineLink, messages_for
+from warmprefix_tools.emulator import encode
 
 
 class Short(BaseModel):

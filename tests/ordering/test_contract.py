@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import warmprefix.tree
+import warmprefix.prefix.tree
 from warmprefix.ordering import (
     POLICIES,
     CoAccessPolicy,
@@ -30,7 +30,7 @@ from warmprefix.ordering import (
     ServedBlock,
     SortedPolicy,
 )
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 policies = pytest.mark.parametrize("policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
 
@@ -112,7 +112,7 @@ def test_no_request_finds_less_than_in_relevance_order(
 
 def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int], bool]]:
     """Every node, the next to be evicted first."""
-    return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in warmprefix.tree._ring(tree._root)]
+    return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in warmprefix.prefix.tree._ring(tree._root)]
 
 
 @policies
@@ -142,7 +142,7 @@ def test_an_observed_list_may_change_afterwards(
 
 
 REPLAY = """
-import random, warmprefix.ordering as o, warmprefix.tree as t
+import random, warmprefix.ordering as o, warmprefix.prefix.tree as t
 from warmprefix import ContextBlock
 for name, make in o.POLICIES.items():
     chance, policy, tree = random.Random(7), make(), t.PrefixTree(capacity_tokens=3000)

@@ -24,7 +24,7 @@ from warmprefix.ordering import (
     context_index,
 )
 from warmprefix.ordering.context_index import ContextIndex, context_distance
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 
 def blocks(names: Sequence[object]) -> list[ContextBlock]:

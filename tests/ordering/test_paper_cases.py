@@ -18,7 +18,7 @@ from warmprefix.ordering import (
     RelevancePolicy,
 )
 from warmprefix.ordering.context_index import ContextIndex, context_distance
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 Names = Sequence[str | int]
 

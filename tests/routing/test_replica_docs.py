@@ -12,8 +12,8 @@ from openai import OpenAI
 
 from replica_routing import table
 from warmprefix import ContextBlock
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
 from warmprefix.routing.hints import Router
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/replicas.md").read_text()

@@ -16,9 +16,9 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.emulator import EmulatorConfig, EmulatorServer
 from warmprefix.openai import messages_for
 from warmprefix.routing.replicas import ReplicaRouter
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PREAMBLE = "Answer from the context."
 CONFIG = EmulatorConfig(kv_blocks=1_500, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from warmprefix.traces.reader import read_trace
+from warmprefix_tools.traces.reader import read_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
@@ -30,7 +30,7 @@ print("arguments", *sys.argv[1:])
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "warmprefix", "record", *map(str, arguments)]
+    return [sys.executable, "-m", "warmprefix_tools", "record", *map(str, arguments)]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from warmprefix import TraceError, TraceRecorder
-from warmprefix.traces.reader import read_trace
 from warmprefix.traces.sink import recorded_files
+from warmprefix_tools.traces.reader import read_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 EITHER_FORMAT = pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from warmprefix.errors import MissingExtraError, TraceError, WarmprefixError
 from warmprefix.traces.format import Trace, TraceRequest
-from warmprefix.traces.reader import read_trace
+from warmprefix_tools.traces.reader import read_trace
 
 HEADER: dict[str, Any] = {"name": "day", "k": 3, "source": "here", "licence": "none", "chunk_tokens": "record"}
 BLOCKS: list[dict[str, Any]] = [{"block": 0, "tokens": 5}, {"block": "b", "tokens": 0, "ref": "x/1", "text": "..."}]
@@ -364,9 +364,9 @@ def test_without_pydantic_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
     import sys
 
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.delitem(sys.modules, "warmprefix.traces.reader")
+    monkeypatch.delitem(sys.modules, "warmprefix_tools.traces.reader")
     with pytest.raises(MissingExtraError, match=r"pip install .*\[cli\]"):
-        importlib.import_module("warmprefix.traces.reader")
+        importlib.import_module("warmprefix_tools.traces.reader")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from warmprefix import ContextBlock, ContextPlanner, NoRecorder, RequestRecorder, TraceRecorder
 from warmprefix.traces.environment import PATH_VARIABLE, TEXT_VARIABLE
 from warmprefix.traces.format import BlockId, Trace
-from warmprefix.traces.reader import read_trace
+from warmprefix_tools.traces.reader import read_trace
 
 
 class Request(NamedTuple):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from warmprefix.batch.base import Progress
     from warmprefix.batch.bounds import BoundKind
-    from warmprefix.batch.run import BatchResult, Retries
+    from warmprefix.openai.batch_runner import BatchResult, Retries
 
 __all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "PlannedRequest", "Wording"]
 
@@ -267,7 +267,7 @@ class BatchPlan:
                 first request on or for ten in a row.
             BatchFileError: While iterating: the journal is another batch's, or in use, or can't be used.
         """
-        from warmprefix.batch.run.runner import run_batch
+        from warmprefix.openai.batch_runner.runner import run_batch
 
         return run_batch(
             self,
@@ -296,7 +296,7 @@ class BatchPlan:
     ) -> tuple[Path, ...]:
         """Write all requests, in execution order, as `vllm run-batch` and OpenAI's Batch API read them.
 
-        `warmprefix.batch.export.read_jsonl_results` brings the answers back.
+        `warmprefix.openai.batch_runner.export.read_jsonl_results` brings the answers back.
 
         Args:
             path: Of the file, gzipped if it ends in `.gz`. A second one would be `night-2.jsonl` beside `night.jsonl`.
@@ -315,7 +315,7 @@ class BatchPlan:
                 is set.
             OutputError: A file can't be written.
         """
-        from warmprefix.batch.export import write_jsonl
+        from warmprefix.openai.batch_runner.export import write_jsonl
 
         return write_jsonl(
             self,

@@ -12,7 +12,7 @@ from warmprefix.batch.execution import depth_first
 from warmprefix.batch.plan import BatchRequest
 from warmprefix.batch.served import Served, serve, serve_unbounded
 from warmprefix.blocks import ContextBlock, evidence_blocks
-from warmprefix.tree import PrefixMatch
+from warmprefix.prefix.tree import PrefixMatch
 
 __all__ = ["ResidentPaths", "ScopePlan", "bound_of_all", "plan_scope"]
 

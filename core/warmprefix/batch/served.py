@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from warmprefix.batch.base import Placed
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 __all__ = ["ResidentPaths", "Served", "serve", "serve_unbounded"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from warmprefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
+from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
 __all__ = ["BlockView", "OrderingPolicy", "PrefixView", "ServedBlock"]
 

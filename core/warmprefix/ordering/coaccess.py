@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warmprefix.access import AccessWindow
-from warmprefix.bitsets import BitCounter
 from warmprefix.ordering.base import BlockView, PrefixView, by_rank, is_resident, then_the_rest
 from warmprefix.ordering.recurrence import Outcome, RecurrenceByRank, part_of
+from warmprefix.prefix.access import AccessWindow
+from warmprefix.prefix.bitsets import BitCounter
 
 __all__ = ["CoAccessPolicy"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from warmprefix.access import AccessWindow
 from warmprefix.ordering.base import BlockView, PrefixView, then_the_rest
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.access import AccessWindow
+from warmprefix.prefix.tree import PrefixTree
 
 __all__ = ["FrequencyPolicy"]
 

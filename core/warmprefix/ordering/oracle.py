@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warmprefix.ordering.base import BlockView, PrefixView, then_the_rest
-from warmprefix.tree import SEARCH_BUDGET
+from warmprefix.prefix.tree import SEARCH_BUDGET
 
 __all__ = ["OraclePolicy"]
 

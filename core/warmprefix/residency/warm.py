@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from warmprefix.blocks import ContextBlock
-from warmprefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree
 
 __all__ = ["paths_to_warm", "warming_request"]
 

@@ -14,6 +14,7 @@ from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
 from warmprefix.errors import NoAgentError
 from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
+from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ServedPrompt
 from warmprefix.routing.balance import Choice, Item, share_out
@@ -21,7 +22,6 @@ from warmprefix.routing.base import Agent, AssignedBlock, Assignment, Held, Rout
 from warmprefix.routing.learning import LearnedSegment, name_digest, read_segment, routing_scope, write_segments
 from warmprefix.routing.memory import TenantMemory
 from warmprefix.routing.tenants import Bookings, Member, TenantAgents
-from warmprefix.sharing.base import LearnedOrder, NoSharing, OrderSharing
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -196,8 +196,8 @@ class AgentRouter:
             MissingExtraError: The extra `redis` is not installed.
             ValueError: Neither gives a URL, or it is none that can be used, or an option is out of range.
         """
+        from warmprefix.order_sharing.redis import RedisOrderSharing
         from warmprefix.settings import SharedSettings
-        from warmprefix.sharing.redis import RedisOrderSharing
 
         given = SharedSettings() if settings is None else settings
         address = given.redis_url if url is None else url

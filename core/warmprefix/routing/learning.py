@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
+from warmprefix.order_sharing.base import LearnedOrder
+from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS
 from warmprefix.plan import Scope
-from warmprefix.sharing.base import LearnedOrder
-from warmprefix.sharing.codec import MAX_BLOCKS, MAX_TOKENS
 
 __all__ = ["LearnedSegment", "name_digest", "read_segment", "routing_scope", "write_segments"]
 

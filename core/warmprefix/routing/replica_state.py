@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from warmprefix.blocks import ContextBlock
 from warmprefix.plan import Scope
+from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency.base import ResidencyFeed
 from warmprefix.residency.usage import UsageFeedback
 from warmprefix.routing.base import Agent
 from warmprefix.routing.underway import PromptsUnderWay
-from warmprefix.tree import PrefixTree
 
 __all__ = ["Asked", "Cache", "Home", "Known", "Loads", "Member", "Replica", "Tell"]
 

@@ -18,11 +18,11 @@ from warmprefix.errors import NoAgentError
 from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
+from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
 from warmprefix.routing.memory import TenantMemory
 from warmprefix.routing.replica_state import Asked, Home, Loads, Member, Replica
 from warmprefix.routing.replica_tenants import Bounds, OpenRoute, TenantReplicas
-from warmprefix.tree import PrefixTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,6 +14,9 @@ import pytest
 from fault_proxy import FaultProxy, Stall, Truncate
 from redis_servers import HOST, Server, binaries, free_port, wait_until
 from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, NoSharing
+from warmprefix.order_sharing.base import LearnedOrder
+from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
+from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.routing.learning import (
     LearnedSegment,
     name_digest,
@@ -22,9 +25,6 @@ from warmprefix.routing.learning import (
     write_segments,
 )
 from warmprefix.settings import SharedSettings
-from warmprefix.sharing.base import LearnedOrder
-from warmprefix.sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
-from warmprefix.sharing.redis import RedisOrderSharing
 
 AGENTS = ["agent-a", "agent-b", "agent-c"]
 _prefixes = map("routing-{}".format, itertools.count())

@@ -1,6 +1,0 @@
-"""Running a planned batch against an OpenAI-compatible endpoint; `BatchPlan.run` is the way in."""
-
-from warmprefix.batch.run.results import BatchResult
-from warmprefix.retries import Retries
-
-__all__ = ["BatchResult", "Retries"]

@@ -1,0 +1,1 @@
+"""The prefix tree: the planner's picture of the engine's prefix cache."""

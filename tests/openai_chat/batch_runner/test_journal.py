@@ -1,0 +1,284 @@
+"""What a run keeps, and what a later one makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner, PlannedRequest, Templates
+from warmprefix.errors import BatchFileError
+from warmprefix.openai.batch_runner import BatchResult
+from warmprefix.openai.batch_runner.journal import _VERSION
+from warmprefix_tools.emulator import EmulatorConfig
+
+Plan = Callable[..., BatchPlan]
+MakeRequests = Callable[..., list[BatchRequest]]
+MODEL = EmulatorConfig().model
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.journal"
+
+
+async def run(batch: BatchPlan, client: Any, path: Path, **options: Any) -> list[BatchResult]:
+    return [result async for result in batch.run(client, MODEL, journal=path, **{"max_tokens": 4, **options})]
+
+
+def plain(results: list[BatchResult]) -> list[Any]:
+    return [(result.id, result.completion, result.error, result.attempts, result.ttft) for result in results]
+
+
+async def test_a_second_run_asks_nothing_and_says_the_same(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
+) -> None:
+    first = await run(plan(requests(3, 4)), client, path)
+    size = path.stat().st_size
+    batch = plan(requests(3, 4))
+    second = await run(batch, client, path)
+    assert plain(first) == plain(second)
+    assert set(engine.attempts.values()) == {1}
+    assert path.stat().st_size == size
+    assert batch.owner.commits == 0  # type: ignore[attr-defined]
+    assert len(batch.owner.abandoned) == 12  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("after", [0, 1, 5, 11])
+async def test_a_run_that_was_left_is_taken_up(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, ordered: bool, after: int
+) -> None:
+    seen = 0
+    async with aclosing(plan(requests(3, 4)).run(client, MODEL, concurrency=2, journal=path, max_tokens=4)) as left:
+        async for _ in left:
+            seen += 1
+            if seen > after:
+                break
+    kept = {json.loads(line)["id"] for line in path.read_text().splitlines()[1:]}
+    assert len(kept) > after
+    before = dict(engine.attempts)
+    batch = plan(requests(3, 4))
+    told: list[int] = []
+    results = await run(batch, client, path, ordered=ordered, progress=lambda stage, done, total: told.append(done))
+    assert all(result.text for result in results)
+    if ordered:
+        assert [result.id for result in results] == [request.id for request in requests(3, 4)]
+    else:
+        assert {result.id for result in results} == {request.id for request in requests(3, 4)}
+        assert {result.id for result in results[: len(kept)]} == kept
+    assert {id for id, count in engine.attempts.items() if count > before.get(id, 0)} == set(batch.positions) - kept
+    assert told == list(range(len(kept), 13))
+
+
+async def test_failures_are_tried_again(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, path: Path
+) -> None:
+    engine.fault = lambda id, n: fault("status", 400) if id.endswith("m1") else None
+    failed = [result.id for result in await run(plan(requests(2, 3)), client, path) if result.error is not None]
+    assert failed == ["g0m1", "g1m1"]
+    engine.fault = lambda id, n: None
+    assert all(result.text for result in await run(plan(requests(2, 3)), client, path))
+    assert {id: count for id, count in engine.attempts.items() if count > 1} == {"g0m1": 2, "g1m1": 2}
+    assert len(path.read_text().splitlines()) == 1 + 6 + 2
+    assert all(result.text for result in await run(plan(requests(2, 3)), client, path))
+
+
+async def test_another_plan_of_the_same_requests_takes_it_up(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
+) -> None:
+    asked = requests(2, 3)
+    await run(plan(asked), client, path)
+    batch = plan(asked[::-1])
+    turned = tuple(replace(planned, order=planned.order[::-1], warmed_by=None) for planned in batch.requests[::-1])
+    positions = {id: next(i for i, planned in enumerate(turned) if planned.id == id) for id in batch.positions}
+    results = await run(replace(batch, requests=turned, positions=positions), client, path)
+    assert [result.id for result in results] == [request.id for request in asked[::-1]]
+    assert sum(engine.attempts.values()) == 6
+
+
+async def test_a_line_that_was_cut_off_anywhere_is_dropped(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, tmp_path: Path
+) -> None:
+    whole = plain(await run(plan(requests(1, 2)), client, path))
+    data = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
+    cut = tmp_path / "cut.journal"
+    for length in [0, 1, ends[0] - 1, ends[0], ends[0] + 1, *range(ends[1] - 2, len(data), 97), len(data) - 1]:
+        cut.write_bytes(data[:length])
+        before = sum(engine.attempts.values())
+        results = await run(plan(requests(1, 2)), client, cut)
+        assert sum(engine.attempts.values()) - before == sum(end > length for end in ends[1:])
+        assert [(id, completion["choices"]) for id, completion, *_ in plain(results)] == [
+            (id, completion["choices"]) for id, completion, *_ in whole
+        ]
+        assert [json.loads(line) for line in cut.read_bytes().splitlines()]
+
+
+async def test_a_journal_of_something_else_is_refused(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
+) -> None:
+    await run(plan(requests(2, 2)), client, path)
+    written = path.read_bytes()
+    asked = requests(2, 2)
+    named = ContextBlock(asked[-1].blocks[-1].text, id="named")
+
+    def with_last(blocks: Sequence[ContextBlock | str]) -> BatchPlan:
+        return plan([*asked[:-1], BatchRequest("g1m1", blocks, asked[-1].question)])
+
+    def worded(**wording: Any) -> BatchPlan:
+        batch = plan(asked)
+        requests = [replace(p, wording=replace(p.wording, **wording)) for p in batch]  # type: ignore[type-var]
+        return replace(batch, requests=tuple(requests))
+
+    others: list[tuple[BatchPlan, str, dict[str, Any], str]] = [
+        (plan(requests(2, 3)), MODEL, {}, "it is of another batch: of 4 requests, not these 6"),
+        (plan(asked[:-1]), MODEL, {}, "it is of another batch: of 4 requests, not these 3"),
+        (plan([*asked[:-1], BatchRequest("x", asked[-1].blocks)]), MODEL, {}, "it is of another batch"),
+        (plan([*asked[:-1], BatchRequest("g1m1", asked[-1].blocks, "Why?")]), MODEL, {}, "it is of another batch"),
+        (plan([*asked[:-1], BatchRequest("g1m1", asked[-1].blocks[1:])]), MODEL, {}, "it is of another batch"),
+        (with_last([*asked[-1].blocks[:-1], "Other."]), MODEL, {}, "it is of another batch"),
+        (with_last(asked[-1].blocks[::-1]), MODEL, {}, "it is of another batch"),
+        (with_last([*asked[-1].blocks[:-1], named]), MODEL, {}, "it is of another batch"),
+        (worded(templates=Templates(order="In the order {order}.")), MODEL, {}, "it is of another batch"),
+        (worded(templates=Templates(location="See {labels}.")), MODEL, {}, "it is of another batch"),
+        (worded(preamble=None), MODEL, {}, "it is of another batch"),
+        (plan(requests(2, 2, tenants=["acme"])), MODEL, {}, "it is of another batch"),
+        (plan(asked, preamble="Answer at length."), MODEL, {}, "it is of another batch"),
+        (plan(asked), "other", {}, f"it is of another run: of model '{MODEL}', not 'other'"),
+        (plan(asked), MODEL, {"max_tokens": 5}, "it is of another run: with other request options"),
+        (plan(asked), MODEL, {"seed": 1}, "it is of another run: with other request options"),
+        (
+            plan(asked),
+            MODEL,
+            {"messages": lambda planned: [{"role": "user", "content": "?"}]},
+            "it is of another batch",
+        ),
+    ]
+    for batch, model, options, said in others:
+        with pytest.raises(BatchFileError, match=r"run.journal, line 1: ") as caught:
+            await anext(batch.run(client, model, journal=path, **{"max_tokens": 4, **options}))
+        assert said in str(caught.value)
+    assert path.read_bytes() == written
+    assert sum(engine.attempts.values()) == 4
+    for same in ({"extra_headers": {"x-request-from": "elsewhere"}}, {"messages": PlannedRequest.messages}):
+        assert len(await run(plan(asked), client, path, concurrency=1, **same)) == 4
+    again = with_last([*asked[-1].blocks, asked[-1].blocks[0]])  # which is in the prompt once
+    assert len(await run(again, client, path)) == 4
+    assert sum(engine.attempts.values()) == 4
+
+
+async def test_own_messages_are_looked_at(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
+) -> None:
+    def chat(planned: PlannedRequest, more: str = "") -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{planned.render()}\n{more}{planned.request.question}"}]
+
+    await run(plan(requests(2, 3)), client, path, messages=chat)
+    turned = plan(requests(2, 3)[::-1], "frequency")
+    assert len(await run(turned, client, path, messages=chat)) == 6
+    assert sum(engine.attempts.values()) == 6
+    for other in (lambda planned: chat(planned, "In one word: "), None):
+        with pytest.raises(BatchFileError, match="it is of another batch"):
+            await run(plan(requests(2, 3)), client, path, messages=other)
+
+
+def test_the_default_prompt_is_that_of_the_journals_version() -> None:
+    """If this has to be changed, `_VERSION` has to be raised: an older journal holds answers to another prompt."""
+    first, second = ContextBlock("The sky.\n[sea] Not a header.", id="sky"), ContextBlock("The sea.", id="sea")
+    batch = ContextPlanner().plan_batch([BatchRequest("q", [first, second], "Why?")], preamble="Be brief.")
+    chat = [replace(batch["q"], order=order).messages() for order in ((0, 1), (1, 0))]
+    told = "Please read the context in the following priority order: [sky] > [sea] and answer the question."
+    assert _VERSION == 1
+    assert chat == [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{context}\n\nWhy?"}]
+        for context in (
+            "[sky] The sky.\n\\[sea] Not a header.\n\n[sea] The sea.",
+            f"[sea] The sea.\n\n[sky] The sky.\n\\[sea] Not a header.\n\n{told}",
+        )
+    ]
+
+
+async def test_a_file_that_is_no_journal_is_refused_and_left_alone(
+    plan: Plan, requests: MakeRequests, client: Any, path: Path
+) -> None:
+    await run(plan(requests(1, 2)), client, path)
+    header, one, two = path.read_text().splitlines()
+    version = json.dumps({**json.loads(header), "warmprefix_journal": 2})
+    stranger = json.dumps({**json.loads(one), "id": "stranger"})
+    for text, said in [
+        ("shopping list", "line 1: it is no journal of a batch"),
+        ("shopping list\n", "line 1: it is no journal of a batch"),
+        ('{"model": "x"}\n', "line 1: it is no journal of a batch"),
+        ("[1]\n", "line 1: it is no journal of a batch"),
+        (f"{version}\n", "line 1: it is of version 2; this warmprefix knows version 1"),
+        (f"{header}\n{one}\n{stranger}\n", "line 3: no request of this batch is called 'stranger'"),
+        (f"{header}\n{one}\n{one}\n", "line 3: request 'g0m0' was answered in an earlier line already"),
+        (f"{header}\n{one[:-9]}\n{two}\n", "line 2: it is damaged"),
+        (f'{header}\n{{"id": "g0m0", "attempts": 1}}\n', "line 2: it is damaged"),
+        (f"{header}\n[]\n", "line 2: it is damaged"),
+        (f"{header}\n\x00\x00\n", "line 2: it is damaged"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(BatchFileError) as caught:
+            await run(plan(requests(1, 2)), client, path)
+        assert str(caught.value) == f"{path}, {said}"
+        assert caught.value.path == str(path)
+        assert path.read_text() == text
+
+
+async def test_two_runs_can_not_share_one(plan: Plan, requests: MakeRequests, client: Any, path: Path) -> None:
+    batch = plan(requests(2, 2))
+    first = batch.run(client, MODEL, journal=path, max_tokens=4)
+    await anext(first)
+    with pytest.raises(BatchFileError, match=r"run.journal: another run is using it"):
+        await run(batch, client, path)
+    assert len([result async for result in first]) == 3
+    assert len(await run(batch, client, path)) == 4
+
+
+async def test_places_where_none_can_be(plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path) -> None:
+    for place, said in [(tmp_path, "Is a directory"), (tmp_path / "no" / "where", "No such file or directory")]:
+        with pytest.raises(BatchFileError, match=f"it can't be opened: {said}"):
+            await run(plan(requests(1, 1)), client, place)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no file size limit")
+async def test_a_journal_that_can_not_be_written_any_more_ends_the_run(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
+) -> None:
+    def progress(stage: str, done: int, total: int) -> None:
+        if done == 2:
+            limit = path.stat().st_size + 40
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+    import resource
+    import signal
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handled = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(BatchFileError, match="it can't be written: File too large"):
+            await run(plan(requests(1, 6)), client, path, concurrency=1, progress=progress)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handled)
+    assert len(path.read_bytes().splitlines()) == 3
+    assert path.read_bytes().endswith(b"\n")
+    assert len(await run(plan(requests(1, 6)), client, path)) == 6
+
+
+async def test_a_copy_goes_on_elsewhere(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, tmp_path: Path
+) -> None:
+    await run(plan(requests(1, 3)), client, path)
+    shutil.copy(path, tmp_path / "copy")
+    assert len(await run(plan(requests(1, 3)), client, tmp_path / "copy")) == 3
+    assert sum(engine.attempts.values()) == 3

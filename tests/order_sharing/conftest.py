@@ -1,0 +1,106 @@
+"""Real servers, and workers whose learning can be watched."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from redis_servers import Server, binaries, wait_until
+from warmprefix.order_sharing import LearnedOrder
+from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.plan import Scope
+
+SCOPE = Scope("acme", "model", None)
+
+
+class Worker:
+    """A sharing, and what it was taught of each scope."""
+
+    def __init__(self, sharing: RedisOrderSharing) -> None:
+        self.sharing = sharing
+        self.learned: dict[Scope, list[LearnedOrder]] = {}
+
+    def follow(self, scope: Scope = SCOPE) -> None:
+        self.learned[scope] = []
+        self.sharing.follow(scope, self.learned[scope].extend)
+
+    def publish(self, orders: Sequence[LearnedOrder], scope: Scope = SCOPE) -> None:
+        for order in orders:
+            self.sharing.publish(scope, order)
+
+    def publish_and_wait(self, orders: Sequence[LearnedOrder], scope: Scope = SCOPE) -> None:
+        before = self.sharing.stats().published
+        self.publish(orders, scope)
+        wait_until(lambda: self.sharing.stats().published == before + len(orders), "all orders are sent")
+
+    def wait_for(self, orders: Sequence[LearnedOrder], scope: Scope = SCOPE) -> None:
+        """Wait until as many orders were learned, and check that they are these, in this order."""
+        wait_until(lambda: len(self.learned[scope]) >= len(orders), f"{len(orders)} orders are learned")
+        assert self.names(scope) == [order.keys[0] for order in orders]
+
+    def names(self, scope: Scope = SCOPE) -> list[bytes]:
+        return [order.keys[0] for order in self.learned[scope]]
+
+
+def make_orders(count: int, blocks: int = 3, first: int = 0) -> list[LearnedOrder]:
+    """Orders of different blocks, each known by its first."""
+    return [
+        LearnedOrder(
+            [bytes([block]) + number.to_bytes(15, "big") for block in range(blocks)],
+            list(range(100, 100 + blocks)),
+            list(range(blocks)),
+        )
+        for number in range(first, first + count)
+    ]
+
+
+@pytest.fixture(scope="session", params=sorted(binaries()))
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server that is only written to, by every flavour that there is; tests keep apart by their prefix."""
+    with Server(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that may be killed."""
+    with Server() as running:
+        yield running
+
+
+_prefixes = map("test-{}".format, itertools.count())
+
+
+@pytest.fixture
+def prefix() -> str:
+    return next(_prefixes)
+
+
+@pytest.fixture
+def new_worker(prefix: str) -> Iterator[Callable[..., Worker]]:
+    """Makes workers that share with all others of the test; closes them, and sees that their threads are gone."""
+    before = set(threading.enumerate())
+    made: list[RedisOrderSharing] = []
+
+    def make(server: Server | object, **options: object) -> Worker:
+        client = server.url if isinstance(server, Server) else server
+        made.append(RedisOrderSharing(client, **{"prefix": prefix, **options}))  # type: ignore[arg-type]
+        return Worker(made[-1])
+
+    yield make
+    for sharing in made:
+        sharing.close()
+    wait_until(lambda: set(threading.enumerate()) <= before, "no thread is left")
+
+
+@pytest.fixture
+def scope() -> Scope:
+    return SCOPE
+
+
+@pytest.fixture
+def orders() -> Callable[..., list[LearnedOrder]]:
+    return make_orders

@@ -1,0 +1,375 @@
+"""Workers that share by way of a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from redis_servers import Cluster, SentinelSetup, Server, wait_until
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing, SharingStats
+from warmprefix.order_sharing.codec import encode, pack, stream_key
+from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.plan import Scope
+
+NewWorker = Callable[..., Any]
+MakeOrders = Callable[..., list[LearnedOrder]]
+
+
+def test_each_learns_what_the_others_served_and_nothing_of_its_own(
+    server: Server, new_worker: NewWorker, orders: MakeOrders
+) -> None:
+    one, two, three = new_worker(server), new_worker(server), new_worker(server)
+    for worker in (one, two, three):
+        worker.follow()
+    ones, twos = orders(40), orders(40, first=100)
+    one.publish(ones)
+    two.wait_for(ones)
+    two.publish(twos)
+    one.wait_for(twos)
+    three.wait_for(ones + twos)
+    learned = three.learned[Scope("acme", "model", None)][0]
+    assert (learned.keys, list(learned.tokens), list(learned.ranks)) == tuple(ones[0])
+    assert one.sharing.stats() == SharingStats(published=40, received=40, lag=one.sharing.stats().lag)
+    assert one.sharing.stats().lag is not None
+    assert two.names() == [order.keys[0] for order in ones]
+
+
+def test_who_comes_late_learns_what_was_served_before(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
+) -> None:
+    one = new_worker(server)
+    one.follow()
+    wait_until(lambda: one.sharing.has_caught_up(scope), "there is nothing to catch up with")
+    one.publish_and_wait(before := orders(300))
+    late = new_worker(server)
+    assert not late.sharing.has_caught_up(scope)
+    late.follow()
+    wait_until(lambda: late.sharing.has_caught_up(scope), "it has caught up")
+    late.wait_for(before)
+    one.publish(after := orders(5, first=1_000))
+    late.wait_for(before + after)
+
+
+def test_only_the_tail_is_learned_and_kept(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
+) -> None:
+    """A stream's memory is bounded in orders, whether they come one by one or in batches."""
+    one = new_worker(server, tail=100, batch=10)
+    one.follow()
+    with server.client() as client:
+        for number in range(60):
+            one.publish_and_wait(orders(50, blocks=20, first=50 * number))
+            # Whole nodes of the stream are dropped, of 4 kB or 100 entries; and only what has been read is counted.
+            assert client.xlen(stream_key(prefix, scope)) <= 40
+    late = new_worker(server, tail=100)
+    late.follow()
+    wait_until(lambda: len(late.learned[scope]) >= 100, "the tail is learned")
+    assert len(late.learned[scope]) <= 120
+    assert late.names()[-1] == orders(1, first=2_999)[0].keys[0]
+
+
+def test_what_waits_is_sent_together(
+    own_server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
+) -> None:
+    one = new_worker(own_server)
+    one.publish_and_wait(orders(1))
+    own_server.pause()
+    one.publish(orders(1, first=1))  # its sending hangs while the others come
+    one.publish(sent := orders(200, first=2))
+    own_server.resume()
+    wait_until(lambda: one.sharing.stats().published >= 202, "all are sent")
+    with own_server.client() as client:
+        assert client.xlen(stream_key(prefix, scope)) <= 2 + 1 + -(-len(sent) // 64)
+
+
+def test_a_stream_goes_when_nobody_serves_its_scope_any_more(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
+) -> None:
+    one = new_worker(server, ttl=100.0)
+    key = stream_key(prefix, scope)
+    with server.client() as client:
+        one.publish_and_wait(orders(1))
+        assert 90_000 < client.pttl(key) <= 100_000
+        client.pexpire(key, 50_000)
+        one.publish_and_wait(orders(1))
+        assert client.pttl(key) > 90_000
+
+
+def test_scopes_are_apart_whatever_they_are_called(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+    names = [None, "", "a", "a}", "{a}:orders", "*", "a\0b", "\ud800", "ä" * 500, "a\r\nDEL b"]
+    scopes = [Scope(tenant, model, None) for tenant in names for model in (None, "", "a")]
+    one, two = new_worker(server), new_worker(server)
+    for number, scope in enumerate(scopes):
+        two.follow(scope)
+        one.publish(orders(3, first=10 * number), scope)
+    for number, scope in enumerate(scopes):
+        two.wait_for(orders(3, first=10 * number), scope)
+
+
+def test_only_followed_scopes_are_read(server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope) -> None:
+    one, two = new_worker(server), new_worker(server)
+    other = Scope("another", "model", None)
+    with server.client() as client:
+        asked = Asked(client)
+        two.follow()
+        one.publish(orders(5), other)
+        one.publish(orders(5))
+        two.wait_for(orders(5))
+        one.publish_and_wait(orders(5, first=5), other)
+        two.sharing.close()
+        keys = {key for command, key in asked.of(client) if command in ("XRANGE", "XREVRANGE")}
+    assert keys == {stream_key(two.sharing._prefix, scope)}
+
+
+class Asked:
+    """The commands that a server was sent, with their first argument, as its slow log tells."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        client.config_set("slowlog-max-len", 10_000)
+        client.config_set("slowlog-log-slower-than", 0)
+        client.slowlog_reset()
+
+    def of(self, client: redis.Redis) -> set[tuple[str, bytes]]:
+        entries = [entry["command"].split(b" ") for entry in client.slowlog_get(10_000)]
+        client.config_set("slowlog-log-slower-than", -1)
+        return {(words[0].decode().upper(), words[1] if len(words) > 1 else b"") for words in entries}
+
+
+def test_who_stops_following_is_told_no_more(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
+) -> None:
+    one, two, witness = new_worker(server), new_worker(server), new_worker(server)
+    for worker in (two, witness):
+        worker.follow()
+    one.publish(first := orders(5))
+    two.wait_for(first)
+    two.sharing.unfollow(scope)
+    two.sharing.unfollow(Scope("never", "followed", None))
+    one.publish(more := orders(5, first=5))
+    witness.wait_for(first + more)
+    two.publish_and_wait(orders(1, first=99))  # a whole round of its thread
+    assert two.names() == [order.keys[0] for order in first]
+
+
+def test_who_follows_anew_learns_everything_once(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
+) -> None:
+    """Also what it served itself, for it was to forget that."""
+    one, two = new_worker(server), new_worker(server)
+    two.follow()
+    one.publish_and_wait(ones := orders(5))
+    two.wait_for(ones)
+    two.publish_and_wait(twos := orders(5, first=5))
+    two.sharing.unfollow(scope)
+    two.follow()
+    two.wait_for(ones + twos)
+    two.publish_and_wait(orders(5, first=10))
+    one.publish_and_wait(more := orders(5, first=15))
+    two.wait_for(ones + twos + more)
+
+
+def test_entries_that_come_twice_are_learned_twice(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
+) -> None:
+    two = new_worker(server)
+    two.follow()
+    with server.client() as client:
+        entry = encode(b"somebody", [pack(order) for order in orders(2)])
+        for _ in range(2):
+            client.xadd(stream_key(prefix, scope), {"o": entry})
+    two.wait_for([*orders(2), *orders(2)])
+    assert two.sharing.stats().errors == 0
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_what_is_none_of_ours_is_skipped_and_counted(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope, there_before: bool
+) -> None:
+    one, two = new_worker(server), new_worker(server)
+    key = stream_key(prefix, scope)
+    good = encode(b"somebody", [pack(order) for order in orders(1)])
+    alien: list[Any] = [
+        {"o": b""},
+        {"o": b"\2" + good[1:]},
+        {"o": good[:-1]},
+        {"o": bytes(1_000)},
+        {"other": b"1", "fields": b"2"},
+        {"o": b"\xff" * 100_000},
+    ]
+    two.follow()
+    if there_before:
+        two.sharing.unfollow(scope)
+    else:
+        one.publish(orders(1))
+        two.wait_for(orders(1))
+    with server.client() as client:
+        for fields in alien:
+            client.xadd(key, fields)
+    if there_before:
+        one.publish_and_wait(orders(1))
+        two.follow()
+    one.publish(orders(1, first=1))
+    two.wait_for(orders(2))
+    stats = two.sharing.stats()
+    assert (stats.malformed, stats.errors) == (len(alien), 0)
+
+
+def test_a_key_of_another_type_is_only_its_own_scope_s_trouble(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
+) -> None:
+    one, two = new_worker(server), new_worker(server)
+    taken = Scope("taken", None, None)
+    with server.client() as client:
+        client.set(stream_key(prefix, taken), "something else")
+        for worker in (one, two):
+            worker.follow(taken)
+            worker.follow()
+        one.publish(orders(3), taken)
+        one.publish(orders(3))
+        two.wait_for(orders(3))
+        wait_until(lambda: one.sharing.stats().dropped == 3, "what can't be sent is dropped")
+        assert one.sharing.stats().errors > 0
+        assert client.get(stream_key(prefix, taken)) == b"something else"
+        client.delete(stream_key(prefix, taken))
+    one.publish(orders(3, first=3), taken)
+    two.wait_for(orders(3, first=3), taken)
+
+
+def test_orders_that_nobody_could_learn_are_dropped(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+    one, two = new_worker(server), new_worker(server)
+    two.follow()
+    one.publish([LearnedOrder([b"k" * 16] * 2, [1, 1], [0, 1]), LearnedOrder([b"k" * 16], [1 << 60], [0])])
+    one.publish([LearnedOrder([b"short"], [1], [0]), LearnedOrder(["text"], [1], [0])])  # type: ignore[list-item]
+    one.publish(orders(1))
+    two.wait_for(orders(1))
+    assert one.sharing.stats() == SharingStats(published=1, dropped=4)
+
+
+def test_a_follower_that_raises_is_told_of_the_next(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
+) -> None:
+    one, two = new_worker(server), new_worker(server)
+    learned: list[bytes] = []
+
+    def learn(some: list[LearnedOrder]) -> None:
+        learned.extend(order.keys[0] for order in some)
+        raise RuntimeError("planted")
+
+    two.sharing.follow(scope, learn)
+    for number in range(3):
+        one.publish(orders(1, first=number))
+        wait_until(lambda: len(learned) > number, "it is told")  # noqa: B023
+    wait_until(lambda: two.sharing.stats().errors == 3, "it is counted")
+    assert two.sharing.stats().received == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}], ids=str)
+def test_a_client_of_the_caller_s(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, options: dict[str, Any]
+) -> None:
+    with server.client(**options) as client:
+        one, two = new_worker(client), new_worker(client)
+        one.publish_and_wait(orders(70))
+        two.follow()
+        two.wait_for(orders(70))
+        one.publish(orders(5, first=70))
+        two.wait_for(orders(75))
+        assert two.sharing.stats().errors == 0
+        for worker in (one, two):
+            worker.sharing.close()
+        assert client.ping()
+
+
+def test_a_user_that_may_do_no_more_than_is_needed(
+    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str
+) -> None:
+    with server.client() as client:
+        allowed = "resetchannels -@all +xadd +pexpire +xrange +xrevrange +ping"
+        client.execute_command("ACL SETUSER", "sharer", "on", ">secret", f"~{prefix}:*:orders", *allowed.split())
+    url = server.url.replace("redis://", "redis://sharer:secret@")
+    with redis.Redis.from_url(url, protocol=2) as client:
+        one, two = new_worker(client), new_worker(client)
+        one.publish_and_wait(orders(70))
+        two.follow()
+        two.wait_for(orders(70))
+        one.publish(orders(5, first=70))
+        two.wait_for(orders(75))
+        assert one.sharing.stats().errors == two.sharing.stats().errors == 0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Any:
+    with Cluster() as running:
+        yield running
+
+
+@pytest.mark.parametrize("by", ["url", "client", "client that decodes"])
+def test_in_a_cluster(cluster: Cluster, new_worker: NewWorker, orders: MakeOrders, by: str) -> None:
+    scopes = [Scope(f"tenant {number}", None, None) for number in range(12)]
+    client = cluster.client(decode_responses=by == "client that decodes")
+    try:
+        one, two = (new_worker(cluster.url if by == "url" else client) for _ in range(2))
+        one.publish(orders(70), scopes[0])
+        for number, scope in enumerate(scopes):
+            two.follow(scope)
+            one.publish(orders(3, first=100 + number), scope)
+        two.wait_for([*orders(70), *orders(3, first=100)], scopes[0])
+        for number, scope in enumerate(scopes[1:], 1):
+            two.wait_for(orders(3, first=100 + number), scope)
+        owners = {cluster.owner(stream_key(one.sharing._prefix, scope)).port for scope in scopes}
+        assert len(owners) == 3
+        assert one.sharing.stats().errors == two.sharing.stats().errors == 0
+        for worker in (one, two):
+            worker.sharing.close()
+    finally:
+        client.close()
+
+
+def test_sentinels_make_another_server_the_master(new_worker: NewWorker, orders: MakeOrders) -> None:
+    with SentinelSetup() as setup:
+        one, two = new_worker(setup.url), new_worker(setup.url)
+        for worker in (one, two):
+            worker.follow()
+        one.publish(orders(5))
+        two.wait_for(orders(5))
+        first = setup.master
+        first.kill()
+        setup.wait_for_failover(first)
+        learned_before = len(two.learned[Scope("acme", "model", None)])
+        number = 100
+
+        def arrives() -> bool:
+            nonlocal number
+            number += 1
+            one.publish(orders(1, first=number))
+            return len(two.learned[Scope("acme", "model", None)]) > learned_before
+
+        wait_until(arrives, "what is published arrives again")
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"synchronous redis client or a URL, got Redis"):
+        RedisOrderSharing(redis.asyncio.Redis())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="url must begin with"):
+        RedisOrderSharing("http://localhost")
+    with pytest.raises(ValueError, match="prefix must not"):
+        RedisOrderSharing("redis://localhost", prefix="{a}")
+    with pytest.raises(ValueError, match="batch must be 1 to 256, got 257"):
+        RedisOrderSharing("redis://localhost", batch=257)
+    for name in ("interval", "max_queue", "tail", "ttl"):
+        with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+            RedisOrderSharing("redis://localhost", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_off_is_an_object(scope: Scope, orders: MakeOrders) -> None:
+    off = NoSharing()
+    assert isinstance(off, OrderSharing)
+    off.follow(scope, list.append)  # type: ignore[arg-type]
+    off.publish(scope, orders(1)[0])
+    off.unfollow(scope)
+    off.close()
+    assert off.stats() == SharingStats()

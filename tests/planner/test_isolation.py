@@ -1,0 +1,830 @@
+"""Whatever one tenant calls, with everything that another one's things are called, it gets nothing and changes nothing.
+
+Three worlds are compared. In one a victim lives and an attacker makes every public call with the victim's conversation,
+plan ids, labels, block ids and texts, and so with its digests. In the second the attacker does the same where the
+victim never was: it must see the same there. In the third the victim is alone: its next plans must be the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from redis_servers import Server, wait_until
+from warmprefix import (
+    AgentRouter,
+    Assignment,
+    ContextBlock,
+    ContextPlan,
+    ContextPlanner,
+    EngineReport,
+    FeedStats,
+    GuardedStore,
+    LatencySnapshot,
+    MemorySeenStore,
+    NoSharing,
+    Scope,
+)
+from warmprefix.batch.plan import BatchPlan, BatchRequest
+from warmprefix.order_sharing.base import LearnedOrder, OrderSharing
+from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.settings import SharedSettings
+from warmprefix.stores import Conversation, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_tools.cli import app
+
+VICTIM = Conversation("acme", "chat-42")
+WITNESS = "witness"
+AGENTS = ["a", "b", "c"]
+SALT_KEY = b"a secret"
+
+ATTACKERS = {
+    "another tenant": Conversation("evil", "chat-42"),
+    "no tenant": Conversation(None, "chat-42"),
+    "an empty tenant": Conversation("", "chat-42"),
+    "the same letters, cut elsewhere": Conversation("acm", "echat-42"),
+    "the other way round": Conversation("chat-42", "acme"),
+    "with a separator": Conversation("", "acme\0chat-42"),
+    "with a brace": Conversation("acme}", "chat-42"),
+}
+
+
+class Loot(NamedTuple):
+    """All that the victim's things are called."""
+
+    blocks: list[ContextBlock]
+    labels: dict[bytes, str]
+    """By fingerprint."""
+    done: ContextPlan
+    open: ContextPlan
+    batch: BatchPlan
+    routed: Assignment
+    routing: Assignment
+    """Not read yet."""
+
+    @property
+    def renamed(self) -> list[ContextBlock]:
+        """Other texts under the victim's labels."""
+        return [ContextBlock(f"Evil {i}.", id=label) for i, label in enumerate(self.labels.values())]
+
+    def sent(self, turn: int) -> list[SeenBlock]:
+        return [SeenBlock(key, label, turn, 10) for key, label in self.labels.items()]
+
+    @property
+    def secrets(self) -> list[str]:
+        ids = [str(block.id) for block in self.blocks if block.id is not None]
+        digests = [block.fingerprint.hex() for block in self.blocks]
+        return [
+            *ids,
+            *digests,
+            *(block.text for block in self.blocks),
+            VICTIM.id,
+            str(VICTIM.tenant),
+            self.open.id,
+            self.routing.id,
+        ]
+
+
+@dataclass
+class World:
+    """Two workers of one application, or one; the victim's requests come to the first."""
+
+    victims: ContextPlanner
+    attackers: ContextPlanner
+    store: SeenStore
+    guarded: GuardedStore
+    sharing: OrderSharing
+    victims_router: AgentRouter
+    attackers_router: AgentRouter
+    settings: SharedSettings | None
+    """Where its Redis is, if it has one."""
+    heard: list[LearnedOrder] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Wait until what either worker served so far would have reached the other, had it been meant to."""
+        if self.settings is not None:
+            for teller, hearer in ((self.victims, self.attackers), (self.attackers, self.victims)):
+                learned = hearer.stats().shared_orders
+                with teller.planning(["w", "x"], tenant=WITNESS):
+                    pass
+                wait_until(lambda: hearer.stats().shared_orders > learned, "the workers hear of each other")  # noqa: B023
+            routers = (self.victims_router, self.attackers_router)
+            for router, other in (routers, routers[::-1]):
+                heard = other.stats().learned
+                router.commit(router.assign(["w"], tenant=WITNESS))
+                wait_until(lambda: other.stats().learned > heard, "the routers hear of each other")  # noqa: B023
+
+
+def live(world: World) -> Loot:
+    """The victim's life so far: two turns of a conversation, the third on its way, and an order that is learned."""
+    planner, tenant = world.victims, VICTIM.tenant
+    blocks = [ContextBlock(f"Secret {i}. " * 9, id=None if i == 3 else f"paper-{i}") for i in range(6)]
+    planned: list[ContextPlan] = []
+    for part in (blocks[:3], blocks[2:5]):
+        with planner.planning(part, conversation=VICTIM.id, placement="tail", tenant=tenant) as plan:
+            planned.append(plan)
+    for order in ((4, 1, 0), (4, 1, 3), (4, 1, 5)):
+        with planner.planning([blocks[i] for i in order], tenant=tenant) as plan:
+            planned.append(plan)
+    batch = planner.plan_window([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)])
+    open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant)
+    labels = {each.block.fingerprint: each.label for plan in (*planned[::-1], open_plan) for each in plan.blocks}
+    router = world.victims_router
+    routed = [router.assign(blocks[i:], conversation=VICTIM.id, tenant=tenant) for i in range(3)]
+    for assignment in routed[:2]:
+        router.commit(assignment)
+    return Loot(blocks, labels, planned[0], open_plan, batch, routed[0], routed[2])
+
+
+def go_on(world: World, loot: Loot) -> list[object]:
+    """The victim's next plans, and whether it could end those that were on their way."""
+    planner, tenant = world.victims, VICTIM.tenant
+    seen: list[object] = [planner.commit(loot.open)]
+    seen += [planner.commit(planned.plan) for planned in loot.batch]
+    for i in range(2):
+        with planner.planning(loot.blocks[i:], conversation=VICTIM.id, placement="tail", tenant=tenant) as plan:
+            seen.append(shown(plan))
+        with planner.planning([*loot.blocks[i:], *loot.renamed], tenant=tenant) as plan:
+            seen.append(shown(plan))
+    router = world.victims_router
+    seen.append(router.commit(loot.routing))
+    for conversation in (VICTIM.id, None):
+        for blocks in (loot.blocks, loot.renamed, loot.blocks[::-1]):
+            seen.append(routed(router.assign(blocks, conversation=conversation, tenant=tenant)))
+    seen.append(router.load(tenant))
+    return [*seen, facts(world.store.inspect(VICTIM))]
+
+
+def shown(plan: ContextPlan) -> object:
+    """All that a plan tells, but for its own id."""
+    return replace(plan, id=""), plan.render(), plan.order_annotation
+
+
+def routed(assignment: Assignment) -> object:
+    """All that an assignment tells, but for its own id."""
+    return replace(assignment, id="")
+
+
+# -- the calls ---------------------------------------------------------------------------------------------------------
+
+Attack = Callable[[World, Loot, Conversation], object]
+ATTACKS: dict[tuple[str, str], Attack] = {}
+"""By class and method; what they return must be the same where the victim never was."""
+OPERATORS: dict[tuple[str, str], Attack] = {}
+"""Calls that concern all tenants by design, and name none: an application must not leave them to its tenants. They may
+undo what is remembered, so that the victim's blocks are sent again; and still they tell nothing."""
+
+STORES = (MemorySeenStore, GuardedStore, RedisSeenStore)
+SHARINGS = (NoSharing, RedisOrderSharing)
+
+
+def tries(*calls: tuple[Any, str], operators: bool = False) -> Callable[[Attack], Attack]:
+    def decorate(attack: Attack) -> Attack:
+        for owner, name in calls:
+            table = OPERATORS if operators else ATTACKS
+            assert (owner.__name__, name) not in table
+            table[owner.__name__, name] = attack
+        return attack
+
+    return decorate
+
+
+@tries((ContextPlanner, "plan"))
+def plan(world: World, loot: Loot, me: Conversation) -> object:
+    told = []
+    for blocks in (loot.renamed, loot.blocks, [*loot.renamed, *reversed(loot.blocks)]):
+        for conversation in (None, me.id, VICTIM.id, loot.open.id):
+            for placement in ("head", "tail"):
+                for model in (None, "m"):
+                    plan = world.attackers.plan(
+                        blocks, conversation=conversation, placement=placement, tenant=me.tenant, model=model
+                    )
+                    told.append(shown(plan))
+    plan = world.attackers.plan(
+        loot.blocks,
+        conversation=VICTIM.id,
+        placement="tail",
+        tenant=me.tenant,
+        history=[{"role": "user", "content": loot.blocks[0].text}],
+    )
+    return [*told, shown(plan)]
+
+
+@tries((ContextPlanner, "aplan"))
+async def aplan(world: World, loot: Loot, me: Conversation) -> object:
+    plan = await world.attackers.aplan(loot.blocks, conversation=VICTIM.id, placement="tail", tenant=me.tenant)
+    return shown(plan)
+
+
+@tries((ContextPlanner, "planning"))
+def planning(world: World, loot: Loot, me: Conversation) -> object:
+    told = []
+    for blocks in (loot.blocks[::-1], loot.renamed, loot.blocks):
+        for conversation in (me.id, VICTIM.id):
+            with world.attackers.planning(
+                blocks, conversation=conversation, placement="tail", tenant=me.tenant
+            ) as plan:
+                told.append(shown(plan))
+        with world.attackers.planning(blocks, tenant=me.tenant) as plan:
+            told.append(shown(plan))
+    return told
+
+
+@tries((ContextPlanner, "aplanning"))
+async def aplanning(world: World, loot: Loot, me: Conversation) -> object:
+    async with world.attackers.aplanning(
+        loot.blocks, conversation=VICTIM.id, placement="tail", tenant=me.tenant
+    ) as plan:
+        return shown(plan)
+
+
+@tries((ContextPlanner, "plan_batch"))
+def plan_batch(world: World, loot: Loot, me: Conversation) -> object:
+    return batch_shown(world.attackers.plan_batch(batch_of(loot, me)))
+
+
+@tries((ContextPlanner, "aplan_batch"))
+async def aplan_batch(world: World, loot: Loot, me: Conversation) -> object:
+    return batch_shown(await world.attackers.aplan_batch(batch_of(loot, me)))
+
+
+@tries((ContextPlanner, "plan_window"))
+def plan_window(world: World, loot: Loot, me: Conversation) -> object:
+    return batch_shown(world.attackers.plan_window(batch_of(loot, me)))
+
+
+def batch_of(loot: Loot, me: Conversation) -> list[BatchRequest]:
+    return [BatchRequest(i, [*loot.blocks[i:], *loot.renamed], tenant=me.tenant) for i in range(3)]
+
+
+def batch_shown(batch: BatchPlan) -> object:
+    shown = [(each.id, each.order, each.saved_tokens, each.cache_salt, each.render()) for each in batch]
+    return shown, batch.saved_tokens, batch.upper_bound
+
+
+def forged(loot: Loot, me: Conversation) -> Iterator[ContextPlan]:
+    """Plans of the attacker's own that claim to be the victim's by their ids."""
+    for stolen in (loot.open, loot.done, loot.batch.requests[0].plan):
+        for conversation in (me.id, VICTIM.id):
+            scope = stolen.scope._replace(tenant=me.tenant)
+            yield replace(stolen, scope=scope, conversation=conversation, tracked=True)
+
+
+@tries((ContextPlanner, "commit"))
+def commit(world: World, loot: Loot, me: Conversation) -> object:
+    return [world.attackers.commit(plan, cached_tokens=7) for plan in forged(loot, me)]
+
+
+@tries((ContextPlanner, "acommit"))
+async def acommit(world: World, loot: Loot, me: Conversation) -> object:
+    return [await world.attackers.acommit(plan) for plan in forged(loot, me)]
+
+
+@tries((ContextPlanner, "report"))
+def report(world: World, loot: Loot, me: Conversation) -> None:
+    for plan in forged(loot, me):
+        world.attackers.report(plan, EngineReport(0, 100, ttft=9.0, prompt_token_ids=[1, 2, 3]))
+
+
+@tries((ContextPlanner, "residency_changed"))
+def residency_changed(world: World, loot: Loot, me: Conversation) -> None:
+    for scope in scopes(me):
+        world.attackers.residency_changed(scope, list(loot.labels), 0)
+        world.attackers.residency_changed(scope, list(loot.labels), len(loot.labels))
+
+
+@dataclass
+class Wiretap:
+    """In place of a client: keeps what it is to send."""
+
+    sent: list[object] = field(default_factory=list)
+
+    @property
+    def chat(self) -> Wiretap:
+        return self
+
+    @property
+    def completions(self) -> Wiretap:
+        return self
+
+    def create(self, **request: object) -> Wiretap:
+        self.sent.append(request)
+        return self
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+@tries((ContextPlanner, "warm"), (ContextPlanner, "awarm"))
+async def warm(world: World, loot: Loot, me: Conversation) -> object:
+    """Only the texts are sent that it brings itself, and on paths of its own."""
+    client = Wiretap()
+    for scope in scopes(me):
+        if scope.model is not None:
+            world.attackers.warm(client, None, loot.blocks, model=scope.model, tenant=me.tenant)
+            await world.attackers.awarm(client, None, loot.blocks, model=scope.model, tenant=me.tenant)
+    return client.sent
+
+
+@tries((ContextPlanner, "abandon"))
+def abandon(world: World, loot: Loot, me: Conversation) -> object:
+    return [world.attackers.abandon(plan) for plan in forged(loot, me)]
+
+
+@tries((ContextPlanner, "aabandon"))
+async def aabandon(world: World, loot: Loot, me: Conversation) -> object:
+    return [await world.attackers.aabandon(plan) for plan in forged(loot, me)]
+
+
+@tries((ContextPlanner, "withdraw"))
+def withdraw(world: World, loot: Loot, me: Conversation) -> None:
+    for plan in forged(loot, me):
+        world.attackers.withdraw(plan)
+    wait_until(lambda: not world.attackers.stats().untold_notices, "the store has forgotten")
+
+
+@tries((ContextPlanner, "forget"))
+def forget(world: World, loot: Loot, me: Conversation) -> None:
+    for conversation in (me.id, VICTIM.id):
+        world.attackers.forget(conversation, tenant=me.tenant)
+
+
+@tries((ContextPlanner, "aforget"))
+async def aforget(world: World, loot: Loot, me: Conversation) -> None:
+    for conversation in (me.id, VICTIM.id):
+        await world.attackers.aforget(conversation, tenant=me.tenant)
+
+
+@tries((ContextPlanner, "from_url"))
+def from_url(world: World, loot: Loot, me: Conversation) -> object:
+    if world.settings is None:
+        return None  # a world without a server has no URL
+    with ContextPlanner.from_url(settings=world.settings) as planner:
+        plan = planner.plan(loot.blocks, conversation=VICTIM.id, placement="tail", tenant=me.tenant)
+        return shown(plan)
+
+
+@tries((ContextPlanner, "stats"), (NoSharing, "stats"), (RedisOrderSharing, "stats"))
+def stats(world: World, loot: Loot, me: Conversation) -> None:
+    """Counts of all tenants together, and nothing else."""
+    for counts in (world.attackers.stats(), world.sharing.stats()):
+        values = [getattr(counts, name) for name in counts.__dataclass_fields__]
+        assert {type(value) for value in values} <= {int, float, type(None), FeedStats, LatencySnapshot}
+
+
+def fronts(world: World) -> list[SeenStore]:
+    return [world.store, world.guarded]
+
+
+@tries(*((store, "prepare") for store in STORES))
+def prepare(world: World, loot: Loot, me: Conversation) -> object:
+    return [store.prepare(me, loot.open.id, loot.labels) for store in fronts(world)]
+
+
+@tries(*((store, "aprepare") for store in (GuardedStore, RedisSeenStore)))
+async def aprepare(world: World, loot: Loot, me: Conversation) -> object:
+    told = [await world.guarded.aprepare(me, loot.open.id, loot.labels)]
+    if isinstance(world.store, RedisSeenStore):
+        told.append(await world.store.aprepare(me, loot.open.id, loot.labels))
+    return told
+
+
+@tries(*((store, "commit") for store in STORES))
+def store_commit(world: World, loot: Loot, me: Conversation) -> object:
+    plan_ids = (loot.open.id, loot.done.id, "no such plan")
+    return [store.commit(me, plan_id, loot.sent(3)) for store in fronts(world) for plan_id in plan_ids]
+
+
+@tries(*((store, "acommit") for store in (GuardedStore, RedisSeenStore)))
+async def store_acommit(world: World, loot: Loot, me: Conversation) -> object:
+    told = [await world.guarded.acommit(me, loot.open.id, loot.sent(3))]
+    if isinstance(world.store, RedisSeenStore):
+        told.append(await world.store.acommit(me, loot.open.id, loot.sent(3)))
+    return told
+
+
+@tries(*((store, "abandon") for store in STORES))
+def store_abandon(world: World, loot: Loot, me: Conversation) -> object:
+    return [store.abandon(me, plan_id) for store in fronts(world) for plan_id in (loot.open.id, loot.done.id)]
+
+
+@tries(*((store, "aabandon") for store in (GuardedStore, RedisSeenStore)))
+async def store_aabandon(world: World, loot: Loot, me: Conversation) -> object:
+    told = [await world.guarded.aabandon(me, loot.open.id)]
+    if isinstance(world.store, RedisSeenStore):
+        told.append(await world.store.aabandon(me, loot.open.id))
+    return told
+
+
+@tries(*((store, "forget") for store in STORES))
+def store_forget(world: World, loot: Loot, me: Conversation) -> None:
+    for store in fronts(world):
+        store.forget(me)
+
+
+@tries((GuardedStore, "forget_soon"))
+def store_forget_soon(world: World, loot: Loot, me: Conversation) -> None:
+    world.guarded.forget_soon(me)
+    wait_until(lambda: not len(world.guarded.outbox), "the store has forgotten")
+
+
+@tries(*((store, "aforget") for store in (GuardedStore, RedisSeenStore)))
+async def store_aforget(world: World, loot: Loot, me: Conversation) -> None:
+    await world.guarded.aforget(me)
+    if isinstance(world.store, RedisSeenStore):
+        await world.store.aforget(me)
+
+
+@tries(*((store, "inspect") for store in STORES))
+def store_inspect(world: World, loot: Loot, me: Conversation) -> object:
+    return [facts(store.inspect(me)) for store in fronts(world)]
+
+
+@tries((RedisSeenStore, "ainspect"))
+async def store_ainspect(world: World, loot: Loot, me: Conversation) -> object:
+    return facts(await world.store.ainspect(me)) if isinstance(world.store, RedisSeenStore) else None
+
+
+def facts(snapshot: Snapshot | None) -> object:
+    """What is the same in worlds whose plans have other ids."""
+    return snapshot and (snapshot.epoch, snapshot.turn, set(snapshot.blocks), len(snapshot.leases))
+
+
+@tries((GuardedStore, "start"), (GuardedStore, "keep"), (RedisSeenStore, "maintain"))
+def maintain(world: World, loot: Loot, me: Conversation) -> None:
+    world.guarded.start()
+    world.guarded.keep()
+    if isinstance(world.store, RedisSeenStore):
+        world.store.maintain()
+
+
+@tries((RedisSeenStore, "amaintain"))
+async def amaintain(world: World, loot: Loot, me: Conversation) -> None:
+    if isinstance(world.store, RedisSeenStore):
+        await world.store.amaintain()
+
+
+def scopes(me: Conversation) -> list[Scope]:
+    return [Scope(me.tenant, model, None) for model in (None, "m", VICTIM.tenant)]
+
+
+@tries(*((sharing, "follow") for sharing in SHARINGS))
+def follow(world: World, loot: Loot, me: Conversation) -> object:
+    for scope in scopes(me):
+        world.sharing.follow(scope, world.heard.extend)
+    mark = ContextBlock("The last of what is to be heard.")
+    with world.attackers.planning([mark], tenant=me.tenant):
+        pass
+    if isinstance(world.sharing, RedisOrderSharing):
+        wait_until(lambda: any(order.keys == [mark.fingerprint] for order in world.heard), "its own orders are heard")
+    return [(list(order.keys), list(order.tokens), list(order.ranks)) for order in world.heard]
+
+
+@tries((ContextPlanner, "catch_up"), (ContextPlanner, "acatch_up"))
+async def catch_up(world: World, loot: Loot, me: Conversation) -> None:
+    for scope in scopes(me):
+        assert world.attackers.catch_up(tenant=scope.tenant, model=scope.model)
+        assert await world.attackers.acatch_up(tenant=scope.tenant, model=scope.model)
+
+
+@tries(*((sharing, "has_caught_up") for sharing in SHARINGS))
+def has_caught_up(world: World, loot: Loot, me: Conversation) -> None:
+    if isinstance(sharing := world.sharing, RedisOrderSharing):
+        wait_until(lambda: all(map(sharing.has_caught_up, scopes(me))), "all that its tenant shared is read")
+        assert not sharing.has_caught_up(Scope(VICTIM.tenant, None, None))
+
+
+@tries(*((sharing, "publish") for sharing in SHARINGS))
+def publish(world: World, loot: Loot, me: Conversation) -> None:
+    keys = list(loot.labels)
+    for scope in scopes(me):
+        for _ in range(5):
+            world.sharing.publish(scope, LearnedOrder(keys, [1_000] * len(keys), range(len(keys))))
+
+
+@tries(*((sharing, "unfollow") for sharing in SHARINGS))
+def unfollow(world: World, loot: Loot, me: Conversation) -> None:
+    for scope in scopes(me):
+        world.sharing.unfollow(scope)
+
+
+def state(world: World, *arguments: str) -> tuple[int, str]:
+    """What `warmprefix state` answers."""
+    assert world.settings is not None
+    options = ["--url", str(world.settings.redis_url), "--prefix", world.settings.key_prefix]
+    result = CliRunner().invoke(app, ["state", *arguments, *options])
+    return result.exit_code, result.output
+
+
+def named(conversation: str, tenant: str | None) -> list[str]:
+    return ["--conversation", conversation, *([] if tenant is None else ["--tenant", tenant])]
+
+
+class Command:
+    """Stands for `warmprefix state` in the list of calls."""
+
+
+@tries((Command, "inspect"))
+def command_inspect(world: World, loot: Loot, me: Conversation) -> object:
+    if world.settings is None:
+        return None  # there is no command for what is in a process's memory
+    told: list[object] = []
+    for conversation in (me.id, VICTIM.id):
+        status, output = state(world, "inspect", *named(conversation, me.tenant), "--json")
+        found = json.loads(output)
+        told.append((status, found["known"], [found.get(name) for name in ("epoch", "turn")], found.get("blocks")))
+        told.append(len(found.get("leases", ())))
+    return told
+
+
+@tries((Command, "forget"))
+def command_forget(world: World, loot: Loot, me: Conversation) -> object:
+    if world.settings is None:
+        return None
+    return [state(world, "forget", *named(conversation, me.tenant)) for conversation in (me.id, VICTIM.id)]
+
+
+@tries((Command, "stats"))
+def command_stats(world: World, loot: Loot, me: Conversation) -> None:
+    """Counts of all tenants together, and names of servers and streams."""
+    if world.settings is not None:
+        for options in ((), ("--json",)):
+            status, output = state(world, "stats", *options)
+            assert status == 0
+            assert not [secret for secret in loot.secrets if secret in output]
+
+
+@tries((AgentRouter, "assign"))
+def assign(world: World, loot: Loot, me: Conversation) -> object:
+    told = []
+    for blocks in (loot.renamed, loot.blocks, [*loot.renamed, *reversed(loot.blocks)]):
+        for conversation in (None, me.id, VICTIM.id, loot.routing.id):
+            for together in (False, True):
+                assignment = world.attackers_router.assign(
+                    blocks, conversation=conversation, tenant=me.tenant, together=together
+                )
+                told.append(routed(assignment))
+                world.attackers_router.commit(assignment)
+    return told
+
+
+def stolen(loot: Loot, me: Conversation) -> Iterator[Assignment]:
+    """Assignments of the attacker's own that claim to be the victim's by their ids."""
+    for assignment in (loot.routing, loot.routed):
+        for conversation in (me.id, VICTIM.id):
+            yield replace(assignment, tenant=me.tenant, conversation=conversation)
+
+
+@tries((AgentRouter, "commit"))
+def commit_routed(world: World, loot: Loot, me: Conversation) -> object:
+    return [
+        world.attackers_router.commit(assignment, agent, EngineReport(0), blocks=blocks)
+        for assignment in stolen(loot, me)
+        for agent in (None, "b")
+        for blocks in (None, loot.blocks)
+    ]
+
+
+@tries((AgentRouter, "abandon"))
+def abandon_routed(world: World, loot: Loot, me: Conversation) -> object:
+    return [world.attackers_router.abandon(assignment) for assignment in stolen(loot, me)]
+
+
+@tries((AgentRouter, "reassign"))
+def reassign(world: World, loot: Loot, me: Conversation) -> object:
+    return [routed(world.attackers_router.reassign(assignment, "a")) for assignment in stolen(loot, me)]
+
+
+@tries((AgentRouter, "end"))
+def end(world: World, loot: Loot, me: Conversation) -> None:
+    for conversation in (me.id, VICTIM.id):
+        world.attackers_router.end(conversation, me.tenant)
+
+
+@tries((AgentRouter, "load"))
+def load(world: World, loot: Loot, me: Conversation) -> object:
+    return world.attackers_router.load(me.tenant)
+
+
+@tries((AgentRouter, "stats"))
+def router_stats(world: World, loot: Loot, me: Conversation) -> None:
+    """Counts of all tenants together, and nothing else."""
+    counts = world.attackers_router.stats()
+    assert {type(getattr(counts, name)) for name in counts.__dataclass_fields__} == {int}
+
+
+@tries((AgentRouter, "from_url"))
+def router_from_url(world: World, loot: Loot, me: Conversation) -> object:
+    if world.settings is None:
+        return None  # a world without a server has no URL
+    with AgentRouter.from_url(agents=AGENTS, settings=world.settings) as router:
+        return routed(router.assign(loot.blocks, conversation=VICTIM.id, tenant=me.tenant))
+
+
+@tries((AgentRouter, "join"), (AgentRouter, "leave"), (AgentRouter, "fail"), operators=True)
+def come_and_go(world: World, loot: Loot, me: Conversation) -> None:
+    router = world.attackers_router
+    router.join("d")
+    router.leave("d")
+    router.fail("a")
+    router.join("a")
+
+
+@tries((AgentRouter, "reset"), (AgentRouter, "close"), operators=True)
+def end_routing(world: World, loot: Loot, me: Conversation) -> None:
+    world.attackers_router.reset()
+    world.attackers_router.close()
+
+
+@tries((ContextPlanner, "reset"), operators=True)
+def reset(world: World, loot: Loot, me: Conversation) -> None:
+    world.attackers.reset()
+
+
+@tries(*((store, "clear") for store in STORES), operators=True)
+def clear(world: World, loot: Loot, me: Conversation) -> None:
+    for store in fronts(world):
+        store.clear()
+
+
+@tries((RedisSeenStore, "aclear"), operators=True)
+async def aclear(world: World, loot: Loot, me: Conversation) -> None:
+    if isinstance(world.store, RedisSeenStore):
+        await world.store.aclear()
+
+
+@tries((ContextPlanner, "close"), (GuardedStore, "close"), operators=True)
+def close(world: World, loot: Loot, me: Conversation) -> None:
+    world.attackers.close()
+    world.guarded.close()
+
+
+@tries((ContextPlanner, "aclose"), operators=True)
+async def aclose(world: World, loot: Loot, me: Conversation) -> None:
+    await world.attackers.aclose()
+
+
+@tries((NoSharing, "close"), (RedisOrderSharing, "close"), operators=True)
+def close_sharing(world: World, loot: Loot, me: Conversation) -> None:
+    world.sharing.close()
+
+
+@tries((RedisSeenStore, "close"), (RedisSeenStore, "aclose"), operators=True)
+async def close_store(world: World, loot: Loot, me: Conversation) -> None:
+    if isinstance(world.store, RedisSeenStore):
+        world.store.close()
+        await world.store.aclose()
+
+
+# -- the list is whole -------------------------------------------------------------------------------------------------
+
+
+def public_methods(owner: type) -> set[str]:
+    return {name for name, value in inspect.getmembers(owner, callable) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("owner", [ContextPlanner, AgentRouter, *STORES, *SHARINGS], ids=lambda owner: owner.__name__)
+def test_every_public_method_is_tried(owner: type) -> None:
+    tried = {name for kind, name in (*ATTACKS, *OPERATORS) if kind == owner.__name__}
+    assert tried == public_methods(owner)
+
+
+def test_every_command_on_the_state_is_tried() -> None:
+    (group,) = [group for group in app.registered_groups if group.name == "state"]
+    assert group.typer_instance is not None
+    commands = {command.name for command in group.typer_instance.registered_commands}
+    assert {name for kind, name in ATTACKS if kind == "Command"} == commands
+
+
+# -- worlds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+KINDS = ("one worker", "two workers, memory", "two workers, Redis")
+
+
+class Worlds:
+    """Makes worlds that have nothing to do with each other, and ends them."""
+
+    def __init__(self, kind: str, server: Server) -> None:
+        self._kind = kind
+        self._server = server
+        self._ends = AsyncExitStack()
+
+    async def __aenter__(self) -> Worlds:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._ends.aclose()
+
+    def make(self) -> World:
+        world = self._on_redis() if self._kind == KINDS[2] else self._in_memory()
+        for planner in {world.victims, world.attackers}:
+            self._ends.push_async_callback(planner.aclose)
+            self._ends.callback(planner.close)
+        for router in {world.victims_router, world.attackers_router}:
+            self._ends.callback(router.close)
+        self._ends.callback(world.sharing.close)
+        self._ends.callback(world.guarded.close)
+        return world
+
+    def _in_memory(self) -> World:
+        store = MemorySeenStore()
+        one = ContextPlanner(store=store, salt_key=SALT_KEY)
+        other = one if self._kind == KINDS[0] else ContextPlanner(store=store, salt_key=SALT_KEY)
+        first = AgentRouter(AGENTS)
+        second = first if self._kind == KINDS[0] else AgentRouter(AGENTS)
+        return World(one, other, store, GuardedStore(store, budget=10.0), NoSharing(), first, second, None)
+
+    def _on_redis(self) -> World:
+        prefix = f"world-{time.monotonic_ns()}"
+        settings = SharedSettings(
+            redis_url=self._server.url, key_prefix=prefix, store_budget=10.0, salt_key=SecretStr(SALT_KEY.decode())
+        )
+        one, other = (ContextPlanner.from_url(settings=settings) for _ in range(2))
+        store = RedisSeenStore(self._server.url, prefix=prefix, timeout=20.0, connect_timeout=20.0)
+        self._ends.push_async_callback(store.aclose)
+        self._ends.callback(store.close)
+        sharing = RedisOrderSharing(self._server.url, prefix=prefix)
+        first, second = (AgentRouter.from_url(agents=AGENTS, settings=settings) for _ in range(2))
+        world = World(one, other, store, GuardedStore(store, budget=10.0), sharing, first, second, settings)
+        for planner in (one, other):  # both follow the witness
+            planner.plan([], tenant=WITNESS)
+        for router in (first, second):
+            router.assign([], tenant=WITNESS)
+        return world
+
+
+@pytest.fixture(params=KINDS)
+async def worlds(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[Worlds]:
+    if request.param == KINDS[2]:
+        with server.client() as client:  # a server that was just started is not trusted yet
+            wait_until(lambda: client.info("server")["uptime_in_seconds"] > 3, "the server is old enough")
+    async with Worlds(request.param, server) as worlds:
+        yield worlds
+
+
+async def attack(world: World, loot: Loot, me: Conversation) -> dict[str, object]:
+    """Make every call; what each of them told. Where the victim lives, nothing must happen to it."""
+    told: dict[str, object] = {}
+    before = world.store.inspect(VICTIM)
+    for attack in dict.fromkeys(ATTACKS.values()):
+        outcome = attack(world, loot, me)
+        told[attack.__name__] = await outcome if isinstance(outcome, Awaitable) else outcome
+        assert world.store.inspect(VICTIM) == before, f"{attack.__name__} changed the victim's conversation"
+    world.settle()
+    return told
+
+
+@pytest.mark.parametrize("me", ATTACKERS.values(), ids=list(ATTACKERS))
+async def test_nothing_is_got_and_nothing_is_changed(worlds: Worlds, me: Conversation) -> None:
+    attacked, without_victim, without_attacker = [worlds.make() for _ in range(3)]
+    loot = live(attacked)
+    attacked.settle()
+    told = await attack(attacked, loot, me)
+    assert told == await attack(without_victim, loot, me)
+
+    expected = live(without_attacker)
+    without_attacker.settle()
+    assert loot.labels == expected.labels
+    assert go_on(attacked, loot) == go_on(without_attacker, expected)
+
+
+@pytest.mark.parametrize("call", dict.fromkeys(OPERATORS.values()), ids=lambda call: call.__name__)
+async def test_what_ends_or_clears_everything_tells_nothing(worlds: Worlds, call: Attack) -> None:
+    me = ATTACKERS["another tenant"]
+    told = []
+    attacked, without_victim = worlds.make(), worlds.make()
+    loot = live(attacked)
+    for world in (attacked, without_victim):
+        outcome = call(world, loot, me)
+        told.append(await outcome if isinstance(outcome, Awaitable) else outcome)
+        told.append(plan(world, loot, me))
+    assert told[:2] == told[2:]
+    after = attacked.victims.plan(loot.blocks, conversation=VICTIM.id, placement="tail", tenant=VICTIM.tenant)
+    assert {planned.block for planned in after.blocks} == set(loot.blocks)
+    for planned in after.blocks:
+        assert planned.label == loot.labels[planned.block.fingerprint]
+    if call in (reset, clear):
+        assert not after.references
+
+
+def test_each_tenant_has_its_own_salt() -> None:
+    with ContextPlanner(salt_key=SALT_KEY) as planner:
+        salts = [planner.plan(["a"], tenant=me.tenant).cache_salt for me in (VICTIM, *ATTACKERS.values())]
+    named = {me.tenant for me in (VICTIM, *ATTACKERS.values())} - {None}
+    assert len(set(salts) - {None}) == len(named)

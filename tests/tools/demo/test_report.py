@@ -1,0 +1,123 @@
+"""What is printed and written of a session."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from warmprefix_tools.demo.examples import Runs, pick_examples, prompt_lines
+from warmprefix_tools.demo.export import as_json
+from warmprefix_tools.demo.options import DemoOptions
+from warmprefix_tools.demo.report import print_report
+from warmprefix_tools.demo.runner import Served
+from warmprefix_tools.demo.session import DemoResult
+from warmprefix_tools.demo.summary import summarize_arm, summarize_workload
+
+
+def printed(result: DemoResult, options: DemoOptions, width: int = 100, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding=encoding, errors="strict", write_through=True) as file:
+        print_report(result, options, Console(file=file, width=width, highlight=False))
+        return raw.getvalue().decode(encoding)
+
+
+def test_the_report_has_both_tables_three_prompts_and_the_caveats(result: DemoResult, options: DemoOptions) -> None:
+    text = printed(result, options)
+    assert text.count("tokens prefilled") == 2
+    for served in result.runs["head"]:
+        ratio = summarize_arm(served).hit_ratio
+        assert ratio is not None
+        assert f"{ratio:.1%}" in text
+    assert text.count("\nQ: ") == 3
+    assert "Please read the context in the following priority order: [" in text
+    assert "\u21a9 " in text
+    assert "Emulated" in text
+    assert "--endpoint" in text
+    assert len(text.splitlines()) <= 62
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_it_fits_any_width(result: DemoResult, options: DemoOptions, width: int) -> None:
+    assert max(map(len, printed(result, options, width).splitlines())) <= width
+
+
+def test_it_can_be_printed_without_unicode(result: DemoResult, options: DemoOptions) -> None:
+    text = printed(result, options, encoding="ascii")
+    assert "# cached" in text
+    assert "^ reference" in text
+
+
+def test_what_the_server_does_not_report_is_not_made_up(result: DemoResult) -> None:
+    def silent(served: Served) -> Served:
+        return replace(served, answer=replace(served.answer, cached_tokens=None))
+
+    runs: Runs = {
+        placement: ([silent(each) for each in before], [silent(each) for each in after])
+        for placement, (before, after) in result.runs.items()
+    }
+    real = replace(result, runs=runs, emulator=None)
+    text = printed(real, DemoOptions(endpoint="http://engine:8000/v1"))
+    assert "does not report cached tokens" in text
+    assert "hit ratio" not in text
+    assert "tokens prefilled" not in text
+    assert "TTFT p50" in text
+    assert "\u25cb" not in text.partition("\nQ: ")[2]
+
+
+def test_a_missing_count_is_no_hit_where_others_are_reported(result: DemoResult) -> None:
+    served = list(result.runs["head"][0])
+    zero = next(i for i, each in enumerate(served) if not each.answer.cached_tokens)
+    served[zero] = replace(served[zero], answer=replace(served[zero].answer, cached_tokens=None))
+    assert summarize_arm(served) == summarize_arm(result.runs["head"][0])
+
+
+def test_the_marks_agree_with_the_engines_count(result: DemoResult) -> None:
+    for placement, arms in result.runs.items():
+        for served in (each for arm in arms for each in arm[::4]):
+            held = [line.held for line in prompt_lines(served, placement) if not line.is_reference]
+            assert held == sorted(held, key=["all", "part", "none"].index)  # a prefix
+            assert held.count("part") <= 1
+            assert len(prompt_lines(served, placement)) - len(served.context.blocks) in (0, 1)
+
+
+def test_examples_are_of_their_kind(result: DemoResult) -> None:
+    reordered, referring, least = pick_examples(result.runs)
+    assert reordered.after.context.order_annotation is not None
+    assert referring.after.context.reference_tokens > 0
+    for example in (reordered, referring, least):
+        assert example.before.question is example.after.question
+
+
+def test_the_workload_is_described_as_it_is(result: DemoResult) -> None:
+    workload = summarize_workload(result.turns)
+    assert workload.questions == len(result.turns)
+    assert 0 < workload.seen_in_conversation < workload.seen_by_anyone < 1
+    assert workload.distinct_blocks == len({block for turn in result.turns for block in turn.blocks})
+
+
+def test_the_json_has_totals_and_requests(result: DemoResult, options: DemoOptions) -> None:
+    document = json.loads(json.dumps(as_json(result, options), allow_nan=False))
+    assert document["options"] == {"k": 10, "questions": 40, "seed": 0, "concurrency": 1}
+    assert document["engine"]["emulated"] is True
+    assert document["workload"]["questions"] == 40
+    assert set(document["placements"]) == {"head", "tail"}
+    for arms in document["placements"].values():
+        assert set(arms) == {"relevance_order", "warmprefix"}
+        for arm in arms.values():
+            requests = arm["per_request"]
+            assert len(requests) == arm["requests"] == 40
+            assert sum(request["prompt_tokens"] for request in requests) == arm["prompt_tokens"]
+            assert sum(request["cached_tokens"] for request in requests) == arm["cached_tokens"]
+            assert arm["prefilled_tokens"] == arm["prompt_tokens"] - arm["cached_tokens"]
+            assert arm["hit_ratio"] == arm["cached_tokens"] / arm["prompt_tokens"]
+
+
+def test_the_json_of_a_real_server_has_no_key(result: DemoResult) -> None:
+    options = DemoOptions(endpoint="http://engine:8000/v1", api_key="secret")
+    document = as_json(replace(result, emulator=None), options)
+    assert document["engine"] == {"emulated": False, "endpoint": "http://engine:8000/v1", "model": result.model}
+    assert "secret" not in json.dumps(document)

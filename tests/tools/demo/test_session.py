@@ -1,0 +1,155 @@
+"""A whole session: what was sent, and whether the numbers are what the engine's cache makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from warmprefix import Templates
+from warmprefix.plan import Placement
+from warmprefix_tools.demo.arms import RelevanceOrder
+from warmprefix_tools.demo.client import ANSWER_TOKENS, ChatClient
+from warmprefix_tools.demo.corpus import Entry
+from warmprefix_tools.demo.errors import DemoError
+from warmprefix_tools.demo.options import DemoOptions
+from warmprefix_tools.demo.runner import Served, replay
+from warmprefix_tools.demo.session import DemoResult, run_session
+from warmprefix_tools.demo.summary import summarize_arm
+from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
+from warmprefix_tools.emulator.answer import compose_answer
+
+PLACEMENTS: tuple[Placement, ...] = ("head", "tail")
+ARMS = (0, 1)
+
+INSTANT = EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_prompt_holds_all_evidence(result: DemoResult, placement: Placement, arm: int) -> None:
+    templates = Templates()
+    for turn, served in zip(result.turns, result.runs[placement][arm], strict=True):
+        assert served.question is turn.question
+        holder = served.messages[0 if placement == "head" else -1]["content"]
+        shown = {block.label: block for block in served.context.blocks}
+        assert len(shown) == len(turn.blocks)
+        for block in turn.blocks:
+            assert block.id is not None
+            in_full = f"[{block.id}] {block.text}"
+            if shown[block.id].is_reference:
+                assert block.id in templates.noted_labels(holder)
+                assert any(in_full in message["content"] for message in served.messages[:-1])
+            else:
+                assert in_full in holder
+        assert turn.question.text in served.messages[-1]["content"]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_reported_hits_are_those_of_an_independent_recount(
+    result: DemoResult, options: DemoOptions, placement: Placement, arm: int
+) -> None:
+    assert options.kv_blocks is not None
+    cache = PrefixCache(options.kv_blocks)
+    for served in result.runs[placement][arm]:
+        prompt = render_chat([ChatMessage(message["role"], message["content"]) for message in served.messages])
+        answer = compose_answer(prompt, ANSWER_TOKENS)
+        assert answer.text == served.answer.text
+        sequence = cache.allocate(prompt, room_for=len(answer.token_ids) - 1)
+        assert sequence is not None
+        assert (served.answer.prompt_tokens, served.answer.cached_tokens) == (len(prompt), sequence.cached_tokens)
+        cache.store(sequence)
+        for token in answer.token_ids[:-1]:  # the last one is never fed back
+            cache.append(sequence, token)
+        cache.free(sequence)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_warmprefix_leaves_less_to_prefill(result: DemoResult, placement: Placement) -> None:
+    before, after = (summarize_arm(served).prefilled_tokens for served in result.runs[placement])
+    assert before is not None
+    assert after is not None
+    assert after < before
+
+
+def test_relevance_order_is_the_retrievers_and_never_refers(result: DemoResult) -> None:
+    for placement in PLACEMENTS:
+        for turn, served in zip(result.turns, result.runs[placement][0], strict=True):
+            assert [block.label for block in served.context.blocks] == [block.id for block in turn.blocks]
+            assert not any(block.is_reference for block in served.context.blocks)
+            assert served.context.order_annotation is None
+
+
+def test_the_planner_reorders_at_the_head_and_refers_at_the_tail(result: DemoResult) -> None:
+    head, tail = (summarize_arm(result.runs[placement][1]) for placement in PLACEMENTS)
+    assert head.reordered > 0
+    assert head.references == 0
+    assert tail.references > 0
+    assert tail.reference_tokens > 0
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_history_is_sent_on_as_it_was(result: DemoResult, placement: Placement, arm: int) -> None:
+    latest: dict[int, Served] = {}
+    for served in result.runs[placement][arm]:
+        before = latest.get(served.question.conversation)
+        if before is None:
+            assert len(served.messages) == 2
+        else:
+            assert served.messages[1:-2] == before.messages[1:]
+            assert served.messages[-2] == {"role": "assistant", "content": before.answer.text}
+        latest[served.question.conversation] = served
+
+
+def test_arms_have_salts_of_their_own(result: DemoResult) -> None:
+    salts = {served.context.cache_salt for arms in result.runs.values() for arm in arms for served in arm}
+    assert len(salts) == 4
+    assert None not in salts
+
+
+def test_concurrent_requests_keep_the_order_of_each_conversation(result: DemoResult) -> None:
+    async def run() -> list[Served]:
+        with EmulatorServer(INSTANT) as server:
+            client = ChatClient(server.base_url, INSTANT.model)
+            try:
+                return await replay(result.turns, RelevanceOrder("salt"), "head", "Answer.", client, concurrency=8)
+            finally:
+                await client.close()
+
+    served = asyncio.run(run())
+    assert [each.question for each in served] == [turn.question for turn in result.turns]
+    assert all(len(each.messages) == 2 * each.question.turn for each in served)
+
+
+def test_a_real_server_gets_one_run_after_the_other_and_none_profits_from_another(
+    entries: tuple[Entry, ...],
+) -> None:
+    with EmulatorServer(INSTANT) as server:
+        options = DemoOptions(questions=6, endpoint=server.base_url)
+        runs = [asyncio.run(run_session(options, lambda name, steps: lambda: None, entries)).runs for _ in range(2)]
+    arms = [arm for run in runs for arms in run.values() for arm in arms]
+    assert [arm[0].answer.cached_tokens for arm in arms] == [0] * 8
+    assert sum(served.answer.cached_tokens or 0 for arm in arms for served in arm) > 0
+
+
+@pytest.mark.parametrize("opening", [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", b"220 ESMTP\r\n", b""])
+async def test_whatever_answers_instead_of_an_engine_is_one_line(opening: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(opening)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    client = ChatClient(url, "model")
+    try:
+        with pytest.raises(DemoError, match=url) as caught:
+            await client.ask([{"role": "user", "content": "Hello."}], None)
+        assert "\n" not in str(caught.value)
+    finally:
+        await client.close()
+        server.close()

@@ -1,0 +1,69 @@
+"""What the doctor counts, against the emulator's own prefix cache on the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from warmprefix_tools.doctor.report import Report
+from warmprefix_tools.emulator import PrefixCache, render_chat
+from warmprefix_tools.emulator.protocol import ChatCompletionRequest
+
+Examine = Callable[[Any], Report]
+
+DEFECTS = [
+    *[("rag", defect) for defect in ("timestamp", "random-id", "user-text", "whitespace", "unicode", "salt-split")],
+    *[("rag", defect) for defect in ("variable-prefix", "position-number", "passage-scores", "passage-order")],
+    *[("agent", defect) for defect in ("timestamp", "tool-order", "json-key-order", "user-text", "variable-prefix")],
+    *[("chat", defect) for defect in ("user-text", "unicode", "history-truncated", "history-rewritten")],
+    *[("memory", defect) for defect in ("random-id", "salt-split", "memory-reranked")],
+]
+
+
+def emulated(bodies: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Prompt tokens, and those of them that the emulator had cached, one request after another."""
+    cache = PrefixCache(100_000)
+    prompt_tokens = cached_tokens = 0
+    for body in bodies:
+        prompt = render_chat(ChatCompletionRequest.model_validate(body).for_template())
+        sequence = cache.allocate(prompt, body.get("cache_salt"))
+        assert sequence is not None
+        cache.store(sequence)
+        cache.free(sequence)
+        prompt_tokens += len(prompt)
+        cached_tokens += sequence.cached_tokens
+    return prompt_tokens, cached_tokens
+
+
+SEEDS = (3, 4)
+UNDERCHARGED = pytest.mark.xfail(reason="passages without labels are told apart by blank lines only", strict=False)
+"""Known to be off: seed 3 makes such a log, whose passage order is charged too little (docs/doctor.md says so)."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("kind", "defect"), DEFECTS)
+def test_hits_are_the_emulators(
+    make_log: Callable[..., Any], examine: Examine, kind: str, defect: str, seed: int
+) -> None:
+    for made in (make_log(kind, seed, defect), make_log(kind, seed)):
+        report = examine(made)
+        assert (report.prompt_tokens, report.hit_tokens) == emulated(made.bodies)
+
+
+@pytest.mark.parametrize(
+    ("kind", "defect", "seed"),
+    [
+        pytest.param(*case, seed, marks=UNDERCHARGED if (case[1], seed) == ("passage-order", 3) else ())
+        for case in DEFECTS
+        for seed in SEEDS
+    ],
+)
+def test_a_finding_is_charged_what_the_emulator_gains_without_the_defect(
+    make_log: Callable[..., Any], examine: Examine, kind: str, defect: str, seed: int
+) -> None:
+    ill, well = make_log(kind, seed, defect), make_log(kind, seed)
+    prefilled_ill, prefilled_well = (prompt - cached for prompt, cached in map(emulated, (ill.bodies, well.bodies)))
+    (finding,) = examine(ill).findings
+    assert finding.lost_tokens == pytest.approx(prefilled_ill - prefilled_well, rel=0.15)

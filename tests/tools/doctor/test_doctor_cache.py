@@ -1,0 +1,107 @@
+"""The doctor's cache, on segments, against the emulator's, on tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warmprefix_tools.doctor.cache import seen_tokens, simulate
+from warmprefix_tools.doctor.prompts import Log, Request
+from warmprefix_tools.doctor.segments import SegmentPool, cut
+from warmprefix_tools.emulator import ChatMessage, PrefixCache, encode, render_chat
+
+Turn = tuple[str, str]
+"""Role and text."""
+
+TEXTS = st.text(
+    st.sampled_from("ab. ?!\n\t\r-_3\u00e9\u00a0\u200b\u65e5{}[]\"',") | st.characters(exclude_categories=["Cs"]),
+    max_size=60,
+)
+PROMPTS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from(["system", "user"]), TEXTS), min_size=1, max_size=3),
+        st.sampled_from([None, "a"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def emulated(prompts: Sequence[tuple[Sequence[Turn], str | None]], cache: PrefixCache) -> tuple[list[int], list[int]]:
+    """Tokens of each prompt, and those that the emulator finds."""
+    totals, hits = [], []
+    for turns, salt in prompts:
+        tokens = render_chat([ChatMessage(*turn) for turn in turns])
+        sequence = cache.allocate(tokens, salt)
+        assert sequence is not None
+        cache.store(sequence)
+        cache.free(sequence)
+        totals.append(len(tokens))
+        hits.append(sequence.cached_tokens)
+    return totals, hits
+
+
+def log_of(prompts: Sequence[tuple[Sequence[Turn], str | None]]) -> Log:
+    log = Log()
+    for number, (turns, salt) in enumerate(prompts, 1):
+        messages = tuple(log.message(role, text) for role, text in turns)
+        log.requests.append(Request("log", number, messages, salt=salt))
+    return log
+
+
+@given(TEXTS)
+def test_segments_are_the_text_and_have_its_tokens(text: str) -> None:
+    pool = SegmentPool()
+    ids = pool.ids(text)
+    assert "".join(cut(text)) == pool.text(ids) == text
+    assert pool.count_tokens(ids) == len(encode(text))
+    assert b"".join(map(pool.packed_tokens, ids)) == b"".join(token.to_bytes(4, "big") for token in encode(text))
+
+
+@settings(max_examples=300)
+@given(PROMPTS, st.sampled_from([1, 2, 16]))
+def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | None]], block_size: int) -> None:
+    # What two prompts share is what matters: let later ones begin like earlier ones.
+    longer = [([*prompts[0][0][:1], *turns], salt) for turns, salt in prompts]
+    everything = [*prompts, *longer, *prompts]
+    log = log_of(everything)
+    outcome = simulate(log.as_it_stands(), [None] * len(everything), log.pool, block_size)
+    totals, hits = emulated(everything, PrefixCache(10_000, block_size))
+    assert outcome.prompt_tokens == totals
+    assert outcome.hit_tokens == hits
+    assert all(tokens >= 0 for tokens in seen_tokens(log.as_it_stands(), [None] * len(everything), log.pool))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_a_bound_hits_are_nearly_the_emulators(seed: int) -> None:
+    """The pool keeps whole KV blocks, and some double; the doctor counts tokens. It evicts in the same order."""
+    rng = random.Random(seed)
+    words = ["tide", "moon", "rises", "under", "a", "harbour.", "Then", "nothing,", "slowly"]
+    texts = [" ".join(rng.choices(words, k=rng.randint(20, 80))) for _ in range(30)]
+    prompts = [
+        ([("user", "\n".join(rng.sample(texts[:12], 4)[: rng.randint(1, 4)] + texts[12:14]))], None) for _ in range(300)
+    ]
+    capacity_blocks = rng.choice([60, 120, 250])
+    log = log_of(prompts)
+    outcome = simulate(log.as_it_stands(), [None] * len(prompts), log.pool, 16, capacity_blocks * 16)
+    _, hits = emulated(prompts, PrefixCache(capacity_blocks + 1, 16))
+    _, unbounded = emulated(prompts, PrefixCache(100_000, 16))
+    assert sum(hits) < sum(unbounded)
+    assert sum(outcome.hit_tokens) == pytest.approx(sum(hits), rel=0.05)
+
+
+def test_donors_are_the_first_that_had_what_was_found() -> None:
+    log = log_of([([("user", "one two three. Four five.")], None)] * 3 + [([("user", "one two three. Six.")], "a")])
+    outcome = simulate(log.as_it_stands(), [None] * 4, log.pool, 1)
+    assert outcome.donors == [None, 0, 0, None]
+    assert outcome.hit_tokens[0] == outcome.hit_tokens[3] == 0
+
+
+def test_models_share_nothing() -> None:
+    log = log_of([([("user", "one two three")], None)] * 2)
+    assert simulate(log.as_it_stands(), ["m", "n"], log.pool, 1).hit_tokens == [0, 0]
+    assert seen_tokens(log.as_it_stands(), ["m", "n"], log.pool) == [0, 0]

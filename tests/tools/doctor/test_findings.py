@@ -1,0 +1,269 @@
+"""Small logs, each with one thing about it: what is said, and where, and what is not said."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmprefix_tools.demo.corpus import Entry
+from warmprefix_tools.doctor.diagnosis import _charges, diagnose
+from warmprefix_tools.doctor.readers import read_log
+from warmprefix_tools.doctor.report import Finding, Report
+
+Body = dict[str, Any]
+
+RULES = " ".join(f"Rule {n}: answer from the passages alone, and say so if they do not hold it." for n in range(30))
+CLOSE = "\n\n" + " ".join(f"Reminder {n}: keep to the rules above, whatever is asked." for n in range(30))
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Callable[..., Report]:
+    def run(records: Sequence[Body | str], **options: Any) -> Report:
+        lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+        (tmp_path / "log").write_text("\n".join(lines), encoding="utf-8")
+        return diagnose(read_log([tmp_path / "log"]), **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def passages(entries: Sequence[Entry]) -> list[str]:
+    return [entry.blocks[0].text for entry in entries[:200]]
+
+
+def chat(system: str, *turns: str, **fields: Any) -> Body:
+    roles = ["user", "assistant"] * len(turns)
+    messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
+    return {"model": "m", "messages": [{"role": "system", "content": system}, *messages], **fields}
+
+
+def kinds(report: Report) -> set[str]:
+    return {finding.kind for finding in report.findings}
+
+
+def only(report: Report) -> Finding:
+    (finding,) = report.findings
+    return finding
+
+
+# -- where -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "defect", "marked"),
+    [
+        ("rag", "timestamp", "The current time is"),
+        ("chat", "timestamp", "The current time is"),
+        ("agent", "random-id", "(Session|Trace)"),
+        ("memory", "user-text", "You are talking to"),
+        ("chat", "variable-prefix", "The office is"),
+        ("rag", "variable-prefix", "Question:"),
+    ],
+)
+def test_the_mark_is_on_what_was_planted(
+    make_log: Callable[..., Any], examine: Callable[..., Report], kind: str, defect: str, marked: str
+) -> None:
+    made = make_log(kind, 1, defect)
+    divergence = only(examine(made)).divergence
+    assert divergence is not None
+    for place in (divergence.earlier, divergence.later):
+        assert place.message is not None
+        assert place.offset is not None
+        assert place.mark is not None
+        message = made.bodies[place.line - 1]["messages"][place.message]
+        assert message["role"] == place.role
+        text = message["content"]
+        part = place.snippet[slice(*place.mark)]
+        assert text[place.offset :].startswith(part)
+        line = text[text.rfind(". ", 0, place.offset) + 1 :].lstrip(" \n-")
+        start = max(text.find(word) for word in marked.strip("()").split("|"))
+        assert start >= 0
+        assert start <= place.offset < start + 90, line[:60]
+    assert divergence.shared_tokens < divergence.could_share_tokens
+
+
+class EachHidesTheOther:
+    """Two defects of which neither costs anything as long as the other is there."""
+
+    def gain(self, kinds: frozenset[str]) -> int:
+        return 100 if kinds else 0
+
+
+def test_defects_that_hide_each_other_share_the_cost() -> None:
+    mender: Any = EachHidesTheOther()
+    assert _charges(mender, frozenset({"a", "b"})) == {"a": 50, "b": 50}
+
+
+@pytest.mark.parametrize(
+    ("kind", "defect", "path"),
+    [("agent", "tool-order", "tools["), ("agent", "json-key-order", "tools["), ("rag", "salt-split", "cache_salt")],
+)
+def test_fields_are_told_by_their_path(
+    make_log: Callable[..., Any], examine: Callable[..., Report], kind: str, defect: str, path: str
+) -> None:
+    divergence = only(examine(make_log(kind, 1, defect))).divergence
+    assert divergence is not None
+    assert divergence.earlier.path == divergence.later.path or defect == "tool-order"
+    for place in (divergence.earlier, divergence.later):
+        assert place.path is not None
+        assert place.path.startswith(path)
+        assert place.snippet
+    assert divergence.earlier.snippet != divergence.later.snippet
+
+
+def test_a_space_too_many_is_shown_where_it_is(look: Callable[..., Report]) -> None:
+    finding = only(
+        look([chat(RULES.replace("Rule 7:", "Rule  7:") if n % 2 else RULES, f"Why {n}?") for n in range(20)])
+    )
+    assert finding.kind == "whitespace"
+    assert finding.divergence is not None
+    places = (finding.divergence.earlier, finding.divergence.later)
+    assert {place.offset for place in places} == {RULES.index("Rule 7:") + 5}
+    assert {place.snippet[slice(*(place.mark or (0, 0)))] for place in places} == {"", " "}
+
+
+def test_prompts_without_messages_are_looked_at_too(look: Callable[..., Report]) -> None:
+    lines = [
+        f"INFO x] Received request c-{n}: prompt: {f'It is 10:{n:02}. {RULES} Why {n}?'!r}, params: None"
+        for n in range(20)
+    ]
+    finding = only(look(lines))
+    assert finding.kind == "timestamp"
+    assert finding.divergence is not None
+    assert (finding.divergence.later.where, finding.divergence.later.message) == ("character 10", None)
+
+
+# -- what ------------------------------------------------------------------------------------------------------------
+
+
+def test_relevance_order_with_numbers_costs_twice(look: Callable[..., Report], passages: list[str]) -> None:
+    rng = random.Random(1)
+    bodies = []
+    for n in range(60):
+        found = rng.sample(passages[:6], 5)
+        context = "\n\n".join(f"[{place}] {text}" for place, text in enumerate(found, 1))
+        bodies.append(chat(RULES, f"{context}\n\nQuestion: number {n}?"))
+    assert kinds(look(bodies)) == {"passage-order", "position-number"}
+
+
+def test_passages_need_no_labels(look: Callable[..., Report], passages: list[str]) -> None:
+    rng = random.Random(2)
+    bodies = [chat(RULES, "\n\n".join([*rng.sample(passages[:6], 5), f"Question: number {n}?"])) for n in range(60)]
+    assert kinds(look(bodies)) == {"passage-order"}
+
+
+def test_short_prompts(look: Callable[..., Report]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Is it so?"}]}
+    report = look([body] * 30)
+    assert report.hit_tokens == 0
+    finding = only(report)
+    assert (finding.kind, finding.requests) == ("short-prompt", 29)
+    assert look([body] * 30, kv_block_size=4).findings == ()
+
+
+def test_tenants_without_salts_are_told_of_at_no_cost(look: Callable[..., Report]) -> None:
+    bodies = [chat(RULES, f"Why {n}?", metadata={"tenant": f"t{n % 2}"}) for n in range(20)]
+    report = look(bodies)
+    finding = only(report)
+    assert (finding.kind, finding.lost_tokens, finding.requests) == ("salt-shared", 0, 19)
+    assert report.lost_share == 0
+    assert report.hit_tokens == report.mended_hit_tokens
+    salted = [{**body, "cache_salt": f"s{n % 2}"} for n, body in enumerate(bodies)]
+    assert look(salted).findings == ()
+
+
+def test_a_salt_for_each_request_is_one_too_many(look: Callable[..., Report]) -> None:
+    assert only(look([chat(RULES, f"Why {n}?", cache_salt=f"s{n}") for n in range(20)])).kind == "salt-split"
+    assert look([chat(RULES, f"Why {n}?", cache_salt=f"s{n % 3}") for n in range(20)]).findings == ()
+
+
+def test_json_in_a_prompt(look: Callable[..., Report]) -> None:
+    rng = random.Random(3)
+    schema = {f"field_{n}": {"type": "string", "note": f"The {n}th."} for n in range(20)}
+    systems = ["Reply as in: " + json.dumps(dict(rng.sample(sorted(schema.items()), 20))) + CLOSE for _ in range(20)]
+    finding = only(look([chat(system, f"Why {n}?") for n, system in enumerate(systems)]))
+    assert finding.kind == "json-key-order"
+    assert finding.divergence is not None
+    assert finding.divergence.later.message == 0
+
+
+def talk(turns: int, view: Callable[[list[str]], list[str]], passages: list[str]) -> list[Body]:
+    said: list[str] = []
+    bodies = []
+    for turn in range(turns):
+        said.append(f"Question {turn}: {passages[turn][:300]}")
+        bodies.append(chat("Be brief.", *view(said)))
+        said.append(f"Answer {turn}: {passages[turn][-300:]}")
+    return bodies
+
+
+def test_a_summary_in_the_place_of_turns_rewrites_history(look: Callable[..., Report], passages: list[str]) -> None:
+    def view(said: list[str]) -> list[str]:
+        past = max(len(said) - 5, 0) // 2 * 2
+        return ["So far: " + " ".join(text[:20] for text in said[:past]), "I see.", *said[past:]] if past else said
+
+    report = look(talk(12, view, passages))
+    assert kinds(report) == {"history-rewritten"}
+    assert report.conversations == 1
+
+
+def test_the_window_that_slides(look: Callable[..., Report], passages: list[str]) -> None:
+    finding = only(look(talk(12, lambda said: said[-5:], passages)))
+    assert finding.kind == "history-truncated"
+    assert finding.divergence is not None
+    assert finding.divergence.later.message == 1
+
+
+# -- what not --------------------------------------------------------------------------------------------------------
+
+
+def clean_logs(passages: list[str]) -> dict[str, list[Body]]:
+    rng = random.Random(4)
+    clock = [f"It is 2025-03-{day:02} 10:{minute:02}:00." for day in range(1, 20) for minute in range(3)]
+    fork = talk(6, list, passages)
+    retried = [*fork[:3], {**fork[2], "temperature": 1}, chat("Be brief.", "Question 0: another one?"), *fork[3:]]
+    return {
+        "one request": [chat(f"It is 10:00. {RULES}", "Why?")],
+        "a date that does not change": [chat(f"It is 2025-03-04. {RULES}", f"Why {n}?") for n in range(20)],
+        "the time behind all else": [chat(RULES, f"Why {n}? {time}") for n, time in enumerate(clock)],
+        "names behind what is shared": [chat(f"{RULES}\n\nYou talk to {n % 5}, Ann.", f"Why {n}?") for n in range(30)],
+        "ids in questions": [chat(RULES, f"What of order {rng.getrandbits(64):016x}?") for _ in range(30)],
+        "a growing chat": talk(12, list, passages),
+        "turns asked again": retried,
+        "nothing in common": [chat(passages[5 * n], passages[5 * n + 2]) for n in range(40)],
+        "two applications": [chat([RULES, CLOSE][n % 2], f"Why {n}?") for n in range(30)],
+        "the same passages again": [chat(RULES, "\n\n".join([*passages[:4], f"Question: {n}?"])) for n in range(30)],
+        "one context, cut at will": [
+            chat(RULES, "\n\n".join([*(f"[{i}] {passages[i]}" for i in range(rng.randint(2, 8))), f"Question: {n}?"]))
+            for n in range(30)
+        ],
+    }
+
+
+def test_what_does_no_harm_is_not_told(look: Callable[..., Report], passages: list[str]) -> None:
+    told = {name: kinds(look(bodies)) for name, bodies in clean_logs(passages).items()}
+    assert told == {name: set() for name in told}
+
+
+def test_a_report_holds_no_more_of_the_prompts_than_around_the_spot(look: Callable[..., Report]) -> None:
+    report = look([chat(f"It is 10:{n:02}. {RULES} {'x' * 5_000}", "y" * 5_000) for n in range(20)])
+    assert report.findings
+    for finding in report.findings:
+        assert finding.divergence is not None
+        assert len(finding.divergence.earlier.snippet) <= 202
+        assert len(finding.divergence.later.snippet) <= 202
+
+
+def test_a_bound_on_the_cache_leaves_less_to_find(
+    make_log: Callable[..., Any], examine: Callable[..., Report], look: Callable[..., Report]
+) -> None:
+    bodies = make_log("rag", 2, "timestamp").bodies
+    free, bounded = look(bodies), look(bodies, capacity_tokens=3_000)
+    assert (free.capacity_tokens, bounded.capacity_tokens) == (None, 3_000)
+    assert bounded.prompt_tokens == free.prompt_tokens
+    assert bounded.mended_hit_tokens < free.mended_hit_tokens

@@ -1,0 +1,34 @@
+"""Answers are a function of the prompt, say what they are, and stop where they are told to."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix_tools.emulator import encode
+from warmprefix_tools.emulator.answer import compose_answer
+from warmprefix_tools.emulator.tokenizer import MESSAGE_END
+
+prompts = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50)
+
+
+@given(prompts)
+def test_a_whole_answer_says_that_no_model_ran_and_ends_by_itself(prompt: list[int]) -> None:
+    answer = compose_answer(prompt, max_tokens=1000)
+    assert answer.text.startswith("[warmprefix emulator: no model ran")
+    assert f"{len(prompt)} tokens" in answer.text
+    assert answer.finish_reason == "stop"
+    assert list(answer.token_ids) == [*encode(answer.text), MESSAGE_END]
+
+
+@given(prompts, st.integers(1, 80))
+def test_max_tokens_cuts_the_same_answer(prompt: list[int], max_tokens: int) -> None:
+    whole = compose_answer(prompt, max_tokens=1000)
+    answer = compose_answer(prompt, max_tokens)
+    assert answer.token_ids == whole.token_ids[:max_tokens]
+    assert whole.text.startswith(answer.text)
+    assert answer.finish_reason == ("stop" if len(whole.token_ids) <= max_tokens else "length")
+
+
+def test_different_prompts_have_different_answers() -> None:
+    assert len({compose_answer([number], 1000).text for number in range(100)}) == 100

@@ -1,0 +1,208 @@
+"""Concurrency, clients that leave, metrics, and a server that comes and goes without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+
+MODEL = "warmprefix-emulator"
+NEVER_ENDS = EmulatorConfig(kv_blocks=200, base_ttft_ms=0, prefill_rate=math.inf, decode_rate=1e-4)
+NEVER_BEGINS = EmulatorConfig(kv_blocks=200, prefill_rate=1e-4)
+
+Scrape = Callable[[EmulatorServer], dict[str, float]]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until it holds; that it never does is a failure, that it takes a while is not."""
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+async def test_concurrent_streams_get_their_own_answers_and_the_metrics_add_up(
+    server: EmulatorServer, scrape: Scrape
+) -> None:
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+
+        async def ask(number: int) -> tuple[str, openai.types.CompletionUsage]:
+            stream = await client.chat.completions.create(
+                model=MODEL,
+                messages=[
+                    {"role": "system", "content": "shared words " * 30},
+                    {"role": "user", "content": f"question {number % 20}"},
+                ],
+                max_tokens=10 + number,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            text, usage = "", None
+            async for chunk in stream:
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+                usage = chunk.usage or usage
+            assert usage is not None
+            return text, usage
+
+        answers = await asyncio.gather(*map(ask, range(40)))
+
+    for number in range(20):
+        assert answers[number + 20][0].startswith(answers[number][0])
+    totals = scrape(server)
+    prompt_tokens = sum(usage.prompt_tokens for _, usage in answers)
+    details = [usage.prompt_tokens_details for _, usage in answers]
+    cached_tokens = sum(detail.cached_tokens or 0 for detail in details if detail)
+    assert totals["vllm:prompt_tokens_total"] == totals["vllm:prefix_cache_queries_total"] == prompt_tokens
+    assert totals["vllm:prompt_tokens_cached_total"] == totals["vllm:prefix_cache_hits_total"] == cached_tokens
+    assert totals["vllm:generation_tokens_total"] == sum(usage.completion_tokens for _, usage in answers)
+    assert totals["vllm:request_success_total"] == totals["vllm:time_to_first_token_seconds_count"] == 40
+    assert totals["vllm:num_requests_running"] == totals["vllm:num_requests_waiting"] == 0
+    assert totals["vllm:kv_cache_usage_perc"] == 0
+    assert cached_tokens > 0
+
+
+def test_metrics_have_the_labels_that_vllm_gives_them(shared_server: EmulatorServer, http: httpx.Client) -> None:
+    text = http.get(f"{shared_server.url}/metrics").text
+    config = 'block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="2000"'
+    assert f"vllm:cache_config_info{{{config}}} 1.0" in text
+    assert f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} 0.0' in text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_an_answer_frees_its_blocks(
+    stream: bool, scrape: Scrape, http: httpx.Client
+) -> None:
+    with EmulatorServer(NEVER_ENDS) as server:
+        async with httpx.AsyncClient(timeout=None) as client:
+            body = {"messages": [{"role": "user", "content": "warm " * 100}], "stream": stream}
+            asking = asyncio.ensure_future(client.post(f"{server.base_url}/chat/completions", json=body))
+            await asyncio.to_thread(eventually, lambda: scrape(server)["vllm:num_requests_running"] == 1)
+            assert scrape(server)["vllm:kv_cache_usage_perc"] > 0
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.to_thread(eventually, lambda: scrape(server)["vllm:num_requests_running"] == 0)
+        totals = scrape(server)
+        assert totals["vllm:kv_cache_usage_perc"] == 0
+        assert totals["vllm:request_success_total"] == 1
+        assert 'finished_reason="abort"' in http.get(f"{server.url}/metrics").text
+
+
+async def test_breaking_out_of_the_sdks_stream_frees_the_blocks(scrape: Scrape) -> None:
+    with EmulatorServer(NEVER_ENDS) as server:
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Hi."}], stream=True
+            )
+            async with stream:
+                async for chunk in stream:
+                    if chunk.choices[0].delta.content:
+                        break
+            await asyncio.to_thread(eventually, lambda: scrape(server)["vllm:num_requests_running"] == 0)
+        assert scrape(server)["vllm:generation_tokens_total"] == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_the_queue_is_taken_out_of_it(
+    stream: bool, scrape: Scrape, http: httpx.Client
+) -> None:
+    with EmulatorServer(NEVER_BEGINS) as server:
+        async with httpx.AsyncClient(timeout=None) as client:
+            body = {"messages": [{"role": "user", "content": "Hi."}], "stream": stream}
+            asking = [
+                asyncio.ensure_future(client.post(f"{server.base_url}/chat/completions", json=body)) for _ in range(3)
+            ]
+            await asyncio.to_thread(eventually, lambda: scrape(server)["vllm:num_requests_waiting"] == 2)
+            assert http.post(f"{server.url}/reset_prefix_cache").status_code == 409
+            for request in asking:
+                request.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.to_thread(
+            eventually,
+            lambda: scrape(server)["vllm:num_requests_waiting"] + scrape(server)["vllm:num_requests_running"] == 0,
+        )
+        assert http.post(f"{server.url}/reset_prefix_cache").status_code == 200
+
+
+def test_reset_prefix_cache_makes_the_next_request_cold(
+    client: openai.OpenAI, server: EmulatorServer, http: httpx.Client
+) -> None:
+    def cached_tokens() -> int | None:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "warm " * 100}], max_tokens=1
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert [cached_tokens(), cached_tokens()] == [0, 96]
+    assert http.post(f"{server.url}/reset_prefix_cache").status_code == 200
+    assert cached_tokens() == 0
+
+
+def test_a_server_leaves_neither_thread_nor_port_behind(http: httpx.Client) -> None:
+    before = set(threading.enumerate())
+    with EmulatorServer() as server:
+        assert http.get(f"{server.url}/health").status_code == 200
+        port = int(server.url.rpartition(":")[2])
+    assert set(threading.enumerate()) == before
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    server.close()
+
+
+def test_a_server_that_never_served_can_be_closed_and_a_taken_port_is_an_error() -> None:
+    server = EmulatorServer()
+    port = int(server.url.rpartition(":")[2])
+    with pytest.raises(OSError, match="in use"):
+        EmulatorServer(port=port)
+    server.close()
+    EmulatorServer(port=port).close()
+
+
+def test_two_servers_share_neither_cache_nor_metrics(scrape: Scrape, http: httpx.Client) -> None:
+    with EmulatorServer(EmulatorConfig(base_ttft_ms=0)) as one, EmulatorServer() as other:
+        http.post(
+            f"{one.base_url}/chat/completions", json={"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+        )
+        assert scrape(one)["vllm:generation_tokens_total"] == 1
+        assert scrape(other)["vllm:generation_tokens_total"] == 0
+
+
+def test_closing_with_a_request_in_progress_ends_it_with_an_error(scrape: Scrape, http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi."}]}
+    with ThreadPoolExecutor(1) as pool:
+        with EmulatorServer(NEVER_BEGINS) as server:
+            asking = pool.submit(http.post, f"{server.base_url}/chat/completions", json=body)
+            eventually(lambda: scrape(server)["vllm:num_requests_running"] == 1)
+        response = asking.result()
+    assert response.status_code == 503
+    assert response.headers["x-warmprefix-emulator"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"kv_blocks": 1}, "kv_blocks is 1"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"prefill_rate": 0}, "prefill_rate is 0"),
+        ({"base_ttft_ms": -1}, "base_ttft_ms is -1"),
+        ({"base_ttft_ms": math.inf}, "base_ttft_ms is inf"),
+        ({"decode_rate": math.nan}, "decode_rate is nan"),
+        ({"model": ""}, "model is ''"),
+        ({"kv_blocks": 11, "max_model_len": 161}, "max_model_len is 161; it must be between 2 and 160"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_name(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        EmulatorConfig(**wrong)

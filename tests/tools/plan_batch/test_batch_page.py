@@ -1,0 +1,96 @@
+"""The page on planning a batch, run as it stands and held to its word."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from openai import OpenAI
+from typer.testing import CliRunner
+
+from warmprefix.batch import bounds
+from warmprefix.batch.assembly import BATCH_PLANNERS
+from warmprefix.batch.bounds import BoundKind
+from warmprefix.batch.cluster import MAX_DISTINCT
+from warmprefix.batch.compiled import COMPILING_PAYS_FROM
+from warmprefix.batch.device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM
+from warmprefix.batch.plan import BatchPlan
+from warmprefix_tools.cli import app
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.plan_batch import table
+
+PAGE = (Path(__file__).parents[3] / "docs/batch.md").read_text()
+CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def test_the_pages_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    config = EmulatorConfig(base_ttft_ms=0, prefill_rate=float("inf"), decode_rate=float("inf"))
+    with EmulatorServer(config) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
+        names: dict[str, Any] = {"client": client, "model": config.model}
+        printed: list[str] = []
+        for block in CODE.findall(PAGE):
+            exec(compile(block, "batch.md", "exec"), names)
+            printed.append(capsys.readouterr().out)
+    plan, commit, window, own = printed
+
+    batch = names["batch"]
+    assert isinstance(batch, BatchPlan)
+    first = next(iter(batch))
+    assert first.warmed_by is None
+    assert {planned.id for planned in batch} == {"q1", "q2", "q3"}
+    assert all(f"{planned.id} {planned.saved_tokens} {planned.warmed_by} [" in plan for planned in batch)
+    assert 0 < batch.saved_tokens <= batch.upper_bound
+    assert re.search(r"^\d\d% saved, \d\d% at most \([a-z ]+\)$", plan, re.MULTILINE)
+
+    assert commit == ""
+    stats = names["planner"].stats()
+    assert stats.commits == 3
+    assert names["answer"].choices[0].message.content
+
+    assert sorted(re.findall(r"'(q\d)'", window)) == ["q1", "q2", "q3"]
+    assert names["window"].saved_tokens > batch.saved_tokens  # all of it was committed
+    assert own == f"{names['theirs'].saved_tokens} {names['theirs'].upper_bound}\n"
+    assert names["theirs"].planner == "LongestBlocksFirst"
+
+
+def test_the_pages_command_writes_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = [{"block": f"b{i}", "tokens": 100} for i in range(10)]
+    requests = [{"request": i, "blocks": ["b9", f"b{i}"]} for i in range(3)]
+    Path("day.jsonl.gz").write_text("".join(json.dumps(line) + "\n" for line in [{"name": "day"}, *blocks, *requests]))
+    (command,) = re.findall(r"^```console\nwarmprefix (.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert CliRunner().invoke(app, shlex.split(command), catch_exceptions=False).exit_code == 0
+    numbers, line = (json.loads(shown) for shown in re.findall(r"^```json\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+    assert list(json.loads(Path("numbers.json").read_text())) == list(numbers)
+    assert list(line) == ["request", "order"]
+    assert "gzipped if the name ends in `.gz`" in PAGE
+    assert Path("orders.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_every_option_is_on_the_page_and_no_other() -> None:
+    help_text = CliRunner().invoke(app, ["plan-batch", "--help"], env={"TERMINAL_WIDTH": "200"}).stdout
+    options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}
+    assert set(re.findall(r"^\| `(-[a-z-]+)` \|", PAGE, re.MULTILINE)) == options | {"-k"}
+
+
+def test_the_page_and_the_table_know_every_planner_and_bound() -> None:
+    rows = set(re.findall(r"^\| `([a-z -]+)` \|", PAGE, re.MULTILINE))
+    assert rows >= {*BATCH_PLANNERS, *get_args(BoundKind)}
+    assert set(table._BOUNDS) == set(get_args(BoundKind))
+
+
+def test_the_sizes_on_the_page_are_those_of_the_code() -> None:
+    steps = re.findall(r"up to (\d+) million steps", PAGE)
+    assert [int(number) * 1_000_000 for number in steps] == [bounds._FOREST_STEPS, bounds._PARTNER_STEPS]
+    assert f"Without numba it is {COMPILING_PAYS_FROM // 1_000_000} million steps for either" in PAGE
+    assert f"from {bounds._LEAST_SAMPLE} requests or more" in PAGE
+    assert f"at most {MAX_DISTINCT:,} distinct requests" in PAGE
+    text = " ".join(PAGE.split())
+    assert (
+        f"from {OVERLAPS_PAY_FROM:,} requests on for `merge` and from {DISTANCES_PAY_FROM:,} for `context-index`"
+        in text
+    )

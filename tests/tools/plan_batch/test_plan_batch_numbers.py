@@ -1,0 +1,175 @@
+"""What `warmprefix plan-batch` writes is what an engine would do with its orders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from warmprefix.batch.assembly import BATCH_PLANNERS
+from warmprefix_tools.cli import app
+
+Line = dict[str, Any]
+Recount = Callable[[list[Line], list[Line], int | None], int]
+Write = Callable[[Path, list[Line]], Path]
+
+CONTRACT = [
+    "planner", "trace", "requests", "saved_tokens", "total_tokens", "hit_ratio", "upper_bound", "seconds", "device",
+]  # fmt: skip
+
+
+class Planned:
+    """One run of the command in this process, and what it wrote."""
+
+    def __init__(self, trace: Path, *options: object) -> None:
+        numbers, orders = trace.with_suffix(".numbers"), trace.with_suffix(".orders")
+        arguments = ["plan-batch", trace, "--json", numbers, "--orders-out", orders, *options]
+        result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        self.printed = result.stdout
+        self.numbers: dict[str, Any] = json.loads(numbers.read_text())
+        self.orders: list[Line] = [json.loads(line) for line in orders.read_text().splitlines()]
+
+
+def requests_of(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if "request" in line]
+
+
+@pytest.mark.parametrize("planner", BATCH_PLANNERS)
+@pytest.mark.parametrize("capacity", [None, 20_000, 900, 1])
+@pytest.mark.parametrize("scopes", [(None,), (None, "acme", "")])
+def test_saved_tokens_can_be_counted_again(
+    tmp_path: Path,
+    topic_lines: Callable[..., list[Line]],
+    write: Write,
+    recount: Recount,
+    planner: str,
+    capacity: int | None,
+    scopes: tuple[str | None, ...],
+) -> None:
+    lines = topic_lines(scopes=scopes)
+    trace = write(tmp_path / "topics.jsonl", lines)
+    size = "unbounded" if capacity is None else capacity
+    planned = Planned(trace, "--planner", planner, "--capacity-tokens", size)
+    numbers = planned.numbers
+    assert list(numbers) == CONTRACT
+    assert (numbers["planner"], numbers["trace"], numbers["requests"]) == (planner, "topics", 200)
+    assert numbers["saved_tokens"] == recount(lines, planned.orders, capacity)
+    assert numbers["hit_ratio"] == numbers["saved_tokens"] / numbers["total_tokens"]
+    assert numbers["saved_tokens"] <= numbers["upper_bound"] < numbers["total_tokens"]
+    assert numbers["seconds"] > 0
+    assert numbers["device"] == "cpu"
+
+    asked = {line["request"]: line["blocks"] for line in requests_of(lines)}
+    tokens = {line["block"]: line["tokens"] for line in lines if "block" in line}
+    assert all(list(line) == ["request", "order"] for line in planned.orders)
+    assert Counter(line["request"] for line in planned.orders) == Counter(asked.keys())
+    for line in planned.orders:
+        assert sorted(line["order"]) == sorted(asked[line["request"]])
+        if planner == "relevance":
+            assert line["order"] == asked[line["request"]]
+    assert numbers["total_tokens"] == sum(tokens[block] for blocks in asked.values() for block in blocks)
+
+    as_they_came = [{"request": line["request"], "order": line["blocks"]} for line in requests_of(lines)]
+    before = recount(lines, as_they_came, capacity) / numbers["total_tokens"]
+    assert f"{before:.1%} as they came -> {numbers['hit_ratio']:.1%} planned" in planned.printed
+    if capacity is None and planner == "relevance":
+        assert numbers["hit_ratio"] == before
+    elif capacity is None:
+        assert numbers["hit_ratio"] > before + 0.1
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Line]:
+    """Few blocks under ids that look alike, requests that may be empty or equal, and scopes."""
+    ids: list[str | int] = draw(st.lists(st.sampled_from([*range(6), *map(str, range(6)), "é\n", ""]), unique=True))
+    lines: list[Line] = [{"name": "any"}]
+    lines += [{"block": id, "tokens": draw(st.integers(0, 40))} for id in ids]
+    some = st.permutations(ids).flatmap(lambda ids: st.integers(0, len(ids)).map(lambda n: ids[:n]))
+    for number in range(draw(st.integers(1, 12))):
+        id = number // 2 if number % 2 else str(number // 2)  # the same digits twice, once as a string
+        lines.append({"request": id, "blocks": draw(some), "scope": draw(st.sampled_from([None, "a"]))})
+    return lines
+
+
+@given(
+    lines=traces(),
+    planner=st.sampled_from(BATCH_PLANNERS),
+    capacity=st.none() | st.integers(1, 120),
+    k=st.integers(1, 9),
+)
+def test_any_trace(
+    tmp_path_factory: pytest.TempPathFactory,
+    write: Write,
+    recount: Recount,
+    lines: list[Line],
+    planner: str,
+    capacity: int | None,
+    k: int,
+) -> None:
+    trace = write(tmp_path_factory.mktemp("any") / "any.jsonl", lines)
+    size = "unbounded" if capacity is None else capacity
+    planned = Planned(trace, "--planner", planner, "--capacity-tokens", size, "-k", k)
+    assert planned.numbers["saved_tokens"] == recount(lines, planned.orders, capacity)
+    asked = [(line["request"], frozenset(line["blocks"][:k])) for line in requests_of(lines)]
+    got = [(line["request"], frozenset(line["order"])) for line in planned.orders]
+    assert len(got) == len(asked)
+    assert set(got) == set(asked)
+
+
+def test_k_and_limit(trace: Path) -> None:
+    for options, length, requests in (([], 8, 200), (["-k", 5, "--limit", 40], 5, 40), (["-k", 99], 8, 200)):
+        planned = Planned(trace, *options)
+        assert planned.numbers["requests"] == requests
+        assert {len(line["order"]) for line in planned.orders} == {length}
+        assert {line["request"] for line in planned.orders} == {f"r{number}" for number in range(requests)}
+
+
+def test_long_requests_are_cut_at_15_blocks(tmp_path: Path, write: Write) -> None:
+    lines: list[Line] = [{}, *({"block": i, "tokens": 10} for i in range(20)), {"request": 0, "blocks": [*range(20)]}]
+    planned = Planned(write(tmp_path / "long.jsonl", lines))
+    assert planned.orders == [{"request": 0, "order": [*range(15)]}]
+    assert planned.numbers["trace"] == "long"
+
+
+@pytest.mark.parametrize("planner", BATCH_PLANNERS)
+def test_one_request_none_of_whose_blocks_anybody_shares(tmp_path: Path, write: Write, planner: str) -> None:
+    lines: list[Line] = [{"name": "one"}, {"block": "b", "tokens": 7}, {"request": "q", "blocks": ["b"]}]
+    planned = Planned(write(tmp_path / "one.jsonl", lines), "--planner", planner)
+    assert planned.orders == [{"request": "q", "order": ["b"]}]
+    numbers = {key: value for key, value in planned.numbers.items() if key != "seconds"}
+    assert list(numbers.values()) == [planner, "one", 1, 0, 7, 0.0, 0, "cpu"]
+
+
+def test_requests_without_blocks(tmp_path: Path, write: Write) -> None:
+    lines: list[Line] = [{}, *({"request": number, "blocks": []} for number in range(3))]
+    planned = Planned(write(tmp_path / "empty.jsonl", lines))
+    assert planned.orders == [{"request": number, "order": []} for number in range(3)]
+    assert (planned.numbers["total_tokens"], planned.numbers["hit_ratio"]) == (0, 0.0)
+    assert "0.0% as they came -> 0.0% planned" in planned.printed
+
+
+def test_equal_requests_of_different_scopes_share_nothing(tmp_path: Path, write: Write) -> None:
+    lines: list[Line] = [{}, {"block": 1, "tokens": 100}]
+    lines += [{"request": number, "blocks": [1], "scope": f"tenant {number % 5}"} for number in range(10)]
+    planned = Planned(write(tmp_path / "scopes.jsonl", lines))
+    assert planned.numbers["saved_tokens"] == 5 * 100
+    assert [line["request"] for line in planned.orders] == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+
+
+def test_the_bound_is_told_with_its_kind(trace: Path) -> None:
+    printed = Planned(trace).printed
+    assert re.search(r"upper bound +[\d,]+ \(\d\d\.\d%\), exact maximum spanning forest", printed)
+
+
+def test_a_time_budget_of_nothing_is_one(trace: Path) -> None:
+    planned, unbounded = Planned(trace, "--time-budget", 0).numbers, Planned(trace).numbers
+    assert 0 < planned["saved_tokens"] <= unbounded["saved_tokens"]

@@ -1,0 +1,191 @@
+"""docs/operations.md says what is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from redis_servers import Cluster, SentinelSetup, Server, wait_until
+from warmprefix import ContextPlanner, PlannerStats
+from warmprefix.settings import SharedSettings
+from warmprefix.stores import Conversation
+from warmprefix.stores.redis.urls import SCHEMES, parse_target
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/operations.md").read_text()
+
+
+def section(title: str) -> str:
+    """What stands under a heading of the second level."""
+    return re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:][TITLES.index(title)]
+
+
+TITLES = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+
+
+def test_the_code_runs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    monkeypatch.setenv("WARMPREFIX_REDIS_URL", server.url)
+    for code in (first.replace("redis://localhost:6379/0", server.url), second):
+        names: dict[str, Any] = {}
+        with server.client() as client:
+            client.flushall()
+        exec(compile(code, "operations.md", "exec"), names)
+        assert names["prompt"].endswith("A passage.")
+
+
+def test_the_settings_are_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SharedSettings.model_fields:
+        monkeypatch.delenv(f"WARMPREFIX_{name.upper()}", raising=False)
+    rows = re.findall(r"^\| `WARMPREFIX_(\w+)` \| `?(\S+?)`? \|", PAGE, re.MULTILINE)
+    assert [name.lower() for name, _ in rows] == list(SharedSettings.model_fields)
+    without = {"redis_url": "none", "salt_key": "empty"}
+    default = SharedSettings()
+    for name, shown in rows:
+        value = getattr(default, name.lower())
+        if name.lower() in without:
+            assert shown == without[name.lower()]
+            assert not (value.get_secret_value() if isinstance(value, SecretStr) else value)
+        else:
+            monkeypatch.setenv(f"WARMPREFIX_{name}", shown)
+    assert SharedSettings() == default
+
+
+def test_every_kind_of_url_can_be_used(server: Server, cluster: Cluster, sentinels: SentinelSetup) -> None:
+    shown = re.findall(r"^\| `(\w+[^`]*://[^`]*)` \|", PAGE, re.MULTILINE)
+    assert [url.partition("://")[0] for url in shown] == ["redis", "unix", "redis+sentinel", "redis+cluster"]
+    for url in shown:
+        parse_target(url)
+        parse_target(url.replace("redis", "rediss", 1) if "unix" not in url else url)
+    for scheme in SCHEMES:
+        assert scheme.replace("rediss", "redis") in {url.partition("://")[0] + "://" for url in shown}
+    for url in (server.url, cluster.url, sentinels.url):
+        with ContextPlanner.from_url(settings=SharedSettings(redis_url=url, store_budget=10.0)) as planner:
+            with planner.planning(["a"], conversation="chat", placement="tail"):
+                pass
+            assert planner.stats().store_errors == 0
+
+
+def test_what_a_conversation_takes_is_what_was_measured() -> None:
+    text = section("What a turn costs")
+    rows = [row.split(" | ") for row in re.findall(r"^\| ([^|]+ \| \d.*) \|$", text, re.MULTILINE)]
+    measured = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["memory"]
+    servers = list(dict.fromkeys(row["server"] for row in measured))
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for row in measured:
+        sizes.setdefault((row["conversation"], f"{row['blocks']:,}"), []).append(row["bytes"])
+    assert f"| conversation | blocks | bytes, {' | '.join(servers)} |" in text
+    assert rows == [[*what, *(f"{size:,}" for size in found)] for what, found in sizes.items()]
+
+
+def test_the_load_is_what_was_measured() -> None:
+    load = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["load"]
+    assert "some 2,500 turns a second for a minute" in section("What a turn costs")
+    assert max(round(row["turns/s"], -2) for row in load) == 2_500
+
+
+def test_what_to_watch_is_there_to_be_watched() -> None:
+    fields = {field.name for field in dataclasses.fields(PlannerStats)}
+    shown = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", section("What to watch"), re.MULTILINE))))
+    assert len(shown) > 6
+    assert shown <= fields
+
+
+def test_the_json_has_the_keys_that_are_promised(
+    server: Server, fill: Callable[..., Any], ask: Callable[..., Any]
+) -> None:
+    filled = fill(server.url)
+    filled.turns(Conversation("acme", "chat-42"))
+    filled.open(Conversation("acme", "chat-42"))
+    with ContextPlanner.from_url(server.url) as planner:
+        with planner.planning(["a"]):
+            pass
+        wait_until(lambda: planner.stats().published_orders, "an order is shared")
+    promised = {
+        command: set(re.findall(r"`(\w+)`", text))
+        for command, text in re.findall(r"^- `(inspect|stats)`: (`.*?)(?=^- |\Z|^## )", PAGE, re.DOTALL | re.MULTILINE)
+    }
+    inspected = ask("inspect", server.url, "--conversation", "chat-42", "--tenant", "acme")[1]
+    unknown = ask("inspect", server.url, "--conversation", "chat-42")[1]
+    assert promised["inspect"] == keys(inspected) - {"warmprefix"}
+    assert keys(unknown) < keys(inspected)
+    assert promised["stats"] == keys(ask("stats", server.url)[1]) - {"warmprefix"}
+
+
+def keys(value: object) -> set[str]:
+    """All that there are, on every level."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+
+def test_what_is_stored_is_what_the_page_lists(server: Server) -> None:
+    secret = "The text, which nobody may store."
+    with ContextPlanner.from_url(settings=SharedSettings(redis_url=server.url, store_budget=10.0)) as planner:
+        names = {"tenant": "the-tenant", "model": "the-model", "preamble": "the-preamble"}
+        with planner.planning([secret], conversation="the-conversation", placement="tail", **names):  # type: ignore[arg-type]
+            pass
+        with planner.planning([secret], **names):  # type: ignore[arg-type]
+            pass
+        wait_until(lambda: planner.stats().published_orders, "an order is shared")
+        client: Any
+        with server.client() as client:
+            found = {key: client.type(key) for key in client.keys("*")}
+            assert all(client.pttl(key) > 0 for key in found)
+            stored = repr([*found, *(client.dump(key) for key in found)])
+    rows = re.findall(r"^\| `wp:(\{DIGEST\}:\w+)` \| (\w+) \|", PAGE, re.MULTILINE)
+    digested = {(re.sub(r"\{[0-9a-f]{32}\}", "{DIGEST}", key.decode()), kind.decode()) for key, kind in found.items()}
+    assert digested == {(f"wp:{name}", kind) for name, kind in rows}
+    for word in ("text", "tenant", "model", "preamble", "conversation"):
+        assert word not in stored
+
+
+PREFORK = """
+import os, sys
+from warmprefix import ContextPlanner
+from warmprefix.settings import SharedSettings
+
+planner = ContextPlanner.from_url(settings=SharedSettings(store_budget=10.0))
+
+def works(conversation):
+    found = []
+    for _ in range(20):
+        with planner.planning(["a", "b"], conversation=conversation, placement="tail", tenant="acme") as plan:
+            found.append(len(plan.references))
+    return found == [0] + 19 * [2] and planner.stats().store_errors == 0
+
+fine = "before" not in sys.argv or works("parent, before")
+children = []
+for number in range(2):
+    child = os.fork()
+    if child == 0:
+        fine = works(f"child {number}")
+        planner.close()
+        os._exit(0 if fine else 1)
+    children.append(child)
+statuses = [os.waitpid(child, 0)[1] for child in children]
+fine = works("parent, after") and fine
+planner.close()
+print(fine, statuses)
+"""
+
+
+@pytest.mark.parametrize("used", ["before", "after"])
+def test_a_planner_made_before_a_fork_serves_all_processes(server: Server, used: str) -> None:
+    with server.client() as client:
+        wait_until(lambda: client.info("server")["uptime_in_seconds"] > 2, "planners trust the server")
+    command = [sys.executable, "-c", PREFORK, used]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "WARMPREFIX_REDIS_URL": server.url}
+    )
+    assert (done.stdout, done.stderr) == ("True [0, 0]\n", "")

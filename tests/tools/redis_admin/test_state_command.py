@@ -1,0 +1,449 @@
+"""`warmprefix state` against real servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from redis_servers import Cluster, SentinelSetup, Server, free_port, wait_until
+from warmprefix import ContextPlanner
+from warmprefix.errors import MissingExtraError
+from warmprefix.settings import SharedSettings
+from warmprefix.stores import Conversation
+from warmprefix.stores.redis.keys import conversation_key
+from warmprefix_tools.redis_admin.survey import take_survey
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Ask = Callable[..., Any]
+Fill = Callable[..., Any]
+
+CHAT = Conversation("acme", "chat-42")
+ODD = [
+    Conversation("acme", "{chat}"),
+    Conversation("ac{me", "}:seen"),
+    Conversation(None, "line\nbreak \x1b[31m"),
+    Conversation("", "chat-42"),
+    Conversation("päßchen \u202e", "会話 42"),
+    Conversation("-", "--json"),
+]
+
+
+def named(conversation: Conversation) -> list[str]:
+    tenant = [] if conversation.tenant is None else [f"--tenant={conversation.tenant}"]
+    return [f"--conversation={conversation.id}", *tenant]
+
+
+# -- inspect -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_shown(each_server: Server, fill: Fill, run: Run) -> None:
+    filled = fill(each_server.url)
+    filled.turns(CHAT)
+    plan = filled.open(CHAT)
+    done = run("inspect", *named(CHAT), "--url", each_server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = " ".join(done.stdout.split())
+    key = conversation_key("wp", CHAT).decode()
+    assert f'conversation "chat-42" of tenant "acme" key {key} turns 2 epoch 0 blocks 6, of 600 tokens' in told
+    assert "plans in flight 1 format 1 memory" in told
+    assert re.search(r"memory \d+ B expires in 23 h 59 min, if nothing is written|expires in 1 d, if", told)
+    assert "2 200 label 2.2‹U+2028›{x} 020202020202" in told
+    assert re.search(rf"{plan} 2 9 min \d+ s left|{plan} 2 10 min left", told)
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_all_of_it_is_in_the_json(server: Server, fill: Fill, run: Run) -> None:
+    filled = fill(server.url)
+    sent = filled.turns(CHAT, blocks=40)
+    plan = filled.open(CHAT)
+    done = run("inspect", *named(CHAT), "--json", WARMPREFIX_REDIS_URL=server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert (told["conversation"], told["tenant"], told["known"]) == ("chat-42", "acme", True)
+    assert (told["format"], told["epoch"], told["turn"]) == (1, 0, 2)
+    assert told["blocks"] == [
+        {"fingerprint": block.fingerprint.hex(), "label": block.label, "turn": block.turn, "tokens": block.tokens}
+        for block in sent
+    ]
+    (lease,) = told["leases"]
+    assert (lease["plan"], lease["turn"]) == (plan, 2)
+    assert 500 < lease["expires_seconds"] <= 600
+    assert 86_000 < told["expires_seconds"] <= 86_400
+    with server.client() as client:
+        assert told["bytes"] == client.memory_usage(conversation_key("wp", CHAT), samples=0)
+
+
+def test_a_plan_that_timed_out_is_told_as_such(server: Server, ask: Ask, run: Run) -> None:
+    from warmprefix.stores.redis import RedisSeenStore
+
+    store = RedisSeenStore(server.url, lease_ttl=0.001)
+    store.prepare(CHAT, "slow", {})
+    store.close()
+    time.sleep(0.01)
+    assert -60 < ask("inspect", server.url, *named(CHAT))[1]["leases"][0]["expires_seconds"] < 0
+    assert "over since" in run("inspect", *named(CHAT), "--url", server.url).stdout
+
+
+def test_what_is_not_known_is_an_exit_status(server: Server, fill: Fill, run: Run, ask: Ask) -> None:
+    fill(server.url).turns(CHAT)
+    done = run("inspect", "--conversation", "chat-42", "--url", server.url)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == 'Nothing is known of conversation "chat-42" of no tenant.\n'
+    for other in (Conversation(None, "chat-42"), Conversation("", "chat-42"), Conversation("acme", "chat-43")):
+        assert ask("inspect", server.url, *named(other))[0] == 1
+    assert ask("inspect", server.url, *named(CHAT), "--prefix", "other")[0] == 1
+
+
+def test_no_name_is_too_odd(server: Server, fill: Fill, run: Run) -> None:
+    filled = fill(server.url)
+    for blocks, conversation in enumerate(ODD, 1):
+        filled.turns(conversation, blocks)
+    for blocks, conversation in enumerate(ODD, 1):
+        shown = run("inspect", *named(conversation), "--url", server.url)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert f"{2 * blocks}, of" in shown.stdout
+        forgot = run("forget", *named(conversation), "--url", server.url)
+        assert (forgot.returncode, forgot.stderr) == (0, "")
+        assert f": {2 * blocks} blocks of 2 turns" in forgot.stdout
+        assert len(forgot.stdout.splitlines()) == 1
+        assert not set(shown.stdout + forgot.stdout) & {"\x1b", "\u202e", "\u2028"}
+        left = [len(filled.inspect(each).blocks) for each in ODD]
+        assert left == [0] * blocks + [2 * n for n in range(blocks + 1, len(ODD) + 1)]
+
+
+def test_a_format_of_the_future_is_told_and_can_be_removed(server: Server, run: Run, ask: Ask) -> None:
+    key = conversation_key("wp", CHAT)
+    with server.client() as client:
+        client.hset(key, "m", b"\x07 whatever")
+        done = run("inspect", *named(CHAT), "--url", server.url)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "format 7, which this version does not read" in " ".join(done.stdout.split())
+        status, told = ask("inspect", server.url, *named(CHAT))
+        assert (status, told["known"], told["format"], told["expires_seconds"]) == (1, False, 7, None)
+        client.delete(key)
+        client.set(key, "something else")
+        assert ask("inspect", server.url, *named(CHAT))[1]["format"] is None
+        done = run("forget", *named(CHAT), "--url", server.url)
+        assert (done.returncode, done.stdout) == (
+            0,
+            'Removed a record of conversation "chat-42" of tenant "acme" that this version can\'t read.\n',
+        )
+        assert not client.exists(key)
+
+
+# -- forget ------------------------------------------------------------------------------------------------------------
+
+
+def test_planners_send_in_full_what_was_forgotten(server: Server, run: Run) -> None:
+    with server.client() as client:
+        wait_until(lambda: client.info("server")["uptime_in_seconds"] > 2, "planners trust the server")
+    with ContextPlanner.from_url(settings=SharedSettings(redis_url=server.url, store_budget=10.0)) as planner:
+
+        def references() -> int:
+            with planner.planning(["a", "b"], conversation="chat-42", placement="tail", tenant="acme") as plan:
+                return len(plan.references)
+
+        assert [references(), references()] == [0, 2]
+        done = run("forget", *named(CHAT), "--url", server.url)
+        assert (done.returncode, done.stdout, done.stderr) == (
+            0,
+            'Forgot conversation "chat-42" of tenant "acme": 2 blocks of 2 turns, 0 plans in flight.'
+            " What it is sent next, it is sent in full.\n",
+            "",
+        )
+        assert [references(), references()] == [0, 2]
+
+
+def test_forgetting_leaves_the_time_to_live_alone(server: Server, fill: Fill, run: Run, ask: Ask) -> None:
+    fill(server.url).turns(CHAT)
+    with server.client() as client:
+        client.pexpire(conversation_key("wp", CHAT), 10_000_000)
+        run("forget", *named(CHAT), "--url", server.url)
+        assert 9_000 < ask("inspect", server.url, *named(CHAT))[1]["expires_seconds"] <= 10_000
+
+
+def test_nothing_to_forget_is_an_exit_status(each_server: Server, run: Run) -> None:
+    done = run("forget", *named(CHAT), "--url", each_server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        'Nothing is known of conversation "chat-42" of tenant "acme", so nothing was forgotten.\n',
+        "",
+    )
+    with each_server.client() as client:
+        assert client.dbsize() == 0
+
+
+# -- stats -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_there_is_counted(each_server: Server, fill: Fill, ask: Ask, run: Run) -> None:
+    mine, other = fill(each_server.url), fill(each_server.url, "other")
+    for i in range(30):
+        mine.turns(Conversation("acme", f"{i}"), blocks=i)
+        other.turns(Conversation("acme", f"{i}"), blocks=1)
+    for i in range(10):
+        mine.open(Conversation("acme", f"{i}"))
+    client: Any
+    with each_server.client() as client:
+        client.mset({f"wp:{i}": i for i in range(50)})
+        client.hset(conversation_key("wp", CHAT), "m", b"\x07")
+        before = set(client.keys())
+        client.config_resetstat()
+        status, told = ask("stats", each_server.url)
+        assert "cmdstat_keys" not in client.info("commandstats")
+        assert set(client.keys()) == before
+        size = sum(client.memory_usage(key, samples=0) for key in client.keys("wp:*:seen"))
+        info = client.info()
+    assert status == 0
+    assert told["conversations"] == {
+        "count": 31,
+        "bytes": size,
+        "blocks": 2 * sum(range(30)),
+        "open_leases": 10,
+        "unreadable": 1,
+        "sampled": 31,
+        "estimated": False,
+    }
+    (shown,) = told["servers"]
+    assert (shown["address"], shown["role"], shown["mode"]) == (each_server.address, "primary", "standalone")
+    assert shown["flavour"] == ("valkey" if "valkey_version" in info else "redis")
+    assert shown["version"] == info.get("valkey_version", info["redis_version"])
+    assert (shown["eviction_policy"], shown["persistence"], shown["warnings"]) == ("noeviction", "none", [])
+    assert (shown["max_memory"], shown["keys"]) == (None, 111)
+    assert (told["streams"], told["stream_count"]) == ([], 0)
+    done = run("stats", "--url", each_server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = " ".join(done.stdout.split())
+    assert f"{shown['flavour']} {shown['version']} at {each_server.address} role primary, standalone" in words
+    assert "conversations 31 memory" in words
+    assert "another format 1 conversation, taken for nothing" in words
+
+
+def test_streams_of_orders_are_shown(each_server: Server, ask: Ask, run: Run) -> None:
+    with ContextPlanner.from_url(each_server.url) as planner, each_server.client() as client:
+        for tenant, orders in (("a", 1), ("b", 2)):
+            for _ in range(orders):
+                with planner.planning(["x", "y"], tenant=tenant):
+                    pass
+                count = planner.stats().commits
+                wait_until(lambda: planner.stats().published_orders == count, "it is published")  # noqa: B023
+        lengths = sorted(client.xlen(key) for key in client.keys("wp:*:orders"))
+    status, told = ask("stats", each_server.url)
+    assert (status, told["stream_count"]) == (0, 2)
+    assert sorted(stream["entries"] for stream in told["streams"]) == lengths == [1, 2]
+    ages = [stream["last_entry_seconds"] for stream in told["streams"]]
+    assert ages == sorted(ages)
+    assert 0 <= ages[0] <= ages[1] < 60
+    assert all(stream["bytes"] > 50 for stream in told["streams"])
+    printed = run("stats", "--url", each_server.url).stdout
+    assert re.search(r"wp:\{[0-9a-f]{32}\}:orders +2 +[\d.]+ k?B +\d+ s ago", printed)
+
+
+def test_many_keys_are_estimated_from_some(server: Server, fill: Fill) -> None:
+    fill(server.url).turns(CHAT, blocks=2)
+    client: Any
+    with server.client() as client:
+        record = client.dump(conversation_key("wp", CHAT))
+        pipeline = client.pipeline(transaction=False)
+        for i in range(20_000):
+            pipeline.set(f"other:{i}", i)
+            pipeline.restore(conversation_key("wp", Conversation(None, f"{i}")), 0, record)
+        pipeline.execute()
+        part = take_survey(client, "wp", max_keys=5_000, max_sampled=100).conversations
+        whole = take_survey(client, "wp", max_sampled=100).conversations
+        hurried = take_survey(client, "wp", seconds=0).conversations
+    assert (whole.count, whole.blocks, whole.sampled, whole.estimated) == (20_001, 80_004, 100, True)
+    for each in (part, hurried):
+        assert each.estimated
+        assert 0 < each.sampled <= 100
+        assert each.count == pytest.approx(20_001, rel=0.2)
+        assert each.blocks == 4 * each.count
+
+
+def test_all_primaries_of_a_cluster_are_counted(cluster: Cluster, fill: Fill, ask: Ask, run: Run) -> None:
+    filled = fill(cluster.url)
+    conversations = [*ODD, *(Conversation("acme", f"{i}") for i in range(60))]
+    for each in conversations:
+        filled.turns(each, blocks=2)
+    assert len({cluster.owner(conversation_key("wp", each)).port for each in conversations}) == 3
+    status, told = ask("stats", cluster.url)
+    assert (status, told["conversations"]["count"], told["conversations"]["blocks"]) == (0, 66, 264)
+    assert {server["address"] for server in told["servers"]} == {node.address for node in cluster.nodes}
+    assert {server["mode"] for server in told["servers"]} == {"cluster"}
+    for each in ODD:
+        status, told = ask("inspect", cluster.url, *named(each))
+        assert (status, len(told["blocks"]), told["may_ask"]) == (0, 4, True)
+    done = run("forget", *named(ODD[0]), "--url", cluster.url)
+    assert (done.returncode, filled.inspect(ODD[0]).blocks) == (0, ())
+
+
+def test_sentinels_are_asked_for_the_master(sentinels: SentinelSetup, fill: Fill, ask: Ask, run: Run) -> None:
+    fill(sentinels.url).turns(CHAT)
+    status, told = ask("stats", sentinels.url)
+    assert (status, told["conversations"]["count"]) == (0, 1)
+    (shown,) = told["servers"]
+    assert (shown["address"], shown["role"], shown["replicas"]) == (sentinels.master.address, "primary", 1)
+    assert run("inspect", *named(CHAT), "--url", sentinels.url).returncode == 0
+    replica = next(server for server in sentinels.servers if server is not sentinels.master)
+    (warning,) = ask("stats", replica.url)[1]["servers"][0]["warnings"]
+    assert warning.startswith("It is a replica")
+    done = run("forget", *named(CHAT), "--url", replica.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"No answer from {replica.address}: ")
+    assert "Mind: It is a replica" in run("stats", "--url", replica.url).stdout
+    assert "read only replica" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "warning"),
+    [
+        ({"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru"}, None),
+        ({"maxmemory": "50mb", "maxmemory-policy": "volatile-ttl"}, None),
+        ({"maxmemory": "50mb", "maxmemory-policy": "noeviction"}, None),
+        ({"maxmemory": "1kb", "maxmemory-policy": "noeviction"}, "% of maxmemory and evicts nothing (noeviction)"),
+        ({"maxmemory": "50mb", "maxmemory-policy": "volatile-random"}, "It evicts at random (volatile-random)"),
+        ({"maxmemory": "50mb", "maxmemory-policy": "allkeys-random"}, "It evicts at random (allkeys-random)"),
+    ],
+    ids=str,
+)
+def test_what_evicts_the_wrong_way_is_warned_of(
+    server: Server, ask: Ask, config: dict[str, str], warning: str | None
+) -> None:
+    client: Any
+    with server.client() as client:
+        before = {name: client.config_get(name)[name] for name in config}
+        try:
+            for name, value in config.items():
+                client.config_set(name, value)
+            (shown,) = ask("stats", server.url)[1]["servers"]
+        finally:
+            for name, value in before.items():
+                client.config_set(name, value)
+    assert [warning in told for told in shown["warnings"]] == ([] if warning is None else [True])
+    assert shown["eviction_policy"] == config["maxmemory-policy"]
+
+
+@pytest.mark.parametrize(
+    ("config", "persistence"),
+    [
+        ({"save": "900 1"}, "RDB"),
+        ({"appendonly": "yes"}, "AOF"),
+        ({"save": "900 1", "appendonly": "yes"}, "RDB and AOF"),
+        ({"save": "900 1", "rename_command": 'CONFIG ""'}, "unknown"),
+        ({"appendonly": "yes", "rename_command": 'CONFIG ""'}, "AOF, else unknown"),
+    ],
+    ids=str,
+)
+def test_how_it_persists_is_told(ask: Ask, config: dict[str, Any], persistence: str) -> None:
+    with Server(**config) as server:
+        (shown,) = ask("stats", server.url)[1]["servers"]
+    assert (shown["persistence"], shown["saves"]) == (persistence, True)
+
+
+def test_a_failing_save_is_warned_of(ask: Ask) -> None:
+    with Server() as server, server.client() as client:
+        (server.directory / "dump.rdb").mkdir()
+        client.bgsave()
+        wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], "the save has failed")
+        (shown,) = ask("stats", server.url)[1]["servers"]
+    assert [warning[:36] for warning in shown["warnings"]] == ["Its last attempt to save failed; unt"]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+SECRET = "correct horse/battery@staple?1"
+QUOTED = "correct%20horse%2Fbattery%40staple%3F1"
+
+
+def test_nobody_there_is_one_line(run: Run) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    for scheme, path in (("redis", ""), ("redis+cluster", ""), ("redis+sentinel", "/service")):
+        done = run("stats", "--url", f"{scheme}://:{QUOTED}@{address}{path}")
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("No answer from ")
+        assert address in line
+        assert "correct" not in line
+    for command in ("inspect", "forget"):
+        assert run(command, *named(CHAT), "--url", f"redis://{address}").returncode == 2
+
+
+def test_no_url_is_one_line(run: Run) -> None:
+    done = run("stats")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "There is no server to ask: give --url, or set WARMPREFIX_REDIS_URL.\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:6379",
+        f"http://:{SECRET}@localhost",
+        f"redis://:{SECRET}@localhost:6379",
+        f"redis://:{QUOTED}@localhost:{SECRET}",
+        f"redis://localhost/{SECRET}",
+        f"redis://localhost?db={SECRET}",
+        f"redis+cluster://:{SECRET}@one,two",
+        f"redis+sentinel://:{QUOTED}@one",
+    ],
+)
+def test_what_is_no_url_is_never_quoted(run: Run, url: str) -> None:
+    done = run("stats", "--url", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert not [word for word in ("correct", "horse", "battery", "staple") if word in line]
+
+
+def test_a_password_is_needed_and_never_printed(run: Run) -> None:
+    with Server(requirepass=f'"{SECRET}"') as server, redis.Redis(port=server.port, password=SECRET) as client:
+        client.ping()
+        url = f"redis://:{QUOTED}@{server.address}"
+        for done in (run("stats", "--url", url), run("stats", "--json", WARMPREFIX_REDIS_URL=url)):
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "correct" not in done.stdout
+        for wrong in (f"redis://{server.address}", f"redis://:{QUOTED}x@{server.address}"):
+            done = run("stats", "--url", wrong)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr == (
+                f"Refused by {server.address}: the URL's user or password is wrong, or it needs one.\n"
+            )
+    for command in ("stats", "inspect", "forget"):
+        done = run(command, "--help", WARMPREFIX_REDIS_URL=url)
+        assert done.returncode == 0
+        assert "correct" not in done.stdout
+
+
+def test_a_command_that_is_forbidden_is_one_line(server: Server, run: Run) -> None:
+    with server.client() as client:
+        client.execute_command("ACL SETUSER nobody on >x ~* -@all +ping")
+        done = run("stats", "--url", f"redis://nobody:x@{server.address}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"No answer from {server.address}: .*no permissions.*\n", done.stderr)
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = "import sys; sys.modules['redis'] = None; from warmprefix_tools.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "state", "stats", "--url", "redis://localhost"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{MissingExtraError('redis', 'redis')}\n")
+
+
+def test_the_prefix_comes_from_the_environment(server: Server, fill: Fill, run: Run) -> None:
+    fill(server.url, "shop").turns(CHAT)
+    settings = {"WARMPREFIX_REDIS_URL": server.url, "WARMPREFIX_KEY_PREFIX": "shop"}
+    assert run("inspect", *named(CHAT), **settings).returncode == 0
+    assert run("inspect", *named(CHAT), "--prefix", "wp", **settings).returncode == 1
+
+
+def test_a_prefix_that_can_be_none_is_one_line(server: Server, run: Run) -> None:
+    done = run("stats", "--url", server.url, "--prefix", "{shop}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"The prefix must not .*\{shop\}'\.\n", done.stderr)

@@ -1,0 +1,288 @@
+"""The replay's cache model against the emulator, token by token, on real text.
+
+The same orders are served twice: as whole blocks in the model, and as tokens of real prompts in the emulator's
+`PrefixCache`, which chains hashes as vLLM does and knows nothing of blocks of text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+import pytest
+from openai import OpenAI
+
+from warmprefix.annotate import Templates
+from warmprefix.plan import Placement
+from warmprefix.traces.format import Trace, TraceRequest
+from warmprefix_tools.demo.prompts import INSTRUCTIONS, Message, chat, continued
+from warmprefix_tools.demo.runner import Turn
+from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
+from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode
+from warmprefix_tools.replay.arrange import Arranged
+from warmprefix_tools.replay.engine import Replay
+from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.replay.workload import Request, Workload
+
+POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]
+TEMPLATES = Templates()
+ANSWER = "It depends on the arguments; the documentation says which."
+
+
+def piece(turn: Turn, i: int) -> str:
+    """A block as it stands in a prompt: more text follows it, always."""
+    block = turn.blocks[i]
+    assert block.id is not None
+    return f"{TEMPLATES.block(block.id, block.text)}\n\n"
+
+
+def tokens_of(messages: Sequence[Message], *, ask: bool = True) -> list[int]:
+    shown = [ChatMessage(message["role"], message["content"]) for message in messages]
+    return render_chat(shown, add_generation_prompt=ask)
+
+
+def length(text: str) -> int:
+    return len(encode(text))
+
+
+PREAMBLE = tokens_of([{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": ""}], ask=False)[:-2]
+"""What comes before the first block: the system prompt, and the head of the user's message."""
+
+BEHIND_QUESTION = len(tokens_of([])) + 2
+"""From the end of a question to its answer: `<|im_end|>`, a newline, the head of the assistant's message."""
+
+BEHIND_ANSWER = len(tokens_of([{"role": "user", "content": ""}], ask=False)[:-2]) + 2
+
+
+def recorded(turns: Sequence[Turn]) -> Trace:
+    """The retrievals as a trace whose lengths are the emulator's own."""
+    return Trace(
+        "standard-library",
+        tuple(
+            TraceRequest(
+                request=number,
+                blocks=tuple(str(block.id) for block in turn.blocks),
+                conversation=turn.question.conversation,
+                turn=turn.question.turn,
+                query_tokens=length(f"Question: {turn.question.text}") + BEHIND_QUESTION,
+            )
+            for number, turn in enumerate(turns)
+        ),
+        {str(block.id): length(piece(turn, i)) for turn in turns for i, block in enumerate(turn.blocks)},
+    )
+
+
+@dataclass
+class Replayed:
+    result: ReplayResult
+    arranged: list[Arranged]
+
+    @property
+    def saved(self) -> list[int]:
+        """A request."""
+        assert len(self.result.over_time) == self.result.requests
+        return [point.saved_tokens for point in self.result.over_time]
+
+
+def replay(turns: Sequence[Turn], policy: str, capacity: int | None, placement: Placement = "head") -> Replayed:
+    answer_tokens = length(ANSWER) if placement == "tail" else 0
+    arranged: list[Arranged] = []
+
+    def note(request: Request, served: Arranged) -> None:
+        arranged.append(served)
+
+    run = Replay(Workload(recorded(turns)), placement, answer_tokens).run(policy, capacity, observe=note)
+    return Replayed(run, arranged)
+
+
+def serve(cache: PrefixCache, prompt: Sequence[int], answer: Sequence[int] = ()) -> int:
+    """Prefill one prompt, and decode its answer; what was cached of the prompt."""
+    sequence = cache.allocate(prompt, room_for=len(answer))
+    assert sequence is not None
+    cache.store(sequence)
+    for token in answer:
+        cache.append(sequence, token)
+    cache.free(sequence)
+    return sequence.cached_tokens
+
+
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def real_chat(turn: Turn, arranged: Arranged) -> list[Message]:
+    """What an application would send, order annotation and question included."""
+    context = "".join(piece(turn, i) for i in arranged.order)
+    if list(arranged.order) != sorted(arranged.order):
+        context += TEMPLATES.order_annotation([str(block.id) for block in turn.blocks])
+    return chat("tail", INSTRUCTIONS, [], context.removesuffix("\n\n"), turn.question.text)
+
+
+def real_prompts(turns: Sequence[Turn], replayed: Replayed) -> list[list[int]]:
+    return [tokens_of(real_chat(turn, arranged)) for turn, arranged in zip(turns, replayed.arranged, strict=True)]
+
+
+def test_the_text_is_worth_replaying(turns: list[Turn]) -> None:
+    """Nothing below is proved on requests that share nothing, or everything."""
+    before, after = (replay(turns, policy, None).result for policy in ("relevance", "coaccess"))
+    assert before.requests == 100
+    assert after.total_tokens > 50_000
+    assert 0 < before.saved_tokens < after.saved_tokens < 0.8 * after.total_tokens
+    assert 0 < after.misses.new < after.prefilled_tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[Turn], policy: str) -> None:
+    """Blocks keep their tokens wherever they stand, so that lengths may be added up."""
+    replayed = replay(turns, policy, None)
+    for turn, arranged, prompt in zip(turns, replayed.arranged, real_prompts(turns, replayed), strict=True):
+        whole = [*PREAMBLE]
+        for i in arranged.order:
+            whole += encode(piece(turn, i))
+        assert prompt[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_unbounded_hits_are_the_emulators(turns: list[Turn], policy: str) -> None:
+    """Cached are the preamble, the model's hit, and what the next tokens happen to have in common; no more."""
+    replayed = replay(turns, policy, None)
+    prompts = real_prompts(turns, replayed)
+    single_tokens, kv_blocks = (PrefixCache(1 + sum(map(len, prompts)), block_size=size) for size in (1, 16))
+    for number, (turn, arranged, prompt) in enumerate(zip(turns, replayed.arranged, prompts, strict=True)):
+        certain = len(PREAMBLE) + replayed.saved[number]
+        by_chance = in_common_behind(certain, prompt, prompts[:number])
+        # The first request finds nothing, not even the preamble; the last token of a prompt is never a hit.
+        expected = min(certain + by_chance, len(prompt) - 1) if number else 0
+        assert serve(single_tokens, prompt) == expected
+        assert serve(kv_blocks, prompt) == expected // 16 * 16
+        missed = first_missed(turn, arranged, replayed.saved[number])
+        if missed is not None:
+            # Two labels differ before they end: chance never reaches a block's text.
+            assert by_chance < length(f"[{turn.blocks[missed].id}]")
+
+
+def in_common_behind(certain: int, prompt: Sequence[int], earlier: Sequence[Sequence[int]]) -> int:
+    """The most tokens behind `certain` that an earlier prompt has too, if it has all tokens up to there."""
+    return max((shared(prompt, other) - certain for other in earlier if shared(prompt, other) >= certain), default=0)
+
+
+def first_missed(turn: Turn, arranged: Arranged, saved: int) -> int | None:
+    """The block behind a hit, which must end where a block ends."""
+    for i in arranged.order:
+        if not saved:
+            return i
+        saved -= length(piece(turn, i))
+        assert saved >= 0
+    return None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bounded_hits_are_the_emulators_to_within_a_block(turns: list[Turn], policy: str, share: float) -> None:
+    """Both keep what was used last, each path from its head: the model whole blocks, the emulator single tokens.
+
+    So what the model holds the emulator holds too; and of the first block that the model lost, a part at most. Prompts
+    here are the preamble, the blocks and one token to close, for all of which the emulator has room besides. The
+    closing tokens that have not come yet leave it a little more for context: hence the roomier model as other bound.
+    """
+    capacity = int(share * replay(turns, policy, None).result.prefilled_tokens)
+    exact = replay(turns, policy, capacity)
+    roomier = served_again(turns, exact, capacity + len(turns))
+    cache = PrefixCache(capacity + len(PREAMBLE) + len(turns) + 1, block_size=1)
+    cached_context = 0
+    for number, (turn, arranged) in enumerate(zip(turns, exact.arranged, strict=True)):
+        blocks = [encode(piece(turn, i)) for i in arranged.order]
+        cached = max(serve(cache, [*PREAMBLE, *chain(*blocks), MESSAGE_END]) - len(PREAMBLE), 0)
+        missed = first_missed(turn, arranged, roomier.saved[number])
+        part_of_it = 0 if missed is None else length(piece(turn, missed)) - 1
+        assert exact.saved[number] <= cached <= roomier.saved[number] + part_of_it
+        cached_context += cached
+    assert exact.result.misses.evicted > 0
+    assert 0 <= cached_context - exact.result.saved_tokens <= 0.01 * exact.result.total_tokens
+
+
+def served_again(turns: Sequence[Turn], replayed: Replayed, capacity: int) -> Replayed:
+    """The same orders, whatever a planner would make of another capacity."""
+    again = Repeated(replayed.arranged)
+    return Replayed(Replay(Workload(recorded(turns))).run_arranger(again, capacity, name="again"), replayed.arranged)
+
+
+class Repeated:
+    def __init__(self, arranged: Sequence[Arranged]) -> None:
+        self._arranged = iter(arranged)
+
+    def arrange(self, request: Request) -> Arranged:
+        return next(self._arranged)
+
+
+@pytest.mark.parametrize("policy", ["relevance", "greedy", "coaccess"])
+def test_in_the_tail_too(turns: list[Turn], policy: str) -> None:
+    """Conversations that keep their context: the model's hits are the emulator's, but for what separates messages."""
+    replayed = replay(turns, policy, None, "tail")
+    cache = PrefixCache(replayed.result.total_tokens + 1_000 * len(turns), block_size=1)
+    histories: dict[int, list[Message]] = {}
+    not_modelled: Counter[int] = Counter()  # tokens of the history, a conversation
+    sequences: list[list[int]] = []
+    for number, (turn, arranged) in enumerate(zip(turns, replayed.arranged, strict=True)):
+        conversation = turn.question.conversation
+        labels = [str(turn.blocks[i].id) for i, _ in arranged.references]
+        sentences = chain([f"{TEMPLATES.location_annotation(labels)}\n\n"], repeat(""))
+        notes = {i: sentence for (i, _), sentence in zip(arranged.references, sentences, strict=False)}
+        context = "".join(notes[i] if i in notes else piece(turn, i) for i in arranged.order).removesuffix("\n\n")
+        messages = chat("tail", INSTRUCTIONS, histories.get(conversation, []), context, turn.question.text)
+        prompt = tokens_of(messages)
+
+        certain = len(PREAMBLE) + replayed.saved[number] + not_modelled[conversation]
+        by_chance = in_common_behind(certain, prompt, sequences)
+        assert serve(cache, prompt, encode(ANSWER)) == (min(certain + by_chance, len(prompt) - 1) if number else 0)
+        if conversation in histories:
+            assert by_chance == 0
+            not_modelled[conversation] += BEHIND_ANSWER
+        sequences.append([*prompt, *encode(ANSWER)])
+        histories[conversation] = continued(messages, ANSWER)
+        not_modelled[conversation] += sum(length(notes[i]) - tokens for i, tokens in arranged.references)
+    assert (replayed.result.referring_requests > 0) == (policy != "relevance")
+
+
+def test_an_engine_over_http_reports_the_same(turns: list[Turn]) -> None:
+    replayed = replay(turns, "coaccess", None)
+    prompts = real_prompts(turns, replayed)
+    config = EmulatorConfig(
+        kv_blocks=sum(map(len, prompts)) // 16 + len(prompts),
+        prefill_rate=math.inf,
+        base_ttft_ms=0,
+        decode_rate=math.inf,
+    )
+    with EmulatorServer(config) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
+        for number, (turn, arranged, prompt) in enumerate(zip(turns, replayed.arranged, prompts, strict=True)):
+            messages = real_chat(turn, arranged)
+            usage = client.chat.completions.create(model=config.model, messages=messages, max_tokens=1).usage  # type: ignore[arg-type]
+            assert usage is not None
+            assert usage.prompt_tokens == len(prompt)
+            assert usage.prompt_tokens_details is not None
+            certain = len(PREAMBLE) + replayed.saved[number]
+            expected = min(certain + in_common_behind(certain, prompt, prompts[:number]), len(prompt) - 1)
+            assert (usage.prompt_tokens_details.cached_tokens or 0) == (expected // 16 * 16 if number else 0)
+
+
+def test_with_kv_blocks_of_16_and_whole_prompts_the_ratios_stay(turns: list[Turn]) -> None:
+    """What is not modelled: the room of questions and annotations, and hits cut to whole KV blocks. It comes to little.
+
+    These prompts are short, which makes it more than it is elsewhere.
+    """
+    ratios: dict[str, tuple[float, float]] = {}
+    for policy in ("relevance", "greedy", "coaccess"):
+        capacity = int(0.3 * replay(turns, policy, None).result.prefilled_tokens)
+        replayed = replay(turns, policy, capacity)
+        cache = PrefixCache(capacity // 16, block_size=16)
+        cached = sum(max(serve(cache, prompt) - len(PREAMBLE), 0) for prompt in real_prompts(turns, replayed))
+        ratios[policy] = replayed.result.hit_ratio, cached / replayed.result.total_tokens
+        assert replayed.result.misses.evicted > 0
+    for modelled, real in ratios.values():
+        assert -0.01 < modelled - real < 0.04
+    for policy in ("greedy", "coaccess"):
+        assert ratios[policy][1] > 1.5 * ratios["relevance"][1]

@@ -1,0 +1,260 @@
+"""The pages as a browser shows them, on a phone and on a desk, in the light and in the dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from warmprefix_tools.doctor.page import doctor_page
+from warmprefix_tools.doctor.report import Divergence, Place, Report, Skipped
+from warmprefix_tools.replay.page import replay_page
+from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.report.document import document
+from warmprefix_tools.report.markup import Markup, element
+
+pytestmark = pytest.mark.browser
+
+Browser = Any  # the conftest's
+SEEN = {
+    f"{width}-{scheme}-{folds}": (width, scheme, folds)
+    for width in (360, 768, 1280)
+    for scheme in ("light", "dark")
+    for folds in ("folded", "unfolded")
+}
+
+MEASURE = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def pages(results: list[ReplayResult], report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By name: each as a file."""
+    hostile = "\u202e</title><script>document.title = 'run'</script><img src='https://evil.example/x'>" + "W" * 300
+    written = {
+        "replay": replay_page(results),
+        "doctor": doctor_page(report),
+        "hostile-doctor": doctor_page(report_of(hostile, report)),
+        "one-trace": replay_page(results[:8]),
+        "hostile": replay_page([replace(result, trace=hostile) for result in results[:8]]),
+    }
+    directory = tmp_path_factory.mktemp("pages")
+    for name, page in written.items():
+        (directory / f"{name}.html").write_text(page, encoding="utf-8")
+    return {name: directory / f"{name}.html" for name in written}
+
+
+def report_of(text: str, report: Report) -> Report:
+    """That text wherever text of a log can be."""
+    place = Place(1, text, 1, message=0, role=text, snippet=text, mark=(3, 90))
+    finding = replace(report.findings[0], kind=text, title=text, fix=text, divergence=Divergence(place, place, 1, 2))
+    return replace(report, files=(text, text), notes=(text,), findings=(finding,), skipped=(Skipped(text, 1, text),))
+
+
+@pytest.fixture(params=list(SEEN.values()), ids=list(SEEN))
+def look(request: pytest.FixtureRequest, browser: Browser) -> Callable[[Path], dict[str, Any]]:
+    """Opens a page for a width, a colour scheme, folds open or not, and measures it."""
+    width, scheme, folds = request.param
+
+    def measured(path: Path) -> dict[str, Any]:
+        browser.open(path, width, scheme)
+        if folds == "unfolded":
+            browser.evaluate("for (const each of document.querySelectorAll('details')) each.open = true; 0")
+        return dict(browser.evaluate(f"{MEASURE}; measure()"))
+
+    return measured
+
+
+@pytest.fixture(params=["replay", "one-trace", "hostile", "doctor", "hostile-doctor"])
+def path(request: pytest.FixtureRequest, pages: dict[str, Path]) -> Path:
+    return pages[request.param]
+
+
+def test_it_fits_is_legible_and_makes_no_request(
+    look: Callable[[Path], dict[str, Any]], path: Path, browser: Browser
+) -> None:
+    seen = look(path)
+    assert seen["overflow"] == 0
+    assert seen["outside"] == []
+    assert seen["touching"] == []
+    assert seen["faint"] == []
+    assert seen["empty"] == []
+    assert seen["texts"] > 40
+    assert seen["charts"] >= 2
+    assert [event["request"]["url"] for event in browser.events("Network.requestWillBeSent")] == [path.as_uri()]
+    for method in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
+        assert browser.events(method) == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_numbers_shown_are_those_of_the_results(
+    results: list[ReplayResult], pages: dict[str, Path], browser: Browser, width: int
+) -> None:
+    browser.open(pages["replay"], width)
+    shown = browser.evaluate(
+        "[...document.querySelectorAll('section[id]')].map(section =>"
+        " [...section.querySelector('.barred').tBodies[0].rows]"
+        ".map(row => [...row.cells].map(cell => cell.innerText)))"
+    )
+    traces = list(dict.fromkeys(result.trace for result in results))
+    assert len(shown) == len(traces)
+    for trace, rows in zip(traces, shown, strict=True):
+        expected = {
+            policy: [f"{each.hit_ratio:.1%}" for each in results if (each.trace, each.policy) == (trace, policy)]
+            for policy in dict.fromkeys(result.policy for result in results)
+        }
+        assert {policy: numbers for policy, _, *numbers in rows if policy != "today"} == expected
+
+
+def test_bars_are_as_long_as_their_numbers_say(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["replay"])
+    rows = browser.evaluate(
+        "[...document.querySelectorAll('section[id] figure:first-child .barred')]"
+        ".flatMap(table => [...table.tBodies[0].rows].map(row => ({"
+        " top: table.closest('figure').querySelector('figcaption').innerText,"
+        " room: row.querySelector('svg').getBoundingClientRect().width,"
+        " bars: [...row.querySelectorAll('rect')].map(bar => bar.getBoundingClientRect().width),"
+        " numbers: [...row.cells].slice(2).map(cell => parseFloat(cell.innerText))})))"
+    )
+    assert len(rows) > 30
+    for row in rows:
+        (top,) = re.findall(r"full width of a bar is (\d+)%", row["top"])
+        assert row["bars"] == pytest.approx(
+            [row["room"] * n / float(top) for n in row["numbers"]], abs=row["room"] / 90
+        )
+
+
+def test_lines_end_beside_their_names(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["replay"])
+    ends = browser.evaluate(
+        "[...document.querySelectorAll('.lines')].map(chart => [chart.querySelectorAll('.plot .line').length,"
+        " [...chart.querySelectorAll('.name')].map(name => name.textContent),"
+        " [...chart.querySelectorAll('.names .line')].map(leader => leader.getAttribute('class'))])"
+    )
+    assert len(ends) == 5
+    for number, names, leaders in ends:
+        assert number == len(names) == len(leaders) == 5
+        ratios = [float(re.findall(r"([\d.]+)%$", name)[0]) for name in names]
+        assert ratios == sorted(ratios, reverse=True)
+        assert names[leaders.index("line hero")].startswith("coaccess")
+
+
+def test_a_pointer_is_told_the_numbers(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["one-trace"])
+    hints = browser.evaluate("[...document.querySelectorAll('.column title')].map(title => title.textContent)")
+    assert len(hints) == 100
+    assert re.fullmatch(r"2,800 requests: coaccess [\d.]+%, relevance [\d.]+%(, [a-z-]+ [\d.]+%){3}", hints[-1])
+    where = browser.evaluate(
+        "(() => { const column = document.querySelectorAll('.column rect')[50]; column.scrollIntoView();"
+        " const box = column.getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; })()"
+    )
+    cursors = (
+        "[...document.querySelectorAll('.column line')].map(line => getComputedStyle(line).visibility == 'visible')"
+    )
+    assert not any(browser.evaluate(cursors))
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=where[0], y=where[1])
+    assert [i for i, shown in enumerate(browser.evaluate(cursors)) if shown] == [50]
+
+
+def test_nothing_moves_while_it_is_loaded(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["replay"], 360)
+    shifts = browser.evaluate(
+        "new Promise(done => { new PerformanceObserver(list => done(list.getEntries().length))"
+        ".observe({type: 'layout-shift', buffered: true}); setTimeout(() => done(0), 300); })"
+    )
+    assert shifts == 0
+
+
+def test_a_wide_table_scrolls_with_the_keys(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["replay"], 360)
+    browser.evaluate(
+        "for (const each of document.querySelectorAll('details')) each.open = true;"
+        " var wide = [...document.querySelectorAll('.scroll')].find(box => box.scrollWidth > box.clientWidth + 50);"
+        " wide.scrollIntoView(); wide.focus(); 0"
+    )
+    assert browser.evaluate("document.activeElement === wide")
+    for kind in ("rawKeyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+    moved = "const look = () => wide.scrollLeft > 0 ? done(true) : requestAnimationFrame(look); look()"
+    assert browser.evaluate(f"new Promise(done => {{ {moved}; }})")
+
+
+def test_on_paper_it_is_dark_on_light_and_without_the_folds(pages: dict[str, Path], browser: Browser) -> None:
+    browser.open(pages["replay"], 800, "dark", media="print")
+    seen = browser.evaluate(f"{MEASURE}; measure()")
+    assert seen["faint"] == []
+    assert seen["overflow"] == 0
+    page = "getComputedStyle(document.body)"
+    shown = browser.evaluate(
+        f"[{page}.backgroundColor, {page}.color, document.querySelector('details').checkVisibility()]"
+    )
+    assert shown == ["rgb(255, 255, 255)", "rgb(33, 28, 22)", False]
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """A server's address, and what it has been asked for."""
+    asked: list[str] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "without its policy"])
+def test_what_gets_into_the_body_can_neither_run_nor_load(browser: Browser, tmp_path: Path, guarded: bool) -> None:
+    with listening() as (address, asked):
+        smuggled = Markup(
+            f"<script>document.title = 'run'</script><img src='{address}/image' onerror=\"document.title = 'run'\">"
+            f"<style>p {{ color: rgb(1, 2, 3) }}</style><iframe src='{address}/frame'></iframe>"
+            f"<link rel='stylesheet' href='{address}/style'><p style='color: rgb(1, 2, 3)'>text</p>"
+        )
+        page = document("calm", element("main", smuggled))
+        path = tmp_path / "page.html"
+        path.write_text(page if guarded else page.replace("Content-Security-Policy", "none"), encoding="utf-8")
+        browser.open(path)
+        seen = browser.evaluate("[document.title, getComputedStyle(document.querySelector('p')).color]")
+    if guarded:
+        assert (seen, asked) == (["calm", "rgb(33, 28, 22)"], [])
+    else:  # so that the silence above means something
+        assert (seen, set(asked)) == (["run", "rgb(1, 2, 3)"], {"/image", "/frame", "/style"})
+
+
+def test_the_measuring_finds_faults(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    faults = (
+        "<p style='margin: 0; height: 5px'>one</p><p style='margin: 0'>on top of it</p>"
+        "<p style='color: #999; background: #fff'>faint</p>"
+        "<figure style='width: 90px'><svg class='cut' width='90' height='20' style='overflow: visible'>"
+        "<text x='60' y='15'>beyond its figure</text></svg></figure>"
+        "<svg class='flat' width='100' height='0'></svg><div style='width: 2000px'>wide</div>"
+    )
+    path.write_text(f"<!DOCTYPE html><body style='background: #fff; color: #000'>{faults}", encoding="utf-8")
+    browser.open(path, 360)
+    seen = browser.evaluate(f"{MEASURE}; measure()")
+    assert seen["overflow"] > 1000
+    assert ["one" in complaint and "on top" in complaint for complaint in seen["touching"]] == [True]
+    assert [complaint.split()[0] for complaint in seen["faint"]] == ['"faint"']
+    assert [complaint.split(" in ")[0] for complaint in seen["outside"]] == ['"beyond its figure"']
+    assert seen["empty"] == ["flat"]

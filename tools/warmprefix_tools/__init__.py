@@ -1,0 +1,1 @@
+"""The `warmprefix` command and its tools. They use only public names of the core."""

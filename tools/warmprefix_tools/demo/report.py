@@ -1,0 +1,150 @@
+"""What the person at the keyboard reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+
+from warmprefix.errors import MissingExtraError
+from warmprefix.plan import Placement
+from warmprefix_tools.demo.examples import Example, pick_examples, prompt_lines
+from warmprefix_tools.demo.options import DemoOptions
+from warmprefix_tools.demo.runner import Served
+from warmprefix_tools.demo.session import DemoResult
+from warmprefix_tools.demo.summary import ArmSummary, summarize_arm, summarize_workload
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["print_report"]
+
+_PLACEMENTS: dict[Placement, str] = {
+    "head": "head: context in the system prompt, made anew each turn",
+    "tail": "tail: context comes with each question and stays in the chat",
+}
+_LINES_SHOWN = 5
+_REFERENCE = "reference"
+_STYLES = {"all": "green", "part": "yellow", "none": "default", "unknown": "default", _REFERENCE: "cyan"}
+_MARKS = {"all": "\u25cf", "part": "\u25d0", "none": "\u25cb", "unknown": " ", _REFERENCE: "\u21a9"}
+_ASCII_MARKS = {"all": "#", "part": "+", "none": "-", "unknown": " ", _REFERENCE: "^"}
+
+
+def print_report(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    """Tables, three prompts, and what to make of them."""
+    _print_workload(result, options, console)
+    for placement, (relevance, warmprefix) in result.runs.items():
+        console.print()
+        console.print(_comparison(_PLACEMENTS[placement], summarize_arm(relevance), summarize_arm(warmprefix)))
+    _print_examples(result, console)
+    _print_notes(result, options, console)
+
+
+def _print_workload(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    workload = summarize_workload(result.turns)
+    console.print(
+        f"{workload.questions} questions ({workload.distinct_questions} different) of {workload.users} users in"
+        f" {workload.conversations} conversations about this Python's standard library; BM25 finds the {options.k} best"
+        f" of its docstrings' passages. Of what it finds, {workload.seen_by_anyone:.0%} was found before for somebody,"
+        f" {workload.seen_in_conversation:.0%} in the same conversation."
+    )
+
+
+def _comparison(title: str, before: ArmSummary, after: ArmSummary) -> Table:
+    table = Table(title=title, title_style="bold", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("", min_width=30)
+    table.add_column("relevance order", justify="right")
+    table.add_column("warmprefix", justify="right")
+    table.add_column("change", justify="right")
+    if before.hit_ratio is not None and after.hit_ratio is not None:
+        points = 100 * (after.hit_ratio - before.hit_ratio)
+        table.add_row("hit ratio", f"{before.hit_ratio:.1%}", f"{after.hit_ratio:.1%}", f"{points:+.1f} points")
+    _add_counts(table, "prompt tokens", before.prompt_tokens, after.prompt_tokens)
+    _add_counts(table, "tokens prefilled", before.prefilled_tokens, after.prefilled_tokens, style="bold")
+    for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
+        table.add_row(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new))
+    if after.references:
+        table.add_row("context spared by references", "", f"{after.reference_tokens:,} tokens", "")
+    if after.planning_p50 is not None:
+        table.add_row("planning p50, within TTFT", "", f"{after.planning_p50 * 1e3:.2f} ms", "")
+    return table
+
+
+def _add_counts(table: Table, name: str, before: int | None, after: int | None, style: str | None = None) -> None:
+    if before is not None and after is not None:
+        table.add_row(name, f"{before:,}", f"{after:,}", _change(before, after), style=style)
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.0%}" if before else ""
+
+
+def _print_examples(result: DemoResult, console: Console) -> None:
+    marks = _ASCII_MARKS if console.options.ascii_only else _MARKS
+    for i, example in enumerate(pick_examples(result.runs)):
+        console.print()
+        where = f"{example.title}, {example.placement}, turn {example.before.question.turn}"
+        console.print(Text(where, style="bold"), Text("" if i else _legend(marks), style="dim"), sep="   ")
+        console.print(_clipped(f"Q: {example.before.question.text}", console))
+        console.print(_side_by_side(example, marks))
+        annotation = example.after.context.order_annotation
+        if annotation is not None:
+            console.print(_clipped(f"  then: {annotation}", console), style="dim")
+
+
+def _clipped(text: str, console: Console) -> Text:
+    """One line of it."""
+    return Text(text if len(text) < console.width else f"{text[: console.width - 4]}...")
+
+
+def _legend(marks: Mapping[str, str]) -> str:
+    meanings = {"all": "cached", "part": "partly", "none": "prefilled", _REFERENCE: "reference"}
+    return "  ".join(f"{marks[kind]} {meaning}" for kind, meaning in meanings.items())
+
+
+def _side_by_side(example: Example, marks: Mapping[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("  relevance order", min_width=36, no_wrap=True, overflow="crop")
+    table.add_column("  warmprefix", no_wrap=True, overflow="crop")
+    columns = (_cells(served, example.placement, marks) for served in (example.before, example.after))
+    for left, right in zip_longest(*columns):
+        table.add_row(left, right)
+    return table
+
+
+def _cells(served: Served, placement: Placement, marks: Mapping[str, str]) -> Iterator[Text]:
+    lines = prompt_lines(served, placement)
+    for line in lines[:_LINES_SHOWN]:
+        kind = _REFERENCE if line.is_reference else line.held
+        yield Text(f"{marks[kind]} {line.label}", style=_STYLES[kind])
+    rest = Counter(_REFERENCE if line.is_reference else line.held for line in lines[_LINES_SHOWN:])
+    if rest:
+        yield Text("  and " + ", ".join(f"{number} {marks[kind]}" for kind, number in rest.items()), style="dim")
+
+
+def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    emulator = result.emulator
+    reordered = sum(each.context.order_annotation is not None for _, after in result.runs.values() for each in after)
+    requests = sum(len(after) for _, after in result.runs.values())
+    console.print()
+    if emulator is not None:
+        console.print(
+            "Emulated: the engines, one for each column. No model runs; what is cached is worked out as in vLLM, for KV"
+            f" blocks of {emulator.block_size} tokens and room for {emulator.capacity_tokens:,}. TTFT is modelled:"
+            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} a second, and HTTP on top."
+        )
+    elif summarize_arm(next(iter(result.runs.values()))[0]).cached_tokens is None:
+        console.print(
+            "The server does not report cached tokens, so there is TTFT only."
+            " vLLM reports them with --enable-prompt-tokens-details."
+        )
+    console.print(
+        f"Order: changed in {reordered} of {requests} prompts, each of which also names the order of relevance. Whether"
+        " answers stay as good is up to your model's use of that note; measure it on questions of your own."
+    )
+    if emulator is not None:
+        console.print("Next, your engine: the same command with --endpoint http://localhost:8000/v1")

@@ -1,0 +1,43 @@
+"""An engine to develop against without a GPU: vLLM's prefix cache behind OpenAI's HTTP, and no model.
+
+The cache and the tokenizer need nothing but the standard library. `EmulatorServer` and `create_app` need the
+`cli` extra and are imported when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from warmprefix_tools.emulator.chat import ChatMessage, render_chat
+from warmprefix_tools.emulator.config import EmulatorConfig
+from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache, block_hashes
+from warmprefix_tools.emulator.tokenizer import encode, split
+
+if TYPE_CHECKING:
+    from warmprefix_tools.emulator.app import create_app
+    from warmprefix_tools.emulator.server import EmulatorServer
+
+__all__ = [
+    "ChatMessage",
+    "EmulatorConfig",
+    "EmulatorServer",
+    "KvSequence",
+    "PrefixCache",
+    "block_hashes",
+    "create_app",
+    "encode",
+    "render_chat",
+    "split",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "create_app":
+        from warmprefix_tools.emulator.app import create_app
+
+        return create_app
+    if name == "EmulatorServer":
+        from warmprefix_tools.emulator.server import EmulatorServer
+
+        return EmulatorServer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

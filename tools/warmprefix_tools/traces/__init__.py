@@ -1,0 +1,1 @@
+"""Reading and recording retrieval traces."""

@@ -1,0 +1,272 @@
+"""Reads a trace file, line by line, and trusts none of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from warmprefix.errors import MissingExtraError, TraceError
+from warmprefix.traces.format import MAX_TOKENS, RECORDED, BlockId, Trace, TraceRequest
+from warmprefix_tools.inputs import InputError, opened
+
+try:
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError
+    from pydantic_core import ErrorDetails, from_json
+except ImportError as exc:
+    raise MissingExtraError("cli", "pydantic") from exc
+
+__all__ = ["read_trace"]
+
+_log = logging.getLogger("warmprefix")
+
+_Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Trace:
+    """The trace in a JSONL file, gzipped or not, whatever its name.
+
+    Every line that is read is checked. A file that ends in the middle is an error, unless a recorder wrote it: then its
+    process was killed, the unfinished line is left out, and a warning says so.
+
+    Args:
+        path: The file.
+        limit: Most requests that are read; nothing behind them is looked at.
+
+    Raises:
+        TraceError: The file can't be read or is no trace.
+        ValueError: `limit` is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be 1 or more, got {limit}")
+    shown = os.fspath(path)
+    number = 0
+    contents = _Contents(Path(shown))
+    try:
+        with opened(shown) as file:
+            for number, line in enumerate(file.lines(), start=1):
+                if line.isspace():
+                    continue
+                contents.add(line, number)
+                if len(contents.requests) == limit:
+                    break
+        return contents.trace()
+    except (InputError, _BadLineError) as error:
+        place = error.line if isinstance(error, InputError) else number
+        if error.unfinished and contents.recorded:
+            _log.warning("%s, line %s: left out, for the recorder was stopped in the middle of it", shown, place)
+            return contents.trace()
+        raise TraceError(shown, place, str(error)) from error.__cause__
+
+
+class _BadLineError(Exception):
+    """A line is wrong; the message says why, without the place."""
+
+    def __init__(self, problem: str, *, unfinished: bool = False) -> None:
+        super().__init__(problem)
+        self.unfinished = unfinished
+        """Whether the file ends where it should not."""
+
+
+# -- what a line may hold ------------------------------------------------------------------------------------------
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _HeaderLine(_Line):
+    name: str | None = None
+    k: Annotated[int, Field(ge=1)] | None = None
+
+
+class _BlockLine(_Line):
+    block: BlockId
+    tokens: _Tokens
+
+
+class _RequestLine(_Line):
+    request: BlockId
+    blocks: list[BlockId]
+    conversation: BlockId | None = None
+    turn: Annotated[int, Field(ge=0)] | None = None
+    query_tokens: _Tokens = 0
+    scores: list[_Finite] = []
+    scope: str | None = None
+    t: Annotated[_Finite, Field(ge=0)] | None = None
+
+
+_ALLOWED = {
+    "name": "a string or null",
+    "k": "an integer, 1 or more, or null",
+    "block": "a string or an integer",
+    "tokens": f"an integer from 0 to {MAX_TOKENS}",
+    "request": "a string or an integer",
+    "blocks": "a list of strings and integers",
+    "conversation": "a string, an integer or null",
+    "turn": "an integer, 0 or more, or null",
+    "query_tokens": f"an integer from 0 to {MAX_TOKENS}",
+    "scores": "a list of finite numbers",
+    "scope": "a string or null",
+    "t": "seconds, a finite number, 0 or more, or null",
+}
+
+_LineT = TypeVar("_LineT", bound=_Line)
+
+
+def _validated(kind: type[_LineT], fields: dict[str, Any]) -> _LineT:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _BadLineError(_problem(error.errors(include_url=False)[0])) from None
+
+
+def _problem(details: ErrorDetails) -> str:
+    name, *inside = details["loc"]
+    allowed = _ALLOWED[str(name)]
+    if details["type"] == "missing":
+        return f"{name} is missing; it must be {allowed}"
+    place = f" at place {inside[0]}" if inside and isinstance(inside[0], int) else ""
+    return f"{name} must be {allowed}, got {_shown(details['input'])}{place}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- what the lines say together -----------------------------------------------------------------------------------
+
+
+class _Contents:
+    """What was read so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.requests: list[TraceRequest] = []
+        self._path = path
+        self._fields: dict[str, Any] | None = None
+        self._header = _HeaderLine()
+        self._declared: dict[BlockId, int] = {}
+        self._declared_on: dict[BlockId, int] = {}
+        self._requested_on: dict[BlockId, int] = {}
+        self._turns: Counter[BlockId] = Counter()
+
+    def add(self, line: bytes, number: int) -> None:
+        fields = _json_object(line)
+        is_block, is_request = "block" in fields, "request" in fields
+        if self._fields is None:
+            if is_block or is_request:
+                raise _BadLineError(
+                    f'a {"block" if is_block else "request"} line, but a trace begins with a header: {{"name": ...}}'
+                )
+            self._fields, self._header = fields, _validated(_HeaderLine, fields)
+        elif is_request and not is_block:
+            self._add_request(_validated(_RequestLine, fields), number)
+        elif is_block and not is_request:
+            self._add_block(_validated(_BlockLine, fields), number)
+        else:
+            raise _BadLineError(_unknown_kind(fields))
+
+    def _add_block(self, line: _BlockLine, number: int) -> None:
+        known = self._declared.setdefault(line.block, line.tokens)
+        first = self._declared_on.setdefault(line.block, number)
+        if known != line.tokens:
+            raise _BadLineError(
+                f"block {_shown(line.block)} has {line.tokens} tokens here and {known} on line {first};"
+                " a block has one length"
+            )
+
+    def _add_request(self, line: _RequestLine, number: int) -> None:
+        blocks = tuple(line.blocks)
+        if len(set(blocks)) != len(blocks):
+            twice = next(block for i, block in enumerate(blocks) if block in blocks[:i])
+            raise _BadLineError(f"block {_shown(twice)} comes twice in blocks; a request names a block once")
+        declared = self._declared
+        for block in blocks:
+            if block not in declared:
+                raise _BadLineError(
+                    f"block {_shown(block)} is in blocks, but no line above declares it:"
+                    f' {{"block": {_shown(block)}, "tokens": ...}}'
+                )
+        if line.scores and len(line.scores) != len(blocks):
+            raise _BadLineError(
+                f"{len(line.scores)} scores for {len(blocks)} blocks; there must be one a block, or none"
+            )
+        first = self._requested_on.setdefault(line.request, number)
+        if first != number:
+            raise _BadLineError(f"request {_shown(line.request)} stands on line {first} too; each has its own id")
+        turn = line.turn
+        if line.conversation is not None:
+            self._turns[line.conversation] += 1
+            turn = self._turns[line.conversation] if turn is None else turn
+        self.requests.append(
+            TraceRequest(
+                request=line.request,
+                blocks=blocks,
+                conversation=line.conversation,
+                turn=turn or 0,
+                query_tokens=line.query_tokens,
+                scores=tuple(line.scores),
+                scope=line.scope,
+                seconds=line.t,
+            )
+        )
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the header says that a recorder wrote the file, and there is something to use in it."""
+        return self._fields is not None and RECORDED in self._fields and bool(self.requests)
+
+    def trace(self) -> Trace:
+        if self._fields is None:
+            raise InputError("empty; a trace begins with a header line", None)
+        if not self.requests:
+            raise InputError('no request in it; a trace has lines like {"request": 0, "blocks": [...]}', None)
+        return Trace(
+            name=self._header.name or _stem(self._path),
+            requests=tuple(self.requests),
+            tokens={block: self._declared[block] for request in self.requests for block in request.blocks},
+            k=self._header.k,
+            header=self._fields,
+        )
+
+
+def _json_object(line: bytes) -> dict[str, Any]:
+    try:
+        fields = from_json(line, allow_inf_nan=False)
+    except ValueError as error:
+        raise _BadLineError(_why_not_json(line, error), unfinished=not line.endswith(b"\n")) from None
+    if not isinstance(fields, dict):
+        raise _BadLineError(f"each line must be a JSON object, got {_shown(fields)}")
+    return fields
+
+
+def _why_not_json(line: bytes, error: ValueError) -> str:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as undecodable:
+        return f"not UTF-8: byte 0x{line[undecodable.start]:02x} at column {undecodable.start + 1}"
+    # jiter counts the lines and columns of what it was given, which is one line.
+    reason = str(error).replace(" at line 1 column", " at column")
+    if not line.endswith(b"\n"):
+        reason += ", where the file ends"
+    return f"not JSON: {reason}; got {_shown(text.strip())}"
+
+
+def _unknown_kind(fields: dict[str, Any]) -> str:
+    if "block" in fields:
+        return 'both "block" and "request" in one line; a line declares a block or is a request'
+    if "query" in fields:
+        return (
+            "a query with its text, but no blocks: this is a bundle of texts, not a trace; in a trace,"
+            ' {"request": 0, "blocks": [...]} says what a retriever returned'
+        )
+    return f'neither "block" nor "request" in {_shown(sorted(fields))}; only the first line is a header'
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl") or path.name
