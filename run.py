@@ -46,8 +46,8 @@ DEMO_DOWNLOAD = "10 MB"
 TESTED = [name for name in REQUIREMENTS if name != "demo"]
 PARALLEL = ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
 LEFT_OUT = (
-    "pyright, the kernels, each framework alone and at its oldest version, LangChain's own tests, all Redis servers but "
-    "the newest, tests marked `slow`, and nine in ten of the examples of each property"
+    "pyright, the kernels, each framework alone and at its oldest version, LangChain's own tests, all Redis servers\n"
+    "but the newest, tests marked `slow`, and nine of ten examples of each property"
 )
 
 # These would point pip, or the environment's Python, to other places. Settings of indexes and proxies stay.

@@ -1,4 +1,4 @@
-"""Agents read the standard library's documentation, each passage the agent that knows it. Needs openai.
+"""Agents read the standard library's documentation, each agent the passages that its engine holds. Needs openai.
 
 ENGINES names the agents' engines, as base URLs with spaces in between, MODEL their model, OPENAI_API_KEY their key.
 """

@@ -1,4 +1,4 @@
-"""Questions whose prompts begin with what the engine has cached, and what it says of that. Needs openai.
+"""Questions whose prompts begin with what the engine has cached, and what it reports. Needs openai.
 
 OPENAI_BASE_URL names the engine, MODEL its model, OPENAI_API_KEY its key (anything, if it wants none).
 """
@@ -24,7 +24,7 @@ def search(question: str) -> list[ContextBlock]:
 
 
 planner = ContextPlanner()
-link = EngineLink(planner)  # commits each plan when its answer has been read, and abandons it when there is none
+link = EngineLink(planner)  # commits each plan when its answer has been read, or abandons it on failure
 with OpenAI(http_client=link.http_client()) as client:
     for question in QUESTIONS:
         plan = planner.plan(search(question), tenant="acme", preamble="Be brief.")

@@ -22,13 +22,13 @@ def search(question: str) -> list[ContextBlock]:
 def main() -> None:
     """Ask two workers in turn, as a load balancer does. In production each is a process of its own."""
     with ContextPlanner.from_url() as one, ContextPlanner.from_url() as other:
-        messages: list[dict[str, str]] = []  # whoever answers is given them, from the browser or a database
+        messages: list[dict[str, str]] = []  # each worker gets them, from the browser or a database
         for worker, question in zip((one, other, one), QUESTIONS, strict=True):
             with worker.planning(search(question), conversation="chat-1", placement="tail", tenant="acme") as plan:
                 messages.append({"role": "user", "content": f"{plan.render()}\n\n{question}"})
                 messages.append({"role": "assistant", "content": "(here your model answers)"})
             print(question, *(block.text.partition("\n")[0] for block in plan.blocks), sep="\n  ")
-        one.forget("chat-1", tenant="acme")  # its history ends here, and the next run begins anew
+        one.forget("chat-1", tenant="acme")  # its history ends here, so the next run starts a new one
 
 
 main()
