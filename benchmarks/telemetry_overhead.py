@@ -39,7 +39,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from common import percentile, print_table, write_results, zipf_requests
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed
 from warmprefix.telemetry.opentelemetry import OpenTelemetryObserver, export_stats
 from warmprefix.telemetry.prometheus import register
 

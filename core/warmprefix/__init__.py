@@ -17,8 +17,7 @@ from warmprefix.order_sharing.base import NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner.planner import ContextPlanner
-from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
-from warmprefix.residency.capacity import capacity_from_metrics
+from warmprefix.residency import EngineReport, FeedStats, NoFeed, ResidencyFeed, capacity_from_metrics
 from warmprefix.retries import Retries
 from warmprefix.routing import (
     Agent,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats
-from warmprefix.residency.base import ResidencyTarget, ServedPrompt
+from warmprefix.residency import ResidencyTarget, ServedPrompt
 
 
 class SteadyFeed:
@@ -19,7 +19,7 @@ class SteadyFeed:
     def remember(self, served: ServedPrompt) -> None:
         pass
 
-    def knows(self, cache_salt: str | None) -> bool:
+    def is_complete(self, cache_salt: str | None) -> bool:
         return True
 
     def stats(self) -> FeedStats:

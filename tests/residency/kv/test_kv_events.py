@@ -1,4 +1,4 @@
-"""What engines publish, as bytes."""
+"""Decoding of KV event messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_publisher import removed, stored
-from warmprefix.residency.kv_events import (
+from warmprefix.residency.kv.kv_events import (
     END,
     AllBlocksCleared,
     BlockRemoved,
@@ -53,16 +53,16 @@ def test_messages_and_replies(frames: list[bytes], topic: bytes, sequence: int) 
         [b"kv", (-2).to_bytes(8, "big", signed=True), b""],
     ],
 )
-def test_frames_that_are_no_message(frames: list[bytes]) -> None:
+def test_malformed_frames_are_refused(frames: list[bytes]) -> None:
     with pytest.raises(MalformedMessageError):
         read_message(frames)
 
 
-def test_a_request_can_be_read_by_a_router() -> None:
+def test_replay_requests_have_the_frames_of_a_router() -> None:
     assert replay_request(258) == [b"", b"\0\0\0\0\0\0\1\2"]
 
 
-def test_maps() -> None:
+def test_events_as_maps_are_decoded() -> None:
     batch = read_batch(
         encode([1.5, [stored([1, 2], None, [5, 6, 7, 8], 2), removed(3, 4), {"type": "AllBlocksCleared"}], 3])
     )
@@ -81,7 +81,7 @@ def test_maps() -> None:
     assert isinstance(third, AllBlocksCleared)
 
 
-def test_hashes_as_bytes_and_negative_ones() -> None:
+def test_hashes_may_be_bytes_or_negative() -> None:
     digest = bytes(range(32))
     events = read_batch(encode([1, [stored([digest, -5], digest, [1, 2], 1), removed(digest)]])).events
     assert isinstance(events[0], BlockStored)
@@ -99,7 +99,7 @@ def test_hashes_as_bytes_and_negative_ones() -> None:
         [[1], None, [5, 6], 2, None, "GPU", None, [None], 0],  # vLLM 0.23
     ],
 )
-def test_arrays_with_and_without_their_last_fields(fields: list[Any]) -> None:
+def test_arrays_may_lack_their_last_fields(fields: list[Any]) -> None:
     batch = read_batch(encode([1.0, [["BlockStored", *fields], ["BlockRemoved", [1]], ["AllBlocksCleared"]]]))
     first = batch.events[0]
     assert isinstance(first, BlockStored)
@@ -110,7 +110,7 @@ def test_arrays_with_and_without_their_last_fields(fields: list[Any]) -> None:
 def test_unknown_types_and_fields_are_skipped_and_counted() -> None:
     event = stored([1], None, [1, 2], 2)
     batch = read_batch(encode([1.0, [event | {"new": 1, "newer": {}}, {"type": "Moved", "x": [1]}, removed(1)], 0]))
-    assert [type(known) for known in batch.events] != []
+    assert [type(item) for item in batch.events] != []
     assert (len(batch.events), batch.unknown) == (2, 3)
     arrays = [["BlockRemoved", [1], "GPU", 0, None, None, "new"], ["Moved", 1], ["AllBlocksCleared"]]
     batch = read_batch(encode([1.0, arrays, 0, "a field of the batch"]))
@@ -137,13 +137,13 @@ def test_unknown_types_and_fields_are_skipped_and_counted() -> None:
         encode([1.0, []]) + b"\x00",
     ],
 )
-def test_a_payload_that_is_no_batch(payload: bytes) -> None:
+def test_malformed_payloads_are_refused(payload: bytes) -> None:
     with pytest.raises(MalformedMessageError):
         read_batch(payload)
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_raise_anything_else(payload: bytes) -> None:
+def test_arbitrary_bytes_raise_only_malformed_message_error(payload: bytes) -> None:
     with suppress(MalformedMessageError):
         read_batch(payload)
 
@@ -156,17 +156,17 @@ VALUES = st.recursive(
 
 
 @given(st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Other"]), st.lists(VALUES, max_size=9))
-def test_no_event_raises_anything_else(kind: str, fields: list[Any]) -> None:
+def test_arbitrary_events_raise_only_malformed_message_error(kind: str, fields: list[Any]) -> None:
     names = ["block_hashes", "parent_block_hash", "token_ids", "block_size", "extra_keys", "medium", "new"]
     for event in ([kind, *fields], {"type": kind} | dict(zip(names, fields, strict=False))):
         with suppress(MalformedMessageError):
-            for known in read_batch(encode([1.0, [event]])).events:
-                if isinstance(known, BlockStored):
-                    known.sharing()
+            for event_read in read_batch(encode([1.0, [event]])).events:
+                if isinstance(event_read, BlockStored):
+                    event_read.sharing_key()
 
 
 @pytest.mark.parametrize(
-    ("fields", "salt", "adapter", "others"),
+    ("fields", "salt", "adapter", "has_extras"),
     [
         ({"extra_keys": [["s"], None]}, "s", None, False),
         ({"extra_keys": [[["cache_salt", "s"]], None]}, "s", None, False),
@@ -177,16 +177,18 @@ def test_no_event_raises_anything_else(kind: str, fields: list[Any]) -> None:
         ({"lora_name": {"cache_salt": "s"}}, "s", None, False),  # its arrays
     ],
 )
-def test_who_can_use_a_block(fields: dict[str, Any], salt: str | None, adapter: str | None, others: bool) -> None:
+def test_sharing_key_of_a_stored_block(
+    fields: dict[str, Any], salt: str | None, adapter: str | None, has_extras: bool
+) -> None:
     event = read_batch(encode([1.0, [stored([1, 2], None, [1, 2], 1, **fields)]])).events[0]
     assert isinstance(event, BlockStored)
-    sharing = event.sharing()
-    assert (sharing.salt, sharing.adapter, sharing.others is not None) == (salt, adapter, others)
+    sharing = event.sharing_key()
+    assert (sharing.salt, sharing.adapter, sharing.extras is not None) == (salt, adapter, has_extras)
 
 
-def test_a_text_behind_the_first_block_is_no_salt() -> None:
+def test_a_text_after_the_first_block_is_not_a_salt() -> None:
     event = read_batch(encode([1.0, [stored([2], 1, [1], 1, extra_keys=[["digest"]])]])).events[0]
     assert isinstance(event, BlockStored)
-    sharing = event.sharing()
+    sharing = event.sharing_key()
     assert sharing.salt is None
-    assert sharing.others == [encode("digest")]
+    assert sharing.extras == [encode("digest")]

@@ -1,4 +1,4 @@
-"""A planner that a feed corrects."""
+"""A planner with a feed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.residency.base import EngineReport
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import EngineReport, KvEventFeed
 
 
 def test_blocks_that_the_engine_drops_are_not_resident(

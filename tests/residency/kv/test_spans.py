@@ -1,4 +1,4 @@
-"""Where paragraphs end in a prompt's tokens."""
+"""The ends of paragraphs in the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.plan import Scope
-from warmprefix.residency.base import ServedPrompt
-from warmprefix.residency.kv_keys import pack_tokens
-from warmprefix.residency.spans import SpanFinder
+from warmprefix.residency import ServedPrompt
+from warmprefix.residency.kv.prompt_tree import pack_tokens
+from warmprefix.residency.kv.spans import SpanFinder
 
 SCOPE = Scope(None, None, None)
 
@@ -21,16 +21,16 @@ class Words:
     """Tokenizes as byte-pair encoders do: words with the space before them, marks with the line breaks after them."""
 
     def __init__(self) -> None:
-        self.known: dict[str, int] = {}
-        self.asked: list[str] = []
+        self.complete: dict[str, int] = {}
+        self.calls: list[str] = []
 
     def __call__(self, text: str) -> list[int]:
-        self.asked.append(text)
+        self.calls.append(text)
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
         parts = re.findall(r" ?\w+|[^\w\s]+\n*|\s+", text)
-        return [self.known.setdefault(part, len(self.known)) for part in parts]
+        return [self.complete.setdefault(part, len(self.complete)) for part in parts]
 
 
 def served(words: Words, texts: Sequence[str], before: str = "You answer.\n", after: str = "\n\nWhy?") -> ServedPrompt:
@@ -38,7 +38,7 @@ def served(words: Words, texts: Sequence[str], before: str = "You answer.\n", af
     return ServedPrompt(SCOPE, None, tuple(text.encode() for text in texts), tuple(texts), tokens)
 
 
-def test_marks_that_merge_with_line_breaks() -> None:
+def test_punctuation_may_merge_with_line_breaks() -> None:
     words = Words()
     texts = ("[a] The sky is blue.", "[b] The sea is deep!")
     prompt = served(words, texts)
@@ -56,27 +56,27 @@ def test_a_paragraph_is_tokenized_once_while_there_is_room() -> None:
     texts = ("[a] The sky is blue.", "[b] The sea is deep.")
     for _ in range(3):
         assert finder.map(served(words, texts)) is not None
-    assert words.asked == list(texts)
+    assert words.calls == list(texts)
     assert finder.map(served(words, ("[c] " + "so " * 12 + "on.",))) is not None
     assert finder.map(served(words, texts)) is not None
-    assert words.asked == [texts[0], texts[1], "[c] " + "so " * 12 + "on.", *texts]
+    assert words.calls == [texts[0], texts[1], "[c] " + "so " * 12 + "on.", *texts]
 
 
 @pytest.mark.parametrize("texts", [("[a] The sky is blue.", "missing words here only"), (), ("", "x")])
-def test_what_is_not_there_is_not_found(texts: tuple[str, ...]) -> None:
+def test_missing_paragraphs_are_not_found(texts: tuple[str, ...]) -> None:
     words = Words()
     prompt = served(words, ("[a] The sky is blue.",))
     assert SpanFinder(words).map(ServedPrompt(SCOPE, None, (b"k",) * len(texts), texts, prompt.token_ids)) is None
 
 
-def test_paragraphs_are_found_in_their_order_only() -> None:
+def test_paragraphs_are_found_only_in_order() -> None:
     words = Words()
     prompt = served(words, ("[a] The sky is blue.", "[b] The sea is deep."))
     turned = ServedPrompt(SCOPE, None, prompt.keys[::-1], prompt.paragraphs[::-1], prompt.token_ids)
     assert SpanFinder(words).map(turned) is None
 
 
-def test_equal_paragraphs_follow_each_other() -> None:
+def test_equal_paragraphs_are_found_one_after_the_other() -> None:
     words = Words()
     texts = ("[a] one two three four.", "[a] one two three four.")
     mapped = SpanFinder(words).map(served(words, texts))
@@ -84,8 +84,8 @@ def test_equal_paragraphs_follow_each_other() -> None:
     assert mapped.ends[0] < mapped.ends[1]
 
 
-def test_a_match_across_the_bytes_of_two_tokens_is_none() -> None:
-    """The ids' bytes are there, but no token begins where they do."""
+def test_a_match_must_be_aligned_to_tokens() -> None:
+    """The bytes of the ids occur, but not at the start of a token."""
     tokens = [0x01000000, 0x02000000, 0x03000000, 0]
     finder = SpanFinder(lambda text: [1, 2, 3])
     assert finder.map(ServedPrompt(SCOPE, None, (b"k",), ("x",), [0, *tokens])) is None
@@ -95,9 +95,7 @@ def test_a_match_across_the_bytes_of_two_tokens_is_none() -> None:
     st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=12), min_size=1, max_size=5),
     st.lists(st.integers(4, 6), max_size=5),
 )
-def test_whatever_the_paragraphs_are_ends_are_in_order_and_inside(
-    paragraphs: list[list[int]], before: list[int]
-) -> None:
+def test_ends_are_in_order_and_inside_the_prompt(paragraphs: list[list[int]], before: list[int]) -> None:
     texts = tuple("".join(map(str, paragraph)) for paragraph in paragraphs)
     tokens = [*before, *(token for paragraph in paragraphs for token in [*paragraph, 9])]
     finder = SpanFinder(lambda text: [int(character) for character in text])

@@ -1,4 +1,4 @@
-"""An emulated engine, spoken to over HTTP, whose cache can be emptied behind the planner's back."""
+"""An emulated engine over HTTP, whose cache a test can empty without the planner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Engine:
     client: openai.OpenAI
 
     def ask(self, plan: ContextPlan, question: str = "Why?", preamble: str = PREAMBLE) -> EngineReport:
-        """Send a plan's prompt, and read what a transport would."""
+        """Send a plan's prompt, and return the report that a transport would."""
         content = f"{plan.render()}\n\n{question}"
         extra = {} if plan.cache_salt is None else {"cache_salt": plan.cache_salt}
         usage = self.client.chat.completions.create(
@@ -54,7 +54,7 @@ class Engine:
         return EngineReport(usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens, block_ends=ends)
 
     def empty(self) -> None:
-        """Fill the whole cache with other things."""
+        """Fill the whole cache with other prompts."""
         for i in range(4):
             words = " ".join(f"{random.Random(i).random()}" for _ in range(600))
             self.client.chat.completions.create(
@@ -64,7 +64,7 @@ class Engine:
 
 @pytest.fixture
 def open_engine() -> Iterator[Callable[[int], Engine]]:
-    """Starts an engine of so many KV blocks of 16 tokens."""
+    """Return a function that starts an engine with a number of KV blocks of 16 tokens."""
     opened: list[Any] = []
 
     def start(kv_blocks: int) -> Engine:
@@ -83,7 +83,7 @@ def open_engine() -> Iterator[Callable[[int], Engine]]:
 
 @pytest.fixture
 def serve() -> Callable[[ContextPlanner, Engine, Sequence[ContextBlock]], tuple[ContextPlan, EngineReport]]:
-    """Plans, sends and commits one request, with all that the engine reports."""
+    """Return a function that plans, sends and commits one request with the engine's report."""
 
     def serve(
         planner: ContextPlanner, engine: Engine, blocks: Sequence[ContextBlock]

@@ -1,4 +1,4 @@
-"""An engine that was just started holds what most requests begin with."""
+"""Warming an engine that was just started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OpenEngine = Callable[[int], Engine]
 PREAMBLE = "You answer from the context, and from nothing else. " * 6
 
 
-def test_what_was_warmed_is_cached_when_the_first_request_comes(
+def test_warmed_prefixes_are_cached_for_the_first_request(
     open_engine: OpenEngine, serve: Serve, corpus: list[ContextBlock]
 ) -> None:
     planner = ContextPlanner()
@@ -40,7 +40,7 @@ def test_what_was_warmed_is_cached_when_the_first_request_comes(
     assert planner.stats().stale_paths == 0
 
 
-def test_the_preamble_alone(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
+def test_the_preamble_can_be_warmed_alone(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
     planner, engine = ContextPlanner(), open_engine(2_000)
     assert planner.warm(engine.client, PREAMBLE, model="warmprefix-emulator") == 1
     report = engine.ask(planner.plan(corpus[:2], preamble=PREAMBLE))
@@ -48,7 +48,7 @@ def test_the_preamble_alone(open_engine: OpenEngine, corpus: list[ContextBlock])
     assert report.cached_tokens >= len(PREAMBLE) // 4 - 32
 
 
-def test_tenants_are_warmed_for_themselves(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
+def test_tenants_are_warmed_separately(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
     planner, engine = ContextPlanner(salt_key=b"secret"), open_engine(2_000)
     planner.commit(planner.plan(corpus[:4], preamble=PREAMBLE, tenant="acme", model="warmprefix-emulator"))
     assert planner.warm(engine.client, PREAMBLE, corpus, model="warmprefix-emulator", tenant="other") == 1
@@ -60,14 +60,14 @@ def test_tenants_are_warmed_for_themselves(open_engine: OpenEngine, corpus: list
     assert engine.ask(other).cached_tokens < 200
 
 
-async def test_for_tasks(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
+async def test_async_warming(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
     planner, engine = ContextPlanner(), open_engine(2_000)
     planner.commit(planner.plan(corpus[:4], preamble=PREAMBLE, model="warmprefix-emulator"))
     async with openai.AsyncOpenAI(base_url=engine.server.base_url, api_key="none") as client:
         assert await planner.awarm(client, PREAMBLE, corpus, model="warmprefix-emulator") == 2
 
 
-def test_an_engine_that_fails_is_heard_of(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
+def test_a_failing_engine_raises(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
     planner, engine = ContextPlanner(), open_engine(20)  # too small for the preamble's prompt and a path
     planner.commit(planner.plan(corpus[:9], preamble=PREAMBLE, model="warmprefix-emulator"))
     planner.residency_changed(next(iter(planner._scopes)), [block.fingerprint for block in corpus[:9]], 0)
@@ -79,7 +79,7 @@ def test_an_engine_that_fails_is_heard_of(open_engine: OpenEngine, corpus: list[
 # -- which paths ---------------------------------------------------------------------------------------------------
 
 
-def test_what_many_share_is_hotter_than_what_is_long() -> None:
+def test_shared_paths_are_hotter_than_long_ones() -> None:
     tree = PrefixTree[str]()
     for tail in "CDEF":
         tree.insert(["A", "B", tail], [100, 100, 10])
@@ -90,14 +90,14 @@ def test_what_many_share_is_hotter_than_what_is_long() -> None:
     assert tree.hottest_paths(0) == []
 
 
-def test_paths_that_are_no_longer_resident_are_hot_still() -> None:
+def test_evicted_paths_stay_hot() -> None:
     tree = PrefixTree[str]()
     tree.insert(["A", "B"], [10, 10])
     tree.mark_stale([])
     assert tree.hottest_paths(1) == [["A", "B"]]
 
 
-def test_hottest_paths_are_served_paths_without_repetition() -> None:
+def test_hottest_paths_are_distinct_served_paths() -> None:
     chance = random.Random(1)
     for _ in range(200):
         tree = PrefixTree[int](chance.choice([None, 300]), chance.choice([5, 60]))

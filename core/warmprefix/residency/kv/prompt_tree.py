@@ -1,33 +1,79 @@
-"""The KV blocks of remembered prompts as a tree, and how far each prompt is resident."""
+"""Prompts as chains of KV blocks, and the tree that follows how far each prompt is resident. Pure.
+
+A KV block is identified by a digest of its tokens, of all tokens before it, and of the salt and adapter that requests
+must share. The engines' own hashes are not used: they differ between engines, and between restarts of one engine, and
+they may be so short that two blocks have the same hash.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
 
 from warmprefix.plan import Scope
 
-__all__ = ["Change", "MappedPrompt", "PromptTree"]
+__all__ = [
+    "KEY_BYTES",
+    "TOKEN_BYTES",
+    "MappedPrompt",
+    "PromptTree",
+    "ResidencyChange",
+    "chain",
+    "pack_tokens",
+    "root_key",
+]
+
+KEY_BYTES = 16
+
+TOKEN_BYTES = array("I").itemsize
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Return the ids, `TOKEN_BYTES` each; raise TypeError or OverflowError for an id outside uint32."""
+    return array("I", token_ids).tobytes()
+
+
+def root_key(salt: str | None, adapter: str | None) -> bytes:
+    """Return the key before the first KV block, shared by all prompts that can share KV blocks.
+
+    Args:
+        salt: The requests' `cache_salt`.
+        adapter: Name of the LoRA adapter that computes them.
+    """
+    digest = blake2b(digest_size=KEY_BYTES)
+    for part in (salt, adapter):
+        encoded = None if part is None else part.encode("utf-8", "surrogatepass")
+        digest.update(b"\0" if encoded is None else b"\1%d:%s" % (len(encoded), encoded))
+    return digest.digest()
+
+
+def chain(tokens: bytes, block_size: int, root: bytes) -> Iterator[bytes]:
+    """Yield the keys of a prompt's full KV blocks of `block_size` tokens, first to last."""
+    key, step = root, block_size * TOKEN_BYTES
+    for start in range(0, len(tokens) - step + 1, step):
+        key = blake2b(key + tokens[start : start + step], digest_size=KEY_BYTES).digest()
+        yield key
 
 
 class MappedPrompt(NamedTuple):
-    """A prompt in which every context block was found."""
+    """A prompt with the position of every context block in it."""
 
     scope: Scope
     cache_salt: str | None
     keys: tuple[bytes, ...]
-    """Fingerprints of its context blocks, in their order."""
+    """Fingerprints of its context blocks, in order."""
     tokens: bytes
-    """The prompt up to the end of the last of them, as `kv_keys.pack_tokens` makes it."""
+    """The prompt up to the end of the last context block, as returned by `pack_tokens`."""
     ends: tuple[int, ...]
-    """For each context block, one at least, how many tokens of the prompt end with it. Never falls."""
+    """For each context block (at least one), the number of tokens up to its end. Never falls."""
 
 
-class Change(NamedTuple):
-    """What is to be told of one path of context blocks."""
+class ResidencyChange(NamedTuple):
+    """The new residency of one path of context blocks."""
 
     scope: Scope
     keys: tuple[bytes, ...]
@@ -35,48 +81,48 @@ class Change(NamedTuple):
 
 
 class PromptTree:
-    """Which KV blocks each remembered prompt consists of, those that prompts share kept once.
+    """The KV blocks of remembered prompts, with common prefixes stored once.
 
-    `holders` says for a KV block's key, as a set of bits, which sources hold it. A prefix is resident where one source
-    holds all of it, so a change of one block concerns the prompts beyond it, and those only as long as everything
-    before it is held: each change costs O(blocks whose prefix it completes or breaks).
+    `holders` maps the key of a KV block to the sources that hold it, as bits. A prefix is resident if one source holds
+    all of it, so a change of one block only concerns the prompts behind it, and those only while everything before it
+    is held: each change costs O(blocks whose prefix it completes or breaks).
     """
 
     def __init__(self, max_prompts: int, max_blocks: int, holders: Callable[[bytes], int]) -> None:
         self.max_prompts = max_prompts
         self.max_blocks = max_blocks
-        self.nodes: dict[bytes, _Node] = {}
+        self.nodes: dict[bytes, _KvNode] = {}
         self.dropped = 0
-        """Prompts forgotten to keep within the bounds."""
+        """Number of prompts forgotten to stay within the bounds."""
         self._holders = holders
-        self._prompts: OrderedDict[_Name, _Prompt] = OrderedDict()
-        self._changed: dict[_Prompt, None] = {}
+        self._prompts: OrderedDict[_PromptName, _FollowedPrompt] = OrderedDict()
+        self._changed: dict[_FollowedPrompt, None] = {}
 
     def __len__(self) -> int:
-        """How many prompts are remembered."""
+        """Return the number of remembered prompts."""
         return len(self._prompts)
 
     def remember(self, prompt: MappedPrompt, chains: Iterable[tuple[int, Iterable[bytes]]]) -> None:
-        """Follow this prompt from now on, in place of an earlier one of the same context blocks.
+        """Follow this prompt from now on, instead of an earlier one with the same context blocks.
 
         Args:
-            prompt: What is followed.
+            prompt: The prompt.
             chains: For each size of KV block that engines use: the size, and the keys of the prompt's KV blocks. Not
-                asked for if this very prompt is remembered already.
+                consumed if the same prompt is remembered already.
         """
         name = (prompt.scope, prompt.cache_salt, prompt.keys)
         digest = blake2b(prompt.tokens, digest_size=16).digest()
-        known = self._prompts.get(name)
-        if known is not None:
-            if known.digest == digest and known.ends == prompt.ends:
+        earlier = self._prompts.get(name)
+        if earlier is not None:
+            if earlier.digest == digest and earlier.ends == prompt.ends:
                 self._prompts.move_to_end(name)
-                known.presume_resident()
-                self._changed[known] = None
+                earlier.presume_resident()
+                self._changed[earlier] = None
                 return
             self._forget(name)
-        entry = _Prompt(prompt, digest)
+        entry = _FollowedPrompt(prompt, digest)
         for size, keys in chains:
-            path: list[_Node] = []
+            path: list[_KvNode] = []
             for key in islice(keys, prompt.ends[-1] // size):
                 path.append(self._node(key, path[-1] if path else None))
             entry.boundaries.append([path[end // size - 1] if end // size else None for end in prompt.ends])
@@ -90,11 +136,11 @@ class PromptTree:
             self._forget(next(iter(self._prompts)))
             self.dropped += 1
 
-    def _node(self, key: bytes, parent: _Node | None) -> _Node:
+    def _node(self, key: bytes, parent: _KvNode | None) -> _KvNode:
         node = self.nodes.get(key)
         if node is None:
             held = self._holders(key)
-            self.nodes[key] = node = _Node(key, parent, held if parent is None else held & parent.reach)
+            self.nodes[key] = node = _KvNode(key, parent, held if parent is None else held & parent.reach)
             if parent is not None:
                 if parent.children is None:
                     parent.children = {}
@@ -102,7 +148,7 @@ class PromptTree:
         return node
 
     def forget_model(self, model: str) -> None:
-        """Forget all prompts for one model."""
+        """Forget all prompts of one model."""
         for name, prompt in list(self._prompts.items()):
             if prompt.scope.model == model:
                 self._forget(name)
@@ -115,7 +161,7 @@ class PromptTree:
         self._changed.clear()
         self.nodes.clear()
 
-    def _forget(self, name: _Name) -> None:
+    def _forget(self, name: _PromptName) -> None:
         prompt = self._prompts.pop(name)
         self._changed.pop(prompt, None)
         for node in prompt.all_boundaries():
@@ -124,7 +170,7 @@ class PromptTree:
         for node in prompt.all_boundaries():
             self._prune(node)
 
-    def _prune(self, node: _Node | None) -> None:
+    def _prune(self, node: _KvNode | None) -> None:
         while node is not None and not node.ends and not node.children and self.nodes.get(node.key) is node:
             del self.nodes[node.key]
             parent = node.parent
@@ -132,16 +178,16 @@ class PromptTree:
                 del parent.children[node.key]
             node = parent
 
-    # -- what changed ------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------------------
 
-    def held_changed(self, keys: Iterable[bytes]) -> None:
-        """Other sources hold these KV blocks than before; which ones, `holders` tells."""
+    def refresh(self, keys: Iterable[bytes]) -> None:
+        """Read `holders` again for these KV blocks, which other sources hold than before."""
         for key in keys:
             node = self.nodes.get(key)
             if node is not None:
                 self._refresh(node)
 
-    def _refresh(self, top: _Node) -> None:
+    def _refresh(self, top: _KvNode) -> None:
         stack = [top]
         while stack:
             node = stack.pop()
@@ -157,46 +203,46 @@ class PromptTree:
                 stack.extend(node.children.values())
 
     def withdraw(self, keys: Iterable[bytes]) -> None:
-        """As `held_changed`, but because nothing is known of them any more: what was told of them does not stand."""
+        """Refresh these KV blocks, whose state was lost: the residency reported before counts as unknown."""
         before = self._changed
         self._changed = {}
-        self.held_changed(keys)
+        self.refresh(keys)
         for prompt in self._changed:
-            prompt.told = None
+            prompt.reported = None
         before.update(self._changed)
         self._changed = before
 
     def review(self, salted: bool) -> None:
-        """Have everything told anew of all prompts with a salt, or of all without: more may be told now."""
+        """Report all prompts with a salt again, or all without one, because more is certain now."""
         for prompt in self._prompts.values():
             if (prompt.cache_salt is not None) is salted:
-                prompt.told = None
+                prompt.reported = None
                 self._changed[prompt] = None
 
-    def changes(self, certain: Callable[[str | None], bool]) -> list[Change]:
-        """What is to be told since the last call, the same for several prompts once.
+    def changes(self, certain: Callable[[str | None], bool]) -> list[ResidencyChange]:
+        """Return the changes since the last call, without duplicates from prompts with equal paths.
 
         Args:
-            certain: Whether a block that no source is known to hold is held by none, for prompts with this salt. If
-                not, a block is said to be missing only if it was there before.
+            certain: True if a block that is missing in `holders` is missing from every engine, for prompts with this
+                salt. Otherwise a block is reported as missing only if it was resident before.
         """
-        told: dict[Change, None] = {}
+        changes: dict[ResidencyChange, None] = {}
         for prompt in self._changed:
-            resident, before = prompt.resident_blocks(), prompt.told
+            resident, before = prompt.resident_blocks(), prompt.reported
             removed = before is not None and prompt.proven and resident < before
-            prompt.told, prompt.proven = resident, True
+            prompt.reported, prompt.proven = resident, True
             if resident == before:
                 continue
             if resident < len(prompt.keys) and (removed or certain(prompt.cache_salt)):
-                # All beyond the first missing block is missing too, whichever prompt it belongs to.
-                told[Change(prompt.scope, prompt.keys[: resident + 1], resident)] = None
+                # Everything behind the first missing block is missing too, whichever prompt it belongs to.
+                changes[ResidencyChange(prompt.scope, prompt.keys[: resident + 1], resident)] = None
             elif before is None or resident > before:
                 if resident:
-                    told[Change(prompt.scope, prompt.keys[:resident], resident)] = None
+                    changes[ResidencyChange(prompt.scope, prompt.keys[:resident], resident)] = None
             else:
-                prompt.told = None
+                prompt.reported = None
         self._changed.clear()
-        return list(told)
+        return list(changes)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all invariants hold; for tests. O(all)."""
@@ -208,12 +254,12 @@ class PromptTree:
             for boundary in prompt.all_boundaries():
                 assert boundary.ends is not None
                 assert prompt in boundary.ends
-                node: _Node | None = boundary
+                node: _KvNode | None = boundary
                 while node is not None:
                     assert self.nodes[node.key] is node
                     needed.add(node.key)
                     node = node.parent
-        assert needed == set(self.nodes), "a KV block that no prompt needs"
+        assert needed == set(self.nodes), "a KV block without a prompt"
         for key, node in self.nodes.items():
             assert node.key == key
             expected = self._holders(key)
@@ -226,43 +272,43 @@ class PromptTree:
         assert all(prompt in self._prompts.values() for prompt in self._changed)
 
 
-_Name = tuple[Scope, str | None, tuple[bytes, ...]]
+_PromptName = tuple[Scope, str | None, tuple[bytes, ...]]
 
 
-class _Node:
-    """One KV block of remembered prompts."""
+class _KvNode:
+    """A KV block of remembered prompts."""
 
     __slots__ = ("children", "ends", "key", "parent", "reach")
 
-    def __init__(self, key: bytes, parent: _Node | None, reach: int) -> None:
+    def __init__(self, key: bytes, parent: _KvNode | None, reach: int) -> None:
         self.key = key
         self.parent = parent
         self.reach = reach
-        """The sources that hold this block and all before it, as bits."""
-        self.children: dict[bytes, _Node] | None = None
-        self.ends: dict[_Prompt, None] | None = None
-        """Prompts of which a context block ends with this KV block, or before the next is full."""
+        """Sources that hold this block and all before it, as bits."""
+        self.children: dict[bytes, _KvNode] | None = None
+        self.ends: dict[_FollowedPrompt, None] | None = None
+        """Prompts with a context block that ends in this KV block, or before the next one is full."""
 
 
-class _Prompt:
-    __slots__ = ("boundaries", "cache_salt", "digest", "ends", "keys", "proven", "scope", "told")
+class _FollowedPrompt:
+    __slots__ = ("boundaries", "cache_salt", "digest", "ends", "keys", "proven", "reported", "scope")
 
     def __init__(self, prompt: MappedPrompt, digest: bytes) -> None:
         self.scope, self.cache_salt, self.keys, self.ends = prompt.scope, prompt.cache_salt, prompt.keys, prompt.ends
         self.digest = digest
-        """Of its tokens."""
-        self.boundaries: list[Sequence[_Node | None]] = []
-        """For each size of KV block: each context block's last full KV block, None if none is full by then."""
+        """Digest of the tokens."""
+        self.boundaries: list[Sequence[_KvNode | None]] = []
+        """For each size of KV block: the last full KV block of each context block, None before the first full one."""
         self.presume_resident()
 
     def presume_resident(self) -> None:
-        """It was just served, so all of it is thought to be resident, unless it turns out otherwise."""
-        self.told: int | None = len(self.keys)
-        """How many of its blocks are thought to be resident by whoever is told; None if that is not known."""
+        """Assume that all of it is resident, since it was just served."""
+        self.reported: int | None = len(self.keys)
+        """Number of blocks that the target takes for resident; None if unknown."""
         self.proven = False
-        """Whether as many were known to be."""
+        """True if events confirmed that number."""
 
-    def all_boundaries(self) -> list[_Node]:
+    def all_boundaries(self) -> list[_KvNode]:
         return list({node: None for path in self.boundaries for node in path if node is not None})
 
     def resident_blocks(self) -> int:
@@ -270,7 +316,7 @@ class _Prompt:
         for path in self.boundaries:
             count = 0
             for node in path:
-                # Blocks in front of the first full KV block are neither; they are as resident as what follows.
+                # A context block before the first full KV block counts as resident as the ones that follow.
                 if node is not None and not node.reach:
                     break
                 count += 1

@@ -1,4 +1,4 @@
-"""What the engine reports of each answer corrects the planner's picture of its cache."""
+"""Engine reports on answers correct the planner's prediction of the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OpenEngine = Callable[[int], Engine]
 
 PREAMBLE = "You answer from the context, and from nothing else. " * 6
 BLOCKS = [ContextBlock(f"{name} " * 100, id=name) for name in "ABCDE"]
-"""Each of 50 tokens."""
+"""Each has 50 tokens."""
 
 
 def committed(planner: ContextPlanner, blocks: Sequence[ContextBlock], report: EngineReport) -> ContextPlan:
@@ -29,7 +29,7 @@ def committed(planner: ContextPlanner, blocks: Sequence[ContextBlock], report: E
 
 
 def ends(*tokens: int) -> list[float]:
-    """Shares of a prompt of 1,000 tokens."""
+    """Return the shares of these token positions in a prompt of 1,000 tokens."""
     return [end / 1_000 for end in tokens]
 
 
@@ -50,7 +50,7 @@ def test_predictions_hold_on_an_engine_that_evicts(
     assert stats.residency_confidence > 0.85
 
 
-def test_a_cache_that_was_emptied_is_noticed_with_the_first_answer(
+def test_an_emptied_cache_is_detected_with_the_first_answer(
     open_engine: OpenEngine, serve: Serve, corpus: list[ContextBlock]
 ) -> None:
     engine = open_engine(400)
@@ -66,7 +66,7 @@ def test_a_cache_that_was_emptied_is_noticed_with_the_first_answer(
     assert plan.resident_tokens > 0
     assert report.cached_tokens == 0
     assert planner.stats().stale_paths == 1
-    # Its own path is there now; what other requests had beyond it is not.
+    # Its own path is resident now; the other requests' blocks behind it are not.
     again = planner.plan([*shared, corpus[30]], preamble=PREAMBLE)
     assert again.resident_tokens == again.total_tokens
     assert planner.plan([*shared, corpus[11]], preamble=PREAMBLE).resident_tokens == sum(
@@ -74,7 +74,7 @@ def test_a_cache_that_was_emptied_is_noticed_with_the_first_answer(
     )
 
 
-def test_a_shortfall_marks_what_lies_beyond_it_stale_for_all_who_shared_it() -> None:
+def test_a_shortfall_marks_the_rest_of_every_shared_path_stale() -> None:
     planner = ContextPlanner()
     a, b, c, d, e = BLOCKS
     for tail in (c, d):
@@ -88,7 +88,7 @@ def test_a_shortfall_marks_what_lies_beyond_it_stale_for_all_who_shared_it() -> 
     assert planner.plan([a, b, c], order_locked=True).resident_tokens == 100
 
 
-def test_a_surplus_is_no_shortfall_and_the_error_counts_both() -> None:
+def test_a_surplus_counts_as_an_error_but_not_as_a_shortfall() -> None:
     planner = ContextPlanner()
     a, b, c, *_ = BLOCKS
     committed(planner, [a, b, c], EngineReport(200, 1_000, block_ends=ends(150, 200, 250)))
@@ -99,7 +99,7 @@ def test_a_surplus_is_no_shortfall_and_the_error_counts_both() -> None:
     assert stats.residency_confidence == 0
 
 
-def test_a_report_of_a_plan_that_somebody_else_committed() -> None:
+def test_a_report_after_the_commit_is_accepted() -> None:
     planner = ContextPlanner()
     a, b, c, *_ = BLOCKS
     planner.commit(planner.plan([a, b, c]))
@@ -108,10 +108,10 @@ def test_a_report_of_a_plan_that_somebody_else_committed() -> None:
     planner.report(plan, EngineReport(0, 1_000, block_ends=ends(150, 200, 250)))
     stats = planner.stats()
     assert (stats.reports, stats.stale_paths, stats.commits) == (1, 1, 2)
-    assert planner.plan([a, b, c]).resident_tokens == 150  # since that very prompt
+    assert planner.plan([a, b, c]).resident_tokens == 150  # resident since that prompt
 
 
-def test_a_count_alone_is_compared_by_the_length_of_what_usually_stands_before_the_context() -> None:
+def test_a_count_without_block_ends_is_compared_with_the_usual_length_before_the_context() -> None:
     planner = ContextPlanner()
     preamble = 400
     for i in range(20):
@@ -138,7 +138,7 @@ def test_only_a_context_that_opens_the_prompt_is_compared(placement: Any) -> Non
 # -- TTFT ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cold_ttft_marks_a_path_stale_that_was_predicted_to_be_deep() -> None:
+def test_a_cold_ttft_marks_a_deep_path_stale() -> None:
     planner = ContextPlanner()
     for i in range(10):
         fresh = [ContextBlock(f"{i} {n} " * 50) for n in range(4)]
@@ -192,14 +192,14 @@ def test_ordering_is_off_while_the_engine_evidently_does_not_cache(caplog: pytes
     assert committed(planner, [c, b, a], nothing).resident_tokens == 150
 
 
-def test_ordering_is_turned_off_for_a_scope_alone() -> None:
+def test_ordering_is_turned_off_per_scope() -> None:
     planner = ContextPlanner(patience=2)
     a, b, c, *_ = BLOCKS
-    for tenant in ("deaf", "fine"):
+    for tenant in ("uncached", "fine"):
         planner.commit(planner.plan([a, b, c], tenant=tenant))
     for _ in range(3):
-        planner.commit(planner.plan([a, b, c], tenant="deaf"), cached_tokens=0)
-    assert not planner.plan([c, b, a], tenant="deaf").reordered
+        planner.commit(planner.plan([a, b, c], tenant="uncached"), cached_tokens=0)
+    assert not planner.plan([c, b, a], tenant="uncached").reordered
     assert planner.plan([c, b, a], tenant="fine").reordered
 
 
@@ -210,7 +210,7 @@ def test_patience_none_never_turns_ordering_off() -> None:
     assert planner.stats().disabled_scopes == 0
 
 
-def test_what_nobody_predicted_is_no_evidence() -> None:
+def test_misses_without_a_prediction_are_no_evidence() -> None:
     planner = ContextPlanner(patience=2)
     for i in range(10):
         committed(planner, [ContextBlock(f"{i} {n}") for n in range(4)], EngineReport(0, 1_000))
@@ -221,7 +221,7 @@ def test_what_nobody_predicted_is_no_evidence() -> None:
 
 
 class Feed(NoFeed):
-    """Remembers what it is told."""
+    """A feed that records the served prompts."""
 
     def __init__(self, connected: bool = True) -> None:
         self.remembered: list[ServedPrompt] = []
@@ -231,7 +231,7 @@ class Feed(NoFeed):
     def remember(self, served: ServedPrompt) -> None:
         self.remembered.append(served)
 
-    def knows(self, cache_salt: str | None) -> bool:
+    def is_complete(self, cache_salt: str | None) -> bool:
         return self.is_connected
 
     def stats(self) -> FeedStats:
@@ -241,7 +241,7 @@ class Feed(NoFeed):
         self.closed = True
 
 
-def test_a_feed_is_given_the_prompts_and_decides_what_is_stale() -> None:
+def test_a_feed_receives_the_prompts_and_decides_about_residency() -> None:
     feed = Feed()
     a, b, c, *_ = BLOCKS
     with ContextPlanner(feed=feed) as planner:
@@ -261,13 +261,13 @@ def test_a_feed_is_given_the_prompts_and_decides_what_is_stale() -> None:
         assert planner.plan([a, b, c], tenant="acme").resident_tokens == 50
         planner.residency_changed(plan.scope, served.keys, 3)
         assert planner.plan([a, b, c], tenant="acme").resident_tokens == 150
-        planner.residency_changed(Scope("nobody", None, None), served.keys, 0)
+        planner.residency_changed(Scope("unseen", None, None), served.keys, 0)
         assert planner.stats().scopes == 1
     assert feed.closed
 
 
 @pytest.mark.parametrize(("connected", "token_ids"), [(False, range(1_000)), (True, None), (False, None)])
-def test_where_the_feed_does_not_know_it_is_left_to_the_reports(connected: bool, token_ids: Any) -> None:
+def test_reports_decide_while_the_feed_is_incomplete(connected: bool, token_ids: Any) -> None:
     planner = ContextPlanner(feed=Feed(connected))
     for _ in range(2):
         report = EngineReport(0, 1_000, prompt_token_ids=token_ids, block_ends=ends(50, 100, 150))
@@ -275,12 +275,12 @@ def test_where_the_feed_does_not_know_it_is_left_to_the_reports(connected: bool,
     assert planner.stats().stale_paths == 1
 
 
-@pytest.mark.parametrize("characters_a_token", [(2, 2), (2, 5), (5, 2)])
-def test_what_the_density_of_the_text_explains_is_no_shortfall(characters_a_token: tuple[int, int]) -> None:
-    """Prose in front and data behind, or the other way round: where blocks end is known in characters only."""
+@pytest.mark.parametrize("characters_per_token", [(2, 2), (2, 5), (5, 2)])
+def test_different_token_densities_are_no_shortfall(characters_per_token: tuple[int, int]) -> None:
+    """Prose before data, or data before prose: the ends of blocks are given in characters only."""
     planner = ContextPlanner()
-    first, second = [ContextBlock("x" * 1_000, tokens=1_000 // n) for n in characters_a_token]
-    third = ContextBlock("y" * 1_000, tokens=1_000 // characters_a_token[1])
+    first, second = [ContextBlock("x" * 1_000, tokens=1_000 // n) for n in characters_per_token]
+    third = ContextBlock("y" * 1_000, tokens=1_000 // characters_per_token[1])
     planner.commit(planner.plan([first, second]))
     plan = planner.plan([first, third], order_locked=True)
     prompt_tokens = plan.total_tokens
@@ -289,7 +289,7 @@ def test_what_the_density_of_the_text_explains_is_no_shortfall(characters_a_toke
     assert planner.stats().stale_paths == 0
 
 
-def test_pins_hold_while_ordering_is_off() -> None:
+def test_pinned_blocks_keep_their_place_while_ordering_is_off() -> None:
     planner = ContextPlanner(patience=1)
     planner.commit(planner.plan(BLOCKS))
     planner.commit(planner.plan(BLOCKS), cached_tokens=0)
@@ -303,14 +303,14 @@ class Broken(NoFeed):
     def remember(self, served: ServedPrompt) -> None:
         raise RuntimeError("broken")
 
-    def knows(self, cache_salt: str | None) -> bool:
+    def is_complete(self, cache_salt: str | None) -> bool:
         raise RuntimeError("broken")
 
     def stats(self) -> FeedStats:
         raise RuntimeError("broken")
 
 
-def test_a_feed_that_raises_costs_nothing_but_a_count() -> None:
+def test_a_failing_feed_only_costs_a_count() -> None:
     planner = ContextPlanner(feed=Broken())
     plan = planner.plan(BLOCKS)
     assert planner.commit(plan, report=EngineReport(0, 10, prompt_token_ids=[1]))
@@ -333,7 +333,7 @@ def test_a_feed_that_raises_costs_nothing_but_a_count() -> None:
         ({"report": EngineReport(ttft=math.nan)}, ValueError, "ttft must be 0 or more, got nan"),
     ],
 )
-def test_reports_that_cannot_be(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+def test_invalid_reports_are_refused(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     planner = ContextPlanner()
     plan = planner.plan(BLOCKS)
     with pytest.raises(error, match=match):
@@ -342,7 +342,7 @@ def test_reports_that_cannot_be(arguments: dict[str, Any], error: type[Exception
 
 
 @pytest.mark.parametrize("shares", [[], [0.5], [math.nan] * 5, [2.0] * 5, [-1.0] * 5, [0.9, 0.1, 0.5, 0.2, 0.3]])
-def test_block_ends_that_make_no_sense_do_no_harm(shares: list[float]) -> None:
+def test_invalid_block_ends_are_ignored(shares: list[float]) -> None:
     planner = ContextPlanner()
     for _ in range(3):
         committed(planner, BLOCKS, EngineReport(100, 1_000, block_ends=shares))
@@ -353,7 +353,7 @@ def test_block_ends_that_make_no_sense_do_no_harm(shares: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("feed", object()), ("observer", object())])
-def test_what_is_no_feed_or_observer_is_refused(name: str, value: Any) -> None:
+def test_objects_that_are_not_feeds_or_observers_are_refused(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a"):
         ContextPlanner(**{name: value})
 

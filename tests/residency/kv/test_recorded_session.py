@@ -1,4 +1,4 @@
-"""A recorded session of vLLM 0.32: what it published of its cache agrees with what it said of each request.
+"""A recorded session of vLLM 0.32: its KV events agree with the cached tokens that it reported per request.
 
 A cache of 160 KV blocks of 32 tokens; cold requests, repeated ones, shared prefixes, salts, prompts that end with a
 full KV block, eviction, concurrent requests, `/reset_prefix_cache`, and a restart. Each request has the token ids and
@@ -16,11 +16,11 @@ import pytest
 
 from kv_publisher import KvPublisher
 from warmprefix.plan import Scope
-from warmprefix.residency.base import ServedPrompt
-from warmprefix.residency.kv_events import END, EventBatch, read_batch, read_message
-from warmprefix.residency.kv_index import KvIndex
-from warmprefix.residency.kv_keys import pack_tokens
-from warmprefix.residency.spans import SpanFinder
+from warmprefix.residency import ServedPrompt
+from warmprefix.residency.kv.kv_events import END, EventBatch, read_batch, read_message
+from warmprefix.residency.kv.kv_index import KvIndex
+from warmprefix.residency.kv.prompt_tree import pack_tokens
+from warmprefix.residency.kv.spans import SpanFinder
 
 BLOCK = 32
 
@@ -36,17 +36,17 @@ def apply(index: KvIndex, frames: list[str]) -> EventBatch:
     message = read_message([bytes.fromhex(frame) for frame in frames])
     batch = read_batch(message.payload)
     if message.sequence == 0:
-        index.wipe("engine", known=True)
+        index.wipe("engine", complete=True)
     index.apply("engine", batch)
     return batch
 
 
 def usable(tokens: int, prompt: int) -> int:
-    """What vLLM reuses of a resident prefix: not the block with the prompt's last token, which it computes again."""
+    """Return the reused part of a resident prefix: vLLM computes the block with the last token again."""
     return min(tokens, (prompt - 1) // BLOCK * BLOCK)
 
 
-def test_the_index_knows_of_every_request_what_the_engine_will_reuse(session: dict[str, Any]) -> None:
+def test_the_index_predicts_the_cached_tokens_of_every_request(session: dict[str, Any]) -> None:
     index = KvIndex()
     requests, silent = 0, False
     for step in session["steps"]:
@@ -56,7 +56,7 @@ def test_the_index_knows_of_every_request_what_the_engine_will_reuse(session: di
             silent = False
         elif "request" in step:
             held = index.resident_tokens(pack_tokens(step["token_ids"]), step["salt"])
-            if silent:  # a reset and a restart are first heard of with the next request
+            if silent:  # the first event after a reset or a restart comes with the next request
                 assert step["cached_tokens"] == 0 < held
             else:
                 assert usable(held, len(step["token_ids"])) == step["cached_tokens"], step["request"]
@@ -68,11 +68,11 @@ def test_the_index_knows_of_every_request_what_the_engine_will_reuse(session: di
     assert index.certain(salted=True)
 
 
-def test_what_is_told_of_context_blocks_is_what_the_engine_reuses(session: dict[str, Any]) -> None:
-    """Who believes what was served, and then what is told, knows how many context blocks of a path are reused."""
+def test_reported_context_blocks_are_the_reused_ones(session: dict[str, Any]) -> None:
+    """A target that assumes served blocks as resident and applies each change has the number of reused blocks."""
     index = KvIndex()
     finder = SpanFinder(session["tokens"].__getitem__)
-    believed: dict[tuple[Scope, tuple[bytes, ...]], int] = {}
+    assumed: dict[tuple[Scope, tuple[bytes, ...]], int] = {}
     compared, silent = 0, False
     for step in session["steps"]:
         if "frames" in step:
@@ -83,27 +83,27 @@ def test_what_is_told_of_context_blocks_is_what_the_engine_reuses(session: dict[
             keys = tuple(text.encode() for text in step["paragraphs"])
             mapped = finder.map(ServedPrompt(scope, step["salt"], keys, tuple(step["paragraphs"]), step["token_ids"]))
             assert mapped is not None
-            if (scope, keys) in believed and not silent:
+            if (scope, keys) in assumed and not silent:
                 reused = step["cached_tokens"]
                 expected = sum(usable(end // BLOCK * BLOCK, len(step["token_ids"])) <= reused for end in mapped.ends)
-                assert believed[scope, keys] == expected, step["request"]
+                assert assumed[scope, keys] == expected, step["request"]
                 compared += 1
             index.remember(mapped)
-            for other in believed:
+            for other in assumed:
                 if other[0] == scope:
-                    believed[other] = max(believed[other], common(other[1], keys))
-            believed[scope, keys] = len(keys)
+                    assumed[other] = max(assumed[other], common(other[1], keys))
+            assumed[scope, keys] = len(keys)
         else:
             silent = True
         for change in index.changes():
-            for other in believed:
+            for other in assumed:
                 if other[0] == change.scope:
                     shared = common(other[1], change.keys)
                     resident = change.resident_blocks
-                    believed[other] = resident if shared > resident else max(believed[other], shared)
+                    assumed[other] = resident if shared > resident else max(assumed[other], shared)
         index.check_integrity()
     assert compared >= 12
-    assert index.prompts == len(believed) > 40
+    assert index.prompts == len(assumed) > 40
 
 
 def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
@@ -113,8 +113,8 @@ def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
     return length
 
 
-def test_its_own_replay_tells_the_same(session: dict[str, Any]) -> None:
-    """The answer to a request from 0, as the engine gave it, leads to what the messages did since the restart."""
+def test_the_recorded_replay_leads_to_the_same_state(session: dict[str, Any]) -> None:
+    """The engine's answer to a replay from 0 leads to the same state as its live messages since the restart."""
     live, replayed = KvIndex(), KvIndex()
     for step in session["steps"]:
         if "frames" in step:
@@ -131,8 +131,8 @@ def test_its_own_replay_tells_the_same(session: dict[str, Any]) -> None:
             assert replayed.resident_tokens(tokens, step["salt"]) == live.resident_tokens(tokens, step["salt"])
 
 
-def test_a_feed_hears_it(session: dict[str, Any], feed_of: Any, until: Any) -> None:
-    """The same messages by way of sockets, the restart among them, by a publisher that counts as the engine did."""
+def test_a_feed_receives_the_session(session: dict[str, Any], feed_of: Any, until: Any) -> None:
+    """The same messages through sockets, including the restart, with the engine's sequence numbers."""
     messages = [[bytes.fromhex(frame) for frame in step["frames"]] for step in session["steps"] if "frames" in step]
     expected = KvIndex()
     for step in session["steps"]:

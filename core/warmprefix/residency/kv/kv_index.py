@@ -1,4 +1,4 @@
-"""What each engine's prefix cache holds, by its own account, and what of prompts that makes resident. Pure."""
+"""The KV blocks that each engine holds, and the remembered prompts that they make resident. Pure."""
 
 from __future__ import annotations
 
@@ -7,33 +7,40 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from itertools import islice
 
-from warmprefix.residency.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvHash
-from warmprefix.residency.kv_keys import KEY_BYTES, TOKEN_BYTES, chain, pack_tokens, root_key
-from warmprefix.residency.kv_prompts import Change, MappedPrompt, PromptTree
+from warmprefix.residency.kv.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvHash
+from warmprefix.residency.kv.prompt_tree import (
+    KEY_BYTES,
+    TOKEN_BYTES,
+    MappedPrompt,
+    PromptTree,
+    ResidencyChange,
+    chain,
+    pack_tokens,
+    root_key,
+)
 
 __all__ = ["KvIndex"]
 
-_MAIN = "GPU"
-"""The medium that is meant where none is told."""
-_MOST_MEDIA, _MOST_SIZES, _MOST_ADAPTERS, _MOST_ROOTS, _MOST_WAITING = 16, 8, 1_024, 1_024, 256
-_SHARE_DROPPED = 16
-"""Of what a medium holds, one part in so many is dropped at once."""
+_DEFAULT_MEDIUM = "GPU"
+_MAX_MEDIA, _MAX_SIZES, _MAX_ADAPTERS, _MAX_ROOTS, _MAX_WAITING = 16, 8, 1_024, 1_024, 256
+_DROPPED_SHARE = 16
+"""A medium drops one in this many of its blocks at once."""
 
 
 class KvIndex:
-    """What every source, an engine or one of its ranks, holds; and the prompts that are to be found there.
+    """The KV blocks of every source (an engine or one of its ranks), and the prompts to find among them.
 
-    A KV block is known by a key of this index's own making (`kv_keys`), to which each source's hashes are but names.
-    It is held as long as any copy is: on any medium, by any source. A prompt's prefix is resident if one source holds
-    all of it. Not safe for threads.
+    The keys of `prompt_tree` identify KV blocks; the sources' hashes are only names for them. A block is held while
+    any copy is, on any medium of any source. The prefix of a prompt is resident if one source holds all of it. Not
+    thread-safe.
 
     Args:
-        max_kv_blocks: Most KV blocks of which it is known that they are held; beyond it the longest known are dropped.
+        max_kv_blocks: Most KV blocks in the index; beyond it the oldest are dropped.
         max_prompts: Most prompts remembered.
-        max_prompt_blocks: Most KV blocks of which those may consist, shared ones counted once.
-        max_sources: Most sources; what others tell is not heard.
-        count_copies: Whether a source that stores a block twice has to remove it twice. So it is with vLLM, unless
-            clients ask it to report reused blocks as well (`kv_cache_report_mode`).
+        max_prompt_blocks: Most KV blocks of these prompts, shared ones counted once.
+        max_sources: Most sources; events of further ones are dropped.
+        count_copies: True if a source that stores a block twice also removes it twice, as vLLM does unless clients ask
+            it to report reused blocks as well (`kv_cache_report_mode`).
     """
 
     def __init__(
@@ -56,27 +63,27 @@ class KvIndex:
         self.max_kv_blocks = max_kv_blocks
         self.max_sources = max_sources
         self.unknown = 0
-        """Stored blocks that could not be taken up, because nothing is known of their parent or their tokens."""
+        """Number of stored blocks that were skipped because of an unknown parent or unusable tokens."""
         self._dropped = 0
         self._count_copies = count_copies
         self._sources: dict[Hashable, _Source] = {}
         self._holders: dict[bytes, int] = {}
-        """For each block that is held, by which sources: bits."""
+        """Sources that hold each block, as bits."""
         self._entries = 0
         self._touched: dict[bytes, None] = {}
-        """Blocks of remembered prompts that may be held by other sources than before."""
+        """Blocks of remembered prompts whose holders may have changed."""
         self._was_certain: tuple[bool, bool] = (False, False)
         self._adapters: set[str] = set()
         self._sizes: list[int] = []
-        """Tokens a KV block, of all kinds of source."""
+        """Tokens per KV block: all values in use."""
         self._waiting: deque[MappedPrompt] = deque()
-        """Prompts remembered before anybody told how many tokens a KV block has."""
+        """Prompts remembered before the first event with a block size."""
         self._prompts = PromptTree(max_prompts, max_prompt_blocks, lambda key: self._holders.get(key, 0))
 
-    # -- what sources tell -------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     def apply(self, name: Hashable, batch: EventBatch) -> None:
-        """Take up what this source told. Its history counts as incomplete until `wipe` or a clearing says otherwise."""
+        """Apply events of a source, whose state counts as incomplete until `wipe` or a clearing."""
         source = self._source(name)
         if source is None:
             self._dropped += sum(len(event.block_hashes) for event in batch.events if isinstance(event, BlockStored))
@@ -86,7 +93,7 @@ class KvIndex:
                 self._empty(source)
                 source.complete = True
             elif event.group_idx:
-                continue  # another of several caches, of which the first decides what is reused
+                continue  # of several caches of a hybrid model the first one decides about reuse
             elif isinstance(event, BlockRemoved):
                 self._remove(source, event)
             else:
@@ -94,16 +101,21 @@ class KvIndex:
         if self._entries > self.max_kv_blocks:
             self._drop_oldest()
 
-    def wipe(self, name: Hashable, *, known: bool) -> None:
-        """This source holds nothing: because that is so, or because nothing is known of it any more."""
+    def wipe(self, name: Hashable, *, complete: bool) -> None:
+        """Discard the state of a source.
+
+        Args:
+            name: The source.
+            complete: True if it is empty, as after a restart; False if its state was lost.
+        """
         source = self._source(name)
         if source is None:
             return
         self._flush_touched()
         self._empty(source)
         source.block_size = 0
-        source.complete = known
-        if not known:
+        source.complete = complete
+        if not complete:
             self._withdraw_touched()
 
     def _source(self, name: Hashable) -> _Source | None:
@@ -122,21 +134,21 @@ class KvIndex:
             self._store_copies(source, medium, hashes)
             return
         extras = event.extra_keys
-        sharing = event.sharing() if (extras and any(extras)) or event.cache_salt or event.lora_name else None
+        sharing = event.sharing_key() if (extras and any(extras)) or event.cache_salt or event.lora_name else None
         adapter = None if sharing is None else sharing.adapter
         if (
             size < 1
             or len(event.token_ids) != size * len(hashes)
-            or not self._learn_block_size(source, size)
+            or not self._accept_block_size(source, size)
             or (event.lora_id is not None and adapter is None)
         ):
             self._miss(source, len(hashes))
             return
-        if not source.tells_salts:
-            source.tells_salts = not positional or bool(extras) or (sharing is not None and sharing.salt is not None)
+        if not source.sends_salts:
+            source.sends_salts = not positional or bool(extras) or (sharing is not None and sharing.salt is not None)
         if parent is None:
             if adapter is not None and adapter not in self._adapters:
-                self._learn_adapter(adapter)
+                self._add_adapter(adapter)
             key = source.root(None if sharing is None else sharing.salt, adapter)
         else:
             named = medium.held.get(parent) or source.find(parent)
@@ -149,36 +161,36 @@ class KvIndex:
         except (OverflowError, TypeError):
             self._miss(source, len(hashes))
             return
-        others = None if sharing is None else sharing.others
+        block_extras = None if sharing is None else sharing.extras
         held, holders, bit, step = medium.held, self._holders, source.bit, size * TOKEN_BYTES
         nodes, start = self._prompts.nodes, 0
         for position, name in enumerate(hashes):
             block = tokens[start : start + step]
             start += step
-            data = key + block if others is None else key + block + others[position]
+            data = key + block if block_extras is None else key + block + block_extras[position]
             key = blake2b(data, digest_size=KEY_BYTES).digest()
-            known = held.get(name)
-            if known == key:
+            earlier = held.get(name)
+            if earlier == key:
                 if self._count_copies:
                     medium.copies[name] = medium.copies.get(name, 0) + 1
                 continue
-            if known is not None:  # two blocks under one name: the engine's hashes are too short, or not chained
+            if earlier is not None:  # two blocks with one hash: the engine's hashes are too short, or not chained
                 self._miss(source, 1)
                 medium.copies.pop(name, None)
-                self._release(source, known)
+                self._release(source, earlier)
             else:
                 self._entries += 1
             held[name] = key
             mask = holders.get(key, 0)
             if mask & bit:
-                source.again[key] = source.again.get(key, 0) + 1
+                source.extra_names[key] = source.extra_names.get(key, 0) + 1
             else:
                 holders[key] = mask | bit
                 if key in nodes:
                     self._touched[key] = None
 
     def _store_copies(self, source: _Source, medium: _Medium, hashes: Sequence[KvHash]) -> None:
-        """Copies of blocks that were told in full when another medium stored them."""
+        """Store copies of blocks whose tokens came when another medium stored them."""
         for name in hashes:
             key = source.find(name)
             if key is None:
@@ -186,7 +198,7 @@ class KvIndex:
             elif name not in medium.held:
                 medium.held[name] = key
                 self._entries += 1
-                source.again[key] = source.again.get(key, 0) + 1
+                source.extra_names[key] = source.extra_names.get(key, 0) + 1
             elif self._count_copies:
                 medium.copies[name] = medium.copies.get(name, 0) + 1
 
@@ -210,14 +222,14 @@ class KvIndex:
                 self._release(source, key)
 
     def _release(self, source: _Source, key: bytes) -> None:
-        """One name less for this key at this source."""
-        again = source.again
-        if again and key in again:
-            left = again[key]
+        """Remove one of the source's names for this key."""
+        extra_names = source.extra_names
+        if extra_names and key in extra_names:
+            left = extra_names[key]
             if left > 1:
-                again[key] = left - 1
+                extra_names[key] = left - 1
             else:
-                del again[key]
+                del extra_names[key]
             return
         mask = self._holders[key] & ~source.bit
         if mask:
@@ -239,12 +251,12 @@ class KvIndex:
         source.complete = False
 
     def _drop_oldest(self) -> None:
-        """Make room where most is held."""
+        """Drop the oldest blocks of the largest medium until the bound holds."""
         self._flush_touched()
         while self._entries > self.max_kv_blocks:
             source = max(self._sources.values(), key=_Source.size)
             medium = max(source.media.values(), key=lambda medium: len(medium.held))
-            for name in list(islice(medium.held, max(len(medium.held) // _SHARE_DROPPED, 1))):
+            for name in list(islice(medium.held, max(len(medium.held) // _DROPPED_SHARE, 1))):
                 key = medium.held.pop(name)
                 medium.copies.pop(name, None)
                 self._entries -= 1
@@ -253,15 +265,15 @@ class KvIndex:
             source.complete = False
         self._withdraw_touched()
 
-    def _learn_block_size(self, source: _Source, size: int) -> bool:
-        """Whether this source has KV blocks of this size, as far as was told."""
+    def _accept_block_size(self, source: _Source, size: int) -> bool:
+        """Return True if this is the source's block size; its first event sets it."""
         if source.block_size:
             return source.block_size == size
         if size not in self._sizes:
-            if len(self._sizes) >= _MOST_SIZES:
+            if len(self._sizes) >= _MAX_SIZES:
                 return False
             self._sizes = sorted([*self._sizes, size])
-            self._prompts.clear()  # of their KV blocks in this size nothing is known, for their tokens are gone
+            self._prompts.clear()  # their tokens are gone, so their blocks of this size cannot be computed
             waiting = list(self._waiting)
             self._waiting.clear()
             for prompt in waiting:
@@ -269,17 +281,17 @@ class KvIndex:
         source.block_size = size
         return True
 
-    def _learn_adapter(self, adapter: str) -> None:
-        if len(self._adapters) < _MOST_ADAPTERS:
+    def _add_adapter(self, adapter: str) -> None:
+        if len(self._adapters) < _MAX_ADAPTERS:
             self._adapters.add(adapter)
-            self._prompts.forget_model(adapter)  # they were taken for prompts of the model without it
+            self._prompts.forget_model(adapter)  # their keys were computed without the adapter
 
-    # -- what is asked -----------------------------------------------------------------------------------------
+    # -- prompts -----------------------------------------------------------------------------------------------
 
     def remember(self, prompt: MappedPrompt) -> None:
-        """From now on `changes` tells of this prompt; first what is resident of it now."""
+        """Include this prompt in `changes` from now on, beginning with its current residency."""
         if not self._sizes:
-            if len(self._waiting) >= _MOST_WAITING:
+            if len(self._waiting) >= _MAX_WAITING:
                 self._waiting.popleft()
                 self._dropped += 1
             self._waiting.append(prompt)
@@ -292,12 +304,12 @@ class KvIndex:
         return model if model in self._adapters else None
 
     def resident_tokens(self, tokens: bytes, salt: str | None = None, model: str | None = None) -> int:
-        """How long a prefix of this prompt one source holds, in tokens of full KV blocks.
+        """Return the length of the prefix that one source holds, in tokens of full KV blocks.
 
         Args:
-            tokens: The prompt, as `kv_keys.pack_tokens` makes it.
+            tokens: The prompt, as returned by `pack_tokens`.
             salt: The request's `cache_salt`.
-            model: The name it is requested under, which may be a LoRA adapter's.
+            model: The requested model, which may be the name of a LoRA adapter.
         """
         root = root_key(salt, self._adapter(model))
         most = 0
@@ -311,13 +323,13 @@ class KvIndex:
             most = max(most, blocks * size)
         return most
 
-    def changes(self, *, all_heard: bool = True) -> list[Change]:
-        """What there is to tell since the last call: paths of which more or less is resident than was told.
+    def changes(self, *, all_connected: bool = True) -> list[ResidencyChange]:
+        """Return the paths whose residency changed since the last call.
 
         Args:
-            all_heard: Whether every source there is was heard of. Otherwise nothing is certain.
+            all_connected: True if every engine is connected and has reported; otherwise no missing block is certain.
         """
-        certain = (all_heard and self.certain(salted=False), all_heard and self.certain(salted=True))
+        certain = (all_connected and self.certain(salted=False), all_connected and self.certain(salted=True))
         for salted in (False, True):
             if certain[salted] and not self._was_certain[salted]:
                 self._prompts.review(salted)
@@ -328,38 +340,39 @@ class KvIndex:
     def _flush_touched(self) -> None:
         if self._touched:
             touched, self._touched = self._touched, {}
-            self._prompts.held_changed(touched)
+            self._prompts.refresh(touched)
 
     def _withdraw_touched(self) -> None:
         touched, self._touched = self._touched, {}
         self._prompts.withdraw(touched)
 
     def certain(self, *, salted: bool = False) -> bool:
-        """Whether a block that is not known to be held is not, by any source heard of: nothing that one did was missed.
+        """Return True if a block missing here is missing from every source, because no event was lost.
 
-        Of salted prompts nothing is certain while a source does not tell salts. This alone any thread may ask.
+        Never True for salted prompts while a source does not send salts. Only this method may be called from any
+        thread.
         """
-        sources = list(self._sources.values())  # at once, for another thread may add one
-        return bool(sources) and all(source.complete and (source.tells_salts or not salted) for source in sources)
+        sources = list(self._sources.values())  # a copy: another thread may add a source
+        return bool(sources) and all(source.complete and (source.sends_salts or not salted) for source in sources)
 
     @property
     def sources(self) -> int:
-        """How many have told anything."""
+        """Number of sources that sent an event."""
         return len(self._sources)
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks that any source holds."""
+        """Number of KV blocks that any source holds."""
         return len(self._holders)
 
     @property
     def prompts(self) -> int:
-        """Prompts remembered."""
+        """Number of remembered prompts."""
         return len(self._prompts) + len(self._waiting)
 
     @property
     def dropped(self) -> int:
-        """KV blocks and prompts that were forgotten, or not taken up, to keep within the bounds."""
+        """Number of KV blocks and prompts dropped to stay within the bounds."""
         return self._dropped + self._prompts.dropped
 
     def check_integrity(self) -> None:
@@ -374,7 +387,7 @@ class KvIndex:
                 entries += len(medium.held)
                 for key in medium.held.values():
                     names[key] = names.get(key, 0) + 1
-            assert source.again == {key: count - 1 for key, count in names.items() if count > 1}
+            assert source.extra_names == {key: count - 1 for key, count in names.items() if count > 1}
             for key in names:
                 holders[key] = holders.get(key, 0) | source.bit
         assert holders == self._holders
@@ -387,19 +400,19 @@ class _Source:
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.complete = False
-        """Whether all that it ever did is known, or all since it was last empty."""
-        self.tells_salts = False
+        """True if no event was lost since it was last empty."""
+        self.sends_salts = False
         self.block_size = 0
-        """0 until it is told."""
+        """Tokens per KV block; 0 before the first event."""
         self.media: dict[str, _Medium] = {}
-        self.again: dict[bytes, int] = {}
-        """Of keys with more than one name, on one medium or several, how many more."""
+        self.extra_names: dict[bytes, int] = {}
+        """For keys with several names, on one medium or several: the number of names beyond the first."""
         self._roots: dict[tuple[str | None, str | None], bytes] = {}
 
     def medium(self, name: str | None) -> _Medium | None:
-        medium = self.media.get(name or _MAIN)
-        if medium is None and len(self.media) < _MOST_MEDIA:
-            self.media[name or _MAIN] = medium = _Medium()
+        medium = self.media.get(name or _DEFAULT_MEDIUM)
+        if medium is None and len(self.media) < _MAX_MEDIA:
+            self.media[name or _DEFAULT_MEDIUM] = medium = _Medium()
         return medium
 
     def find(self, name: KvHash) -> bytes | None:
@@ -412,7 +425,7 @@ class _Source:
     def root(self, salt: str | None, adapter: str | None) -> bytes:
         root = self._roots.get((salt, adapter))
         if root is None:
-            if len(self._roots) >= _MOST_ROOTS:
+            if len(self._roots) >= _MAX_ROOTS:
                 self._roots.clear()
             self._roots[salt, adapter] = root = root_key(salt, adapter)
         return root
@@ -426,6 +439,6 @@ class _Medium:
 
     def __init__(self) -> None:
         self.held: dict[KvHash, bytes] = {}
-        """The source's names, and ours."""
+        """Our key for each of the source's names."""
         self.copies: dict[KvHash, int] = {}
-        """How many copies more than one there are."""
+        """For names with several copies: the number of copies beyond the first."""

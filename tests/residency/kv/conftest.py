@@ -1,4 +1,4 @@
-"""A listener, and feeds that are closed."""
+"""A listener, a publisher, and feeds that are closed after the test."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 
 from kv_publisher import KvPublisher
 from warmprefix.plan import Scope
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed
 
 
 class Listener:
-    """A `ResidencyTarget` that keeps what it is told."""
+    """A `ResidencyTarget` that records the changes."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Scope, tuple[bytes, ...], int]] = []
+        self.changes: list[tuple[Scope, tuple[bytes, ...], int]] = []
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        self.told.append((scope, tuple(keys), resident_blocks))
+        self.changes.append((scope, tuple(keys), resident_blocks))
 
 
 def characters(text: str) -> list[int]:
-    """A tokenizer of one token a character."""
+    """Return one token per character."""
     return [ord(character) for character in text]
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.005)
 
 
@@ -53,7 +53,7 @@ def publisher() -> Iterator[KvPublisher]:
 
 @pytest.fixture
 def feed_of(listener: Listener) -> Iterator[Callable[..., KvEventFeed]]:
-    """Makes a feed that hears a publisher, and has asked for what came before, when this returns."""
+    """Return a factory of feeds that are connected and have replayed earlier messages."""
     feeds: list[KvEventFeed] = []
 
     def make(*publishers: KvPublisher, replay: bool = True, **options: Any) -> KvEventFeed:
@@ -69,7 +69,7 @@ def feed_of(listener: Listener) -> Iterator[Callable[..., KvEventFeed]]:
         for publisher in publishers:
             publisher.wait_for_subscriber()
         receiver = feed._receiver
-        wait_until(lambda: len(receiver._links) == len(publishers) and not receiver.replaying)
+        wait_until(lambda: len(receiver._subscriptions) == len(publishers) and not receiver.replaying)
         return feed
 
     yield make

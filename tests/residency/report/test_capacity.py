@@ -1,4 +1,4 @@
-"""The mirror's size, from the engine's metrics."""
+"""The capacity of an engine's cache, from its metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SGLANG = """sglang:max_total_num_tokens{model_name="m",tp_rank="0"} 4.5e+04
 
 
 @pytest.mark.parametrize(("text", "tokens"), [(VLLM, 16_384), (SGLANG, 45_000)])
-def test_from_text(text: str, tokens: int) -> None:
+def test_the_text_of_metrics_is_parsed(text: str, tokens: int) -> None:
     assert capacity_from_metrics(text) == tokens
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", VLLM.replace('"2048"', '"None"').replace('"1024"', '"0"')])
-def test_metrics_that_do_not_tell(text: str) -> None:
+def test_metrics_without_a_capacity_are_refused(text: str) -> None:
     with pytest.raises(EngineError, match="the metrics lack both"):
         capacity_from_metrics(text)
 
@@ -53,17 +53,17 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/", "/metrics"])
-def test_from_an_address(address: str, suffix: str) -> None:
+def test_metrics_are_read_from_an_address(address: str, suffix: str) -> None:
     assert capacity_from_metrics(address + suffix) == 16_384
 
 
 @pytest.mark.parametrize("suffix", ["/elsewhere"])
-def test_an_engine_that_answers_otherwise(address: str, suffix: str) -> None:
+def test_an_address_without_metrics_is_an_error(address: str, suffix: str) -> None:
     with pytest.raises(EngineError, match="could not be read"):
         capacity_from_metrics(address + suffix)
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_engine_is_an_error() -> None:
     with pytest.raises(EngineError, match="could not be read"):
         capacity_from_metrics("http://127.0.0.1:9", timeout=1)
 
