@@ -1,7 +1,7 @@
-"""The ways to send the same requests to an engine that `engine_ttft.py` compares.
+"""The orders of the same requests that `engine_ttft.py` compares on an engine.
 
-An arm has a planner of its own, and is to have an engine's cache of its own. It is shown every request in the order
-that it asks for, and told how each was answered.
+An arm has its own planner, and expects an engine's cache of its own. It receives every request in the order
+that it chooses, and the engine's answer to each.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from engine_client import Answer, Message
-from engine_workload import Asked
+from engine_workload import EngineQuestion
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.plan import ContextPlan
-from warmprefix.residency.base import EngineReport
-from warmprefix.traces.format import Trace
+from warmprefix.residency import EngineReport
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.engine import Replay
 from warmprefix_tools.replay.workload import Workload
 
 __all__ = ["TODAY", "Arm", "Batch", "Conversations", "Online", "Predicted", "Prepared"]
 
 TODAY = "relevance"
-"""The arm that stands for an application without warmprefix."""
+"""The arm of an application without warmprefix."""
 PREAMBLE = (
     "You answer questions from the context. Rely on nothing else, name the passages that you used by the labels in"
-    " brackets, and say so if the answer is not there."
+    " brackets, and report if the answer is not there."
 )
 
 
 class Prepared(NamedTuple):
-    """One request, ready to be sent."""
+    """A request that is ready to be sent."""
 
     messages: list[Message]
     plan: ContextPlan
 
 
 class Predicted(NamedTuple):
-    """What the simulator says of a whole run; shares, of context tokens."""
+    """The simulator's results of a whole run, as shares of context tokens."""
 
     hit: float
     saved: float
-    """Of what is prefilled in relevance order."""
+    """Share of the tokens prefilled in relevance order that is saved."""
 
 
 class Arm(Protocol):
@@ -49,26 +49,26 @@ class Arm(Protocol):
     name: str
 
     def order(self) -> Sequence[int]:
-        """The requests' numbers, in the order in which it wants to be shown them."""
+        """Return the numbers of the requests in the order in which to prepare them."""
         ...
 
-    def prepare(self, asked: Asked) -> Prepared:
-        """What to send."""
+    def prepare(self, asked: EngineQuestion) -> Prepared:
+        """Prepare a request."""
         ...
 
-    def answered(self, asked: Asked, prepared: Prepared, answer: Answer) -> None:
-        """It was."""
+    def answered(self, asked: EngineQuestion, prepared: Prepared, answer: Answer) -> None:
+        """Record the engine's answer."""
         ...
 
     def predicted(self, trace: Trace) -> Predicted:
-        """What replay expects of it, with a cache of the engine's size."""
+        """Return replay's prediction for a cache of the engine's size."""
         ...
 
 
 class Online:
-    """A request at a time: its context stands in front of everything else, in a policy's order."""
+    """Plans one request at a time, with its context first, in the order of a policy."""
 
-    def __init__(self, policy: str, asked: Sequence[Asked], capacity_tokens: int, preamble: str) -> None:
+    def __init__(self, policy: str, asked: Sequence[EngineQuestion], capacity_tokens: int, preamble: str) -> None:
         self.name = policy
         self._asked = asked
         self._capacity_tokens = capacity_tokens
@@ -78,11 +78,11 @@ class Online:
     def order(self) -> Sequence[int]:
         return [asked.number for asked in self._asked]
 
-    def prepare(self, asked: Asked) -> Prepared:
+    def prepare(self, asked: EngineQuestion) -> Prepared:
         plan = self._planner.plan(asked.blocks, preamble=self._preamble)
         return Prepared(chat(self._preamble, [], plan, asked.question), plan)
 
-    def answered(self, asked: Asked, prepared: Prepared, answer: Answer) -> None:
+    def answered(self, asked: EngineQuestion, prepared: Prepared, answer: Answer) -> None:
         self._planner.commit(prepared.plan, report=report_of(answer))
 
     def predicted(self, trace: Trace) -> Predicted:
@@ -91,9 +91,9 @@ class Online:
 
 
 class Batch:
-    """All requests at hand: `plan_batch` decides on the order of requests, and of the blocks of each."""
+    """Plans all requests together: `plan_batch` orders the requests and the blocks of each."""
 
-    def __init__(self, planner: str, asked: Sequence[Asked], capacity_tokens: int, preamble: str) -> None:
+    def __init__(self, planner: str, asked: Sequence[EngineQuestion], capacity_tokens: int, preamble: str) -> None:
         self.name = f"batch {planner}"
         self._planner = ContextPlanner(capacity_tokens=capacity_tokens)
         self._batch: BatchPlan = self._planner.plan_batch(
@@ -104,16 +104,16 @@ class Batch:
         )
         self._capacity_tokens = capacity_tokens
         self.seconds = self._batch.seconds
-        """What planning took."""
+        """Seconds of planning."""
 
     def order(self) -> Sequence[int]:
         return [int(planned.id) for planned in self._batch]
 
-    def prepare(self, asked: Asked) -> Prepared:
+    def prepare(self, asked: EngineQuestion) -> Prepared:
         planned = self._batch[str(asked.number)]
         return Prepared(planned.messages(), planned.plan)
 
-    def answered(self, asked: Asked, prepared: Prepared, answer: Answer) -> None:
+    def answered(self, asked: EngineQuestion, prepared: Prepared, answer: Answer) -> None:
         self._planner.commit(prepared.plan, report=report_of(answer))
 
     def predicted(self, trace: Trace) -> Predicted:
@@ -125,12 +125,12 @@ class Batch:
 
 
 class Conversations:
-    """Several turns: each one's context comes with its question, and stays in the history.
+    """Plans conversations: each turn's context comes with its question and stays in the history.
 
     `TODAY` sends every block in full at every turn; any other policy refers to what the conversation holds.
     """
 
-    def __init__(self, policy: str, asked: Sequence[Asked], capacity_tokens: int, preamble: str) -> None:
+    def __init__(self, policy: str, asked: Sequence[EngineQuestion], capacity_tokens: int, preamble: str) -> None:
         self.name = policy
         self._asked = asked
         self._capacity_tokens = capacity_tokens
@@ -141,7 +141,7 @@ class Conversations:
     def order(self) -> Sequence[int]:
         return [asked.number for asked in self._asked]
 
-    def prepare(self, asked: Asked) -> Prepared:
+    def prepare(self, asked: EngineQuestion) -> Prepared:
         history = self._histories.get(asked.conversation, [])
         plan = self._planner.plan(
             asked.blocks,
@@ -152,10 +152,10 @@ class Conversations:
         )
         return Prepared(chat(self._preamble, history, plan, asked.question), plan)
 
-    def answered(self, asked: Asked, prepared: Prepared, answer: Answer) -> None:
+    def answered(self, asked: EngineQuestion, prepared: Prepared, answer: Answer) -> None:
         self._planner.commit(prepared.plan, report=report_of(answer))
-        said = {"role": "assistant", "content": asked.answer}
-        self._histories[asked.conversation] = [*prepared.messages[1:], said]
+        answered = {"role": "assistant", "content": asked.answer}
+        self._histories[asked.conversation] = [*prepared.messages[1:], answered]
 
     def predicted(self, trace: Trace) -> Predicted:
         answers = [len(asked.answer.encode()) // 4 for asked in self._asked]
@@ -165,13 +165,13 @@ class Conversations:
 
 
 def chat(preamble: str, history: Sequence[Message], plan: ContextPlan, question: str) -> list[Message]:
-    """The messages of one request."""
+    """Return the messages of one request."""
     asked = {"role": "user", "content": f"{plan.render()}\n\n{question}"}
     return [{"role": "system", "content": preamble}, *history, asked]
 
 
 def report_of(answer: Answer) -> EngineReport:
-    """As the planner takes it."""
+    """Return the request as the planner takes it."""
     return EngineReport(answer.cached_tokens, answer.prompt_tokens, answer.ttft)
 
 

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible engine as a stop-watch sees it: no more between the clock and the socket than must be."""
+"""A client of one OpenAI-compatible engine with as little as possible between clock and socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from warmprefix.errors import EngineError
-from warmprefix.residency.capacity import capacity_from_metrics
+from warmprefix.residency import capacity_from_metrics
 
 __all__ = ["Answer", "EngineClient", "Message"]
 
@@ -23,7 +23,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one chat, by the client's clock and the engine's usage."""
+    """The timing of one chat by the client's clock, and the engine's usage."""
 
     ttft: float
     """Seconds from the request to the first piece of the answer."""
@@ -32,7 +32,7 @@ class Answer:
 
 
 class EngineClient:
-    """Speaks with one engine, one request a connection. Threads may share it.
+    """Talks to one engine, with one connection per request. Threads may share it.
 
     Args:
         base_url: With `/v1`.
@@ -66,45 +66,45 @@ class EngineClient:
             return _read_stream(_checked(connection.getresponse()), sent)
 
     def count_tokens(self, text: str) -> int:
-        """By the engine's own tokenizer."""
+        """Count with the engine's own tokenizer."""
         request = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        count: int = self._json("POST", "/tokenize", request, beside=True)["count"]
+        count: int = self._json("POST", "/tokenize", request, outside_v1=True)["count"]
         return count
 
     def reset_prefix_cache(self) -> bool:
-        """Whether the engine could be told to forget everything."""
+        """Empty the prefix cache; return False if the engine does not allow it."""
         with self._connected() as connection:
-            connection.request("POST", self._beside("/reset_prefix_cache"), b"", self._headers)
+            connection.request("POST", self._outside_v1("/reset_prefix_cache"), b"", self._headers)
             response = connection.getresponse()
             response.read()
             return response.status == 200
 
     def metrics(self) -> str:
-        """In Prometheus' text format; empty where there are none."""
+        """Return the metrics in Prometheus' text format; empty if there are none."""
         with self._connected() as connection:
-            connection.request("GET", self._beside("/metrics"), headers=self._headers)
+            connection.request("GET", self._outside_v1("/metrics"), headers=self._headers)
             response = connection.getresponse()
             text = response.read().decode()
             return text if response.status == 200 else ""
 
     def counter(self, name: str) -> float | None:
-        """One of vLLM's metrics, by its name without `vllm:`, over all of its labels."""
+        """Return one of vLLM's metrics by its name without `vllm:`, summed over its labels."""
         found = re.findall(rf"^vllm:{name}(?:{{.*}})? (\S+)$", self.metrics(), re.MULTILINE)
         return sum(map(float, found)) if found else None
 
     def capacity_tokens(self) -> int | None:
-        """Of the KV cache, if the engine tells."""
+        """Return the capacity of the KV cache, or None if the engine does not report it."""
         with contextlib.suppress(EngineError):
             return capacity_from_metrics(self.metrics())
         return None
 
-    def _beside(self, path: str) -> str:
-        """Of a path that stands beside `/v1`."""
+    def _outside_v1(self, path: str) -> str:
+        """Return the full path of one that is next to `/v1`."""
         return f"{self._url.path.removesuffix('/v1')}{path}"
 
-    def _json(self, method: str, path: str, body: Any = None, *, beside: bool = False) -> Any:
+    def _json(self, method: str, path: str, body: Any = None, *, outside_v1: bool = False) -> Any:
         with self._connected() as connection:
-            whole = self._beside(path) if beside else f"{self._url.path}{path}"
+            whole = self._outside_v1(path) if outside_v1 else f"{self._url.path}{path}"
             connection.request(method, whole, None if body is None else json.dumps(body), self._headers)
             return json.loads(_checked(connection.getresponse()).read())
 
@@ -113,7 +113,7 @@ class EngineClient:
         of = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = of(self._url.hostname or "", self._url.port, timeout=TIMEOUT)
         try:
-            connection.connect()  # before the clock is started
+            connection.connect()  # before the clock starts
             yield connection
         finally:
             connection.close()
@@ -145,5 +145,5 @@ def _read_stream(lines: http.client.HTTPResponse, sent: float) -> Answer:
 
 
 def _is_token(choice: dict[str, Any]) -> bool:
-    """Whether it brings one. Half a character shows nothing; but the only token of an answer ends it, too."""
+    """Return True if it has one. Half a character shows no text, but the only token of an answer also ends it."""
     return bool(choice["delta"].get("content")) or choice.get("finish_reason") is not None

@@ -1,4 +1,4 @@
-"""The tables of docs/engine.md, and that of the README, made of what `engine_ttft.py` measured.
+"""The tables of docs/engine.md and the README, created from the results of `engine_ttft.py`.
 
 python benchmarks/engine_tables.py
 """
@@ -36,7 +36,7 @@ HEADER = "| | mean TTFT | ratio (95 %) | p50, ratio (95 %) | hit, predicted % | 
 
 
 def overview(rows: Sequence[Row]) -> str:
-    """What ours gained in each run, and the best of the published orders beside it, as Markdown."""
+    """Return our gain in each run next to that of the best published order, as Markdown."""
     lines = ["| | median TTFT | median, ratio | mean, ratio | best published: median, mean |", "|---|---|---|---|---|"]
     for arms in runs(rows):
         by_name = {row["arm"]: row for row in arms}
@@ -55,13 +55,13 @@ def overview(rows: Sequence[Row]) -> str:
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
-    """One for each run, as Markdown: a title, and a line an arm."""
+    """Yield one table per run, as Markdown: a title and a line per arm."""
     for arms in runs(rows):
         yield "\n".join([title(arms[0]), "", HEADER, "|---|---|---|---|---|---|", *map(line, arms)])
 
 
 def runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """The arms of each run."""
+    """Group the rows by run."""
 
     def run(row: Row) -> tuple[object, ...]:
         return (

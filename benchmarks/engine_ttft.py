@@ -4,20 +4,20 @@
     python benchmarks/engine_ttft.py --endpoint http://localhost:8000/v1
 
 With `--start-vllm` every arm gets a real vLLM of its own on the CPU (vllm_server.py), and request by request each arm
-takes its turn, so that only one engine works at a time and whatever else the machine does hits all arms alike. With
+takes its turn, so that only one engine works at a time and other load on the machine affects all arms alike. With
 `--endpoint` the arms follow each other on one engine, whose prefix cache is reset between them if it allows
-`/reset_prefix_cache`; a number of its own in front of each run's instructions keeps it from profiting from another.
+`/reset_prefix_cache`; a different number in front of each run's instructions keeps the runs apart.
 
-Modes: `online`, requests one by one; `batch`, all requests known before the first; `turns`, follow-up questions, where
-context stays in the history; `control`, where no two requests share a block, so that there is nothing to gain.
+Modes: `online`, requests one by one; `batch`, all requests planned together; `turns`, follow-up questions, where
+context stays in the history; `control`, where no two requests share a block, so that nothing can be saved.
 `--concurrency 4` sends four requests at once. `--kv` is the engine's KV cache, in tokens; without it nothing is ever
 evicted. Texts: see engine_workload.py.
 
 Times are the client's, from the retrieved blocks to the answer's first token, planning included, for batches without.
 Ratios are relevance order's time over the arm's, with 95 % confidence intervals: bootstrap over requests, each with
-what it took in both arms. Hits are what the engine's usage reports, of all prompt tokens; "predicted" is what replay
-says of the same requests at the same cache size, of context tokens. "Saved" is the share of relevance order's prefilled
-tokens that is not prefilled; replay's prediction of it has what it does not know of added, such as questions.
+its times in both arms. Hits are the engine's reported share of all prompt tokens; "predicted" is replay's result
+for the same requests and cache size, of context tokens. "Saved" is the share of relevance order's prefilled
+tokens that is not prefilled; its prediction includes tokens that replay does not see, such as questions.
 
 Runs of 400 requests or more are merged into `results/engine_ttft.json`, each in the place of an earlier one of the same
 kind; `--out FILE` merges any run into another file.
@@ -44,20 +44,20 @@ import numpy as np
 from common import commit, percentile, print_table, processor, write_rows
 from engine_arms import PREAMBLE, TODAY, Arm, Batch, Conversations, Online, Predicted
 from engine_client import EngineClient
-from engine_workload import TEXTS, Asked, as_trace, counted, read, taking_turns, unshared
+from engine_workload import TEXTS, EngineQuestion, as_trace, counted, read, taking_turns, unshared
 from vllm_server import BLOCK_SIZE, SHAPES, VllmServer, engine_version
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 
 NAME = "engine_ttft"
 FULL_LENGTH = 400
 RESAMPLES = 2_000
 AT_A_TIME = 4
-"""Conversations that go on side by side at least, where the text does not tell."""
+"""Minimum of concurrent conversations, if the text does not define them."""
 LONGEST = 65_536
-"""Tokens of a prompt."""
+"""Tokens per prompt."""
 UNBOUNDED = 10**9
 KIND = ("mode", "text", "concurrency", "kv_tokens", "requests", "k", "engine", "arm")
-"""Rows that agree in these stand for the same measurement."""
+"""Rows with equal values of these are the same measurement."""
 COUNTED = ("hit_percent", "predicted_hit_percent", "saved_percent", "predicted_saved_percent")
 ARMS = {
     "online": (TODAY, "frequency", "greedy", "context-index", "coaccess"),
@@ -69,9 +69,9 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One request in one arm; seconds."""
+    """One request in one arm; times in seconds."""
 
-    asked: Asked
+    asked: EngineQuestion
     ttft: float
     planning: float
     prompt_tokens: int
@@ -82,7 +82,7 @@ def main() -> None:
     options = arguments()
     asked = read(options.text, options.requests, options.k)
     if options.text != "stdlib" and (options.mode == "turns" or options.concurrency > 1):
-        # It tells of no arrival: those who ask at the same time are different people.
+        # The text has no arrival times: concurrent questions come from different people.
         asked = taking_turns(asked, max(AT_A_TIME, options.concurrency))
     if options.mode == "control":
         asked = unshared(asked)
@@ -101,22 +101,22 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine = parser.add_mutually_exclusive_group(required=True)
     engine.add_argument("--endpoint", help="base URL of an OpenAI-compatible engine, with /v1")
-    engine.add_argument("--start-vllm", action="store_true", help="one on the CPU for each arm, set up if need be")
-    parser.add_argument("--model", help="of the endpoint; by default the first that it lists")
-    parser.add_argument("--api-key", help="of the endpoint")
-    parser.add_argument("--shape", choices=SHAPES, default="wide", help="of the model that vLLM is started with")
+    engine.add_argument(
+        "--start-vllm", action="store_true", help="start one on the CPU for each arm, and install it if necessary"
+    )
+    parser.add_argument("--model", help="model of the endpoint; by default the first one listed")
+    parser.add_argument("--api-key", help="API key of the endpoint")
+    parser.add_argument("--shape", choices=SHAPES, default="wide", help="shape of the model that vLLM serves")
     parser.add_argument("--mode", choices=ARMS, default="online")
     parser.add_argument("--text", choices=TEXTS, default="stdlib")
-    parser.add_argument(
-        "--arms", type=lambda text: text.split(","), help="with commas between them; relevance is added"
-    )
+    parser.add_argument("--arms", type=lambda text: text.split(","), help="separated by commas; relevance is added")
     parser.add_argument("--requests", type=int, default=FULL_LENGTH)
-    parser.add_argument("--k", type=int, default=8, help="blocks a request")
-    parser.add_argument("--kv", type=int, help="tokens of the KV cache; without a bound if not given")
+    parser.add_argument("--k", type=int, default=8, help="blocks per request")
+    parser.add_argument("--kv", type=int, help="tokens of the KV cache; by default no bound")
     parser.add_argument("--concurrency", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=1, help="of all, from empty caches")
+    parser.add_argument("--repeats", type=int, default=1, help="repetitions of all runs, from empty caches")
     parser.add_argument("--out", type=Path, help="result file, to which the rows are added")
-    parser.add_argument("--samples", type=Path, help="file for every single time, one line a request and arm")
+    parser.add_argument("--samples", type=Path, help="file for all times, one line per request and arm")
     options = parser.parse_args()
     options.arms = [TODAY, *(name for name in options.arms or ARMS[options.mode] if name != TODAY)]
     return options
@@ -126,7 +126,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Engines:
-    """One for each arm, or one for all."""
+    """Yield one engine per arm, or one for all."""
 
     def __init__(self, clients: Sequence[EngineClient], capacity_tokens: int, version: str) -> None:
         self.clients = clients
@@ -139,7 +139,7 @@ class Engines:
         return len(self.clients) == 1
 
     def count_tokens(self, text: str) -> int:
-        """By the engine's tokenizer; where it does not offer it, by the planner's own estimate."""
+        """Count with the engine's tokenizer, or with the planner's estimate if the engine has none."""
         if text not in self._counts:
             try:
                 self._counts[text] = self.clients[0].count_tokens(text)
@@ -148,8 +148,8 @@ class Engines:
         return self._counts[text]
 
 
-def started(options: argparse.Namespace, asked: Sequence[Asked], stack: contextlib.ExitStack) -> Engines:
-    """A vLLM for each arm, with as much of a KV cache as was asked for, or as all prompts together can need."""
+def started(options: argparse.Namespace, asked: Sequence[EngineQuestion], stack: contextlib.ExitStack) -> Engines:
+    """Start a vLLM per arm, with the requested KV cache, or one large enough for all prompts."""
     everything = sum(len(text.encode()) for request in asked for text in prompt_texts(request)) // 2
     kv_blocks = (options.kv or everything) // BLOCK_SIZE + 1
     servers = [VllmServer(options.shape, kv_blocks=kv_blocks, longest=LONGEST) for _ in options.arms]
@@ -165,13 +165,13 @@ def started(options: argparse.Namespace, asked: Sequence[Asked], stack: contextl
     return Engines(clients, servers[0].capacity_tokens, engine_version())
 
 
-def prompt_texts(asked: Asked) -> Iterator[str]:
+def prompt_texts(asked: EngineQuestion) -> Iterator[str]:
     yield from (PREAMBLE, asked.question, asked.answer)
     yield from (block.text for block in asked.blocks)
 
 
 def reached(options: argparse.Namespace) -> Engines:
-    """The endpoint, whose cache has the size that was said, or that it tells; else one too big to matter."""
+    """Return the endpoint with the given or reported cache size, or one that is never full."""
     client = EngineClient(options.endpoint, options.model, options.api_key)
     return Engines([client], options.kv or client.capacity_tokens() or UNBOUNDED, options.endpoint)
 
@@ -179,8 +179,8 @@ def reached(options: argparse.Namespace) -> Engines:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace, asked: Sequence[Asked], engines: Engines) -> list[dict[str, Any]]:
-    """A row for each arm."""
+def measure(options: argparse.Namespace, asked: Sequence[EngineQuestion], engines: Engines) -> list[dict[str, Any]]:
+    """Return one row per arm."""
     for client in engines.clients:
         warm_up(client)
     samples: dict[str, list[list[Sample]]] = {}
@@ -221,7 +221,7 @@ def measure(options: argparse.Namespace, asked: Sequence[Asked], engines: Engine
         {
             **what,
             "arm": name,
-            **told(samples[name], samples[TODAY], options.mode == "turns"),
+            **figures_of(samples[name], samples[TODAY], options.mode == "turns"),
             **percent(predicted[name], predicted[TODAY], trace, outside),
             "metrics_agree": agree[name],
             **origin,
@@ -231,13 +231,15 @@ def measure(options: argparse.Namespace, asked: Sequence[Asked], engines: Engine
 
 
 def warm_up(client: EngineClient) -> None:
-    """So that no measured request finds a cold engine."""
+    """Warm up the engine, so that no measured request finds it cold."""
     for number in range(3):
         text = " ".join(f"{number}{word}" for word in range(800))
         client.ask([{"role": "user", "content": text}])
 
 
-def arm_of(options: argparse.Namespace, name: str, asked: Sequence[Asked], engines: Engines, repeat: int) -> Arm:
+def arm_of(
+    options: argparse.Namespace, name: str, asked: Sequence[EngineQuestion], engines: Engines, repeat: int
+) -> Arm:
     session = random.Random(f"{name}{repeat}{time.time_ns()}").randrange(10**8, 10**9)
     preamble = f"Session {session}. {PREAMBLE}"
     if options.mode == "turns":
@@ -248,9 +250,9 @@ def arm_of(options: argparse.Namespace, name: str, asked: Sequence[Asked], engin
 
 
 class Run:
-    """One arm on one engine."""
+    """A run of one arm on one engine."""
 
-    def __init__(self, arm: Arm, client: EngineClient, asked: Sequence[Asked]) -> None:
+    def __init__(self, arm: Arm, client: EngineClient, asked: Sequence[EngineQuestion]) -> None:
         self.arm = arm
         self._client = client
         by_number = {request.number: request for request in asked}
@@ -262,12 +264,12 @@ class Run:
         self.metrics_agree = True
 
     def begin(self) -> None:
-        """From an empty cache, as far as the engine lets."""
+        """Begin with an empty cache, if the engine allows it."""
         self._client.reset_prefix_cache()
         self._counted = self._counters()
 
     def end(self) -> None:
-        """Compare what the engine's metrics say with what its usage said."""
+        """Compare the engine's metrics with its reported usage."""
         sums = [
             sum(s.prompt_tokens for s in self._samples.values()),
             sum(s.cached_tokens for s in self._samples.values()),
@@ -284,8 +286,8 @@ class Run:
         return not self._waiting
 
     def serve_group(self, most: int, pool: ThreadPoolExecutor) -> None:
-        """Send the next requests side by side, no two of one conversation, and wait for all answers."""
-        group: list[Asked] = []
+        """Send the next requests concurrently, no two of one conversation, and wait for all answers."""
+        group: list[EngineQuestion] = []
         while self._waiting and len(group) < most:
             if self._waiting[-1].conversation in {request.conversation for request in group} and self._keeps_history:
                 break
@@ -297,7 +299,7 @@ class Run:
     def _keeps_history(self) -> bool:
         return isinstance(self.arm, Conversations)
 
-    def _serve(self, asked: Asked) -> Sample:
+    def _serve(self, asked: EngineQuestion) -> Sample:
         began = time.perf_counter()
         prepared = self.arm.prepare(asked)
         planning = time.perf_counter() - began
@@ -311,7 +313,7 @@ class Run:
 
 
 def serve(runs: Sequence[Run], concurrency: int, repeat: int, *, one_by_one: bool) -> None:
-    """All runs to their end: in turns, another one first each time; or one after the other, on an engine for all."""
+    """Finish all runs: request by request in rotating order, or one after the other on one engine."""
     with ThreadPoolExecutor(concurrency) as pool:
         turn = repeat
         if one_by_one:
@@ -332,11 +334,11 @@ def serve(runs: Sequence[Run], concurrency: int, repeat: int, *, one_by_one: boo
             run.end()
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
-def told(arm: Sequence[Sequence[Sample]], today: Sequence[Sequence[Sample]], follow_ups: bool) -> dict[str, Any]:
-    """What came of an arm, beside `today`; of conversations, the times of follow-up questions only."""
+def figures_of(arm: Sequence[Sequence[Sample]], today: Sequence[Sequence[Sample]], follow_ups: bool) -> dict[str, Any]:
+    """Return the figures of an arm relative to `today`; of conversations only follow-up questions are timed."""
     timed = [place for place, sample in enumerate(arm[0]) if sample.asked.turn > 1 or not follow_ups]
     ours, theirs = times(arm, timed), times(today, timed)
     prompt, cached = tokens(arm)
@@ -356,7 +358,7 @@ def told(arm: Sequence[Sequence[Sample]], today: Sequence[Sequence[Sample]], fol
 
 
 def times(runs: Sequence[Sequence[Sample]], timed: Sequence[int]) -> list[float]:
-    """Of each timed request the mean over all repeats."""
+    """Return the mean of each timed request over all repeats."""
     return [statistics.mean(run[place].ttft for run in runs) for place in timed]
 
 
@@ -372,7 +374,7 @@ def milliseconds(seconds: float) -> float:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Their time over ours, with its 95 % interval when requests are drawn again, each with both of its times."""
+    """Return their time over ours with a 95 % interval, resampling requests with both of their times."""
     pairs = np.array([theirs, ours])
     drawn = np.random.default_rng(0).integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))
     statistics_of: dict[str, Callable[..., Any]] = {"mean": np.mean, "p50": np.median}
@@ -385,7 +387,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
 
 
 def outside_context(samples: Sequence[Sample], trace: Trace, preamble_tokens: int) -> int:
-    """Tokens that every order prefills: of questions and the chat template, and of the preamble the first time."""
+    """Return the tokens that every order prefills: questions, chat template, and the first preamble."""
     prompts = sum(sample.prompt_tokens for sample in samples)
     return prompts - context_tokens(trace) - (len(samples) - 1) * preamble_tokens
 
@@ -395,7 +397,7 @@ def context_tokens(trace: Trace) -> int:
 
 
 def percent(predicted: Predicted, today: Predicted, trace: Trace, outside: int) -> dict[str, float]:
-    """What replay says, which with contexts at the head knows of nothing but these; then of whole prompts."""
+    """Return replay's percentages of context tokens, and those of whole prompts."""
     prefilled_today = context_tokens(trace) * (1 - today.hit)
     return {
         "outside_context_tokens": outside,

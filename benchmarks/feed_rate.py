@@ -1,11 +1,11 @@
-"""How many KV events a second one core decodes and applies, and how much memory that takes after millions of them.
+"""KV events that one core decodes and applies per second, and the memory after millions of them.
 
     python benchmarks/feed_rate.py                # 10 million events
     python benchmarks/feed_rate.py --events 200000
 
-The events are those of an engine with a full prefix cache that serves prompts which share beginnings: a `BlockStored`
-of 1 to 8 KV blocks of 16 tokens a scheduled step, and for each block taken up a `BlockRemoved` of the oldest, one hash
-an event, as vLLM writes them. Between them, prompts are remembered, and what changed of them is taken out, as a feed
+The events are those of an engine with a full prefix cache whose prompts share prefixes: a `BlockStored`
+of 1 to 8 KV blocks of 16 tokens per scheduled step, and for each stored block a `BlockRemoved` of the oldest, one hash
+per event, as vLLM sends them. Between them, prompts are remembered and changes are read, as a feed
 does. The publisher's time is not counted.
 """
 
@@ -26,22 +26,21 @@ import msgspec
 from common import percentile, print_table, write_results
 from kv_publisher import removed, stored
 from warmprefix.plan import Scope
-from warmprefix.residency.kv_events import read_batch, read_message
-from warmprefix.residency.kv_index import KvIndex
-from warmprefix.residency.kv_keys import pack_tokens
-from warmprefix.residency.kv_prompts import MappedPrompt
+from warmprefix.residency.kv.kv_events import read_batch, read_message
+from warmprefix.residency.kv.kv_index import KvIndex
+from warmprefix.residency.kv.prompt_tree import MappedPrompt, pack_tokens
 
 BLOCK = 16
 TARGET = 50_000
 ROUND = 1_000
-"""Messages between two looks at what changed."""
+"""Messages between two calls of `changes`."""
 SCOPE = Scope(None, None, None)
 
 
 def engine(capacity: int, seed: int) -> Iterator[tuple[list[dict[str, object]], list[int] | None]]:
-    """An engine's batches for ever, and with a prompt's last one its tokens.
+    """Yield an engine's batches without end, and with the last batch of a prompt its tokens.
 
-    A prompt is the same two KV blocks, then ten of 200 documents of four, in an order of their own.
+    A prompt is the same two KV blocks, then ten of 200 documents of four blocks, in random order.
     """
     rng = random.Random(seed)
     documents = [[rng.randrange(150_000) for _ in range(4 * BLOCK)] for _ in range(200)]
@@ -74,10 +73,10 @@ def engine(capacity: int, seed: int) -> Iterator[tuple[list[dict[str, object]], 
 
 def run(events: int, capacity: int, seed: int) -> dict[str, object]:
     index = KvIndex()
-    index.wipe("engine", known=True)
+    index.wipe("engine", complete=True)
     encoder = msgspec.msgpack.Encoder()
     batches = engine(capacity, seed)
-    applied = told = sequence = peak_blocks = 0
+    applied = changes = sequence = peak_blocks = 0
     seconds, rates, memory = 0.0, [], []
     while applied < events:
         frames, prompts, count = [], [], 0
@@ -95,11 +94,11 @@ def run(events: int, capacity: int, seed: int) -> dict[str, object]:
         for message in frames:
             index.apply("engine", read_batch(read_message(message).payload))
         spent = time.process_time() - started
-        # A prompt in so many is one of ours; the engine serves others too.
+        # One prompt in eight is ours; the engine serves others too.
         for prompt in prompts[::8]:
             index.remember(prompt)
         started = time.process_time()
-        told += len(index.changes())
+        changes += len(index.changes())
         spent += time.process_time() - started
         seconds += spent
         rates.append(count / spent)
@@ -115,9 +114,9 @@ def run(events: int, capacity: int, seed: int) -> dict[str, object]:
         "events_per_second": round(applied / seconds),
         "events_per_second_p5_of_rounds": round(percentile(rates, 5)),
         "engine_kv_blocks": capacity,
-        "kv_blocks_known_at_most": peak_blocks,
+        "kv_blocks_peak": peak_blocks,
         "prompts_remembered": index.prompts,
-        "changes_told": told,
+        "changes": changes,
         "unknown": index.unknown,
         "resident_mb_after_a_tenth": round(memory[tenth - 1], 1),
         "resident_mb_at_the_end": round(memory[-1], 1),

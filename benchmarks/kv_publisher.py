@@ -1,4 +1,4 @@
-"""A publisher of KV events that does what an engine's does, and what goes wrong with one, on demand."""
+"""A publisher of KV events like an engine's, which can also fail on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = (-1).to_bytes(8, "big", signed=True)
 def stored(
     hashes: Sequence[int | bytes], parent: int | bytes | None, tokens: Sequence[int], size: int, **fields: object
 ) -> dict[str, object]:
-    """A `BlockStored` as vLLM writes it since 0.24."""
+    """Return a `BlockStored` as vLLM sends it since 0.24."""
     return {
         "type": "BlockStored",
         "block_hashes": list(hashes),
@@ -36,7 +36,7 @@ def stored(
 
 
 def removed(*hashes: int | bytes, **fields: object) -> dict[str, object]:
-    """A `BlockRemoved` as vLLM writes it since 0.24."""
+    """Return a `BlockRemoved` as vLLM sends it since 0.24."""
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", "group_idx": 0, **fields}
 
 
@@ -44,12 +44,12 @@ class KvPublisher:
     """Publishes on a free port, and answers replay requests on another. One thread publishes at a time.
 
     Args:
-        topic: Of every message.
-        rank: The data-parallel rank that batches name.
-        buffer: How many batches can be replayed.
-        replays: Whether replay requests are answered.
-        tells_topic: Whether answers name the topic, as vLLM's do since 0.26.
-        port: Where to publish; 0 for a free port.
+        topic: Topic of every message.
+        rank: Data-parallel rank in the batches.
+        buffer: Number of batches that can be replayed.
+        replays: True to answer replay requests.
+        sends_topic: True to send the topic with answers, as vLLM does since 0.26.
+        port: Port to publish at; 0 for a free one. `replay_port` likewise.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class KvPublisher:
         rank: int | None = 0,
         buffer: int = 10_000,
         replays: bool = True,
-        tells_topic: bool = True,
+        sends_topic: bool = True,
         port: int = 0,
         replay_port: int = 0,
     ) -> None:
         self.sequence = 0
-        """Of the next batch."""
+        """Number of the next batch."""
         self.replay_requests: list[int] = []
-        """Where replays were asked to start."""
+        """First number of each replay request."""
         self.replays = replays
         self._topic = topic.encode()
         self._rank = rank
-        self._tells_topic = tells_topic
+        self._sends_topic = sends_topic
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self._lock = threading.Lock()
         self._context = zmq.Context()
-        self._publisher = self._context.socket(zmq.XPUB)  # as PUB, but it hears who subscribes
+        self._publisher = self._context.socket(zmq.XPUB)  # like PUB, but it receives subscriptions
         self._publisher.linger = 0
         self._publisher.sndhwm = 0
         self._publisher.bind(f"tcp://127.0.0.1:{port or '*'}")
@@ -88,18 +88,18 @@ class KvPublisher:
         self._thread.start()
 
     def wait_for_subscriber(self, timeout: float = 10.0) -> None:
-        """Until somebody subscribes, for what is published before is not heard."""
+        """Wait for a subscriber; earlier messages are not delivered."""
         if not self._publisher.poll(int(timeout * 1_000)):
-            raise TimeoutError("nobody subscribed")
+            raise TimeoutError("no subscriber within the timeout")
         self._publisher.recv()
 
     def publish(self, *events: Any, sent: bool = True, kept: bool = True, at: float | None = None) -> None:
-        """Publish one batch; or have it lost on its way, or gone from what can be replayed."""
+        """Publish one batch, or lose it on its way (`sent`), or leave it out of replays (`kept`)."""
         batch = [time.time() if at is None else at, list(events), self._rank]
         self.publish_payload(msgspec.msgpack.encode(batch), sent=sent, kept=kept)
 
     def publish_payload(self, payload: bytes, *, sent: bool = True, kept: bool = True) -> None:
-        """The same for any payload."""
+        """Publish any payload."""
         number, self.sequence = self.sequence, self.sequence + 1
         with self._lock:
             if kept:
@@ -108,11 +108,11 @@ class KvPublisher:
             self.send_frames(self._topic, number.to_bytes(8, "big"), payload)
 
     def send_frames(self, *frames: bytes) -> None:
-        """Any message."""
+        """Send any message."""
         self._publisher.send_multipart(frames)
 
     def restart(self) -> None:
-        """Count from 0 again, as a new process would, and have nothing to replay."""
+        """Count from 0 again with nothing to replay, as a new process does."""
         self.sequence = 0
         with self._lock:
             self._buffer.clear()
@@ -139,12 +139,12 @@ class KvPublisher:
             self.replay_requests.append(first)
             if not self.replays:
                 continue
-            topic = [self._topic] if self._tells_topic else []
+            topic = [self._topic] if self._sends_topic else []
             with self._lock:
                 kept = [item for item in self._buffer if item[0] >= first]
             for number, payload in kept:
                 self._router.send_multipart([client, empty, *topic, number.to_bytes(8, "big"), payload])
-            self._router.send_multipart([client, empty, *([b""] if self._tells_topic else []), _END, b""])
+            self._router.send_multipart([client, empty, *([b""] if self._sends_topic else []), _END, b""])
 
 
 def _port(bound: zmq.Socket[bytes]) -> int:

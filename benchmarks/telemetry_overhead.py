@@ -1,15 +1,15 @@
-"""What telemetry costs a request: the same planner with and without, request by request.
+"""The cost of telemetry per request: the same planner with and without it, request by request.
 
     python benchmarks/telemetry_overhead.py [--requests 10000] [--samples 3000]
 
-Requests of 15 blocks over 400 Zipf-distributed topics, as in plan_overhead.py. Each goes to one planner a row, in turns
-that rotate, so that all have learned the same, and are timed on the same requests at the same time. Ratios are of the
+Requests of 15 blocks over 400 Zipf-distributed topics, as in plan_overhead.py. Each goes to one planner per row, in
+turns that rotate, so that all have learned the same and are timed on the same requests at the same time. Ratios are of the
 medians, to the planner without telemetry, with 95 % bootstrap intervals. Spans go through the SDK's batching processor
-to an exporter that drops them: how they are sent is not ours to measure.
+to an exporter that drops them, because sending them is not part of the measurement.
 
-A feed of KV events works in threads of its own, which requests share the interpreter with. So it is timed against a
+A feed of KV events works in threads of its own, which share the interpreter with requests. So it is timed against a
 planner without one in slices of time that alternate, at 100 requests a second: in the feed's slices another process
-plays the engine, and publishes what the prompts add to a prefix cache of 200,000 tokens, and what they evict.
+plays the engine, and publishes the blocks that the prompts add to a prefix cache of 200,000 tokens or evict from it.
 
 Needs `opentelemetry-sdk` and the extras `prometheus` and `events`. Only a run with the defaults is written to
 `results/`.
@@ -39,23 +39,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from common import percentile, print_table, write_results, zipf_requests
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed
 from warmprefix.telemetry.opentelemetry import OpenTelemetryObserver, export_stats
 from warmprefix.telemetry.prometheus import register
 
 RESAMPLES = 500
 SCRAPES = 200
 SLICE = 50
-"""Requests."""
+"""Number of requests."""
 PAUSE = 0.01
-"""Seconds between the beginnings of two requests, where there is a feed."""
+"""Seconds between the starts of two requests, with a feed."""
 KV_BLOCK = 16
 KV_BLOCKS = 200_000 // KV_BLOCK
 PREAMBLE = [1] * 100
 
 
 class Dropping(SpanExporter):
-    """Takes spans, and keeps none."""
+    """An exporter that drops all spans."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
@@ -105,20 +105,20 @@ def main() -> None:
         "OpenTelemetry metrics": each(readers[0].get_metrics_data),
     }
     for name, milliseconds in reading.items():
-        print(f"\n{name}: reading all metrics takes {milliseconds} ms, off the way of requests")
+        print(f"\n{name}: reading all metrics takes {milliseconds} ms, outside of requests")
     for provider in tracers:
         provider.shutdown()
     for meter in meters:
         meter.shutdown()
-    fed, heard = with_a_feed(asked.samples // 2)
+    fed, feed_counts = with_a_feed(asked.samples // 2)
     print()
     print_table(
         ["", "plan() p50 µs", "p99 µs", "ratio", "plan() + commit() p50 µs", "p99 µs", "ratio"],
         [[shown(value) for value in row.values()] for row in fed],
     )
-    print(f"\nthe feed: {heard}")
+    print(f"\nthe feed: {feed_counts}")
     if (asked.requests, asked.samples) == (parser.get_default("requests"), parser.get_default("samples")):
-        results_of_all = {"requests": results, "reading_ms": reading, "with_a_feed": fed, "feed": heard}
+        results_of_all = {"requests": results, "reading_ms": reading, "with_a_feed": fed, "feed": feed_counts}
         write_results("telemetry_overhead", results_of_all)
 
 
@@ -129,7 +129,7 @@ def tracer(sampler: Sampler) -> TracerProvider:
 
 
 def serve(planners: list[ContextPlanner], earlier: int, samples: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Seconds of each `plan()` and each `commit()`, by planner."""
+    """Return the seconds of each `plan()` and each `commit()`, by planner."""
     rng = random.Random(1)
     blocks = [ContextBlock(f"block {i}", id=i, tokens=rng.randrange(50, 400)) for i in range(400 * 60)]
     planning: list[list[float]] = [[] for _ in planners]
@@ -150,7 +150,7 @@ def serve(planners: list[ContextPlanner], earlier: int, samples: int) -> tuple[l
 
 
 def with_a_feed(samples: int) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """A row without and one with feed and metrics, and what the feed heard."""
+    """Return a row without and one with feed and metrics, and the counts of the feed."""
     processes = multiprocessing.get_context("spawn")
     prompts, theirs = processes.Pipe()
     engine = processes.Process(target=publish, args=(theirs,), daemon=True)
@@ -166,7 +166,7 @@ def with_a_feed(samples: int) -> tuple[list[dict[str, object]], dict[str, object
     planners = [ContextPlanner(), ContextPlanner(feed=feed)]
     registry = CollectorRegistry()
     register(planners[1], registry)
-    time.sleep(1)  # until it has subscribed
+    time.sleep(1)  # until the feed has subscribed
     planning: list[list[float]] = [[], []]
     committing: list[list[float]] = [[], []]
     contexts = [[blocks[i] for i in request] for request in zipf_requests(2 * samples)]
@@ -190,8 +190,8 @@ def with_a_feed(samples: int) -> tuple[list[dict[str, object]], dict[str, object
                 time.sleep(max(start + PAUSE - time.perf_counter(), 0.0))
             if place:
                 generate_latest(registry)
-                time.sleep(0.1)  # until the feed has nothing more to do
-    heard = feed.stats()
+                time.sleep(0.1)  # until the feed is idle
+    feed_counts = feed.stats()
     prompts.send_bytes(b"")
     planners[1].close()
     engine.join()
@@ -208,15 +208,15 @@ def with_a_feed(samples: int) -> tuple[list[dict[str, object]], dict[str, object
         }
         for name, plans, both in zip(("none", "feed and Prometheus"), planning, whole, strict=True)
     ]
-    told: dict[str, object] = {
-        "connected": heard.connected,
-        "events": heard.events,
-        "kv_blocks": heard.kv_blocks,
-        "prompts": heard.prompts,
+    feed_row: dict[str, object] = {
+        "connected": feed_counts.connected,
+        "events": feed_counts.events,
+        "kv_blocks": feed_counts.kv_blocks,
+        "prompts": feed_counts.prompts,
     }
-    if not heard.connected or not heard.prompts or heard.unmapped:
-        raise SystemExit(f"the feed did not work: {heard}")
-    return rows, told
+    if not feed_counts.connected or not feed_counts.prompts or feed_counts.unmapped:
+        raise SystemExit(f"the feed did not work: {feed_counts}")
+    return rows, feed_row
 
 
 def tokens_of_block(block: ContextBlock) -> Sequence[int]:
@@ -229,7 +229,7 @@ def prompt_tokens(plan: ContextPlan) -> array[int]:
 
 
 def publish(prompts: Connection) -> None:
-    """Play an engine: for each prompt, publish which KV blocks the prefix cache takes up, and which it drops."""
+    """Play an engine: publish the KV blocks that each prompt adds to the prefix cache or evicts from it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUB)
     prompts.send(socket.bind_to_random_port("tcp://127.0.0.1"))
@@ -242,20 +242,20 @@ def publish(prompts: Connection) -> None:
         for place in range(0, len(packed) - size + 1, size):
             parent = blake2b(parent + packed[place : place + size], digest_size=8).digest()
             chain.append(int.from_bytes(parent, "big"))
-        known = next((place for place, kv_block in enumerate(chain) if kv_block not in held), len(chain))
+        cached = next((place for place, kv_block in enumerate(chain) if kv_block not in held), len(chain))
         events: list[dict[str, object]] = []
-        if known < len(chain):
+        if cached < len(chain):
             stored: dict[str, object] = {
                 "type": "BlockStored",
-                "block_hashes": chain[known:],
-                "parent_block_hash": chain[known - 1] if known else None,
-                "token_ids": array("I", packed).tolist()[known * KV_BLOCK : len(chain) * KV_BLOCK],
+                "block_hashes": chain[cached:],
+                "parent_block_hash": chain[cached - 1] if cached else None,
+                "token_ids": array("I", packed).tolist()[cached * KV_BLOCK : len(chain) * KV_BLOCK],
                 "block_size": KV_BLOCK,
                 "lora_id": None,
                 "medium": "GPU",
             }
             events.append(stored)
-        for kv_block in reversed(chain):  # so that what ends a prompt is dropped first
+        for kv_block in reversed(chain):  # so that the end of a prompt is dropped first
             held[kv_block] = None
             held.move_to_end(kv_block)
         removed = [held.popitem(last=False)[0] for _ in range(len(held) - KV_BLOCKS)]
@@ -269,7 +269,7 @@ def publish(prompts: Connection) -> None:
 
 
 def ratio(times: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Of the medians, and its 95 % interval: requests are drawn again, each with both of its times."""
+    """Return the ratio of the medians with a 95 % interval, resampling requests with both of their times."""
     rng = random.Random(0)
     pairs = list(zip(times, base, strict=True))
     drawn = []

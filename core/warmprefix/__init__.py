@@ -17,8 +17,7 @@ from warmprefix.order_sharing.base import NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner.planner import ContextPlanner
-from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
-from warmprefix.residency.capacity import capacity_from_metrics
+from warmprefix.residency import EngineReport, FeedStats, NoFeed, ResidencyFeed, capacity_from_metrics
 from warmprefix.retries import Retries
 from warmprefix.routing import (
     Agent,
@@ -36,8 +35,7 @@ from warmprefix.routing import (
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.stores.guard import GuardedStore
 from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats
-from warmprefix.traces.base import NoRecorder, RequestRecorder
-from warmprefix.traces.recorder import TraceRecorder
+from warmprefix.traces import NoRecorder, RequestRecorder, TraceRecorder
 
 __all__ = [
     "Agent",

@@ -1,4 +1,4 @@
-"""One real vLLM on the CPU for all tests of a session; each finds it running, and its prefix cache empty."""
+"""One real vLLM on the CPU for all tests of a session; each test finds it running with an empty prefix cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vllm_server import FOLDER, EngineUnavailableError, VllmServer, prepare
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import EngineLink, messages_for
 from warmprefix.plan import ContextPlan
-from warmprefix.residency.tokenizer import EngineTokenizer
+from warmprefix.residency import EngineTokenizer
 
 KV_BLOCKS = 320
-"""Of 32 tokens: some 15 prompts of these tests, so that most of what they send is evicted again."""
+"""Of 32 tokens each: room for about 15 prompts of these tests, so that most prompts are evicted again."""
 PREAMBLE = "You answer from the context."
-QUESTION = "What does it say?"
+QUESTION = "What is in it?"
 WORDS = (
     *("river", "stone", "window", "garden", "letter", "morning", "winter", "bridge", "market", "harbour", "candle"),
     *("mountain", "forest", "shadow", "silver", "copper", "engine", "signal", "number", "paper", "travel", "answer"),
@@ -34,7 +34,7 @@ Serve = Callable[..., tuple[ContextPlan, int]]
 @pytest.fixture(scope="session")
 def only_server() -> Iterator[VllmServer]:
     if FOLDER not in os.environ:
-        pytest.skip(f"{FOLDER} does not say where vLLM is, or is to be installed")
+        pytest.skip(f"{FOLDER} must be set to a folder with vLLM, or to install it in")
     try:
         prepare()
     except EngineUnavailableError as error:
@@ -45,7 +45,7 @@ def only_server() -> Iterator[VllmServer]:
 
 @pytest.fixture
 def server(only_server: VllmServer) -> VllmServer:
-    if not only_server.is_running:  # a test killed it, and failed
+    if not only_server.is_running:  # a failed test had killed it
         only_server.restart()
     only_server.reset_prefix_cache()
     return only_server
@@ -65,7 +65,7 @@ def link(planner: ContextPlanner) -> Iterator[EngineLink]:
 
 @pytest.fixture(scope="session")
 def passages(only_server: VllmServer) -> list[ContextBlock]:
-    """With the engine's own count of tokens, 70 to 170 each."""
+    """Return passages of 70 to 170 tokens each, by the engine's own count."""
     engine = EngineClient(only_server.base_url, only_server.model)
     rng = random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(30, 70))) for _ in range(120)]
@@ -77,14 +77,14 @@ def passages(only_server: VllmServer) -> list[ContextBlock]:
 
 @pytest.fixture
 def feed_options(server: VllmServer) -> dict[str, Any]:
-    """For a `KvEventFeed` that listens to the server."""
+    """Return the arguments of a `KvEventFeed` for the server."""
     tokenizer = EngineTokenizer(server.base_url, server.model)
     return {"endpoint": server.kv_events, "replay": server.kv_replay, "tokenizer": tokenizer}
 
 
 @pytest.fixture(scope="session")
 def requests() -> list[list[int]]:
-    """Numbers of six passages each, of topics that come back."""
+    """Return requests of six passage numbers each, of recurring topics."""
     return list(zipf_requests(300, k=6, topics=12, per_topic=10))
 
 
@@ -92,8 +92,10 @@ def requests() -> list[list[int]]:
 def serving(
     server: VllmServer, passages: list[ContextBlock]
 ) -> Callable[[ContextPlanner], AbstractContextManager[Serve]]:
-    """Within its `with`: a function that asks the engine, for the numbers of some passages, and gives the plan and the
-    cached tokens that the engine reported."""
+    """Return a context manager of a function that sends the passages with these numbers.
+
+    The function returns the plan and the cached tokens that the engine reported.
+    """
 
     @contextmanager
     def opened(planner: ContextPlanner) -> Iterator[Serve]:

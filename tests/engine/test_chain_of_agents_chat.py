@@ -1,4 +1,4 @@
-"""A chain of agents against a real engine, which all of them share."""
+"""A chain of agents with one real engine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def tokens(blocks: list[ContextBlock]) -> int:
     return sum(block.tokens for block in blocks)
 
 
-def test_documents_that_come_back_are_cached(chain: Any, passages: list[ContextBlock]) -> None:
+def test_repeated_documents_are_cached(chain: Any, passages: list[ContextBlock]) -> None:
     listed = passages[:4]
     first = chain.run("What is it?", listed, tenant="acme")
     again = chain.run("And what is that?", listed[::-1], tenant="acme")
     assert not first.skipped
     assert not again.skipped
     gained = again.usage.cached_tokens - first.usage.cached_tokens
-    assert gained > 0.6 * tokens(listed)  # whole KV blocks of 32 only, and each document has an end of its own
+    assert gained > 0.6 * tokens(listed)  # only whole KV blocks of 32, and each document has its own end
     assert {block.id: report.agent for report in first.workers for block in report.blocks} == {
         block.id: report.agent for report in again.workers for block in report.blocks
     }
@@ -46,7 +46,7 @@ def test_documents_that_come_back_are_cached(chain: Any, passages: list[ContextB
     assert other.usage.cached_tokens < again.usage.cached_tokens - 0.6 * tokens(listed)
 
 
-def test_a_conversation_refers_to_what_an_agent_was_told(chain: Any, passages: list[ContextBlock]) -> None:
+def test_a_conversation_refers_to_documents_of_earlier_turns(chain: Any, passages: list[ContextBlock]) -> None:
     listed = passages[:4]
     chain.run("What is it?", listed, conversation="chat")
     again = chain.run("And what is that?", [*listed[::-1], passages[4]], conversation="chat")
@@ -54,7 +54,9 @@ def test_a_conversation_refers_to_what_an_agent_was_told(chain: Any, passages: l
     assert again.usage.cached_tokens > 0.8 * tokens(listed)
 
 
-async def test_tasks_and_a_chain(server: VllmServer, planner: ContextPlanner, passages: list[ContextBlock]) -> None:
+async def test_async_chains_and_streams(
+    server: VllmServer, planner: ContextPlanner, passages: list[ContextBlock]
+) -> None:
     async with AsyncOpenAI(base_url=server.base_url, api_key="none", timeout=60.0) as client:
         workers = [plugin.Worker(name, client, server.model, options=FEW) for name in ("ann", "ben")]
         chain = plugin.ChainOfAgents(workers, plugin.Manager(client, server.model, options=FEW), planner=planner)

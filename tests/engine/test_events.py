@@ -1,4 +1,4 @@
-"""What a real engine forgets, and what the planner thinks that it holds."""
+"""The planner's prediction after a real engine is reset or killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis_servers import wait_until
 from vllm_server import BLOCK_SIZE, VllmServer
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed
 
 pytestmark = pytest.mark.vllm
 
@@ -33,7 +33,7 @@ def planner(server: VllmServer, feed_options: dict[str, Any]) -> Iterator[Contex
 
 @pytest.fixture
 def predict(planner: ContextPlanner, passages: list[ContextBlock]) -> Predict:
-    """Tokens of context that the planner takes for cached."""
+    """Return a function that predicts the cached tokens of context."""
 
     def predicted(numbers: list[int], tenant: str | None = None) -> int:
         plan = planner.plan([passages[n] for n in numbers], tenant=tenant, preamble=PREAMBLE)
@@ -43,18 +43,18 @@ def predict(planner: ContextPlanner, passages: list[ContextBlock]) -> Predict:
     return predicted
 
 
-def wait_until_known(planner: ContextPlanner, prompts: int) -> None:
+def wait_until_found(planner: ContextPlanner, prompts: int) -> None:
     wait_until(lambda: planner.stats().feed.prompts == prompts, f"{prompts} prompts are found among the events")
 
 
-def test_a_reset_is_heard(server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict) -> None:
+def test_a_reset_is_received(server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict) -> None:
     with serving(planner) as serve:
         serve(ONE)
-        wait_until_known(planner, 1)
+        wait_until_found(planner, 1)
         held = predict(ONE)
         server.reset_prefix_cache()
-        serve(OTHER)  # the engine tells of a reset in its next step
-        wait_until(lambda: predict(ONE) == 0, "the reset is heard of")
+        serve(OTHER)  # the engine publishes a reset in its next step
+        wait_until(lambda: predict(ONE) == 0, "the reset is received")
         plan, cached = serve(ONE)
         again, cached_again = serve(ONE)
     assert held > 0
@@ -63,7 +63,7 @@ def test_a_reset_is_heard(server: VllmServer, planner: ContextPlanner, serving: 
     assert cached_again > 0
 
 
-def test_an_engine_that_was_killed_starts_from_nothing(
+def test_a_killed_engine_starts_with_an_empty_cache(
     server: VllmServer, planner: ContextPlanner, serving: Serving, predict: Predict, requests: list[list[int]]
 ) -> None:
     with serving(planner) as serve:
@@ -78,8 +78,8 @@ def test_an_engine_that_was_killed_starts_from_nothing(
         assert planner.stats().commits == committed
         server.start()
         serve(OTHER)
-        wait_until(lambda: planner.stats().feed.wipes == 1, "the restart is heard of")
-        wait_until(lambda: predict(ONE) == 0, "what it held is forgotten")
+        wait_until(lambda: planner.stats().feed.wipes == 1, "the restart is received")
+        wait_until(lambda: predict(ONE) == 0, "its earlier state is discarded")
         served = [serve(request) for request in requests[:20]]
     stats = planner.stats()
     assert stats.feed.connected
@@ -92,13 +92,13 @@ def test_tenants_share_nothing(planner: ContextPlanner, serving: Serving, predic
     with serving(planner) as serve:
         first, cached = serve(ONE, "acme")
         assert cached == 0
-        wait_until_known(planner, 1)
+        wait_until_found(planner, 1)
         assert predict(ONE, "acme") > 0
         assert predict(ONE, "umbrella") == predict(ONE) == 0
         other, cached = serve(ONE, "umbrella")
         assert cached == 0, "it found what another tenant's request had cached"
-        _, nobodys = serve(ONE)
-        assert nobodys == 0
+        _, without_tenant = serve(ONE)
+        assert without_tenant == 0
         again, cached = serve(ONE, "acme")
         assert cached > 0
     assert first.cache_salt == again.cache_salt != other.cache_salt

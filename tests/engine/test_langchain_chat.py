@@ -1,4 +1,4 @@
-"""LangChain's chat model with `EngineLink`, and our retriever in front of it, against a real engine."""
+"""LangChain's chat model with `EngineLink` and our retriever, with a real engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_invoke_and_stream(
     assert stats.reported_cached_tokens > 0.8 * sum(block.tokens for block in passages[:6])
 
 
-async def test_a_chain_in_tasks(
+async def test_async_chains(
     server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
 ) -> None:
     async with link.async_http_client(timeout=60.0) as http_client:
@@ -55,7 +55,7 @@ async def test_a_chain_in_tasks(
     assert stats.reported_cached_tokens > 0
 
 
-def test_our_retriever_brings_back_what_is_cached(
+def test_our_retriever_reuses_cached_documents(
     server: VllmServer, planner: ContextPlanner, passages: list[ContextBlock]
 ) -> None:
     documents = pytest.importorskip("langchain_core.documents")

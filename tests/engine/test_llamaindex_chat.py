@@ -1,4 +1,4 @@
-"""LlamaIndex's chat model with `EngineLink`, and our postprocessor in front of it, against a real engine."""
+"""LlamaIndex's chat model with `EngineLink` and our postprocessor, with a real engine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_tasks(
     assert stats.reported_cached_tokens > 0
 
 
-def test_our_postprocessor_brings_back_what_is_cached(
+def test_our_postprocessor_reuses_cached_nodes(
     server: VllmServer, planner: ContextPlanner, link: EngineLink, passages: list[ContextBlock]
 ) -> None:
     schema = pytest.importorskip("llama_index.core.schema")

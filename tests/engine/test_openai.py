@@ -1,4 +1,4 @@
-"""The OpenAI SDK with `EngineLink`, and what a real engine answers it."""
+"""The OpenAI SDK with `EngineLink` and a real engine."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ async def async_client(server: VllmServer, link: EngineLink) -> AsyncIterator[As
         yield client
 
 
-def asked(server: VllmServer, plan: ContextPlan, **options: Any) -> dict[str, Any]:
+def request_for(server: VllmServer, plan: ContextPlan, **options: Any) -> dict[str, Any]:
     return {"model": server.model, "messages": messages_for(plan, "What is it?"), "max_tokens": 4, **options}
 
 
-def test_create(
+def test_create_reports_usage(
     server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
 ) -> None:
     def create() -> CompletionUsage:
         plan = planner.plan(passages[:6], tenant="acme")
-        answer = client.chat.completions.create(**asked(server, plan, extra_headers=link.headers(plan)))
+        answer = client.chat.completions.create(**request_for(server, plan, extra_headers=link.headers(plan)))
         usage = answer.usage
         assert isinstance(usage, CompletionUsage)
         return usage
@@ -56,25 +56,27 @@ def test_create(
     assert (details.cached_tokens or 0) > 0.8 * usage.prompt_tokens
 
 
-def test_a_stream_reports_usage_that_the_application_does_not_see(
+def test_a_stream_reports_usage_without_showing_it_to_the_application(
     server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
 ) -> None:
     for _ in range(2):
         plan = planner.plan(passages[:6])
         with link.sending(plan):
-            chunks: list[ChatCompletionChunk] = list(client.chat.completions.create(**asked(server, plan, stream=True)))
+            chunks: list[ChatCompletionChunk] = list(
+                client.chat.completions.create(**request_for(server, plan, stream=True))
+            )
         assert all(chunk.choices and chunk.usage is None for chunk in chunks)
     stats = planner.stats()
     assert (stats.commits, stats.reports, stats.open_plans) == (2, 2, 0)
     assert stats.reported_cached_tokens > 0
 
 
-def test_a_request_that_the_engine_refuses_is_not_learned(
+def test_a_refused_request_is_not_learned(
     server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
 ) -> None:
     plan = planner.plan(passages[:6])
     with link.sending(plan), pytest.raises(BadRequestError):
-        client.chat.completions.create(**asked(server, plan, temperature=-1))
+        client.chat.completions.create(**request_for(server, plan, temperature=-1))
     assert planner.stats().commits == 0
     assert planner.stats().open_plans == 0
 
@@ -90,10 +92,10 @@ async def test_tasks(
         plan = await planner.aplan(passages[number : number + 3])
         headers = link.headers(plan)
         if number % 2:
-            await async_client.chat.completions.create(**asked(server, plan, extra_headers=headers))
+            await async_client.chat.completions.create(**request_for(server, plan, extra_headers=headers))
         else:
             stream = await async_client.chat.completions.create(
-                **asked(server, plan, extra_headers=headers, stream=True)
+                **request_for(server, plan, extra_headers=headers, stream=True)
             )
             async for _ in stream:
                 pass
@@ -103,7 +105,7 @@ async def test_tasks(
     assert (stats.commits, stats.reports, stats.open_plans) == (8, 8, 0)
 
 
-def test_responses(
+def test_the_responses_api_reports_usage(
     server: VllmServer, planner: ContextPlanner, link: EngineLink, client: OpenAI, passages: list[ContextBlock]
 ) -> None:
     def create() -> int:

@@ -1,4 +1,4 @@
-"""What the planner predicts to be cached, beside what a real engine reports, with its KV events and without."""
+"""Predicted and reported cached tokens of a real engine, with and without its KV events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from vllm_server import VllmServer
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed
 
 pytestmark = pytest.mark.vllm
 
@@ -20,7 +20,7 @@ Serving = Callable[[ContextPlanner], AbstractContextManager[Serve]]
 
 
 @pytest.mark.parametrize("fed", [False, True], ids=["usage alone", "with the feed"])
-def test_predicts_what_the_engine_reports_under_eviction(
+def test_predictions_match_reports_under_eviction(
     fed: bool,
     server: VllmServer,
     feed_options: dict[str, Any],
@@ -46,7 +46,7 @@ def test_predicts_what_the_engine_reports_under_eviction(
     assert stats.reports == len(requests) == 300
     assert stats.reported_cached_tokens == reported
     assert stats.prediction_error_p95 <= max(passage.tokens for passage in passages)
-    # Questions and notes take room, too, that the planner's mirror has for context; only a feed can tell.
+    # Questions and notes also take room in the cache, which the planner's own model lacks; only a feed shows it.
     assert stats.predicted_cached_tokens == pytest.approx(reported, rel=0.1 if fed else 0.25)
     if fed:
         assert stats.feed.connected

@@ -20,7 +20,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.openai import EngineLink
-from warmprefix.residency.base import EngineReport
+from warmprefix.residency import EngineReport
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 Json = dict[str, Any]

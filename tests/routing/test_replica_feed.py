@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed
 from warmprefix.routing.replicas import ReplicaRouter
 
 SIZE = 4

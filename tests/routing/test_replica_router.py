@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats, NoAgentError, fingerprint
 from warmprefix.plan import Scope
-from warmprefix.residency.base import ResidencyTarget, ServedPrompt
+from warmprefix.residency import ResidencyTarget, ServedPrompt
 from warmprefix.routing.replica_state import Cache
 from warmprefix.routing.replica_tenants import TenantReplicas
 from warmprefix.routing.replicas import Replica, ReplicaRouter, ReplicaStats, Route
@@ -347,7 +347,7 @@ class Heard:
         self._failing()
         self.remembered.append(served)
 
-    def knows(self, cache_salt: str | None) -> bool:
+    def is_complete(self, cache_salt: str | None) -> bool:
         self._failing()
         return True
 

@@ -1,4 +1,4 @@
-"""A planner that has done some of everything that it counts."""
+"""A planner with at least one of most things that it counts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats
-from warmprefix.residency.base import ResidencyTarget, ServedPrompt
+from warmprefix.residency import ResidencyTarget, ServedPrompt
 
 
 class SteadyFeed:
-    """Has heard of two engines, and hears no more."""
+    """A feed with fixed counts of two engines."""
 
     def follow(self, target: ResidencyTarget) -> None:
         pass
@@ -19,7 +19,7 @@ class SteadyFeed:
     def remember(self, served: ServedPrompt) -> None:
         pass
 
-    def knows(self, cache_salt: str | None) -> bool:
+    def is_complete(self, cache_salt: str | None) -> bool:
         return True
 
     def stats(self) -> FeedStats:
@@ -32,7 +32,7 @@ class SteadyFeed:
 
 
 class FailingRecorder:
-    """Raises."""
+    """A recorder that always raises."""
 
     def record(self, *blocks: object, **request: object) -> None:
         raise RuntimeError("no disk")
@@ -40,7 +40,7 @@ class FailingRecorder:
 
 @pytest.fixture
 def busy_planner() -> Iterator[ContextPlanner]:
-    """3 requests outside a conversation, one of them failed, and 2 turns of one; all are counted as recorder errors."""
+    """Serve 3 requests outside a conversation, one of them abandoned, and 2 turns of one; the recorder always fails."""
     sky, sea, land = (ContextBlock(name * 40, id=name, tokens=40) for name in ("sky ", "sea ", "land "))
     with ContextPlanner(feed=SteadyFeed(), recorder=FailingRecorder()) as planner:
         first = planner.plan([sky, sea], tenant="acme", model="tiny")

@@ -1,4 +1,4 @@
-"""Without the extras: plain counts, and an error that says what to install."""
+"""Without the extras, counts work and an error names the package to install."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from warmprefix import MissingExtraError
         ("opentelemetry", "opentelemetry", "otel", "opentelemetry-api"),
     ],
 )
-def test_the_counts_are_there_and_the_error_names_the_extra(
-    module: str, missing: str, extra: str, package: str
-) -> None:
+def test_counts_work_and_the_error_names_the_extra(module: str, missing: str, extra: str, package: str) -> None:
     code = f"""
 import sys
 sys.modules[{missing!r}] = None

@@ -1,4 +1,4 @@
-"""Spans and metrics, as OpenTelemetry's own SDK hands them on."""
+"""Spans and metrics as OpenTelemetry's own SDK exports them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import INVALID_SPAN, SpanKind, use_span
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, PlannerObserver
-from warmprefix.telemetry.latency import LATENCY_BUCKETS
-from warmprefix.telemetry.measures import MEASURES
+from warmprefix.telemetry import LATENCY_BUCKETS
+from warmprefix.telemetry.exported_metrics import METRICS
 from warmprefix.telemetry.opentelemetry import OpenTelemetryObserver, annotate_current_span, export_stats
 
+NUMBERS = [metric for metric in METRICS if metric.kind != "histogram"]
 BLOCKS = [ContextBlock("The sky is blue.", id="sky", tokens=5), ContextBlock("The sea is deep.", id="sea", tokens=6)]
 
 
@@ -91,11 +92,11 @@ def number(points: Points, name: str, **attributes: str) -> int | float:
     return value
 
 
-def test_it_is_an_observer(traced: Traced) -> None:
+def test_it_implements_the_observer_protocol(traced: Traced) -> None:
     assert isinstance(OpenTelemetryObserver(traced.provider), PlannerObserver)
 
 
-def test_a_request_makes_two_spans_below_the_callers(traced: Traced) -> None:
+def test_a_request_makes_two_spans_below_the_callers_span(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider))
     with traced.tracer.start_as_current_span("answer") as caller:
         plan = planner.plan(BLOCKS, model="tiny", tenant="acme", conversation="chat-42", placement="tail")
@@ -142,41 +143,41 @@ def test_spans_last_as_long_as_the_calls(traced: Traced) -> None:
         assert before - 1_000_000 <= span.start_time < span.end_time <= after
 
 
-def test_references_and_predictions_are_told(traced: Traced) -> None:
+def test_spans_have_references_and_predictions(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider))
     for _ in range(2):
         traced.exporter.clear()
         with planner.planning(BLOCKS, conversation="chat-42", placement="tail"):
             pass
-    told = traced.spans()["warmprefix.plan"].attributes or {}
-    assert (told["warmprefix.plan.references"], told["warmprefix.plan.reference_tokens"]) == (2, 11)
+    attributes = traced.spans()["warmprefix.plan"].attributes or {}
+    assert (attributes["warmprefix.plan.references"], attributes["warmprefix.plan.reference_tokens"]) == (2, 11)
     for order in (BLOCKS, BLOCKS[::-1]):
         traced.exporter.clear()
         with planner.planning(order):
             pass
-    told = traced.spans()["warmprefix.plan"].attributes or {}
-    assert (told["warmprefix.plan.reordered"], told["warmprefix.plan.resident_tokens"]) == (True, 11)
+    attributes = traced.spans()["warmprefix.plan"].attributes or {}
+    assert (attributes["warmprefix.plan.reordered"], attributes["warmprefix.plan.resident_tokens"]) == (True, 11)
 
 
-def test_what_the_engine_does_not_tell_is_left_out(traced: Traced) -> None:
+def test_values_that_the_engine_does_not_report_are_left_out(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider))
     planner.commit(planner.plan(BLOCKS))
     for span in traced.spans().values():
         assert not [name for name in span.attributes or {} if name.startswith("gen_ai.")]
 
 
-def test_no_text_tenant_block_or_conversation_is_told(traced: Traced) -> None:
+def test_spans_hold_no_text_tenant_block_or_conversation(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider), salt_key=b"secret")
     with planner.planning(
         BLOCKS, tenant="acme", conversation="chat-42", placement="tail", preamble="Be terse."
     ) as plan:
         pass
-    told = " ".join(str(value) for span in traced.spans().values() for value in (span.attributes or {}).values())
+    attributes = " ".join(str(value) for span in traced.spans().values() for value in (span.attributes or {}).values())
     for secret in ("acme", "chat-42", "sky", "sea", "terse", str(plan.cache_salt), BLOCKS[0].fingerprint.hex()):
-        assert secret not in told
+        assert secret not in attributes
 
 
-def test_conversations_are_told_where_that_is_asked_for(traced: Traced) -> None:
+def test_spans_hold_conversation_ids_only_on_request(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider, conversation_ids=True))
     with planner.planning(BLOCKS, conversation="chat-42", placement="tail"):
         pass
@@ -184,7 +185,7 @@ def test_conversations_are_told_where_that_is_asked_for(traced: Traced) -> None:
         assert (span.attributes or {})["gen_ai.conversation.id"] == "chat-42"
 
 
-def test_a_plan_that_is_abandoned_has_a_span_of_no_length(traced: Traced) -> None:
+def test_an_abandoned_plan_has_a_span_of_zero_length(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider))
     with pytest.raises(TimeoutError), planner.planning(BLOCKS) as plan:
         raise TimeoutError
@@ -193,7 +194,7 @@ def test_a_plan_that_is_abandoned_has_a_span_of_no_length(traced: Traced) -> Non
     assert dict(span.attributes or {}) == {"warmprefix.plan.id": plan.id}
 
 
-async def test_tasks_have_their_own_callers(traced: Traced) -> None:
+async def test_spans_of_tasks_have_their_own_parents(traced: Traced) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider))
 
     async def answer(question: str) -> None:
@@ -211,7 +212,7 @@ async def test_tasks_have_their_own_callers(traced: Traced) -> None:
     ]
 
 
-def test_an_observer_that_raises_breaks_no_request(busy_planner: ContextPlanner) -> None:
+def test_a_failing_exporter_breaks_no_request(busy_planner: ContextPlanner) -> None:
     class Broken(SpanProcessor):
         def on_end(self, span: ReadableSpan) -> None:
             raise ConnectionError("no collector")
@@ -228,25 +229,25 @@ def test_an_observer_that_raises_breaks_no_request(busy_planner: ContextPlanner)
 
 
 def test_spans_that_are_not_sampled_cost_no_attributes() -> None:
-    class Asked(ContextPlan):
+    class Untouched(ContextPlan):
         @property
         def reordered(self) -> bool:
-            raise AssertionError("asked in vain")
+            raise AssertionError("the span is not recording")
 
     provider = TracerProvider(ALWAYS_OFF)
     plan = ContextPlanner().plan(BLOCKS)
     plain = {name: getattr(plan, name) for name in ContextPlan.__slots__}
-    OpenTelemetryObserver(provider).planned(Asked(**plain), 0.1)
+    OpenTelemetryObserver(provider).planned(Untouched(**plain), 0.1)
     provider.shutdown()
 
 
-def test_without_an_sdk_it_does_nothing() -> None:
+def test_without_an_sdk_the_observer_does_nothing() -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver())
     planner.commit(planner.plan(BLOCKS), 3)
     assert planner.stats().observer_errors == 0
 
 
-def test_planning_is_a_histogram_with_fine_buckets(reader: InMemoryMetricReader, meters: MeterProvider) -> None:
+def test_planning_is_a_histogram_with_our_buckets(reader: InMemoryMetricReader, meters: MeterProvider) -> None:
     planner = ContextPlanner(observer=OpenTelemetryObserver(meter_provider=meters, name="chat"))
     for _ in range(3):
         planner.plan(BLOCKS)
@@ -256,12 +257,12 @@ def test_planning_is_a_histogram_with_fine_buckets(reader: InMemoryMetricReader,
     assert tuple(point.explicit_bounds) == LATENCY_BUCKETS
 
 
-def test_all_counts_are_exported(
+def test_export_stats_exports_every_number(
     reader: InMemoryMetricReader, meters: MeterProvider, busy_planner: ContextPlanner
 ) -> None:
     export_stats(busy_planner, meters)
     points = collected(reader)
-    assert points.keys() == {f"warmprefix.{measure.name}" for measure in MEASURES}
+    assert points.keys() == {f"warmprefix.{metric.name}" for metric in NUMBERS}
     assert number(points, "warmprefix.plans") == 5
     assert number(points, "warmprefix.fallbacks", reason="recorder") == 5
     assert number(points, "warmprefix.feed_lag") == 0.25
@@ -269,22 +270,22 @@ def test_all_counts_are_exported(
     assert number(collected(reader), "warmprefix.plans") == 6
 
 
-def test_one_round_of_collecting_asks_a_planner_once(reader: InMemoryMetricReader, meters: MeterProvider) -> None:
+def test_one_round_of_collecting_reads_a_planner_once(reader: InMemoryMetricReader, meters: MeterProvider) -> None:
     class Counting(ContextPlanner):
-        asked = 0
+        reads = 0
 
         def stats(self):  # type: ignore[no-untyped-def]
-            self.asked += 1
+            self.reads += 1
             return super().stats()
 
     planner = Counting()
     export_stats(planner, meters)
     for rounds in (1, 2, 3):
         collected(reader)
-        assert planner.asked == rounds
+        assert planner.reads == rounds
 
 
-def test_several_planners_and_those_that_are_gone(reader: InMemoryMetricReader, meters: MeterProvider) -> None:
+def test_planners_are_distinguished_and_dropped_when_gone(reader: InMemoryMetricReader, meters: MeterProvider) -> None:
     chat, agents = ContextPlanner(), ContextPlanner()
     export_stats(chat, meters, name="chat")
     export_stats(agents, meters, name="agents")
@@ -299,7 +300,7 @@ def test_several_planners_and_those_that_are_gone(reader: InMemoryMetricReader, 
     assert [dict(point.attributes or {}) for point in collected(reader)["warmprefix.plans"]] == [{"planner": "agents"}]
 
 
-def test_readers_in_several_threads_see_whole_counts(busy_planner: ContextPlanner) -> None:
+def test_readers_in_several_threads_see_complete_counts(busy_planner: ContextPlanner) -> None:
     readers = [InMemoryMetricReader() for _ in range(3)]
     provider = MeterProvider(readers)
     export_stats(busy_planner, provider)
@@ -308,7 +309,7 @@ def test_readers_in_several_threads_see_whole_counts(busy_planner: ContextPlanne
     def read(reader: InMemoryMetricReader) -> None:
         for _ in range(20):
             points = collected(reader)
-            if len(points) != len(MEASURES) or number(points, "warmprefix.plans") != 5:
+            if len(points) != len(NUMBERS) or number(points, "warmprefix.plans") != 5:
                 wrong.append(points)
 
     threads = [threading.Thread(target=read, args=(reader,)) for reader in readers]
@@ -320,7 +321,7 @@ def test_readers_in_several_threads_see_whole_counts(busy_planner: ContextPlanne
     assert not wrong
 
 
-def test_the_callers_span_can_be_told_what_the_engine_said(traced: Traced) -> None:
+def test_annotate_current_span_adds_the_engines_report(traced: Traced) -> None:
     plan = ContextPlanner().plan(BLOCKS)
     report = EngineReport(cached_tokens=64, prompt_tokens=100)
     with traced.tracer.start_as_current_span("chat tiny"):
@@ -336,7 +337,7 @@ def test_the_callers_span_can_be_told_what_the_engine_said(traced: Traced) -> No
         annotate_current_span(report)
 
 
-def test_a_process_with_global_providers_ends_in_silence() -> None:
+def test_a_process_with_global_providers_exits_without_output() -> None:
     code = """
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider

@@ -1,4 +1,4 @@
-"""The Prometheus metrics, as a scraper sees them."""
+"""The Prometheus metrics as a scraper sees them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from warmprefix import ContextPlanner, PlannerStats
-from warmprefix.telemetry.latency import LATENCY_BUCKETS
-from warmprefix.telemetry.measures import DURATIONS, MEASURES
+from warmprefix.telemetry import LATENCY_BUCKETS
+from warmprefix.telemetry.exported_metrics import METRICS
 from warmprefix.telemetry.prometheus import PlannerCollector, register, unregister
 
 
@@ -55,9 +55,7 @@ def value_of(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return samples_of(registry)[name, tuple(sorted({"planner": "default", **labels}.items()))]
 
 
-def test_a_scrape_over_http_reads_the_planner_as_it_is_then(
-    registry: CollectorRegistry, busy_planner: ContextPlanner
-) -> None:
+def test_each_scrape_over_http_reads_current_counts(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
     register(busy_planner, registry)
     with served(registry) as url:
         texts = []
@@ -103,17 +101,17 @@ def test_latencies_are_cumulative_histograms(registry: CollectorRegistry, busy_p
     assert buckets["0.001"] == at_most
 
 
-def test_both_text_formats_can_be_read_back(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
+def test_both_text_formats_can_be_parsed(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
     register(busy_planner, registry)
     classic = list(text_string_to_metric_families(generate_latest(registry).decode()))
     openmetrics = strictly_parsed(registry)
-    assert len(classic) == len(openmetrics) == len(MEASURES) + len(DURATIONS)
+    assert len(classic) == len(openmetrics) == len(METRICS)
     for family in openmetrics:
         assert family.samples
         assert family.documentation.endswith(".")
 
 
-def test_names_are_as_prometheus_wants_them(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
+def test_names_follow_the_conventions_of_prometheus(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
     register(busy_planner, registry)
     for family in registry.collect():
         assert family.name.startswith("warmprefix_")
@@ -123,7 +121,7 @@ def test_names_are_as_prometheus_wants_them(registry: CollectorRegistry, busy_pl
             assert family.name.endswith("_seconds")
 
 
-def test_labels_are_few_and_never_of_a_request(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
+def test_no_label_comes_from_a_request(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
     register(busy_planner, registry, labels={"app": "chat"})
     values: dict[str, set[str]] = {}
     for family in registry.collect():
@@ -147,7 +145,7 @@ def test_several_planners_share_one_description_of_each_metric(registry: Collect
     assert samples_of(registry)["warmprefix_plans_total", (("planner", "chat"), ("team", "search"))] == 0
 
 
-def test_a_planner_that_is_gone_has_no_series_and_its_name_is_free(registry: CollectorRegistry) -> None:
+def test_a_deleted_planner_has_no_series_and_frees_its_name(registry: CollectorRegistry) -> None:
     planner = ContextPlanner()
     register(planner, registry)
     assert samples_of(registry)
@@ -159,17 +157,17 @@ def test_a_planner_that_is_gone_has_no_series_and_its_name_is_free(registry: Col
     assert value_of(registry, "warmprefix_plans_total") == 0
 
 
-def test_two_planners_of_one_name_are_a_mistake(registry: CollectorRegistry) -> None:
+def test_two_planners_cannot_share_a_name(registry: CollectorRegistry) -> None:
     first, second = ContextPlanner(), ContextPlanner()
     register(first, registry)
     register(first, registry)
-    with pytest.raises(ValueError, match="there is a planner called 'default' already"):
+    with pytest.raises(ValueError, match="name must differ from those of other registered planners, got 'default'"):
         register(second, registry)
     unregister(first, registry)
     register(second, registry)
 
 
-def test_leaving_out_who_is_not_there_does_nothing(registry: CollectorRegistry) -> None:
+def test_unregistering_an_unregistered_planner_does_nothing(registry: CollectorRegistry) -> None:
     planner, other = ContextPlanner(), ContextPlanner()
     unregister(planner, registry)
     register(planner, registry)
@@ -178,22 +176,22 @@ def test_leaving_out_who_is_not_there_does_nothing(registry: CollectorRegistry) 
 
 
 @pytest.mark.parametrize("label", ["planner", "reason", "le", "__name__", "a-b", "1st", ""])
-def test_labels_that_can_not_be_are_refused(registry: CollectorRegistry, label: str) -> None:
+def test_labels_that_are_not_allowed_are_refused(registry: CollectorRegistry, label: str) -> None:
     planner = ContextPlanner()
-    with pytest.raises(ValueError, match="labels must be named by"):
+    with pytest.raises(ValueError, match="labels must be named with"):
         register(planner, registry, labels={label: "x"})
     register(planner, registry)
     assert value_of(registry, "warmprefix_plans_total") == 0
 
 
-def test_metrics_of_these_names_from_somebody_else_are_found_at_once(registry: CollectorRegistry) -> None:
+def test_other_metrics_with_these_names_are_refused(registry: CollectorRegistry) -> None:
     Gauge("warmprefix_scopes", "Not ours.", registry=registry)
     for _ in range(2):
         with pytest.raises(ValueError, match="warmprefix_scopes"):
             register(ContextPlanner(), registry)
 
 
-def test_registering_reads_nothing_and_leaves_the_others_alone(registry: CollectorRegistry) -> None:
+def test_registering_reads_nothing_and_keeps_other_metrics(registry: CollectorRegistry) -> None:
     class Unready:
         def stats(self) -> PlannerStats:
             raise AssertionError("read too early")
@@ -205,7 +203,7 @@ def test_registering_reads_nothing_and_leaves_the_others_alone(registry: Collect
     assert samples_of(registry)["requests_total", ()] == 1
 
 
-def test_a_reset_is_what_prometheus_takes_for_one(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
+def test_a_reset_sets_counters_to_zero(registry: CollectorRegistry, busy_planner: ContextPlanner) -> None:
     register(busy_planner, registry)
     before = samples_of(registry)
     busy_planner.reset()
@@ -219,7 +217,7 @@ def test_a_reset_is_what_prometheus_takes_for_one(registry: CollectorRegistry, b
     assert value_of(registry, "warmprefix_plan_duration_seconds_count") == 1
 
 
-def test_a_collector_of_ones_own(busy_planner: ContextPlanner) -> None:
+def test_a_collector_can_be_registered_by_the_application(busy_planner: ContextPlanner) -> None:
     registry = CollectorRegistry()
     collector = PlannerCollector()
     collector.watch(busy_planner, name="mine")
@@ -229,7 +227,7 @@ def test_a_collector_of_ones_own(busy_planner: ContextPlanner) -> None:
     assert not samples_of(registry)
 
 
-def test_a_process_with_metrics_ends_in_silence() -> None:
+def test_a_process_with_metrics_exits_without_output() -> None:
     code = """
 from warmprefix import ContextPlanner
 from warmprefix.telemetry.prometheus import register

@@ -1,4 +1,4 @@
-"""The page and the dashboard against what is really exported."""
+"""docs/telemetry.md, the dashboard and the alerts against the exported metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from prometheus_client.core import Metric
 
 from warmprefix import ContextPlanner, PlannerObserver
+from warmprefix.telemetry.exported_metrics import METRICS
 from warmprefix.telemetry.prometheus import PlannerCollector, unregister
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,7 +24,7 @@ SERIES = re.compile(r"\bwarmprefix_\w+")
 
 
 def exported() -> dict[str, str]:
-    """The series that are exported, and the type of their metric."""
+    """Return the exported series, with the type of their metric."""
     suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
     return {
         f"{family.name}{suffix}": family.type
@@ -44,26 +44,26 @@ def queries() -> list[str]:
     return variables + [target["expr"] for panel in panels() for target in panel.get("targets", [])]
 
 
-def test_the_pages_table_is_what_is_exported() -> None:
-    def name_of(family: Metric) -> str:
-        return f"{family.name}_total" if family.type == "counter" else family.name
-
+def test_the_table_of_the_page_lists_the_declared_metrics() -> None:
+    names = [family.name for family in PlannerCollector().describe()]
     rows = re.findall(r"^\| `(warmprefix_\w+)` \| (counter|gauge|histogram) \| (.+) \|$", PAGE, re.MULTILINE)
     assert rows == [
-        (name_of(family), family.type, family.documentation.removesuffix("."))
-        for family in PlannerCollector().describe()
+        (f"{name}_total" if metric.kind == "counter" else name, metric.kind, metric.description.removesuffix("."))
+        for name, metric in zip(names, METRICS, strict=True)
     ]
 
 
-def test_the_pages_reasons_are_those_that_are_exported(busy_planner: ContextPlanner) -> None:
+def test_the_reasons_of_the_page_are_the_exported_ones(busy_planner: ContextPlanner) -> None:
     collector = PlannerCollector()
     collector.watch(busy_planner)
-    told = {sample.labels["reason"] for f in collector.collect() for sample in f.samples if "reason" in sample.labels}
+    exported_reasons = {
+        sample.labels["reason"] for f in collector.collect() for sample in f.samples if "reason" in sample.labels
+    }
     table = PAGE.partition("| reason |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == told
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == exported_reasons
 
 
-def test_the_pages_alerts_are_those_of_the_file_and_use_what_is_exported() -> None:
+def test_the_alerts_match_the_page_and_use_exported_series() -> None:
     rules = (DOCS / "grafana/alerts.yml").read_text()
     alerts = re.findall(r"- alert: (\w+)", rules)
     assert re.findall(r"^\| `(Warmprefix\w+)` \|", PAGE, re.MULTILINE) == alerts
@@ -77,21 +77,21 @@ def test_the_pages_alerts_are_those_of_the_file_and_use_what_is_exported() -> No
         assert set(matched.split("|")) <= reasons
 
 
-def test_the_dashboard_shows_what_is_exported_and_all_of_it() -> None:
+def test_the_dashboard_shows_exactly_the_exported_series() -> None:
     used = {series for query in queries() for series in SERIES.findall(query)}
     assert used <= exported().keys()
     shown = {re.sub(r"_(bucket|sum|count)$", "", series) for series in used}
     assert shown == {re.sub(r"_(bucket|sum|count)$", "", series) for series in exported()}
 
 
-def test_the_dashboard_takes_counters_and_gauges_for_what_they_are() -> None:
+def test_the_dashboard_uses_rates_only_for_counters() -> None:
     types = exported()
     for query in queries()[2:]:
         for function, series in re.findall(r"(\w+)\((warmprefix_\w+)\{", query):
             assert (types[series] != "gauge") == (function in ("rate", "increase")), query
 
 
-def test_the_dashboard_keeps_to_its_variables() -> None:
+def test_every_query_of_the_dashboard_uses_its_variables() -> None:
     for query in queries()[2:]:
         assert query.count('{instance=~"$instance", planner=~"$planner"') == len(SERIES.findall(query)), query
     names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
@@ -101,7 +101,7 @@ def test_the_dashboard_keeps_to_its_variables() -> None:
             assert panel["type"] == "row" or part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
-def test_the_dashboards_panels_have_a_place_and_a_description_each() -> None:
+def test_the_panels_do_not_overlap_and_have_descriptions() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels():
         place = panel["gridPos"]
@@ -118,7 +118,7 @@ def test_the_dashboards_panels_have_a_place_and_a_description_each() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_the_pages_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = []
     serve = prometheus_client.start_http_server
 
@@ -150,7 +150,7 @@ def test_the_pages_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["planner"].stats().reported_cached_tokens == 64
 
 
-def test_the_pages_costs_are_those_of_the_benchmark() -> None:
+def test_the_costs_of_the_page_are_those_of_the_benchmark() -> None:
     results = DOCS.parent / "benchmarks/results/telemetry_overhead.json"
     measured = json.loads(results.read_text())["results"]
     expected = [

@@ -11,7 +11,7 @@ from warmprefix.openai.answers import AnswerReader, StreamedAnswer, WholeAnswer
 from warmprefix.openai.calls import Additions, Call, block_ends
 from warmprefix.openai.plans import SentPlan
 from warmprefix.plan import ContextPlan
-from warmprefix.residency.base import EngineReport
+from warmprefix.residency import EngineReport
 
 __all__ = ["Exchange", "Verdict"]
 

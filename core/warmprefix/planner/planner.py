@@ -30,16 +30,13 @@ from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBloc
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.request import Draft, Past
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
-from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed, ServedPrompt
-from warmprefix.residency.feedback import ScopeFeedback
-from warmprefix.residency.usage import PredictionErrors
-from warmprefix.residency.warm import paths_to_warm, warming_request
+from warmprefix.residency import EngineReport, FeedStats, NoFeed, ResidencyFeed, ServedPrompt
+from warmprefix.residency.report import PredictionErrors, ScopeFeedback, paths_to_warm, warming_request
 from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
 from warmprefix.stores.guard import GuardedStore
 from warmprefix.stores.outbox import unheard
 from warmprefix.telemetry import LatencyHistogram, NoObserver, PlannerObserver, PlannerStats
-from warmprefix.traces.base import RequestRecorder
-from warmprefix.traces.environment import recorder_from_environment
+from warmprefix.traces import RequestRecorder, recorder_from_environment
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -164,7 +161,7 @@ class ContextPlanner:
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable to those who know the tenant's name.
             recorder: Is told of every request as it came; by default, what `warmprefix record` asks for, if it runs
                 the application, and nothing otherwise.
-            feed: Knows from the engine what it holds, such as a `warmprefix.residency.feed.KvEventFeed`. Without one
+            feed: Knows from the engine what it holds, such as a `warmprefix.residency.KvEventFeed`. Without one
                 the planner goes by its own picture of the cache, and by what is reported of each answer.
             observer: Is told of every plan and its end; nobody by default.
             patience: After so many answers in a row of which nothing was cached, though each had been predicted to be
@@ -918,7 +915,7 @@ class ContextPlanner:
         distinct, positions, resolved, templates = draft.blocks, draft.positions, past.resolved, self._templates
         with self._lock:
             state = self._state(draft.scope)
-            is_left_alone = past.opens_prompt and state.feedback.evidence.leaves_alone()
+            is_left_alone = past.opens_prompt and state.feedback.evidence.keeps_order()
             order: Sequence[int] = range(len(distinct))
             if not draft.order_locked:
                 order = self._order(state, distinct, past.opens_prompt and not is_left_alone)
@@ -1069,7 +1066,7 @@ class ContextPlanner:
         if report.prompt_token_ids is None:  # so it is told nothing of this prompt
             return False
         try:
-            return self._feed.knows(plan.cache_salt)
+            return self._feed.is_complete(plan.cache_salt)
         except Exception:
             self._feed_failed()
             return False
@@ -1098,14 +1095,14 @@ class ContextPlanner:
         state = self._scopes.get(plan.scope)
         if state is None or not plan.opens_prompt:
             return
-        heard = state.feedback.hear(plan, report)
+        heard = state.feedback.learn(plan, report)
         if heard.comparison is not None:
             self._errors.add(heard.comparison)
             counts["compared_reports"] += 1
             counts["predicted_cached_tokens"] += round(heard.comparison.predicted)
             counts["compared_cached_tokens"] += heard.comparison.actual
             counts["compared_prompt_tokens"] += report.prompt_tokens or 0
-        if heard.has_turned:
+        if heard.ordering_switched:
             now = (
                 "left as they are, for it evidently caches nothing"
                 if state.feedback.evidence.is_off

@@ -16,7 +16,7 @@ from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
-from warmprefix.residency.base import EngineReport, ResidencyFeed, ServedPrompt
+from warmprefix.residency import EngineReport, ResidencyFeed, ServedPrompt
 from warmprefix.routing.balance import Choice, Item, share_out
 from warmprefix.routing.base import Agent, AssignedBlock, Assignment, Held, RouterStats, as_agent
 from warmprefix.routing.learning import LearnedSegment, name_digest, read_segment, routing_scope, write_segments
@@ -585,7 +585,7 @@ class AgentRouter:
         try:
             if plan.opens_prompt and plan.blocks:
                 fed.remember(plan, report.prompt_token_ids)
-            return fed.feed.knows(plan.cache_salt)
+            return fed.feed.is_complete(plan.cache_salt)
         except Exception:
             self._feed_failed(agent)
             return False

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from warmprefix.blocks import ContextBlock
 from warmprefix.plan import Scope
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.residency.base import ResidencyFeed
-from warmprefix.residency.usage import UsageFeedback
+from warmprefix.residency import ResidencyFeed
+from warmprefix.residency.report import UsageFeedback
 from warmprefix.routing.base import Agent
 from warmprefix.routing.underway import PromptsUnderWay
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from warmprefix.plan import PlannedBlock
-from warmprefix.residency.base import EngineReport
+from warmprefix.residency import EngineReport
 from warmprefix.routing.memory import TenantState
 from warmprefix.routing.replica_state import Cache, Home, Known, Loads, Member
 from warmprefix.routing.underway import PromptsUnderWay

@@ -19,7 +19,7 @@ from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.residency.base import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
+from warmprefix.residency import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
 from warmprefix.routing.memory import TenantMemory
 from warmprefix.routing.replica_state import Asked, Home, Loads, Member, Replica
 from warmprefix.routing.replica_tenants import Bounds, OpenRoute, TenantReplicas
@@ -616,7 +616,7 @@ class ReplicaRouter:
         if member.feed is None or plan is None or report.prompt_token_ids is None:
             return False
         try:
-            return member.feed.knows(plan.cache_salt)
+            return member.feed.is_complete(plan.cache_salt)
         except Exception:
             self._feed_failed()
             return False

@@ -1,16 +1,14 @@
-"""What a planner has done, and how fast: plain counts, and whoever wants to look on."""
+"""Counts and latencies of a planner, and the exporters that read them."""
 
 from __future__ import annotations
 
-from warmprefix.telemetry.base import NoObserver, PlannerObserver
-from warmprefix.telemetry.latency import LATENCY_BUCKETS, LatencyHistogram, LatencySnapshot
-from warmprefix.telemetry.stats import PlannerStats
+from warmprefix.telemetry.planner_stats import (
+    LATENCY_BUCKETS,
+    LatencyHistogram,
+    LatencySnapshot,
+    NoObserver,
+    PlannerObserver,
+    PlannerStats,
+)
 
-__all__ = [
-    "LATENCY_BUCKETS",
-    "LatencyHistogram",
-    "LatencySnapshot",
-    "NoObserver",
-    "PlannerObserver",
-    "PlannerStats",
-]
+__all__ = ["LATENCY_BUCKETS", "LatencyHistogram", "LatencySnapshot", "NoObserver", "PlannerObserver", "PlannerStats"]

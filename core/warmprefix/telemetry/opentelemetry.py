@@ -1,4 +1,4 @@
-"""A planner's requests as OpenTelemetry spans, and its counts as OpenTelemetry metrics."""
+"""Exports a planner's requests as OpenTelemetry spans, and its counts as OpenTelemetry metrics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.telemetry.latency import LATENCY_BUCKETS
-from warmprefix.telemetry.measures import DURATIONS, MEASURES, Measure
-from warmprefix.telemetry.stats import PlannerStats
-from warmprefix.telemetry.watched import CountingPlanner, WatchedPlanners
+from warmprefix.telemetry.exported_metrics import METRICS, Metric, PlannerWithStats, RegisteredPlanners
+from warmprefix.telemetry.planner_stats import LATENCY_BUCKETS, PlannerStats
 
 try:
     from opentelemetry import metrics, trace
@@ -26,20 +24,22 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
     from warmprefix.plan import ContextPlan
-    from warmprefix.residency.base import EngineReport
+    from warmprefix.residency import EngineReport
 
 __all__ = ["OpenTelemetryObserver", "annotate_current_span", "export_stats"]
 
 _SCOPE = "warmprefix"
-_PLANNING = DURATIONS[0]
+_PLANNING = next(metric for metric in METRICS if metric.name == "plan_duration")
+_NUMBERS = [metric for metric in METRICS if metric.kind != "histogram"]
+"""OpenTelemetry can observe numbers when it collects, but no histogram."""
 
 
 class OpenTelemetryObserver:
-    """A `PlannerObserver` that makes a span of each call, below the span that was current when it was made.
+    """A `PlannerObserver` that makes a span of each call, below the caller's current span.
 
-    The spans are made after the fact, with the times of the call, so that planning itself does not wait for them.
-    `warmprefix.plan` and `warmprefix.commit` tell one plan by `warmprefix.plan.id`. Texts, tenants and block ids are
-    never sent. It also records the histogram `warmprefix.plan_duration`; all other metrics are those of `export_stats`.
+    The spans are made after the fact, with the times of the call, so planning itself does not wait for them.
+    `warmprefix.plan` and `warmprefix.commit` of one plan share `warmprefix.plan.id`. Texts, tenants and block ids are
+    never sent. It also records the histogram `warmprefix.plan_duration`; `export_stats` exports all other metrics.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class OpenTelemetryObserver:
         """Send to the global providers, or to others.
 
         Args:
-            tracer_provider: Where spans go.
-            meter_provider: Where the histogram goes.
-            name: The value of the histogram's attribute `planner`.
-            conversation_ids: Whether spans tell `gen_ai.conversation.id`, which may identify somebody.
+            tracer_provider: Receives the spans.
+            meter_provider: Receives the histogram.
+            name: Value of the histogram's attribute `planner`.
+            conversation_ids: True to send `gen_ai.conversation.id`, which may identify a person.
         """
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
         self._planning = metrics.get_meter(_SCOPE, meter_provider=meter_provider).create_histogram(
             f"warmprefix.{_PLANNING.name}",
-            unit="s",
-            description=_PLANNING.help,
+            unit=_PLANNING.unit,
+            description=_PLANNING.description,
             explicit_bucket_boundaries_advisory=LATENCY_BUCKETS,
         )
         self._labels = {"planner": name}
@@ -89,7 +89,7 @@ class OpenTelemetryObserver:
         span.end(end)
 
     def committed(self, plan: ContextPlan, report: EngineReport, recorded: bool, seconds: float) -> None:
-        """Make a span `warmprefix.commit`, with what the engine said."""
+        """Make a span `warmprefix.commit`, with the engine's report."""
         span, end = self._begin("warmprefix.commit", seconds)
         if span.is_recording():
             span.set_attributes(
@@ -103,14 +103,14 @@ class OpenTelemetryObserver:
         span.end(end)
 
     def abandoned(self, plan: ContextPlan) -> None:
-        """Make a span `warmprefix.abandon`, of no length."""
+        """Make a span `warmprefix.abandon` of zero length."""
         span, end = self._begin("warmprefix.abandon", 0.0)
         if span.is_recording():
             span.set_attributes(self._identity(plan))
         span.end(end)
 
     def _begin(self, name: str, seconds: float) -> tuple[Span, int]:
-        """A span that began so long ago, and when it is to end, in nanoseconds."""
+        """Return a span that began `seconds` ago, and its end in nanoseconds."""
         end = time.time_ns()
         return self._tracer.start_span(name, start_time=end - int(seconds * 1e9)), end
 
@@ -124,7 +124,7 @@ class OpenTelemetryObserver:
 
 
 def annotate_current_span(report: EngineReport, plan: ContextPlan | None = None) -> None:
-    """Say on the current span what the engine reported, and what was predicted; for a span of your own around the call.
+    """Add the engine's report, and the plan's prediction, to your own span around the call.
 
     Many client instrumentations leave out the cached tokens. Does nothing where no span is recording.
     """
@@ -132,76 +132,76 @@ def annotate_current_span(report: EngineReport, plan: ContextPlan | None = None)
     if span.is_recording():
         span.set_attributes(_usage(report))
         if plan is not None:
-            span.set_attributes(
-                {"warmprefix.plan.id": plan.id, "warmprefix.plan.resident_tokens": plan.resident_tokens}
-            )
+            span.set_attribute("warmprefix.plan.id", plan.id)
+            span.set_attribute("warmprefix.plan.resident_tokens", plan.resident_tokens)
+
+
+def _usage(report: EngineReport) -> dict[str, int | float]:
+    """Return the reported values under the names of the conventions for generative AI."""
+    values = {
+        "gen_ai.usage.input_tokens": report.prompt_tokens,  # cached tokens included
+        "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,
+        "gen_ai.response.time_to_first_chunk": report.ttft,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def export_stats(
-    planner: CountingPlanner, meter_provider: MeterProvider | None = None, *, name: str = "default"
+    planner: PlannerWithStats, meter_provider: MeterProvider | None = None, *, name: str = "default"
 ) -> None:
-    """Have a planner's counts exported as metrics, read when they are collected, for as long as the planner lives.
+    """Export a planner's counts as metrics, read when they are collected, for as long as the planner lives.
 
-    They have the names of the Prometheus metrics, with `warmprefix.` in front and without suffixes of type and unit;
-    a collector that translates them to Prometheus makes them the same again. The two histograms can't be read that way:
-    `OpenTelemetryObserver` records that of planning, and that of the store is left out.
+    The names are those of the Prometheus metrics, with the prefix `warmprefix.` and without suffixes of type and unit;
+    a collector that translates them to Prometheus restores these. Histograms cannot be read on collection:
+    `OpenTelemetryObserver` records the one of planning, and the one of the store is not exported.
 
     Args:
         planner: A `ContextPlanner`, which is not kept alive.
         meter_provider: The global one by default.
-        name: The value of the attribute `planner`, which tells the planners of one process apart.
+        name: Value of the attribute `planner`, which distinguishes the planners of one process.
 
     Raises:
         ValueError: Another planner has this name there.
     """
-    made = _Export()
-    export = _exports.setdefault(metrics if meter_provider is None else meter_provider, made)
-    if export is made:
-        export.begin(metrics.get_meter(_SCOPE, meter_provider=meter_provider))
-    export.planners.add(planner, name)
+    created = _Instruments()
+    instruments = _instruments.setdefault(metrics if meter_provider is None else meter_provider, created)
+    if instruments is created:
+        instruments.begin(metrics.get_meter(_SCOPE, meter_provider=meter_provider))
+    instruments.planners.add(planner, name)
 
 
-def _usage(report: EngineReport) -> dict[str, int | float]:
-    """What an engine told, under the names of the conventions for generative AI."""
-    told = {
-        "gen_ai.usage.input_tokens": report.prompt_tokens,  # those that were cached included
-        "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,
-        "gen_ai.response.time_to_first_chunk": report.ttft,
-    }
-    return {name: value for name, value in told.items() if value is not None}
+class _Collection(NamedTuple):
+    """The counts of one round of collecting."""
+
+    stats: Sequence[tuple[Mapping[str, str], PlannerStats]]
+    done: set[str]
+    """Names of the metrics that were collected from these counts."""
 
 
-class _Round(NamedTuple):
-    """What is told in one round of collecting."""
-
-    counted: Sequence[tuple[Mapping[str, str], PlannerStats]]
-    told: set[str]
-    """The measures that it was told of already."""
-
-
-class _Export:
+class _Instruments:
     """The instruments of one meter provider, for any number of planners."""
 
     def __init__(self) -> None:
-        self.planners = WatchedPlanners()
-        self._round = _Round((), {measure.name for measure in MEASURES})
+        self.planners = RegisteredPlanners()
+        self._collection = _Collection((), {metric.name for metric in _NUMBERS})
 
     def begin(self, meter: Meter) -> None:
-        for measure in MEASURES:
-            create = meter.create_observable_counter if measure.kind == "counter" else meter.create_observable_gauge
-            create(f"warmprefix.{measure.name}", [partial(self._observe, measure)], measure.unit, measure.help)
+        for metric in _NUMBERS:
+            create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+            create(f"warmprefix.{metric.name}", [partial(self._observe, metric)], metric.unit, metric.description)
 
-    def _observe(self, measure: Measure, options: CallbackOptions) -> Iterable[Observation]:
-        current = self._round
-        if measure.name in current.told:  # a new one: planners are asked once for all that it tells
-            current = self._round = _Round(self.planners.stats(), set())
-        current.told.add(measure.name)
+    def _observe(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
+        current = self._collection
+        # A metric that comes a second time starts a new round. Each round reads every planner once.
+        if metric.name in current.done:
+            current = self._collection = _Collection(self.planners.stats(), set())
+        current.done.add(metric.name)
         return [
             metrics.Observation(value, {**labels, **own})
-            for labels, stats in current.counted
-            for own, value in measure.samples(stats)
+            for labels, stats in current.stats
+            for own, value in metric.samples(stats)
         ]
 
 
-_exports: weakref.WeakKeyDictionary[object, _Export] = weakref.WeakKeyDictionary()
-"""By meter provider; the module `metrics` stands for the global one, which may be another one tomorrow."""
+_instruments: weakref.WeakKeyDictionary[object, _Instruments] = weakref.WeakKeyDictionary()
+"""By meter provider; the module `metrics` stands for the global provider, which an application may replace."""

@@ -1,4 +1,4 @@
-"""A planner's counts as Prometheus metrics, read when they are scraped, so that requests pay nothing for them."""
+"""Exports planners' counts as Prometheus metrics, read on each scrape, so that requests pay nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.telemetry.latency import LATENCY_BUCKETS, LatencySnapshot
-from warmprefix.telemetry.measures import DURATIONS, MEASURES, Measure
-from warmprefix.telemetry.stats import PlannerStats
-from warmprefix.telemetry.watched import CountingPlanner, WatchedPlanners
+from warmprefix.telemetry.exported_metrics import METRICS, Metric, PlannerWithStats, RegisteredPlanners
+from warmprefix.telemetry.planner_stats import LATENCY_BUCKETS, PlannerStats
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.core import Metric as MetricFamily
     from prometheus_client.registry import Collector
     from prometheus_client.utils import floatToGoString
 except ImportError as exc:
@@ -27,27 +26,27 @@ _BOUNDS = [*map(floatToGoString, LATENCY_BUCKETS), "+Inf"]
 
 
 def register(
-    planner: CountingPlanner,
+    planner: PlannerWithStats,
     registry: CollectorRegistry = REGISTRY,
     *,
     name: str = "default",
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Have a planner's metrics among those of a registry, for as long as the planner lives.
+    """Export a planner's metrics through a registry, for as long as the planner lives.
 
     Args:
         planner: A `ContextPlanner`, which is not kept alive.
         registry: By default the one that `prometheus_client` serves.
-        name: The value of the label `planner`, which tells the planners of one process apart.
-        labels: More labels, the same for all of its metrics.
+        name: Value of the label `planner`, which distinguishes the planners of one process.
+        labels: Further labels, the same for all metrics of this planner.
 
     Raises:
-        ValueError: Another planner has this name there; a label has a name that labels can't have; or the registry has
-            metrics of these names from somebody else.
+        ValueError: Another planner has this name there, a label has a name that is not allowed, or the registry has
+            metrics with these names from another source.
     """
-    made = PlannerCollector()
-    collector = _collectors.setdefault(registry, made)
-    if collector is made:
+    created = PlannerCollector()
+    collector = _collectors.setdefault(registry, created)
+    if collector is created:
         try:
             registry.register(collector)
         except BaseException:
@@ -56,67 +55,62 @@ def register(
     collector.watch(planner, name=name, labels=labels)
 
 
-def unregister(planner: CountingPlanner, registry: CollectorRegistry = REGISTRY) -> None:
-    """Undo `register`."""
+def unregister(planner: PlannerWithStats, registry: CollectorRegistry = REGISTRY) -> None:
+    """Undo `register`; does nothing for a planner that is not registered."""
     collector = _collectors.get(registry)
     if collector is not None:
         collector.unwatch(planner)
 
 
 class PlannerCollector(Collector):
-    """Any number of planners, told apart by the label `planner`.
+    """Collects any number of planners, distinguished by the label `planner`.
 
-    One a registry, since each metric's description may come but once: `register` sees to that.
+    A registry accepts each metric's description only once, so it needs one collector; `register` sees to that.
     """
 
     def __init__(self) -> None:
-        self._planners = WatchedPlanners()
+        self._planners = RegisteredPlanners()
 
     def watch(
-        self, planner: CountingPlanner, *, name: str = "default", labels: Mapping[str, str] | None = None
+        self, planner: PlannerWithStats, *, name: str = "default", labels: Mapping[str, str] | None = None
     ) -> None:
-        """As `register` does."""
+        """Add a planner; the arguments are those of `register`."""
         self._planners.add(planner, name, labels)
 
-    def unwatch(self, planner: CountingPlanner) -> None:
-        """Leave it out from now on."""
+    def unwatch(self, planner: PlannerWithStats) -> None:
+        """Leave out a planner from now on."""
         self._planners.discard(planner)
 
-    def describe(self) -> Iterator[Metric]:
-        """All metrics, without a value."""
+    def describe(self) -> Iterator[MetricFamily]:
+        """Yield all metrics without values, and read no planner."""
         return _families([])
 
-    def collect(self) -> Iterator[Metric]:
-        """All metrics, as of now."""
+    def collect(self) -> Iterator[MetricFamily]:
+        """Yield all metrics with their current values."""
         return _families(self._planners.stats())
 
 
-def _families(planners: Sequence[tuple[dict[str, str], PlannerStats]]) -> Iterator[Metric]:
+def _families(planners: Sequence[tuple[dict[str, str], PlannerStats]]) -> Iterator[MetricFamily]:
     names = ["planner", *sorted({label for labels, _ in planners for label in labels} - {"planner"})]
-    for measure in MEASURES:
-        family_of = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
-        keys = names if callable(measure.read) else [*names, "reason"]
-        family = family_of(_name(measure), measure.help, labels=keys)
+    for metric in METRICS:
+        keys = [*names, "reason"] if metric.reasons else names
+        family = _family(metric, keys)
         for labels, stats in planners:
-            for own, value in measure.samples(stats):
-                family.add_metric(_values(keys, {**labels, **own}), value)
+            for own, value in metric.samples(stats):
+                values = [{**labels, **own}.get(key, "") for key in keys]  # Prometheus treats "" as absent
+                if isinstance(family, HistogramMetricFamily):
+                    buckets = list(zip(_BOUNDS, accumulate(value.counts), strict=True))
+                    family.add_metric(values, buckets, value.seconds)
+                else:
+                    family.add_metric(values, value)
         yield family
-    for duration in DURATIONS:
-        histogram = HistogramMetricFamily(f"warmprefix_{duration.name}_seconds", duration.help, labels=names)
-        for labels, stats in planners:
-            snapshot = duration.read(stats)
-            histogram.add_metric(_values(names, labels), _buckets(snapshot), snapshot.seconds)
-        yield histogram
 
 
-def _name(measure: Measure) -> str:
-    """Without the `_total` of a counter, which prometheus_client adds."""
-    return f"warmprefix_{measure.name}{'_seconds' if measure.unit == 's' else ''}"
-
-
-def _values(keys: Sequence[str], labels: Mapping[str, str]) -> list[str]:
-    return [labels.get(key, "") for key in keys]  # to Prometheus an empty label is none
-
-
-def _buckets(snapshot: LatencySnapshot) -> list[tuple[str, float]]:
-    return list(zip(_BOUNDS, accumulate(snapshot.counts), strict=True))
+def _family(metric: Metric, labels: Sequence[str]) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    """Return an empty family; prometheus_client adds `_total` to the name of a counter."""
+    name = f"warmprefix_{metric.name}{'_seconds' if metric.unit == 's' else ''}"
+    if metric.kind == "counter":
+        return CounterMetricFamily(name, metric.description, labels=labels)
+    if metric.kind == "gauge":
+        return GaugeMetricFamily(name, metric.description, labels=labels)
+    return HistogramMetricFamily(name, metric.description, labels=labels)

@@ -21,8 +21,7 @@ from warmprefix import (
     FeedStats,
     NoFeed,
 )
-from warmprefix.residency.base import ResidencyTarget, ServedPrompt
-from warmprefix.residency.feed import KvEventFeed
+from warmprefix.residency import KvEventFeed, ResidencyTarget, ServedPrompt
 
 KV = 4
 """Tokens a KV block; the tokenizer has one a character."""
@@ -83,7 +82,7 @@ def router(engine: Engine, feed: KvEventFeed) -> AgentRouter:
     router.join(Agent("fed"), feed)
     engine.publisher.wait_for_subscriber()
     receiver = feed._receiver
-    wait_until(lambda: receiver._links and not receiver.replaying, "it has asked for what came before")
+    wait_until(lambda: receiver._subscriptions and not receiver.replaying, "it has asked for what came before")
     return router
 
 
@@ -142,7 +141,7 @@ def test_what_the_engine_evicts_counts_as_held_no_more(router: AgentRouter, engi
 def test_a_feed_that_knows_goes_before_reports(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
     for name in ("sky", "sea", "sun"):
         serve(router, engine, name)
-    wait_until(lambda: feed.stats().prompts == 3 and feed.knows("a salt"), "all is known")
+    wait_until(lambda: feed.stats().prompts == 3 and feed.is_complete("a salt"), "all is known")
     serve(router, engine, "sun", cached=0)
     assert router.stats().stale == 0
     assert all(held(router, name) == ["fed"] for name in ("sky", "sea", "sun"))
@@ -172,7 +171,7 @@ def test_an_agent_that_comes_back_has_its_feed_still(router: AgentRouter, engine
         engine.store([1] * 8, None)
         router.join(agent)
         serve(router, engine, "sky")
-        wait_until(lambda: feed.knows("a salt"), "all is known")
+        wait_until(lambda: feed.is_complete("a salt"), "all is known")
         wait_until(lambda: held(router, "sky") == ["fed"], "the router knows that it is there again")
         engine.evict_all()
         wait_until(lambda: held(router, "sky") == [], "the router knows that it is gone")
@@ -206,7 +205,7 @@ class FailingFeed(NoFeed):
     def remember(self, served: ServedPrompt) -> None:
         raise OSError("no such engine")
 
-    def knows(self, cache_salt: str | None) -> bool:
+    def is_complete(self, cache_salt: str | None) -> bool:
         raise OSError("no such engine")
 
     def stats(self) -> FeedStats:

@@ -1,0 +1,19 @@
+"""Conclusions from an engine's own reports: cached tokens, TTFT, and the capacity of its cache."""
+
+from __future__ import annotations
+
+from warmprefix.residency.report.evidence import ReportFindings, ScopeFeedback
+from warmprefix.residency.report.startup import capacity_from_metrics, paths_to_warm, warming_request
+from warmprefix.residency.report.usage import EngineReport, PredictionErrors, UsageComparison, UsageFeedback
+
+__all__ = [
+    "EngineReport",
+    "PredictionErrors",
+    "ReportFindings",
+    "ScopeFeedback",
+    "UsageComparison",
+    "UsageFeedback",
+    "capacity_from_metrics",
+    "paths_to_warm",
+    "warming_request",
+]

@@ -1,0 +1,140 @@
+"""Conclusions from the answers of one scope: what the engine held, and whether it caches at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from warmprefix.plan import ContextPlan
+from warmprefix.residency.report.usage import EngineReport, UsageComparison, UsageFeedback
+
+__all__ = ["CachingEvidence", "ReportFindings", "ScopeFeedback", "TtftFeedback"]
+
+_PROBE_INTERVAL = 16
+"""One request in this many is still ordered while ordering is off; otherwise nothing could show that it pays again."""
+
+_REMEMBERED_ANSWERS = 64
+_MIN_COLD_ANSWERS = 8
+"""Cold answers needed before TTFT allows a conclusion."""
+
+_MIN_RESIDENT_SHARE = 0.5
+"""Share of the context that must be predicted as resident, or a wrong prediction would not show in TTFT."""
+
+
+class ReportFindings(NamedTuple):
+    """The conclusions from one answer."""
+
+    comparison: UsageComparison | None = None
+    """Prediction and engine's count, if the engine reported one."""
+    resident_blocks: int | None = None
+    """The engine held this many of the context's first blocks; None unless fewer than predicted."""
+    ordering_switched: bool = False
+    """True if this answer turned ordering off for the scope, or on again."""
+
+
+class ScopeFeedback:
+    """Learns from the answers of one scope: from cached tokens where the engine reports them, otherwise from TTFT.
+
+    Args:
+        patience: As for `CachingEvidence`.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        self.evidence = CachingEvidence(patience)
+        self._usage = UsageFeedback()
+        self._ttft = TtftFeedback()
+
+    def learn(self, plan: ContextPlan, report: EngineReport) -> ReportFindings:
+        """Learn from the answer to a plan whose context opens its prompt. O(blocks)."""
+        if not plan.blocks:
+            return ReportFindings()
+        predicted = _resident_blocks(plan)
+        comparison = self._usage.compare(plan.blocks, predicted, report)
+        if comparison is not None:
+            switched = self.evidence.add(predicted > 0, comparison.actual)
+            held = comparison.resident_blocks
+            return ReportFindings(comparison, held if held < predicted else None, switched)
+        if report.ttft is not None and self._ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft):
+            return ReportFindings(resident_blocks=0)
+        return ReportFindings()
+
+
+def _resident_blocks(plan: ContextPlan) -> int:
+    """Return the number of first blocks that the plan took for resident."""
+    tokens = count = 0
+    for planned in plan.blocks if plan.resident_tokens else ():
+        tokens += planned.block.tokens
+        if tokens > plan.resident_tokens:
+            break
+        count += 1
+    return count
+
+
+class CachingEvidence:
+    """Turns ordering off for a scope whose engine evidently does not cache, and on again when it does.
+
+    Evidence against caching is a run of answers with zero reported cached tokens to prompts predicted to be partly
+    cached. Any cached token is evidence for it. An engine that reports nothing gives no evidence.
+
+    Args:
+        patience: Length of such a run; None to never turn ordering off.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        self._patience = patience
+        self._misses = 0
+        self._requests = 0
+        self.is_off = False
+        """True while ordering is off."""
+
+    def keeps_order(self) -> bool:
+        """Return True if the request being planned keeps its order. Counts the request while ordering is off."""
+        if not self.is_off:
+            return False
+        self._requests += 1
+        return self._requests % _PROBE_INTERVAL != 0
+
+    def add(self, expected: bool, cached_tokens: int) -> bool:
+        """Add an answer; return True if it turned ordering on or off.
+
+        Args:
+            expected: True if part of its context was predicted to be resident.
+            cached_tokens: The engine's count.
+        """
+        was_off = self.is_off
+        if cached_tokens > 0:
+            self._misses, self.is_off = 0, False
+        elif expected:
+            self._misses += 1
+            self.is_off = self._patience is not None and self._misses >= self._patience
+        return self.is_off != was_off
+
+
+class TtftFeedback:
+    """Detects, for one scope, that a prompt predicted to be largely cached was prefilled from scratch.
+
+    CacheWeaver, section 3.4. The time to prefill a token is learned from prompts without predicted cached tokens. A
+    predicted deep hit that took longer than halfway between its expected time and that of a cold prompt was a miss.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_per_token: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
+
+    def was_cold(self, tokens: int, resident_tokens: int, ttft: float) -> bool:
+        """Learn from an answer, or return True if it was a miss. O(1).
+
+        Args:
+            tokens: Tokens of the whole context.
+            resident_tokens: Of these, tokens predicted to be resident.
+            ttft: Seconds to the first token.
+        """
+        if tokens <= 0 or ttft <= 0:
+            return False
+        if resident_tokens == 0:
+            self._seconds_per_token.append(ttft / tokens)
+            return False
+        if resident_tokens < _MIN_RESIDENT_SHARE * tokens or len(self._seconds_per_token) < _MIN_COLD_ANSWERS:
+            return False
+        cold = sorted(self._seconds_per_token)[len(self._seconds_per_token) // 2] * tokens
+        warm = cold * (1 - resident_tokens / tokens)
+        return ttft > (warm + cold) / 2

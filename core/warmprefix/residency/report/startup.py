@@ -1,0 +1,98 @@
+"""Before the first request: the capacity of an engine's cache, and prompts that warm it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any
+
+from warmprefix.blocks import ContextBlock
+from warmprefix.errors import EngineError
+from warmprefix.prefix.tree import PrefixTree
+
+__all__ = ["capacity_from_metrics", "paths_to_warm", "warming_request"]
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_VLLM = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_SGLANG = re.compile(r"^sglang:max_total_num_tokens(?:\{.*\})? (\S+)", re.MULTILINE)
+_MAX_BYTES = 64 << 20
+
+
+def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
+    """Return the number of tokens that the KV cache of an engine holds.
+
+    Pass it as `capacity_tokens` to a `ContextPlanner`.
+
+    >>> capacity_from_metrics('vllm:cache_config_info{block_size="16",num_gpu_blocks="2048"} 1.0')
+    32768
+
+    Args:
+        source: The engine's address, such as `http://localhost:8000` (with or without `/v1`), to read its Prometheus
+            metrics; or the text of these.
+        timeout: Seconds to wait for them.
+
+    Returns:
+        vLLM's `block_size` times `num_gpu_blocks`, or SGLang's `max_total_num_tokens`. Of several engines or
+        data-parallel ranks, the smallest value: one of them caches a prompt.
+
+    Raises:
+        EngineError: The engine could not be reached, or its metrics lack these values.
+        ValueError: `source` is an address that is not `http` or `https`.
+    """
+    text = _metrics(source, timeout) if "://" in source and "\n" not in source else source
+    found = [float(value) for value in _SGLANG.findall(text)]
+    for labels in _VLLM.findall(text):
+        values = dict(_LABEL.findall(labels))
+        try:
+            found.append(int(values["block_size"]) * int(values["num_gpu_blocks"]))
+        except (KeyError, ValueError):  # "None", before the cache was allocated
+            continue
+    tokens = [int(value) for value in found if value >= 1]
+    if not tokens:
+        raise EngineError("the metrics lack both vllm:cache_config_info with its sizes and sglang:max_total_num_tokens")
+    return min(tokens)
+
+
+def _metrics(address: str, timeout: float) -> str:
+    import http.client  # slow imports, for a function that is called once
+    import urllib.request
+
+    if not address.startswith(("http://", "https://")):
+        raise ValueError(f"source must be an http or https address, or the text of metrics, got {address!r}")
+    url = f"{address.rstrip('/').removesuffix('/v1').removesuffix('/metrics')}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:  # noqa: S310 - the scheme was checked
+            body: bytes = answer.read(_MAX_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise EngineError(f"{url} could not be read: {error}") from error
+    return body.decode("utf-8", "replace")
+
+
+def paths_to_warm(tree: PrefixTree[bytes], blocks: Iterable[ContextBlock], count: int) -> list[list[ContextBlock]]:
+    """Return the hottest paths of a tree, cut at the first block not given; the first path is empty (preamble only)."""
+    given = {block.fingerprint: block for block in blocks}
+    paths: list[list[ContextBlock]] = [[]]
+    for keys in tree.hottest_paths(count) if given else ():
+        path = [given[key] for key in takewhile(given.__contains__, keys)]
+        if path not in paths:
+            paths.append(path)
+    return paths
+
+
+def warming_request(model: str, preamble: str | None, context: str, cache_salt: str | None) -> dict[str, Any]:
+    """Return the arguments of `chat.completions.create` for a prompt that begins like a real one, for one token.
+
+    Args:
+        model: The engine's name of the model.
+        preamble: The system message, or None.
+        context: The rendered blocks, with which the user's message begins. If empty, the message is a full stop, since
+            many chat templates need one.
+        cache_salt: The tenant's.
+    """
+    messages = [] if preamble is None else [{"role": "system", "content": preamble}]
+    messages.append({"role": "user", "content": context or "."})
+    request: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 1}
+    if cache_salt is not None:
+        request["extra_body"] = {"cache_salt": cache_salt}
+    return request

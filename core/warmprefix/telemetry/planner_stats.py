@@ -1,0 +1,156 @@
+"""What a planner measures: counts, latencies, and calls of an observer."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from warmprefix.forks import in_each_process
+from warmprefix.residency import FeedStats
+
+if TYPE_CHECKING:
+    from warmprefix.plan import ContextPlan
+    from warmprefix.residency import EngineReport
+
+__all__ = ["LATENCY_BUCKETS", "LatencyHistogram", "LatencySnapshot", "NoObserver", "PlannerObserver", "PlannerStats"]
+
+LATENCY_BUCKETS = (
+    0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
+"""Upper bounds of the buckets in seconds, inclusive; the last bucket has no bound."""
+
+
+class LatencySnapshot(NamedTuple):
+    """The counts of a histogram at one moment."""
+
+    counts: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS) + 1)
+    """One per bucket, not cumulative."""
+    seconds: float = 0.0
+    """Sum of all observations."""
+
+    @property
+    def total(self) -> int:
+        """Number of observations."""
+        return sum(self.counts)
+
+
+class LatencyHistogram:
+    """Thread-safe counts of durations; `observe` takes O(log buckets), well under a microsecond."""
+
+    def __init__(self) -> None:
+        self._clear()
+        in_each_process(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # re-entrant: a finalizer may call `observe` inside `observe`
+
+    def observe(self, seconds: float) -> None:
+        bucket = bisect_left(LATENCY_BUCKETS, seconds)
+        with self._lock:
+            self._counts[bucket] += 1
+            self._seconds += seconds
+
+    def snapshot(self) -> LatencySnapshot:
+        with self._lock:
+            return LatencySnapshot(tuple(self._counts), self._seconds)
+
+    def reset(self) -> None:
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
+        self._seconds = 0.0
+
+
+_NO_LATENCY = LatencySnapshot()
+_EMPTY_FEED = FeedStats()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerStats:
+    """A snapshot of a planner's counts; `exported_metrics.METRICS` and docs/telemetry.md describe each one.
+
+    Counts before `plan_latency` only grow between two resets; fields after `store_latency` rise and fall.
+    """
+
+    plans: int = 0
+    commits: int = 0
+    abandons: int = 0
+    late_commits: int = 0
+    conflicts: int = 0
+    withdrawn_commits: int = 0
+    blank_blocks: int = 0
+    reordered_plans: int = 0
+    references: int = 0
+    planned_tokens: int = 0
+    resident_tokens: int = 0
+    reference_tokens: int = 0
+    reports: int = 0
+    reported_cached_tokens: int = 0
+    compared_reports: int = 0
+    predicted_cached_tokens: int = 0
+    """The preamble's tokens included, as in `compared_cached_tokens`."""
+    compared_cached_tokens: int = 0
+    compared_prompt_tokens: int = 0
+    stale_paths: int = 0
+    disabled_plans: int = 0
+    """Requests left in relevance order because their engine evidently does not cache."""
+    policy_errors: int = 0
+    """Requests served in relevance order because the ordering policy failed."""
+    store_errors: int = 0
+    """Failed store operations; the request went on without de-duplication."""
+    lost_notices: int = 0
+    """Commits, abandons and forgets that never reach the store: too many were waiting."""
+    contested_blocks: int = 0
+    shared_orders: int = 0
+    published_orders: int = 0
+    sharing_errors: int = 0
+    """Orders that could not be shared or read, and transport failures; each only costs hits."""
+    recorder_errors: int = 0
+    """Exceptions of the recorder; the requests went on."""
+    feed_errors: int = 0
+    """Exceptions of the residency feed; the requests went on."""
+    observer_errors: int = 0
+    """Exceptions of the observer; the requests went on."""
+    plan_latency: LatencySnapshot = _NO_LATENCY
+    """Of `plan` and `aplan`, with the store's part."""
+    store_latency: LatencySnapshot = _NO_LATENCY
+    """Of the store calls made by `plan`, `commit`, `abandon` and their async twins."""
+    untold_notices: int = 0
+    open_plans: int = 0
+    scopes: int = 0
+    tree_nodes: int = 0
+    disabled_scopes: int = 0
+    prediction_error_mean: float = 0.0
+    """In tokens."""
+    prediction_error_p95: float = 0.0
+    """In tokens."""
+    residency_confidence: float | None = None
+    """Sum of the smaller of prediction and report over the sum of the larger; None before the first comparison."""
+    feed: FeedStats = _EMPTY_FEED
+    """Counts of the residency feed; empty without one."""
+
+
+@runtime_checkable
+class PlannerObserver(Protocol):
+    """Called during a request, from any thread, so it must be quick; its exceptions are counted and dropped."""
+
+    def planned(self, plan: ContextPlan, seconds: float) -> None:
+        """Receive a new plan, and how long planning took."""
+
+    def committed(self, plan: ContextPlan, report: EngineReport, recorded: bool, seconds: float) -> None:
+        """Receive a committed plan, the engine's report, and the result and duration of `commit`."""
+
+    def abandoned(self, plan: ContextPlan) -> None:
+        """Receive a plan that was open and is now abandoned."""
+
+
+class NoObserver:
+    """A `PlannerObserver` that does nothing."""
+
+    def planned(self, plan: ContextPlan, seconds: float) -> None: ...
+    def committed(self, plan: ContextPlan, report: EngineReport, recorded: bool, seconds: float) -> None: ...
+    def abandoned(self, plan: ContextPlan) -> None: ...
