@@ -20,7 +20,7 @@ from typing import Any
 from common import print_table, write_results
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.doctor.diagnosis import diagnose
-from warmprefix_tools.doctor.readers import read_log
+from warmprefix_tools.doctor.log_reader import read_log
 
 SEED = 7
 PROMPT_TOKENS = 8_000

@@ -30,7 +30,7 @@ except Exception as error:
 """
 DOCTOR = """
 from pathlib import Path
-from warmprefix_tools.doctor.readers import read_log
+from warmprefix_tools.doctor.log_reader import read_log
 read = lambda p: read_log([Path(p[0])])
 """
 TRACES = "from warmprefix_tools.traces.reader import read_trace; read = lambda p: read_trace(p[0])"

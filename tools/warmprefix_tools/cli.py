@@ -21,8 +21,8 @@ from warmprefix.plan import Placement
 from warmprefix.stores import Conversation
 from warmprefix_tools.demo.errors import DemoError
 from warmprefix_tools.demo.options import KV_BLOCKS, PREFILL_RATE, DemoOptions, PlacementChoice
-from warmprefix_tools.doctor.errors import DoctorError
-from warmprefix_tools.doctor.options import DoctorOptions
+from warmprefix_tools.doctor.doctor_options import DoctorOptions
+from warmprefix_tools.doctor.log_reader import DoctorError
 from warmprefix_tools.emulator.config import EmulatorConfig
 from warmprefix_tools.plan_batch.errors import PlanBatchError
 from warmprefix_tools.plan_batch.options import PlanBatchOptions, parse_capacity
@@ -350,11 +350,11 @@ def doctor(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write it as a page.")] = None,
 ) -> None:
     """Say what keeps the prefix cache cold in logged chat requests, worst first, and what to do about it."""
-    from warmprefix_tools.doctor.command import run_doctor
+    from warmprefix_tools.doctor.run_doctor import run_doctor
 
     try:
         options = DoctorOptions(
-            logs=tuple(logs),
+            logs=logs,
             kv_block_size=kv_block_size,
             capacity_tokens=capacity_tokens,
             fail_above=fail_above,

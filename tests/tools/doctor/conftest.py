@@ -21,8 +21,8 @@ import pytest
 
 from warmprefix_tools.demo.corpus import Entry, read_standard_library
 from warmprefix_tools.doctor.diagnosis import diagnose
-from warmprefix_tools.doctor.readers import read_log
-from warmprefix_tools.doctor.report import Report
+from warmprefix_tools.doctor.findings import DoctorReport
+from warmprefix_tools.doctor.log_reader import read_log
 
 Body = dict[str, Any]
 
@@ -372,8 +372,8 @@ def make_log(entries: tuple[Entry, ...]) -> MakeLog:
 
 
 @pytest.fixture
-def examine(tmp_path: Path) -> Callable[[Made], Report]:
-    def run(made: Made) -> Report:
+def examine(tmp_path: Path) -> Callable[[Made], DoctorReport]:
+    def run(made: Made) -> DoctorReport:
         return diagnose(read_log([made.write(tmp_path / "log.jsonl")]))
 
     return run

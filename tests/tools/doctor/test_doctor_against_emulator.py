@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.doctor.report import Report
+from warmprefix_tools.doctor.findings import DoctorReport
 from warmprefix_tools.emulator import PrefixCache, render_chat
 from warmprefix_tools.emulator.protocol import ChatCompletionRequest
 
-Examine = Callable[[Any], Report]
+Examine = Callable[[Any], DoctorReport]
 
 DEFECTS = [
     *[("rag", defect) for defect in ("timestamp", "random-id", "user-text", "whitespace", "unicode", "salt-split")],

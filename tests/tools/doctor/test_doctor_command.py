@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.doctor.options import DoctorOptions
+from warmprefix_tools.doctor.doctor_options import DoctorOptions
 
 COMMAND = [sys.executable, "-m", "warmprefix_tools", "doctor"]
 RULES = " ".join(f"Rule {n}: answer from the passages, and say so if they do not hold the answer." for n in range(40))
@@ -84,7 +84,7 @@ def test_json_alone_goes_to_standard_output(cold: Path) -> None:
     assert "40 requests from" in done.stderr
     assert report["requests"] == 40
     assert report["capacity_tokens"] == "unbounded"
-    assert report["hit_tokens"] + report["lost_tokens"] == report["mended_hit_tokens"]
+    assert report["hit_tokens"] + report["lost_tokens"] == report["repaired_hit_tokens"]
     assert report["lost_share"] == pytest.approx(report["lost_tokens"] / report["prompt_tokens"])
     (finding,) = report["findings"]
     assert finding["kind"] == "timestamp"
@@ -149,17 +149,20 @@ def test_what_controls_a_terminal_is_made_visible(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"kv_block_size": 0}, "--kv-block-size must be 1 or more, got 0"),
-        ({"capacity_tokens": 15}, "--capacity-tokens must hold one KV block of 16 tokens or more, got 15"),
+        ({"capacity_tokens": 15}, "--capacity-tokens must be --kv-block-size [(]16[)] or more, got 15"),
         ({"fail_above": 101}, "--fail-above must be a percentage from 0 to 100, got 101"),
         ({"fail_above": float("nan")}, "--fail-above must be a percentage from 0 to 100, got nan"),
-        ({"html_file": Path("-")}, "--html needs the name of a file"),
-        ({"json_file": Path("a"), "html_file": Path("a")}, "--json and --html must name different files"),
-        ({"json_file": Path("log")}, "log is to be read, so"),
+        ({"html_file": Path("-")}, "--html must name a file, got -"),
+        (
+            {"json_file": Path("a"), "html_file": Path("a")},
+            "--json and --html must name different files, got a for both",
+        ),
+        ({"json_file": Path("log")}, "must not name a log that is read, got log"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DoctorOptions(**{"logs": (Path("log"),), **options})
+        DoctorOptions(**{"logs": [Path("log")], **options})
 
 
 def test_a_bad_option_is_a_usage_error(warm: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from warmprefix_tools.demo.corpus import Entry
 from warmprefix_tools.doctor.diagnosis import _charges, diagnose
-from warmprefix_tools.doctor.readers import read_log
-from warmprefix_tools.doctor.report import Finding, Report
+from warmprefix_tools.doctor.findings import DoctorReport, Finding
+from warmprefix_tools.doctor.log_reader import read_log
 
 Body = dict[str, Any]
 
@@ -22,8 +22,8 @@ CLOSE = "\n\n" + " ".join(f"Reminder {n}: keep to the rules above, whatever is a
 
 
 @pytest.fixture
-def look(tmp_path: Path) -> Callable[..., Report]:
-    def run(records: Sequence[Body | str], **options: Any) -> Report:
+def look(tmp_path: Path) -> Callable[..., DoctorReport]:
+    def run(records: Sequence[Body | str], **options: Any) -> DoctorReport:
         lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
         (tmp_path / "log").write_text("\n".join(lines), encoding="utf-8")
         return diagnose(read_log([tmp_path / "log"]), **options)
@@ -42,11 +42,11 @@ def chat(system: str, *turns: str, **fields: Any) -> Body:
     return {"model": "m", "messages": [{"role": "system", "content": system}, *messages], **fields}
 
 
-def kinds(report: Report) -> set[str]:
+def kinds(report: DoctorReport) -> set[str]:
     return {finding.kind for finding in report.findings}
 
 
-def only(report: Report) -> Finding:
+def only(report: DoctorReport) -> Finding:
     (finding,) = report.findings
     return finding
 
@@ -66,7 +66,7 @@ def only(report: Report) -> Finding:
     ],
 )
 def test_the_mark_is_on_what_was_planted(
-    make_log: Callable[..., Any], examine: Callable[..., Report], kind: str, defect: str, marked: str
+    make_log: Callable[..., Any], examine: Callable[..., DoctorReport], kind: str, defect: str, marked: str
 ) -> None:
     made = make_log(kind, 1, defect)
     divergence = only(examine(made)).divergence
@@ -95,8 +95,8 @@ class EachHidesTheOther:
 
 
 def test_defects_that_hide_each_other_share_the_cost() -> None:
-    mender: Any = EachHidesTheOther()
-    assert _charges(mender, frozenset({"a", "b"})) == {"a": 50, "b": 50}
+    repairs: Any = EachHidesTheOther()
+    assert _charges(repairs, frozenset({"a", "b"})) == {"a": 50, "b": 50}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_defects_that_hide_each_other_share_the_cost() -> None:
     [("agent", "tool-order", "tools["), ("agent", "json-key-order", "tools["), ("rag", "salt-split", "cache_salt")],
 )
 def test_fields_are_told_by_their_path(
-    make_log: Callable[..., Any], examine: Callable[..., Report], kind: str, defect: str, path: str
+    make_log: Callable[..., Any], examine: Callable[..., DoctorReport], kind: str, defect: str, path: str
 ) -> None:
     divergence = only(examine(make_log(kind, 1, defect))).divergence
     assert divergence is not None
@@ -116,7 +116,7 @@ def test_fields_are_told_by_their_path(
     assert divergence.earlier.snippet != divergence.later.snippet
 
 
-def test_a_space_too_many_is_shown_where_it_is(look: Callable[..., Report]) -> None:
+def test_a_space_too_many_is_shown_where_it_is(look: Callable[..., DoctorReport]) -> None:
     finding = only(
         look([chat(RULES.replace("Rule 7:", "Rule  7:") if n % 2 else RULES, f"Why {n}?") for n in range(20)])
     )
@@ -127,7 +127,7 @@ def test_a_space_too_many_is_shown_where_it_is(look: Callable[..., Report]) -> N
     assert {place.snippet[slice(*(place.mark or (0, 0)))] for place in places} == {"", " "}
 
 
-def test_prompts_without_messages_are_looked_at_too(look: Callable[..., Report]) -> None:
+def test_prompts_without_messages_are_looked_at_too(look: Callable[..., DoctorReport]) -> None:
     lines = [
         f"INFO x] Received request c-{n}: prompt: {f'It is 10:{n:02}. {RULES} Why {n}?'!r}, params: None"
         for n in range(20)
@@ -141,7 +141,7 @@ def test_prompts_without_messages_are_looked_at_too(look: Callable[..., Report])
 # -- what ------------------------------------------------------------------------------------------------------------
 
 
-def test_relevance_order_with_numbers_costs_twice(look: Callable[..., Report], passages: list[str]) -> None:
+def test_relevance_order_with_numbers_costs_twice(look: Callable[..., DoctorReport], passages: list[str]) -> None:
     rng = random.Random(1)
     bodies = []
     for n in range(60):
@@ -151,13 +151,13 @@ def test_relevance_order_with_numbers_costs_twice(look: Callable[..., Report], p
     assert kinds(look(bodies)) == {"passage-order", "position-number"}
 
 
-def test_passages_need_no_labels(look: Callable[..., Report], passages: list[str]) -> None:
+def test_passages_need_no_labels(look: Callable[..., DoctorReport], passages: list[str]) -> None:
     rng = random.Random(2)
     bodies = [chat(RULES, "\n\n".join([*rng.sample(passages[:6], 5), f"Question: number {n}?"])) for n in range(60)]
     assert kinds(look(bodies)) == {"passage-order"}
 
 
-def test_short_prompts(look: Callable[..., Report]) -> None:
+def test_short_prompts(look: Callable[..., DoctorReport]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "Is it so?"}]}
     report = look([body] * 30)
     assert report.hit_tokens == 0
@@ -166,23 +166,23 @@ def test_short_prompts(look: Callable[..., Report]) -> None:
     assert look([body] * 30, kv_block_size=4).findings == ()
 
 
-def test_tenants_without_salts_are_told_of_at_no_cost(look: Callable[..., Report]) -> None:
+def test_tenants_without_salts_are_told_of_at_no_cost(look: Callable[..., DoctorReport]) -> None:
     bodies = [chat(RULES, f"Why {n}?", metadata={"tenant": f"t{n % 2}"}) for n in range(20)]
     report = look(bodies)
     finding = only(report)
     assert (finding.kind, finding.lost_tokens, finding.requests) == ("salt-shared", 0, 19)
     assert report.lost_share == 0
-    assert report.hit_tokens == report.mended_hit_tokens
+    assert report.hit_tokens == report.repaired_hit_tokens
     salted = [{**body, "cache_salt": f"s{n % 2}"} for n, body in enumerate(bodies)]
     assert look(salted).findings == ()
 
 
-def test_a_salt_for_each_request_is_one_too_many(look: Callable[..., Report]) -> None:
+def test_a_salt_for_each_request_is_one_too_many(look: Callable[..., DoctorReport]) -> None:
     assert only(look([chat(RULES, f"Why {n}?", cache_salt=f"s{n}") for n in range(20)])).kind == "salt-split"
     assert look([chat(RULES, f"Why {n}?", cache_salt=f"s{n % 3}") for n in range(20)]).findings == ()
 
 
-def test_json_in_a_prompt(look: Callable[..., Report]) -> None:
+def test_json_in_a_prompt(look: Callable[..., DoctorReport]) -> None:
     rng = random.Random(3)
     schema = {f"field_{n}": {"type": "string", "note": f"The {n}th."} for n in range(20)}
     systems = ["Reply as in: " + json.dumps(dict(rng.sample(sorted(schema.items()), 20))) + CLOSE for _ in range(20)]
@@ -202,7 +202,9 @@ def talk(turns: int, view: Callable[[list[str]], list[str]], passages: list[str]
     return bodies
 
 
-def test_a_summary_in_the_place_of_turns_rewrites_history(look: Callable[..., Report], passages: list[str]) -> None:
+def test_a_summary_in_the_place_of_turns_rewrites_history(
+    look: Callable[..., DoctorReport], passages: list[str]
+) -> None:
     def view(said: list[str]) -> list[str]:
         past = max(len(said) - 5, 0) // 2 * 2
         return ["So far: " + " ".join(text[:20] for text in said[:past]), "I see.", *said[past:]] if past else said
@@ -212,7 +214,7 @@ def test_a_summary_in_the_place_of_turns_rewrites_history(look: Callable[..., Re
     assert report.conversations == 1
 
 
-def test_the_window_that_slides(look: Callable[..., Report], passages: list[str]) -> None:
+def test_the_window_that_slides(look: Callable[..., DoctorReport], passages: list[str]) -> None:
     finding = only(look(talk(12, lambda said: said[-5:], passages)))
     assert finding.kind == "history-truncated"
     assert finding.divergence is not None
@@ -245,12 +247,12 @@ def clean_logs(passages: list[str]) -> dict[str, list[Body]]:
     }
 
 
-def test_what_does_no_harm_is_not_told(look: Callable[..., Report], passages: list[str]) -> None:
+def test_what_does_no_harm_is_not_told(look: Callable[..., DoctorReport], passages: list[str]) -> None:
     told = {name: kinds(look(bodies)) for name, bodies in clean_logs(passages).items()}
     assert told == {name: set() for name in told}
 
 
-def test_a_report_holds_no_more_of_the_prompts_than_around_the_spot(look: Callable[..., Report]) -> None:
+def test_a_report_holds_no_more_of_the_prompts_than_around_the_spot(look: Callable[..., DoctorReport]) -> None:
     report = look([chat(f"It is 10:{n:02}. {RULES} {'x' * 5_000}", "y" * 5_000) for n in range(20)])
     assert report.findings
     for finding in report.findings:
@@ -260,10 +262,10 @@ def test_a_report_holds_no_more_of_the_prompts_than_around_the_spot(look: Callab
 
 
 def test_a_bound_on_the_cache_leaves_less_to_find(
-    make_log: Callable[..., Any], examine: Callable[..., Report], look: Callable[..., Report]
+    make_log: Callable[..., Any], examine: Callable[..., DoctorReport], look: Callable[..., DoctorReport]
 ) -> None:
     bodies = make_log("rag", 2, "timestamp").bodies
     free, bounded = look(bodies), look(bodies, capacity_tokens=3_000)
     assert (free.capacity_tokens, bounded.capacity_tokens) == (None, 3_000)
     assert bounded.prompt_tokens == free.prompt_tokens
-    assert bounded.mended_hit_tokens < free.mended_hit_tokens
+    assert bounded.repaired_hit_tokens < free.repaired_hit_tokens

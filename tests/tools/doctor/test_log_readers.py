@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.doctor.errors import DoctorError
-from warmprefix_tools.doctor.prompts import PLAIN, TOOLS, Request
-from warmprefix_tools.doctor.readers import ReadLog, read_log
+from warmprefix_tools.doctor.log_reader import DoctorError, ReadLog, read_log
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogRequest
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What are tides?"}]
 BODY: dict[str, Any] = {"model": "m", "messages": MESSAGES}
@@ -34,7 +33,7 @@ def texts(result: ReadLog, request: int = 0) -> list[tuple[str, str]]:
     return [(message.role, result.log.text(message)) for message in result.log.requests[request].messages]
 
 
-def only(result: ReadLog) -> Request:
+def only(result: ReadLog) -> LogRequest:
     (request,) = result.log.requests
     assert (result.skipped, result.skipped_lines) == ([], 0)
     return request
@@ -93,7 +92,7 @@ def test_an_array_holds_a_request_per_element(tmp_path: Path, record: dict[str, 
     result = read_log([path])
     assert [texts(result, number) for number in range(2)] == [TEXTS, TEXTS]
     (skipped,) = result.skipped
-    assert skipped.reason == "no messages and no prompt in it"
+    assert skipped.reason == "it has neither messages nor a prompt"
     if indent is not None:
         assert '"model": "m"' in path.read_text().splitlines()[skipped.line]
 
@@ -260,7 +259,7 @@ def test_what_can_not_be_read_is_named_and_no_more(read: Any) -> None:
     for part in (
         "Expecting",
         "not a JSON object",
-        "no messages and no prompt",
+        "neither messages nor a prompt",
         "is empty",
         "has no role",
         "is int, neither",

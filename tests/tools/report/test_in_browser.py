@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
-from warmprefix_tools.doctor.report import Divergence, Place, Report, Skipped
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.result import ReplayResult
 from warmprefix_tools.report.document import document
@@ -34,7 +34,9 @@ MEASURE = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def pages(results: list[ReplayResult], report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(
+    results: list[ReplayResult], report: DoctorReport, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """By name: each as a file."""
     hostile = "\u202e</title><script>document.title = 'run'</script><img src='https://evil.example/x'>" + "W" * 300
     written = {
@@ -50,11 +52,13 @@ def pages(results: list[ReplayResult], report: Report, tmp_path_factory: pytest.
     return {name: directory / f"{name}.html" for name in written}
 
 
-def report_of(text: str, report: Report) -> Report:
+def report_of(text: str, report: DoctorReport) -> DoctorReport:
     """That text wherever text of a log can be."""
     place = Place(1, text, 1, message=0, role=text, snippet=text, mark=(3, 90))
     finding = replace(report.findings[0], kind=text, title=text, fix=text, divergence=Divergence(place, place, 1, 2))
-    return replace(report, files=(text, text), notes=(text,), findings=(finding,), skipped=(Skipped(text, 1, text),))
+    return replace(
+        report, files=(text, text), notes=(text,), findings=(finding,), skipped=(SkippedRecord(text, 1, text),)
+    )
 
 
 @pytest.fixture(params=list(SEEN.values()), ids=list(SEEN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warmprefix_tools.doctor.report import Divergence, Finding, Place, Report, Skipped
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place, SkippedRecord
 from warmprefix_tools.report.amounts import counted, percent, rounded
 from warmprefix_tools.report.bars import bars, fills, stack, swatch
 from warmprefix_tools.report.document import document
@@ -17,7 +17,7 @@ __all__ = ["doctor_page"]
 _TITLE = "What keeps the prefix cache cold"
 
 
-def doctor_page(report: Report) -> str:
+def doctor_page(report: DoctorReport) -> str:
     """One self-contained HTML page; the same bytes for the same report."""
     return document(
         _TITLE,
@@ -30,7 +30,7 @@ def doctor_page(report: Report) -> str:
     )
 
 
-def _header(report: Report) -> Markup:
+def _header(report: DoctorReport) -> Markup:
     files = [part for name in report.files for part in (element("code", outside(name)), ", ")][:-1]
     sizes = f"KV blocks of {report.kv_block_size} tokens, " + (
         "no bound" if report.capacity_tokens is None else f"room for {report.capacity_tokens:,}"
@@ -49,7 +49,7 @@ def _header(report: Report) -> Markup:
     )
 
 
-def _overview(report: Report) -> Markup:
+def _overview(report: DoctorReport) -> Markup:
     return element(
         "section",
         element("h2", "At a glance"),
@@ -61,11 +61,11 @@ def _overview(report: Report) -> Markup:
     )
 
 
-def _tiles(report: Report) -> Iterator[Markup]:
+def _tiles(report: DoctorReport) -> Iterator[Markup]:
     yield element("li", element("b", percent(report.hit_ratio)), element("span", "hit ratio as it is"))
     if report.findings:
         mended = element("span", "with all findings mended")
-        yield element("li", element("b", percent(report.mended_hit_ratio)), mended, class_="hero")
+        yield element("li", element("b", percent(report.repaired_hit_ratio)), mended, class_="hero")
     yield element("li", element("b", percent(report.bound_ratio)), element("span", "came before, wherever it stood"))
     if report.reported_prompt_tokens:
         reported = (report.reported_cached_tokens or 0) / report.reported_prompt_tokens
@@ -73,7 +73,7 @@ def _tiles(report: Report) -> Iterator[Markup]:
         yield element("li", element("b", percent(reported)), element("span", counted_of))
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: DoctorReport) -> str:
     if not report.requests:
         return "There was no request to look at."
     if not report.findings:
@@ -88,16 +88,16 @@ def _verdict(report: Report) -> str:
     )
 
 
-def _prompt_tokens(report: Report) -> Markup | None:
+def _prompt_tokens(report: DoctorReport) -> Markup | None:
     """One bar of all tokens: what became of them, and what could."""
     if not report.prompt_tokens:
         return None
-    elsewhere = max(report.bound_tokens - report.mended_hit_tokens, 0)
+    elsewhere = max(report.bound_tokens - report.repaired_hit_tokens, 0)
     parts = (
         ("found", "found in the cache", report.hit_tokens),
         ("order", "lost to the findings", report.lost_tokens),
         ("evicted", "came before, but in other places", elsewhere),
-        ("new", "new", max(report.prompt_tokens - report.mended_hit_tokens - elsewhere, 0)),
+        ("new", "new", max(report.prompt_tokens - report.repaired_hit_tokens - elsewhere, 0)),
     )
     shown = [part for part in parts if part[2]]
     drawn = [(class_, n / report.prompt_tokens, f"{name}: {n:,} tokens") for class_, name, n in shown]
@@ -113,7 +113,7 @@ def _prompt_tokens(report: Report) -> Markup | None:
     )
 
 
-def _causes(report: Report) -> Markup:
+def _causes(report: DoctorReport) -> Markup:
     """Chart and table in one: a row for each finding."""
     most = max(finding.share for finding in report.findings) or 1.0
     rows = [
@@ -167,7 +167,7 @@ def _place(place: Place) -> tuple[Markup, Markup]:
     return name, element("dd", excerpt(place.snippet, place.mark))
 
 
-def _skipped(report: Report) -> Markup | None:
+def _skipped(report: DoctorReport) -> Markup | None:
     if not report.skipped_lines:
         return None
     rows = [_skipped_row(record) for record in report.skipped]
@@ -180,7 +180,7 @@ def _skipped(report: Report) -> Markup | None:
     )
 
 
-def _skipped_row(record: Skipped) -> Markup:
+def _skipped_row(record: SkippedRecord) -> Markup:
     return row(outside(record.file), f"{record.line:,}", outside(record.reason))
 
 

@@ -1,8 +1,8 @@
 """Lists within messages: retrieved passages, search results, memories, however they are labelled.
 
-A list is a run of items of one style, such as ``[1] ...``, ``Document 3: ...``, ``<doc index="2">`` or bullets. Where
-nothing is labelled, paragraphs are the items. Where the last item ends is known from its text where that came up
-elsewhere, and guessed otherwise.
+A list is a run of items of one style, such as ``[1] ...``, ``Document 3: ...``, ``<doc index="2">`` or bullets. In a
+message without labels, paragraphs are the items. The last item of a list ends where the same text ended elsewhere; if
+it stands nowhere else, the end is a guess.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress, pairwise
 
-from warmprefix_tools.doctor.prompts import PLAIN, TOOLS, Message
-from warmprefix_tools.doctor.segments import Ids, PerSegment, SegmentPool
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogMessage
+from warmprefix_tools.doctor.segments import Ids, Memo, PerSegment, SegmentPool
 
-__all__ = ["Item", "ItemList", "Layout", "without_number"]
+__all__ = ["ItemList", "ListFinder", "ListItem", "without_number"]
 
 _KIND = (
     r"(?:search[ _])?(?:document|doc|passage|source|context|chunk|result|snippet|reference|ref|excerpt|article|memory|"
@@ -45,10 +45,9 @@ _STYLES = (_TAG, _WORD, _BRACKET, _RULED, _HEADING, _COUNTED, _BULLET)
 _COUNTED_STYLE, _BULLET_STYLE, _PARAGRAPHS, _COUNTED_PARAGRAPHS = 6, 7, 8, 9  # the first two have items of a line or so
 _FEWEST_PARAGRAPHS = 3
 _MOST_INDENT = 3
-_SHORT_PARAGRAPH = 12
-"""Tokens."""
+_SHORT_PARAGRAPH_TOKENS = 12
 _KEYED = re.compile(r"\s*(?:[-*•–]|\d{1,3}[.)]) \**([A-Za-z][\w ()/-]{0,30}):")
-_FEW = 4
+_LEAST_USES = 4
 _MOSTLY = 0.7
 _ASKS = re.compile(
     r"(?i)\s*(?:\#+ |\*\*|<)?(?:answer\b|(?:\w+[ '-]?){0,2}"
@@ -57,7 +56,7 @@ _ASKS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ListItem:
     """One item: segments `start` to `end` of its message."""
 
     start: int
@@ -66,10 +65,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemList:
-    """Items of one style, one right after another."""
+    """Consecutive items of one style."""
 
     style: int
-    items: tuple[Item, ...]
+    items: tuple[ListItem, ...]
 
     @property
     def start(self) -> int:
@@ -81,7 +80,7 @@ class ItemList:
 
 
 def without_number(segment: str) -> str:
-    r"""The segment with the number of its item taken out.
+    r"""Return the segment with "#" in place of the number of its item.
 
     >>> without_number("\n[3] Tides."), without_number('<doc index="4" id="x">'), without_number("Document 12: Tides.")
     ('\n[#] Tides.', '<doc index="#" id="x">', 'Document #: Tides.')
@@ -91,111 +90,109 @@ def without_number(segment: str) -> str:
         found = style.match(text)
         if found is None:
             continue
-        span = next(
-            (found.span(group) for group in range(1, style.groups + 1) if found[group] and found[group].isdigit()), None
-        )
+        spans = (found.span(group) for group in range(1, style.groups + 1) if found[group] and found[group].isdigit())
+        span = next(spans, None)
         if style is _TAG and span is None:
             number = _TAG_NUMBER.search(text, found.start(), found.end())
             span = number.span(1) if number else None
-        if span is not None:
-            at = len(segment) - len(text)
-            return f"{segment[: at + span[0]]}#{segment[at + span[1] :]}"
-        return segment
+        if span is None:
+            return segment
+        at = len(segment) - len(text)
+        return f"{segment[: at + span[0]]}#{segment[at + span[1] :]}"
     return segment
 
 
-@dataclass(slots=True)
-class Layout:
-    """The lists of every message, found when first asked for."""
+_StyleRun = tuple[int, list[int], int]
+"""Style of a run of items, where each item starts, and where the last one ends at the latest."""
 
-    pool: SegmentPool
-    _lists: dict[Message, tuple[ItemList, ...]] = field(default_factory=dict)
-    _found_runs: dict[Message, tuple[tuple[int, list[int], int], ...]] = field(default_factory=dict)
-    _styles: PerSegment = field(init=False)
-    _opens_line: PerSegment = field(init=False)
-    _bodies: set[int] = field(default_factory=set)
-    _fixed: Counter[Hashable] = field(default_factory=Counter)
-    """Uses of an item at a place of a list, and with None for the item, of any."""
-    _frame: set[int] = field(default_factory=set)
-    _rough: Callable[[Ids], Ids] = field(default=lambda ids: ids)
 
-    def __post_init__(self) -> None:
-        self._styles = PerSegment(self.pool.texts, _style)
-        self._opens_line = PerSegment(self.pool.texts, _opens)
+class ListFinder:
+    """Finds the lists of each message, after `learn` has seen all of them."""
 
-    def learn(self, messages: Mapping[Message, int], spread: Sequence[int], rough: Callable[[Ids], Ids]) -> None:
-        """Look through all messages first: for how items end, and for lists that belong to a template.
+    def __init__(self, pool: SegmentPool) -> None:
+        self._pool = pool
+        self._styles = PerSegment(pool.texts, _style)
+        self._opens_line = PerSegment(pool.texts, _opens)
+        self._rough: Callable[[Ids], Ids] = lambda ids: ids
+        self._runs = Memo[LogMessage, tuple[_StyleRun, ...]](lambda message: tuple(self._find_runs(message)))
+        self._lists = Memo(self._find)
+        self._bodies: set[int] = set()
+        """Texts of items, without the first segment."""
+        self._uses: Counter[Hashable] = Counter()
+        """Uses of an item at a place of a list; with None for the item, of any item."""
+        self._frame: set[int] = set()
+        """Segments that open a paragraph of a template."""
+
+    def learn(self, messages: Mapping[LogMessage, int], spread: Sequence[int], rough: Callable[[Ids], Ids]) -> None:
+        """Learn from all messages how items end, and which lists belong to a template.
 
         Args:
-            messages: The log's, each with the number of requests that have it.
-            spread: How many requests have each segment.
+            messages: Messages of the log, each with the number of requests that have it.
+            spread: Number of requests that have each segment.
             rough: Makes segments equal that differ in wording only.
         """
         self._learn_frame(messages, spread)
         self._rough = rough
         for message, uses in messages.items():
-            if message.role not in (TOOLS, "assistant"):
-                runs = self._found_runs[message] = tuple(self._runs(message))
-                plain = rough(message.ids)
-                for number, (style, starts, _) in enumerate(runs):
-                    places = self._places(message, style, number, starts[0])
-                    for place, (start, end) in enumerate(pairwise(starts)):
-                        self._bodies.add(hash(plain[start + 1 : end].tobytes()))
-                        item = hash(plain[start:end].tobytes())
-                        for key in places:
-                            self._fixed[key, place, item] += uses
-                            self._fixed[key, place, None] += uses
+            if message.role in (TOOLS, "assistant"):
+                continue
+            plain = rough(message.ids)
+            for number, (style, starts, _) in enumerate(self._runs[message]):
+                places = self._places(message, style, number, starts[0])
+                for place, (start, end) in enumerate(pairwise(starts)):
+                    self._bodies.add(hash(plain[start + 1 : end].tobytes()))
+                    item = hash(plain[start:end].tobytes())
+                    for key in places:
+                        self._uses[key, place, item] += uses
+                        self._uses[key, place, None] += uses
 
-    def lists(self, message: Message) -> tuple[ItemList, ...]:
-        """The lists of a message, in the order in which they stand; none for tools and answers."""
-        message = message.source
-        lists = self._lists.get(message)
-        if lists is None:
-            found = () if message.role in (TOOLS, "assistant") else self._found(message)
-            lists = self._lists[message] = tuple(sorted(found, key=lambda each: each.start))
-        return lists
+    def lists(self, message: LogMessage) -> tuple[ItemList, ...]:
+        """Return the lists of a message in the order in which they stand; none for tools and answers."""
+        return self._lists[message.source]
 
-    def _places(self, message: Message, style: int, number: int, start: int) -> tuple[Hashable, ...]:
-        """What a list is known by: its number in the message, the message's first words too, or the words in front."""
-        first, front = self._rough(array("I", [message.ids[0], message.ids[max(start - 1, 0)]]))
+    def _find(self, message: LogMessage) -> tuple[ItemList, ...]:
+        if message.role in (TOOLS, "assistant"):
+            return ()
+        lists = []
+        for number, (style, starts, limit) in enumerate(self._runs[message]):
+            if not self._is_fixed(message, style, number, starts):
+                end = limit if style == _PARAGRAPHS else self._end_of_last(message, starts[-1], limit, style)
+                bounds = pairwise([*starts, end])
+                lists.append(ItemList(style, tuple(ListItem(start, stop) for start, stop in bounds)))
+        del self._runs[message]  # needed no more, and large
+        return tuple(sorted(lists, key=lambda each: each.start))
+
+    def _places(self, message: LogMessage, style: int, number: int, start: int) -> tuple[Hashable, ...]:
+        """Return what identifies a list: its number in the message, the message's first words too, or its heading."""
+        first, heading = self._rough(array("I", [message.ids[0], message.ids[max(start - 1, 0)]]))
         return (
             (message.role, style, number),
             (message.role, style, number, first),
-            (message.role, style, "behind", front),
+            (message.role, style, "behind", heading),
         )
 
-    def _is_fixed(self, message: Message, style: int, number: int, starts: list[int]) -> bool:
-        """Whether most items are always the same: rules, say, and not what was found for a request."""
+    def _is_fixed(self, message: LogMessage, style: int, number: int, starts: list[int]) -> bool:
+        """Return whether most items are always the same, such as rules, and were not retrieved for a request."""
         if style in (_COUNTED_STYLE, _BULLET_STYLE) and self._is_keyed(message, starts):
             return True
         plain = self._rough(message.ids)
         for key in self._places(message, style, number, starts[0]):
             same = 0
             for place, (start, end) in enumerate(pairwise(starts)):
-                uses = self._fixed[key, place, hash(plain[start:end].tobytes())]
-                total = self._fixed[key, place, None]
-                same += total >= _FEW and uses >= _MOSTLY * total
+                uses = self._uses[key, place, hash(plain[start:end].tobytes())]
+                total = self._uses[key, place, None]
+                same += total >= _LEAST_USES and uses >= _MOSTLY * total
             if same * 2 >= len(starts) - 1:
                 return True
         return False
 
-    def _is_keyed(self, message: Message, starts: list[int]) -> bool:
-        """Whether the items are fields, each with a name of its own: ``- Plan: free``."""
-        found = [_KEYED.match(self.pool.texts[message.ids[start]]) for start in starts]
+    def _is_keyed(self, message: LogMessage, starts: list[int]) -> bool:
+        """Return whether the items are fields, each with a name of its own: ``- Plan: free``."""
+        found = [_KEYED.match(self._pool.texts[message.ids[start]]) for start in starts]
         names = [match[1] for match in found if match]
         return len(names) == len(set(names)) and len(names) * 2 >= len(starts)
 
-    def _found(self, message: Message) -> Iterator[ItemList]:
-        runs = self._found_runs.pop(message, None)
-        for number, (style, starts, limit) in enumerate(self._runs(message) if runs is None else runs):
-            if self._is_fixed(message, style, number, starts):
-                continue
-            end = limit if style == _PARAGRAPHS else self._end_of_last(message, starts[-1], limit, style)
-            items = tuple(Item(start, stop) for start, stop in zip(starts, [*starts[1:], end], strict=True))
-            yield ItemList(style, items)
-
-    def _runs(self, message: Message) -> Iterator[tuple[int, list[int], int]]:
-        """Style, where each item starts, and where the last ends at the latest."""
+    def _find_runs(self, message: LogMessage) -> Iterator[_StyleRun]:
         ids = message.ids
         if not len(ids):
             return
@@ -218,9 +215,9 @@ class Layout:
                 free = yield from self._paragraphs(message, opens, free[0])
             left: list[tuple[int, int]] = []
             for low, high in free:
-                starts = self._apart(opens, places[bisect_left(places, low) : bisect_left(places, high)])
+                starts = self._without_inner_lines(opens, places[bisect_left(places, low) : bisect_left(places, high)])
                 at = low
-                for run in self._broken(message, opens, starts) if style >= _COUNTED_STYLE else [starts]:
+                for run in self._split_runs(message, opens, starts) if style >= _COUNTED_STYLE else [starts]:
                     if len(run) < 2:
                         continue
                     labelled = True
@@ -234,21 +231,21 @@ class Layout:
             yield from self._paragraphs(message, opens, free[0])
 
     @staticmethod
-    def _apart(opens: bytearray, starts: list[int]) -> list[int]:
-        """If blank lines part most items, a line without one in front opens none."""
+    def _without_inner_lines(opens: bytearray, starts: list[int]) -> list[int]:
+        """Keep only items behind a blank line, if most stand behind one: other lines belong to an item."""
         parted = [i for i in starts[1:] if opens[i] == 2]
         return [*starts[:1], *parted] if len(parted) * 2 >= len(starts) - 1 > 0 else starts
 
-    def _rare_paragraphs(self, message: Message, opens: bytearray, end: int) -> int:
+    def _rare_paragraphs(self, message: LogMessage, opens: bytearray, end: int) -> int:
         """Count the paragraphs in front of a segment that are neither short nor in most requests."""
         ids = message.ids
         starts = [0, *_paragraph_starts(opens, 1, end), end]
         return sum(
-            not self._is_common(ids[start]) and self.pool.count_tokens(ids[start:stop]) >= _SHORT_PARAGRAPH
+            ids[start] not in self._frame and self._pool.count_tokens(ids[start:stop]) >= _SHORT_PARAGRAPH_TOKENS
             for start, stop in pairwise(starts)
         )
 
-    def _learn_frame(self, messages: Mapping[Message, int], spread: Sequence[int]) -> None:
+    def _learn_frame(self, messages: Mapping[LogMessage, int], spread: Sequence[int]) -> None:
         """Note the paragraphs that half of all requests have, in the same place: as the n-th, or the n-th last."""
         widest = max(spread)
         places: dict[int, Counter[int]] = {}
@@ -266,17 +263,13 @@ class Layout:
             if max(found.values()) >= _MOSTLY * sum(uses for place, uses in found.items() if place < 0)
         }
 
-    def _is_common(self, segment: int) -> bool:
-        """Whether it opens a paragraph that belongs to a template."""
-        return segment in self._frame
-
-    def _counts_up(self, message: Message, starts: list[int]) -> bool:
-        """Whether these are numbered 1 to n, in any order."""
-        found = [_NUMBER.match(self.pool.texts[message.ids[i]]) for i in starts]
+    def _counts_up(self, message: LogMessage, starts: list[int]) -> bool:
+        """Return whether these are numbered 1 to n, in any order."""
+        found = [_NUMBER.match(self._pool.texts[message.ids[i]]) for i in starts]
         return len(starts) > 1 and sorted(int(match[1]) for match in found if match) == [*range(1, len(starts) + 1)]
 
-    def _broken(self, message: Message, opens: bytearray, starts: list[int]) -> list[list[int]]:
-        """Runs of bullets or counted lines: one ends where a line stands between that is neither indented nor one."""
+    def _split_runs(self, message: LogMessage, opens: bytearray, starts: list[int]) -> list[list[int]]:
+        """Split bullets or counted lines where another line that is not indented stands between two of them."""
         if len(starts) > 1 and all(opens[i] == 2 for i in starts[1:]):
             return [starts]
         runs: list[list[int]] = []
@@ -288,10 +281,10 @@ class Layout:
         return runs
 
     def _paragraphs(
-        self, message: Message, opens: bytearray, within: tuple[int, int]
-    ) -> Generator[tuple[int, list[int], int], None, list[tuple[int, int]]]:
-        """Yield runs of long paragraphs that not every request has, and return what is left besides them."""
-        ids, texts = message.ids, self.pool.texts
+        self, message: LogMessage, opens: bytearray, within: tuple[int, int]
+    ) -> Generator[_StyleRun, None, list[tuple[int, int]]]:
+        """Yield runs of long paragraphs that not every request has, and return the ranges between them."""
+        ids, texts = message.ids, self._pool.texts
         low, high = within
         starts = _paragraph_starts(opens, low, high)
         if len(starts) < _FEWEST_PARAGRAPHS - 1:
@@ -300,11 +293,9 @@ class Layout:
         left: list[tuple[int, int]] = []
         run: list[int] = []
         for start, end in [*pairwise(bounds), (high, high)]:
-            first = ids[start] if start < high else 0
-            if start < high and not self._is_common(first) and not _ASKS.match(texts[first]):
-                if run and self.pool.count_tokens(ids[start:end]) < _SHORT_PARAGRAPH:
-                    continue  # a part of the one before
-                run.append(start)
+            if start < high and ids[start] not in self._frame and not _ASKS.match(texts[ids[start]]):
+                if not run or self._pool.count_tokens(ids[start:end]) >= _SHORT_PARAGRAPH_TOKENS:
+                    run.append(start)  # a short paragraph belongs to the item before it
                 continue
             if len(run) >= _FEWEST_PARAGRAPHS:
                 yield _PARAGRAPHS, run, start
@@ -313,8 +304,8 @@ class Layout:
             run = []
         return [*left, (low, high)]
 
-    def _end_of_last(self, message: Message, start: int, limit: int, style: int) -> int:
-        """Where the last item ends: with a text that is known, else before what asks something, or at a blank line."""
+    def _end_of_last(self, message: LogMessage, start: int, limit: int, style: int) -> int:
+        """Return where the last item ends: after a text seen elsewhere, else before a question or at a blank line."""
         ids, behind = message.ids, range(start + 1, limit)
         opens = self._opens(message, start + 1, limit)
         if style in (_COUNTED_STYLE, _BULLET_STYLE):
@@ -326,17 +317,17 @@ class Layout:
             if hash(plain[start + 1 : end].tobytes()) in self._bodies:
                 return end
         if style == 1:
-            closed = [i for i in range(start, limit) if "</" in self.pool.texts[ids[i]]]
+            closed = [i for i in range(start, limit) if "</" in self._pool.texts[ids[i]]]
             return closed[0] + 1 if closed else limit
-        asks = [i for i in blank if _ASKS.match(self.pool.texts[ids[i]])]
+        asks = [i for i in blank if _ASKS.match(self._pool.texts[ids[i]])]
         return asks[0] if asks else blank[-1] if blank else limit
 
-    def _opens(self, message: Message, start: int = 0, end: int | None = None) -> bytearray:
-        """Return for each segment of a part of a message what `_opens` says of it."""
+    def _opens(self, message: LogMessage, start: int = 0, end: int | None = None) -> bytearray:
+        """Return `_opens` of each segment of a part of a message."""
         return bytearray(map(self._opens_line().__getitem__, message.ids[start:end]))
 
     def _is_indented(self, segment: int) -> bool:
-        text = self.pool.texts[segment]
+        text = self._pool.texts[segment]
         space = text[: len(text) - len(text.lstrip())]
         return not space.endswith("\n") and "\n\n" not in space
 
@@ -346,8 +337,11 @@ def _paragraph_starts(opens: bytearray, low: int, high: int) -> list[int]:
     return [at for at in range(low, high) if opens[at] == 2]
 
 
+_OPENERS = frozenset("<[(#*-•–【=~0123456789")
+
+
 def _style(segment: str) -> int:
-    """Which style of item the segment could open, from 1; 0 for none."""
+    """Return the style of item that the segment could open, from 1; 0 if it opens none."""
     if segment[:1] == " " and "\n" not in segment[:_MOST_INDENT]:
         return 0  # in the middle of a line
     text = segment.lstrip()
@@ -363,10 +357,7 @@ def _style(segment: str) -> int:
     return _COUNTED_STYLE if _COUNT_ALONE.match(text) else 0
 
 
-_OPENERS = frozenset("<[(#*-•–【=~0123456789")
-
-
 def _opens(segment: str) -> int:
-    """1 if the segment opens a line, 2 if it opens a paragraph."""
+    """Return 1 if the segment opens a line, 2 if it opens a paragraph, else 0."""
     space = segment[: len(segment) - len(segment.lstrip())]
     return min(space.replace("\r", "").count("\n"), 2) if space else 0
