@@ -24,7 +24,7 @@ from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServe
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode
 from warmprefix_tools.replay.arrange import Arranged
 from warmprefix_tools.replay.engine import Replay
-from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.replay.workload import Request, Workload
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]

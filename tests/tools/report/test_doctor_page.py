@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.doctor.report import Divergence, Place, Report, Skipped
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 Parse = Callable[[str], Any]
 ANY_TEXT = st.one_of(
@@ -27,7 +27,7 @@ def test_every_finding_is_there_worst_first(report: Report, outline: Parse) -> N
     for number, finding in enumerate(report.findings, 1):
         assert {finding.title, f"{number}. {finding.title}", finding.fix, finding.kind} <= set(page.texts)
         assert f"{finding.share:.1%}" in page.texts
-    costs = [text for text in page.texts if "computed anew" in text]
+    costs = [text for text in page.texts if "computed again" in text]
     assert [int(cost.partition(" ")[0].replace(",", "")) for cost in costs] == [
         finding.lost_tokens for finding in report.findings if finding.lost_tokens
     ]
@@ -51,7 +51,7 @@ def test_the_place_of_divergence_is_exact(report: Report, outline: Parse) -> Non
     text = "".join(outline(doctor_page(report)).texts)
     assert "Request 7 messages[0] (system), character 55 in logs/day.jsonl line 10" in text
     assert "Request 12 tools[0].function.name in logs/day.jsonl line 15" in text
-    assert "share their first 11 tokens. Mended, they would share 4,280." in text
+    assert "share their first 11 tokens. If fixed, they would share 4,280." in text
     assert "<mark>2026-07-01 09:14:07</mark>" in doctor_page(report)
     assert "<mark>2026-07-01 09:14:31</mark>" in doctor_page(report)
 
@@ -76,7 +76,7 @@ def test_one_cause_is_not_many(report: Report) -> None:
 def test_a_clean_log_and_an_empty_one(report: Report, outline: Parse) -> None:
     clean = replace(report, findings=(), mended_hit_tokens=report.hit_tokens)
     assert "No defect was found." in doctor_page(clean)
-    assert "mended" not in doctor_page(clean)
+    assert "fixed" not in doctor_page(clean)
     empty = replace(
         clean, requests=0, conversations=0, prompt_tokens=0, hit_tokens=0, mended_hit_tokens=0, bound_tokens=0,
         reported_prompt_tokens=0, reported_cached_tokens=0, files=(),
@@ -125,4 +125,4 @@ def test_any_mark_will_do(report: Report, mark: tuple[int, int] | None) -> None:
     finding = replace(report.findings[0], divergence=Divergence(place, place, 1, 1))
     page = doctor_page(replace(report, findings=(finding,)))
     assert page.count("<mark>") == (0 if mark is None else 2)
-    assert "Mended, they" not in page
+    assert "If fixed" not in page

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.doctor.report import Divergence, Finding, Place, Report
 from warmprefix_tools.report.amounts import counted, percent, rounded
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 try:
     from rich.console import Console
