@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from warmprefix.annotate import Templates
 from warmprefix.plan import Placement
-from warmprefix.traces.format import Trace, TraceRequest
+from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.demo.prompts import INSTRUCTIONS, Message, chat, continued
 from warmprefix_tools.demo.runner import Turn
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat

@@ -10,7 +10,7 @@ from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
 from warmprefix.planner.planner import ContextPlanner
 from warmprefix.stores import MemorySeenStore
-from warmprefix.traces.base import NoRecorder
+from warmprefix.traces import NoRecorder
 from warmprefix_tools.replay.results import TODAY
 from warmprefix_tools.replay.workload import Request, Workload, estimated_tokens
 

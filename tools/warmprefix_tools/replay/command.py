@@ -12,7 +12,7 @@ from pathlib import Path
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.outputs import check_writable, standard_output, text_file
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.arrange import Arranged
 from warmprefix_tools.replay.engine import Replay
 from warmprefix_tools.replay.export import as_json, order_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.results import Comparison, Estimates, ReplayResult, compare
 from warmprefix_tools.replay.summary import summary
 from warmprefix_tools.report.amounts import counted
