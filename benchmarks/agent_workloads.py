@@ -11,7 +11,7 @@ from pathlib import Path
 from common import zipf_requests
 from traces import trace_of
 from warmprefix import ContextBlock
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 

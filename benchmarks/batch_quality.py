@@ -48,7 +48,7 @@ from warmprefix.batch.execution import depth_first
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.topdown import split
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.traces.format import Trace, TraceRequest
+from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 

@@ -14,7 +14,7 @@ from engine_workload import Asked
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.plan import ContextPlan
 from warmprefix.residency.base import EngineReport
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.engine import Replay
 from warmprefix_tools.replay.workload import Workload
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from traces import FOLDER
 from warmprefix.blocks import ContextBlock
-from warmprefix.traces.format import BlockId, Trace, TraceRequest
+from warmprefix.traces import BlockId, Trace, TraceRequest
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.demo.retriever import Bm25Retriever

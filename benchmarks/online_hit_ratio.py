@@ -39,7 +39,7 @@ from common import percentile, print_table, size, write_rows
 from experimental_ordering import ExperimentalPolicy, Rule
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.ordering import POLICIES, OrderingPolicy
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.arrange import Arranged
 from warmprefix_tools.replay.engine import Replay
 from warmprefix_tools.replay.workload import Request, Workload

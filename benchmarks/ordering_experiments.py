@@ -37,7 +37,7 @@ from common import measured_all, print_table, size, write_results
 from experimental_ordering import Block, Cache, ExperimentalPolicy, FollowTheBest, Rule
 from traces import generated, given_files, reported_k, vary
 from warmprefix.ordering import POLICIES, CoAccessPolicy, OraclePolicy, OrderingPolicy
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 

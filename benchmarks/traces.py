@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import zipf_requests
-from warmprefix.traces.format import BlockId, Trace, TraceRequest
+from warmprefix.traces import BlockId, Trace, TraceRequest
 from warmprefix_tools.replay.workload import DEFAULT_K, Workload
 
 FOLDER = "WARMPREFIX_TRACES"

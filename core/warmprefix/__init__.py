@@ -36,8 +36,7 @@ from warmprefix.routing import (
 from warmprefix.stores import MemorySeenStore, SeenStore
 from warmprefix.stores.guard import GuardedStore
 from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats
-from warmprefix.traces.base import NoRecorder, RequestRecorder
-from warmprefix.traces.recorder import TraceRecorder
+from warmprefix.traces import NoRecorder, RequestRecorder, TraceRecorder
 
 __all__ = [
     "Agent",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from warmprefix import TraceError, TraceRecorder
-from warmprefix.traces.sink import recorded_files
+from warmprefix.traces import recorded_files
 from warmprefix_tools.traces.reader import read_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")

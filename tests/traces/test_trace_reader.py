@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.errors import MissingExtraError, TraceError, WarmprefixError
-from warmprefix.traces.format import Trace, TraceRequest
+from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.traces.reader import read_trace
 
 HEADER: dict[str, Any] = {"name": "day", "k": 3, "source": "here", "licence": "none", "chunk_tokens": "record"}

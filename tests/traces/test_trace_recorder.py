@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, NoRecorder, RequestRecorder, TraceRecorder
-from warmprefix.traces.environment import PATH_VARIABLE, TEXT_VARIABLE
-from warmprefix.traces.format import BlockId, Trace
+from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, BlockId, Trace
 from warmprefix_tools.traces.reader import read_trace
 
 
@@ -391,12 +390,12 @@ def test_what_is_no_recorder_is_refused() -> None:
 def test_the_environment_gives_all_planners_of_a_process_one_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "env.jsonl"))
-    monkeypatch.setenv(TEXT_VARIABLE, "1")
+    monkeypatch.setenv(RECORD_PATH_VARIABLE, str(tmp_path / "env.jsonl"))
+    monkeypatch.setenv(RECORD_TEXT_VARIABLE, "1")
     for n in range(3):
         ContextPlanner().plan(blocks(n))
     ContextPlanner(recorder=NoRecorder()).plan(blocks(9))
-    monkeypatch.setenv(PATH_VARIABLE, "")
+    monkeypatch.setenv(RECORD_PATH_VARIABLE, "")
     ContextPlanner().plan(blocks(9))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["env.jsonl"]
     assert [request.blocks for request in read_trace(tmp_path / "env.jsonl").requests] == [

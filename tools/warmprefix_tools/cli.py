@@ -29,7 +29,7 @@ from warmprefix_tools.plan_batch.options import PlanBatchOptions, parse_capacity
 from warmprefix_tools.redis_admin.errors import StateError
 from warmprefix_tools.replay.options import CAPACITIES, POLICY_NAMES, ReplayOptions, parse_capacities, parse_policies
 from warmprefix_tools.replay.workload import DEFAULT_K
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 try:
     import typer

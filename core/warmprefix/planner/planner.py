@@ -38,8 +38,7 @@ from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Pre
 from warmprefix.stores.guard import GuardedStore
 from warmprefix.stores.outbox import unheard
 from warmprefix.telemetry import LatencyHistogram, NoObserver, PlannerObserver, PlannerStats
-from warmprefix.traces.base import RequestRecorder
-from warmprefix.traces.environment import recorder_from_environment
+from warmprefix.traces import RequestRecorder, recorder_from_environment
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

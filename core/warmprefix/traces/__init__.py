@@ -1,1 +1,24 @@
 """Retrieval traces: what a retriever returned, request by request, with lengths instead of text."""
+
+from __future__ import annotations
+
+from warmprefix.traces.base import NoRecorder, RequestRecorder
+from warmprefix.traces.environment import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, recorder_from_environment
+from warmprefix.traces.format import MAX_TRACE_TOKENS, RECORDED_FIELD, BlockId, Trace, TraceRequest
+from warmprefix.traces.recorder import TraceRecorder
+from warmprefix.traces.sink import recorded_files
+
+__all__ = [
+    "MAX_TRACE_TOKENS",
+    "RECORDED_FIELD",
+    "RECORD_PATH_VARIABLE",
+    "RECORD_TEXT_VARIABLE",
+    "BlockId",
+    "NoRecorder",
+    "RequestRecorder",
+    "Trace",
+    "TraceRecorder",
+    "TraceRequest",
+    "recorded_files",
+    "recorder_from_environment",
+]

@@ -8,12 +8,12 @@ import os
 from warmprefix.traces.base import NoRecorder, RequestRecorder
 from warmprefix.traces.recorder import TraceRecorder
 
-__all__ = ["PATH_VARIABLE", "TEXT_VARIABLE", "recorder_from_environment"]
+__all__ = ["RECORD_PATH_VARIABLE", "RECORD_TEXT_VARIABLE", "recorder_from_environment"]
 
-PATH_VARIABLE = "WARMPREFIX_RECORD"
+RECORD_PATH_VARIABLE = "WARMPREFIX_RECORD"
 """Where the trace goes; nothing is recorded where it is unset or empty."""
 
-TEXT_VARIABLE = "WARMPREFIX_RECORD_TEXT"
+RECORD_TEXT_VARIABLE = "WARMPREFIX_RECORD_TEXT"
 """`1` to write texts too."""
 
 _log = logging.getLogger("warmprefix")
@@ -25,10 +25,10 @@ def recorder_from_environment() -> RequestRecorder:
 
     An application must not fail because it is recorded: where that can't even begin, nothing is recorded.
     """
-    path = os.environ.get(PATH_VARIABLE)
+    path = os.environ.get(RECORD_PATH_VARIABLE)
     if not path:
         return NoRecorder()
-    wanted = path, os.environ.get(TEXT_VARIABLE) == "1"
+    wanted = path, os.environ.get(RECORD_TEXT_VARIABLE) == "1"
     if wanted not in _recorders:
         try:
             _recorders.setdefault(wanted, TraceRecorder(path, text=wanted[1]))

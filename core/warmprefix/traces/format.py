@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["MAX_TOKENS", "RECORDED", "BlockId", "Trace", "TraceRequest"]
+__all__ = ["MAX_TRACE_TOKENS", "RECORDED_FIELD", "BlockId", "Trace", "TraceRequest"]
 
 BlockId = str | int
 
-MAX_TOKENS = 1_000_000_000
+MAX_TRACE_TOKENS = 1_000_000_000
 """The greatest length that a trace may give: longer than any prompt, and small enough to add up anywhere."""
 
-RECORDED = "recorded"
+RECORDED_FIELD = "recorded"
 """The header field in which a recorder notes the date."""
 
 

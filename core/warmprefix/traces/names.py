@@ -6,7 +6,7 @@ import re
 from collections import OrderedDict
 
 from warmprefix.blocks import ContextBlock
-from warmprefix.traces.format import MAX_TOKENS
+from warmprefix.traces.format import MAX_TRACE_TOKENS
 
 __all__ = ["BlockNames"]
 
@@ -40,7 +40,7 @@ class BlockNames:
         name = self._names.get(block.fingerprint)
         if name is not None:
             return name, None
-        tokens = min(block.tokens, MAX_TOKENS)
+        tokens = min(block.tokens, MAX_TRACE_TOKENS)
         if len(self._names) < self._max_blocks:
             for name in _candidates(block):
                 if name not in self._owners:

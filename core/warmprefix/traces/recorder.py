@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from warmprefix.blocks import ContextBlock, as_blocks
-from warmprefix.traces.format import MAX_TOKENS, RECORDED
+from warmprefix.traces.format import MAX_TRACE_TOKENS, RECORDED_FIELD
 from warmprefix.traces.names import BlockNames
 from warmprefix.traces.sink import FileSink, Sink, StreamSink
 
@@ -151,8 +151,8 @@ class TraceRecorder:
                 raise TypeError(f"{argument} must be a str or None, got {type(value).__name__}")
         if isinstance(query_tokens, bool) or not isinstance(query_tokens, int):
             raise TypeError(f"query_tokens must be an int, got {type(query_tokens).__name__}")
-        if not 0 <= query_tokens <= MAX_TOKENS:
-            raise ValueError(f"query_tokens must be from 0 to {MAX_TOKENS}, got {query_tokens}")
+        if not 0 <= query_tokens <= MAX_TRACE_TOKENS:
+            raise ValueError(f"query_tokens must be from 0 to {MAX_TRACE_TOKENS}, got {query_tokens}")
         try:
             with self._lock:
                 if self._over or self._writing:
@@ -300,7 +300,7 @@ def _header(name: str | None, path: str | None) -> str:
         {
             "name": name.encode("utf-8", "replace").decode("utf-8"),
             "source": "recorded by warmprefix",
-            RECORDED: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            RECORDED_FIELD: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "notes": "tokens: as the application gave them, or a quarter of the UTF-8 bytes",
         }
     )

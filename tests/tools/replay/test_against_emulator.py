@@ -17,14 +17,14 @@ from openai import OpenAI
 
 from warmprefix.annotate import Templates
 from warmprefix.plan import Placement
-from warmprefix.traces.format import Trace, TraceRequest
+from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.demo.prompts import INSTRUCTIONS, Message, chat, continued
 from warmprefix_tools.demo.runner import Turn
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode
 from warmprefix_tools.replay.arrange import Arranged
 from warmprefix_tools.replay.engine import Replay
-from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.replay.workload import Request, Workload
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]

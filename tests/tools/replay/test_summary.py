@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix_tools.replay.compared import compare
-from warmprefix_tools.replay.estimates import Estimates
-from warmprefix_tools.replay.result import Misses, ReplayResult
+from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult, compare
 from warmprefix_tools.replay.summary import summary
 
 GAINED = ReplayResult(

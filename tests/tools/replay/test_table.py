@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from warmprefix_tools.replay.estimates import Estimates
-from warmprefix_tools.replay.result import Misses, ReplayResult
+from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult
 from warmprefix_tools.replay.table import print_results
 
 RESULT = ReplayResult(

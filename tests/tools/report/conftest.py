@@ -21,7 +21,7 @@ import pytest
 
 from warmprefix.plan import Placement
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place, SkippedRecord
-from warmprefix_tools.replay.result import Misses, Point, ReplayResult
+from warmprefix_tools.replay.results import Misses, Point, ReplayResult
 
 POLICIES = {
     "relevance": 0.45,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 Parse = Callable[[str], Any]
 ANY_TEXT = st.one_of(
@@ -27,7 +27,7 @@ def test_every_finding_is_there_worst_first(report: DoctorReport, outline: Parse
     for number, finding in enumerate(report.findings, 1):
         assert {finding.title, f"{number}. {finding.title}", finding.fix, finding.kind} <= set(page.texts)
         assert f"{finding.share:.1%}" in page.texts
-    costs = [text for text in page.texts if "computed anew" in text]
+    costs = [text for text in page.texts if "computed again" in text]
     assert [int(cost.partition(" ")[0].replace(",", "")) for cost in costs] == [
         finding.lost_tokens for finding in report.findings if finding.lost_tokens
     ]
@@ -38,7 +38,7 @@ def test_the_totals_are_there(report: DoctorReport, outline: Parse) -> None:
     texts = outline(doctor_page(report)).texts
     assert {f"{ratio:.1%}" for ratio in (report.hit_ratio, report.repaired_hit_ratio, report.bound_ratio)} <= set(texts)
     assert (
-        f"6 causes found. They keep 4.21M tokens out of the cache, {report.lost_share:.1%} of all that was sent."
+        f"6 causes found. They keep 4.21M tokens out of the cache, {report.lost_share:.1%} of all prompt tokens."
         in texts
     )
     elsewhere = report.bound_tokens - report.repaired_hit_tokens
@@ -51,14 +51,14 @@ def test_the_place_of_divergence_is_exact(report: DoctorReport, outline: Parse) 
     text = "".join(outline(doctor_page(report)).texts)
     assert "Request 7 messages[0] (system), character 55 in logs/day.jsonl line 10" in text
     assert "Request 12 tools[0].function.name in logs/day.jsonl line 15" in text
-    assert "share their first 11 tokens. Mended, they would share 4,280." in text
+    assert "share their first 11 tokens. If fixed, they would share 4,280." in text
     assert "<mark>2026-07-01 09:14:07</mark>" in doctor_page(report)
     assert "<mark>2026-07-01 09:14:31</mark>" in doctor_page(report)
 
 
 def test_what_could_not_be_read_is_said(report: DoctorReport, outline: Parse) -> None:
     texts = outline(doctor_page(report)).texts
-    assert "3 records of the log took no part in this. The first 1:" in texts
+    assert "3 records of the log could not be read and do not count. The first 1:" in texts
     assert "not JSON: Expecting value: line 1 column 1 (char 0)" in texts
     assert "could not be read" not in doctor_page(replace(report, skipped=(), skipped_lines=0))
 
@@ -76,12 +76,12 @@ def test_one_cause_is_not_many(report: DoctorReport) -> None:
 def test_a_clean_log_and_an_empty_one(report: DoctorReport, outline: Parse) -> None:
     clean = replace(report, findings=(), repaired_hit_tokens=report.hit_tokens)
     assert "No defect was found." in doctor_page(clean)
-    assert "mended" not in doctor_page(clean)
+    assert "fixed" not in doctor_page(clean)
     empty = replace(
         clean, requests=0, conversations=0, prompt_tokens=0, hit_tokens=0, repaired_hit_tokens=0, bound_tokens=0,
         reported_prompt_tokens=0, reported_cached_tokens=0, files=(),
     )  # fmt: skip
-    assert "There was no request to look at." in outline(doctor_page(empty)).texts
+    assert "There was no request to examine." in outline(doctor_page(empty)).texts
 
 
 def test_it_is_balanced_loads_nothing_and_is_always_the_same(report: DoctorReport, outline: Parse) -> None:
@@ -125,4 +125,4 @@ def test_any_mark_will_do(report: DoctorReport, mark: tuple[int, int] | None) ->
     finding = replace(report.findings[0], divergence=Divergence(place, place, 1, 1))
     page = doctor_page(replace(report, findings=(finding,)))
     assert page.count("<mark>") == (0 if mark is None else 2)
-    assert "Mended, they" not in page
+    assert "If fixed" not in page

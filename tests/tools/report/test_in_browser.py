@@ -16,9 +16,8 @@ import pytest
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.replay.page import replay_page
-from warmprefix_tools.replay.result import ReplayResult
-from warmprefix_tools.report.document import document
-from warmprefix_tools.report.markup import Markup, element
+from warmprefix_tools.replay.results import ReplayResult
+from warmprefix_tools.report.pages import environment
 
 pytestmark = pytest.mark.browser
 
@@ -229,12 +228,13 @@ def listening() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "without its policy"])
 def test_what_gets_into_the_body_can_neither_run_nor_load(browser: Browser, tmp_path: Path, guarded: bool) -> None:
     with listening() as (address, asked):
-        smuggled = Markup(
+        smuggled = (
             f"<script>document.title = 'run'</script><img src='{address}/image' onerror=\"document.title = 'run'\">"
             f"<style>p {{ color: rgb(1, 2, 3) }}</style><iframe src='{address}/frame'></iframe>"
             f"<link rel='stylesheet' href='{address}/style'><p style='color: rgb(1, 2, 3)'>text</p>"
         )
-        page = document("calm", element("main", smuggled))
+        template = '{% extends "report/base.html" %}{% block body %}<main>{{ smuggled|safe }}</main>{% endblock %}'
+        page = environment().from_string(template).render(title="calm", smuggled=smuggled)
         path = tmp_path / "page.html"
         path.write_text(page if guarded else page.replace("Content-Security-Policy", "none"), encoding="utf-8")
         browser.open(path)

@@ -13,7 +13,7 @@ from warmprefix_tools.doctor.findings import DoctorReport, Finding, Place
 from warmprefix_tools.doctor.log_reader import read_log
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.report.amounts import counted, percent, rounded
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 try:
     from rich.console import Console

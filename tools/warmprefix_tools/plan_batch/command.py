@@ -10,7 +10,7 @@ from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.errors import MissingExtraError
 from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.planner.planner import ContextPlanner
-from warmprefix.traces.base import NoRecorder
+from warmprefix.traces import NoRecorder
 from warmprefix_tools.plan_batch.errors import PlanBatchError
 from warmprefix_tools.plan_batch.export import as_json, order_lines
 from warmprefix_tools.plan_batch.options import PlanBatchOptions

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from warmprefix.batch.plan import BatchPlan
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 
 __all__ = ["as_json", "order_lines"]
 

@@ -6,7 +6,7 @@ from warmprefix.batch.bounds import BoundKind
 from warmprefix.batch.plan import BatchPlan
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.report.amounts import counted
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 try:
     from rich.console import Console

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from warmprefix.batch.plan import BatchRequest
 from warmprefix.blocks import ContextBlock
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.workload import DEFAULT_K
 
 __all__ = ["as_batch", "saved_as_they_came"]

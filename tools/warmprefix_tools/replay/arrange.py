@@ -10,13 +10,11 @@ from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
 from warmprefix.planner.planner import ContextPlanner
 from warmprefix.stores import MemorySeenStore
-from warmprefix.traces.base import NoRecorder
+from warmprefix.traces import NoRecorder
+from warmprefix_tools.replay.results import TODAY
 from warmprefix_tools.replay.workload import Request, Workload, estimated_tokens
 
-__all__ = ["TODAY", "Arranged", "Arranger", "AsToday", "Planned"]
-
-TODAY = "relevance"
-"""The policy that stands for an application without warmprefix: nothing ordered, nothing de-duplicated."""
+__all__ = ["Arranged", "Arranger", "AsToday", "Planned"]
 
 
 class Arranged(NamedTuple):

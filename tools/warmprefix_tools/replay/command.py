@@ -12,18 +12,17 @@ from pathlib import Path
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.outputs import check_writable, standard_output, text_file
-from warmprefix.traces.format import Trace
+from warmprefix.traces import Trace
 from warmprefix_tools.replay.arrange import Arranged
 from warmprefix_tools.replay.engine import Replay
-from warmprefix_tools.replay.estimates import Estimates
 from warmprefix_tools.replay.export import as_json, order_line
 from warmprefix_tools.replay.options import STDOUT, ReplayOptions
 from warmprefix_tools.replay.page import replay_page
-from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.replay.table import print_conversations, print_results
 from warmprefix_tools.replay.workload import Request, Workload
 from warmprefix_tools.report.amounts import counted
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 from warmprefix_tools.traces.reader import read_trace
 
 try:

@@ -12,7 +12,7 @@ from warmprefix.plan import Placement
 from warmprefix_tools.replay.arrange import Arranged, Arranger, AsToday, Planned
 from warmprefix_tools.replay.cache import CacheModel, Found
 from warmprefix_tools.replay.prompts import Prompt, prompts_for
-from warmprefix_tools.replay.result import Misses, Point, ReplayResult
+from warmprefix_tools.replay.results import Misses, Point, ReplayResult
 from warmprefix_tools.replay.workload import Request, Workload
 
 __all__ = ["Observe", "Replay"]

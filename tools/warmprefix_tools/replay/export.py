@@ -10,8 +10,7 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix_tools.replay.arrange import Arranged
-from warmprefix_tools.replay.estimates import Estimates
-from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.replay.workload import Request
 
 __all__ = ["as_json", "capacity_name", "order_line"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from warmprefix_tools.replay.compared import Comparison, cache_name
-from warmprefix_tools.replay.result import ReplayResult
+from warmprefix_tools.replay.results import Comparison, ReplayResult, cache_name
 from warmprefix_tools.report.amounts import percent, whole_shares
 
 __all__ = ["summary"]

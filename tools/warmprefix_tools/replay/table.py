@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.traces.format import Trace
-from warmprefix_tools.replay.compared import Comparison, compare
-from warmprefix_tools.replay.estimates import Estimates
-from warmprefix_tools.replay.result import ReplayResult
+from warmprefix.traces import Trace
+from warmprefix_tools.replay.results import Comparison, Estimates, ReplayResult, compare
 from warmprefix_tools.replay.summary import summary
 from warmprefix_tools.report.amounts import counted
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 try:
     from rich.console import Console

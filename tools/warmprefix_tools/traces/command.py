@@ -13,8 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from warmprefix.errors import TraceError
-from warmprefix.traces.environment import PATH_VARIABLE, TEXT_VARIABLE
-from warmprefix.traces.sink import recorded_files
+from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, recorded_files
 from warmprefix_tools.traces.reader import read_trace
 
 __all__ = ["run_recorded"]
@@ -36,7 +35,9 @@ def run_recorded(command: Sequence[str], trace: Path, *, text: bool, say: Callab
         raise TraceError(str(trace), None, f"no file can be made in {trace.parent.absolute()}")
     before = recorded_files(str(trace))
     try:
-        status = _run(command, {PATH_VARIABLE: str(trace.absolute()), TEXT_VARIABLE: "1" if text else "0"})
+        status = _run(
+            command, {RECORD_PATH_VARIABLE: str(trace.absolute()), RECORD_TEXT_VARIABLE: "1" if text else "0"}
+        )
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN

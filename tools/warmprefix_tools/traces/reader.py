@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from warmprefix.errors import MissingExtraError, TraceError
-from warmprefix.traces.format import MAX_TOKENS, RECORDED, BlockId, Trace, TraceRequest
+from warmprefix.traces import MAX_TRACE_TOKENS, RECORDED_FIELD, BlockId, Trace, TraceRequest
 from warmprefix_tools.inputs import InputError, opened
 
 try:
@@ -23,7 +23,7 @@ __all__ = ["read_trace"]
 
 _log = logging.getLogger("warmprefix")
 
-_Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+_Tokens = Annotated[int, Field(ge=0, le=MAX_TRACE_TOKENS)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -104,12 +104,12 @@ _ALLOWED = {
     "name": "a string or null",
     "k": "an integer, 1 or more, or null",
     "block": "a string or an integer",
-    "tokens": f"an integer from 0 to {MAX_TOKENS}",
+    "tokens": f"an integer from 0 to {MAX_TRACE_TOKENS}",
     "request": "a string or an integer",
     "blocks": "a list of strings and integers",
     "conversation": "a string, an integer or null",
     "turn": "an integer, 0 or more, or null",
-    "query_tokens": f"an integer from 0 to {MAX_TOKENS}",
+    "query_tokens": f"an integer from 0 to {MAX_TRACE_TOKENS}",
     "scores": "a list of finite numbers",
     "scope": "a string or null",
     "t": "seconds, a finite number, 0 or more, or null",
@@ -219,7 +219,7 @@ class _Contents:
     @property
     def recorded(self) -> bool:
         """Whether the header says that a recorder wrote the file, and there is something to use in it."""
-        return self._fields is not None and RECORDED in self._fields and bool(self.requests)
+        return self._fields is not None and RECORDED_FIELD in self._fields and bool(self.requests)
 
     def trace(self) -> Trace:
         if self._fields is None:
