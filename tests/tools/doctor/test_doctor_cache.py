@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmprefix_tools.doctor.cache import seen_tokens, simulate
-from warmprefix_tools.doctor.request_log import LogRequest, RequestLog
-from warmprefix_tools.doctor.segments import SegmentPool, cut
+from warmprefix_tools.doctor.request_log import LogRequest, RequestLog, SegmentPool, cut
 from warmprefix_tools.emulator import ChatMessage, PrefixCache, encode, render_chat
 
 Turn = tuple[str, str]

@@ -14,8 +14,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from warmprefix_tools.doctor.request_log import PLAIN, LogMessage, LogVersion, Prompt
-from warmprefix_tools.doctor.segments import WIDTH, Ids, Memo, SegmentPool, packed
+from warmprefix_tools.doctor.request_log import (
+    PLAIN,
+    WIDTH,
+    Ids,
+    LogMessage,
+    LogVersion,
+    Memo,
+    Prompt,
+    SegmentPool,
+    packed,
+)
 
 __all__ = ["CacheOutcome", "seen_tokens", "shared_tokens", "simulate"]
 

@@ -8,31 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 
+from warmprefix_tools.doctor import order_checks, request_checks
 from warmprefix_tools.doctor.cache import CacheOutcome, simulate
-from warmprefix_tools.doctor.order_checks import (
-    has_lists,
-    has_slots,
-    list_spot,
-    move_slots,
-    order_memories,
-    order_passages,
-    slot_spot,
-)
-from warmprefix_tools.doctor.request_checks import (
-    count_short_prompts_by_token,
-    history_changes,
-    history_spot,
-    restore_histories,
-    salt_spot,
-    short_spot,
-    unite_salts,
-)
-from warmprefix_tools.doctor.request_log import LogMessage, LogVersion
-from warmprefix_tools.doctor.rewriting import TEXT_KINDS
-from warmprefix_tools.doctor.segments import Memo
-from warmprefix_tools.doctor.spots import SpotPair, word_spot
-from warmprefix_tools.doctor.survey import LogSurvey
-from warmprefix_tools.doctor.text_checks import TEXT_CHECKS
+from warmprefix_tools.doctor.conversations import HistoryChange
+from warmprefix_tools.doctor.request_log import LogMessage, LogVersion, Memo
+from warmprefix_tools.doctor.survey import LogSurvey, SpotPair, word_spot
+from warmprefix_tools.doctor.text_checks import TEXT_CHECKS, TEXT_KINDS
 from warmprefix_tools.doctor.tool_checks import JSON_KEYS, TOOL_ORDER, key_spot, tool_spot
 
 __all__ = ["ADVICE", "CHECKS", "SALT_SHARED", "SHORT_PROMPT", "Kinds", "Repairs"]
@@ -54,31 +35,38 @@ class Check:
     """Where it shows in a later and an earlier request; None if it does not."""
 
 
-def _text_check(kind: str) -> Check:
+def _text(kind: str) -> Check:
     (check,) = (check for check in TEXT_CHECKS if check.kind == kind)
+    return Check(lambda survey: survey.rewriter.merges(check), partial(word_spot, kind=kind))
+
+
+def _slots(*, personal: bool) -> Check:
+    return Check(partial(order_checks.has_slots, personal=personal), partial(order_checks.slot_spot, personal=personal))
+
+
+def _lists(*, memories: bool) -> Check:
+    return Check(partial(order_checks.has_lists, memories=memories), partial(order_checks.list_spot, memories=memories))
+
+
+def _history(change: HistoryChange) -> Check:
     return Check(
-        lambda survey: survey.rewriter.merges(check),
-        lambda survey, later, earlier: word_spot(survey, kind, later, earlier),
+        partial(request_checks.history_changes, change=change), partial(request_checks.history_spot, change=change)
     )
 
 
 CHECKS: dict[str, Check] = {
-    "variable-prefix": Check(partial(has_slots, personal=False), partial(slot_spot, personal=False)),
-    "user-text": Check(partial(has_slots, personal=True), partial(slot_spot, personal=True)),
-    "passage-order": Check(partial(has_lists, memories=False), partial(list_spot, memories=False)),
-    "memory-reranked": Check(partial(has_lists, memories=True), partial(list_spot, memories=True)),
-    "history-rewritten": Check(partial(history_changes, change="rewritten"), partial(history_spot, change="rewritten")),
-    "history-truncated": Check(partial(history_changes, change="truncated"), partial(history_spot, change="truncated")),
-    "passage-scores": _text_check("passage-scores"),
-    "position-number": _text_check("position-number"),
-    "random-id": _text_check("random-id"),
-    "timestamp": _text_check("timestamp"),
-    "unicode": _text_check("unicode"),
-    "whitespace": _text_check("whitespace"),
+    "variable-prefix": _slots(personal=False),
+    "user-text": _slots(personal=True),
+    "passage-order": _lists(memories=False),
+    "memory-reranked": _lists(memories=True),
+    "history-rewritten": _history("rewritten"),
+    "history-truncated": _history("truncated"),
+    **{kind: _text(kind) for kind in ("passage-scores", "position-number", "random-id")},
+    **{kind: _text(kind) for kind in ("timestamp", "unicode", "whitespace")},
     "json-key-order": Check(JSON_KEYS.applies, key_spot),
     "tool-order": Check(TOOL_ORDER.applies, tool_spot),
-    "salt-split": Check(lambda survey: any(request.salt for request in survey.log.requests), salt_spot),
-    SHORT_PROMPT: Check(lambda survey: bool(survey.short_requests), short_spot),
+    "salt-split": Check(lambda survey: any(request.salt for request in survey.log.requests), request_checks.salt_spot),
+    SHORT_PROMPT: Check(lambda survey: bool(survey.short_requests), request_checks.short_spot),
 }
 """The vaguest first: where two repairs do the same, the vaguer one is left out."""
 
@@ -96,16 +84,16 @@ def _rewrite_texts(survey: LogSurvey, version: LogVersion) -> None:
 
 
 _REPAIRS: tuple[tuple[Kinds, Callable[[LogSurvey, LogVersion], None]], ...] = (
-    (frozenset({"history-truncated", "history-rewritten"}), restore_histories),
+    (frozenset({"history-truncated", "history-rewritten"}), request_checks.restore_histories),
     (frozenset({"tool-order"}), TOOL_ORDER.repair),
     (frozenset({"json-key-order"}), JSON_KEYS.repair),
     (TEXT_KINDS, _rewrite_texts),
-    (frozenset({"memory-reranked"}), order_memories),
-    (frozenset({"passage-order"}), order_passages),
-    (frozenset({"user-text"}), partial(move_slots, personal=True)),
-    (frozenset({"variable-prefix"}), partial(move_slots, personal=False)),
-    (frozenset({"salt-split"}), unite_salts),
-    (frozenset({SHORT_PROMPT}), count_short_prompts_by_token),
+    (frozenset({"memory-reranked"}), order_checks.order_memories),
+    (frozenset({"passage-order"}), order_checks.order_passages),
+    (frozenset({"user-text"}), partial(order_checks.move_slots, personal=True)),
+    (frozenset({"variable-prefix"}), partial(order_checks.move_slots, personal=False)),
+    (frozenset({"salt-split"}), request_checks.unite_salts),
+    (frozenset({SHORT_PROMPT}), request_checks.count_short_prompts_by_token),
 )
 """In the order in which a log is repaired, in place: histories, then texts, then the order of their parts."""
 

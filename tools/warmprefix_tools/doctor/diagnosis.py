@@ -13,8 +13,7 @@ from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, 
 from warmprefix_tools.doctor.log_reader import ReadLog
 from warmprefix_tools.doctor.request_checks import shared_salt_spot
 from warmprefix_tools.doctor.request_log import PLAIN, TOOLS
-from warmprefix_tools.doctor.spots import Spot, SpotPair
-from warmprefix_tools.doctor.survey import LogSurvey
+from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 
 __all__ = ["diagnose"]
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from itertools import compress, pairwise
 
-from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogMessage
-from warmprefix_tools.doctor.segments import Ids, Memo, PerSegment, SegmentPool
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, Ids, LogMessage, Memo, PerSegment, SegmentPool
 
 __all__ = ["ItemList", "ListFinder", "ListItem", "without_number"]
 

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from warmprefix import WarmprefixError
-from warmprefix_tools.doctor.bodies import (
+from warmprefix_tools.doctor.findings import SkippedRecord
+from warmprefix_tools.doctor.records import (
     FoundBody,
+    LoggedPrompt,
     UnreadableBodyError,
     answer_usage,
     find_body,
     is_answer,
     message_text,
+    parse_line,
+    split_rendered,
     tool_texts,
 )
-from warmprefix_tools.doctor.findings import SkippedRecord
-from warmprefix_tools.doctor.rendered import LoggedPrompt, parse_line, split_rendered
 from warmprefix_tools.doctor.request_log import PLAIN, LogMessage, LogRequest, Prompt, RequestLog
 from warmprefix_tools.inputs import InputError, opened
 

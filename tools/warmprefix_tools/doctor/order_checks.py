@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_tools.doctor.conversations import leading
 from warmprefix_tools.doctor.lists import ItemList
-from warmprefix_tools.doctor.request_log import LogMessage, LogVersion, Prompt
-from warmprefix_tools.doctor.segments import EMPTY, Ids, common_length
-from warmprefix_tools.doctor.spots import SpotPair, items_spot
-from warmprefix_tools.doctor.survey import LogSurvey
+from warmprefix_tools.doctor.request_log import EMPTY, Ids, LogMessage, LogVersion, Prompt, common_length
+from warmprefix_tools.doctor.survey import LogSurvey, SpotPair, items_spot
 
 __all__ = ["has_lists", "has_slots", "list_spot", "move_slots", "order_memories", "order_passages", "slot_spot"]
 

@@ -7,10 +7,8 @@ from collections.abc import Hashable
 from itertools import chain
 
 from warmprefix_tools.doctor.conversations import Continuation, HistoryChange, leading
-from warmprefix_tools.doctor.request_log import LogMessage, LogVersion
-from warmprefix_tools.doctor.segments import common_length
-from warmprefix_tools.doctor.spots import Spot, SpotPair
-from warmprefix_tools.doctor.survey import LogSurvey
+from warmprefix_tools.doctor.request_log import LogMessage, LogVersion, common_length
+from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 
 __all__ = [
     "count_short_prompts_by_token",

@@ -14,8 +14,7 @@ from functools import cached_property
 from itertools import accumulate, compress, groupby
 
 from warmprefix_tools.doctor.lists import ItemList
-from warmprefix_tools.doctor.request_log import TOOLS, LogMessage, Prompt, RequestLog
-from warmprefix_tools.doctor.segments import EMPTY, Memo
+from warmprefix_tools.doctor.request_log import EMPTY, TOOLS, LogMessage, Memo, Prompt, RequestLog
 
 __all__ = ["SlotRun", "Slots"]
 

@@ -1,4 +1,4 @@
-"""Facts about a log as it was sent: lists, conversations, and how widespread each text is."""
+"""Facts about a log as it was sent: lists, conversations, how widespread each text is, and where requests differ."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from warmprefix_tools.doctor.conversations import Continuation, continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
-from warmprefix_tools.doctor.request_log import TOOLS, LogMessage, RequestLog
-from warmprefix_tools.doctor.rewriting import TEXT_KINDS, Rewriter
-from warmprefix_tools.doctor.segments import EMPTY, WIDTH, Memo, PerSegment, packed
+from warmprefix_tools.doctor.request_log import (
+    EMPTY,
+    TOOLS,
+    WIDTH,
+    LogMessage,
+    Memo,
+    PerSegment,
+    RequestLog,
+    common_length,
+    packed,
+)
 from warmprefix_tools.doctor.slots import Slots
+from warmprefix_tools.doctor.text_checks import TEXT_KINDS, Rewriter
 
-__all__ = ["LogSurvey"]
+__all__ = ["LogSurvey", "Spot", "SpotPair", "items_spot", "word_spot"]
 
 _MEMORY = re.compile(
     r"(?i)memor(?:y|ies)|remember|recall|facts about|kn(?:own (?:facts|about)|ow about)|preferences|profile"
@@ -42,17 +52,22 @@ class LogSurvey:
         self.memos: dict[Hashable, Memo[Any, Any] | dict[Hashable, Any]] = {}
         """Results that checks keep from one version of the log to the next."""
         self.rewriter = rewriter = Rewriter(log.pool)
-        self._finder = ListFinder(log.pool)
-        self._finder.learn(self.uses, self._spread({message: message for message in self.uses}), rewriter.rewritten)
+        finder = ListFinder(log.pool)
+        finder.learn(self.uses, self._spread({message: message for message in self.uses}), rewriter.rewritten)
+        self.lists = finder.lists
+        """Returns the lists in a message, or in the one that it was made from."""
         rewriter.use_lists({message: self.lists(message) for message in self.uses})
-        self._plain = Memo[LogMessage, LogMessage](lambda message: self.rewritten(message, TEXT_KINDS))
-        self._keys = Memo[LogMessage, bytes](
+        self.plain = Memo[LogMessage, LogMessage](lambda message: self.rewritten(message, TEXT_KINDS)).__getitem__
+        """Returns a message with every defect of wording repaired."""
+        self.key = Memo[LogMessage, bytes](
             lambda message: message.role.encode() + b"\n" + packed(self.plain(message).ids)
-        )
-        self._opens_json = PerSegment(log.pool.texts, lambda text: '{"' in text or text.endswith("{"))
-        self._has_json = Memo[LogMessage, bool](
-            lambda message: any(map(self._opens_json().__getitem__, message.ids)),
-        )
+        ).__getitem__
+        """Returns a key that is equal for messages of equal text, apart from defects of wording."""
+        opens_json = PerSegment(log.pool.texts, lambda text: '{"' in text or text.endswith("{"))
+        self.has_json = Memo[LogMessage, bool](
+            lambda message: any(map(opens_json().__getitem__, message.ids))
+        ).__getitem__
+        """Returns whether a JSON object may be written out in a message."""
         self._list_keys: dict[ItemList, Hashable] = {}
         self._sorted_lists: dict[LogMessage, tuple[tuple[ItemList, ...], tuple[ItemList, ...]]] = {}
         self._memory_keys: dict[Hashable, bool] = {}
@@ -62,25 +77,9 @@ class LogSurvey:
         for message in self.uses:
             self.plain(message)
 
-    def plain(self, message: LogMessage) -> LogMessage:
-        """Return the message with every defect of wording repaired."""
-        return self._plain[message]
-
     def rewritten(self, message: LogMessage, kinds: frozenset[str]) -> LogMessage:
         """Return the message with these defects of wording repaired."""
         return message.with_ids(self.rewriter.rewritten(message.ids, kinds))
-
-    def key(self, message: LogMessage) -> bytes:
-        """Return a key that is equal for messages of equal text, apart from defects of wording."""
-        return self._keys[message]
-
-    def has_json(self, message: LogMessage) -> bool:
-        """Return whether a JSON object may be written out in a message."""
-        return self._has_json[message]
-
-    def lists(self, message: LogMessage) -> tuple[ItemList, ...]:
-        """Return the lists in a message, or in the one that it was made from."""
-        return self._finder.lists(message)
 
     def list_key(self, each: ItemList, message: LogMessage) -> Hashable:
         """Return a key that is equal for lists in the same place of a prompt: of one style, behind one heading."""
@@ -215,3 +214,64 @@ def _line_feeds(segment: str) -> int:
     text = segment.lstrip()
     space = segment[: len(segment) - len(text)]
     return -1 if space.strip("\n") else len(space)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in a request: characters of a message's text, or a field."""
+
+    message: int | None = None
+    """Index into the prompt's messages, tools included."""
+    offset: int = 0
+    length: int = 0
+    """Characters that matter."""
+    path: str | None = None
+    text: str = ""
+    """Text to show of a field."""
+
+
+SpotPair = tuple[Spot, Spot]
+"""In the later request, and in the earlier."""
+
+
+def items_spot(survey: LogSurvey, at: int, message: LogMessage, start: int, end: int) -> Spot:
+    """Return the place of the segments `start` to `end` of a message, without white space around them."""
+    before, text = survey.pool.text(message.ids[:start]), survey.pool.text(message.ids[start:end])
+    return Spot(at, len(before) + len(text) - len(text.lstrip()), len(text.strip()))
+
+
+def word_spot(survey: LogSurvey, later: int, earlier: int, *, kind: str) -> SpotPair | None:
+    """Return the first segment that differs between two requests because of one defect of wording."""
+    others = TEXT_KINDS - {kind}
+
+    def segments(request: int) -> list[tuple[int, int, int, int, int]]:
+        return [
+            (plain, rough, segment, at, index)
+            for at, message in enumerate(survey.log.requests[request].messages)
+            for index, (plain, rough, segment) in enumerate(
+                zip(survey.plain(message).ids, survey.rewriter.rewritten(message.ids, others), message.ids, strict=True)
+            )
+        ]
+
+    old: dict[int, tuple[int, int, int, int]] = {}
+    for plain, rough, segment, at, index in segments(earlier):
+        old.setdefault(plain, (rough, segment, at, index))
+    for plain, rough, segment, at, index in segments(later):
+        match = old.get(plain)
+        if match is not None and rough != match[0] and segment != match[1]:
+            requests, texts = survey.log.requests, survey.pool.texts
+            ids, old_ids = requests[later].messages[at].ids, requests[earlier].messages[match[2]].ids
+            before, old_before = survey.pool.text(ids[:index]), survey.pool.text(old_ids[: match[3]])
+            start, end, old_end = _differing(texts[segment], texts[match[1]])
+            return (
+                Spot(at, len(before) + start, end - start),
+                Spot(match[2], len(old_before) + start, old_end - start),
+            )
+    return None
+
+
+def _differing(text: str, other: str) -> tuple[int, int, int]:
+    """Return where two texts begin to differ, and where each of them stops."""
+    start = common_length(text, other)
+    tail = common_length(text[start:][::-1], other[start:][::-1])
+    return start, len(text) - tail, len(other) - tail

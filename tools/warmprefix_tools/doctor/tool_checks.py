@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from warmprefix_tools.doctor.request_log import TOOLS, LogMessage, LogVersion
-from warmprefix_tools.doctor.segments import Memo, common_length
-from warmprefix_tools.doctor.spots import Spot, SpotPair
-from warmprefix_tools.doctor.survey import LogSurvey
+from warmprefix_tools.doctor.request_log import TOOLS, LogMessage, LogVersion, Memo, common_length
+from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 
 __all__ = ["JSON_KEYS", "TOOL_ORDER", "MessageRepair", "key_spot", "tool_spot", "with_sorted_keys"]
 
