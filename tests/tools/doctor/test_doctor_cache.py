@@ -32,7 +32,7 @@ PROMPTS = st.lists(
 
 
 def emulated(prompts: Sequence[tuple[Sequence[Turn], str | None]], cache: PrefixCache) -> tuple[list[int], list[int]]:
-    """Tokens of each prompt, and those that the emulator finds."""
+    """Return the tokens of each prompt, and those that the emulator finds."""
     totals, hits = [], []
     for turns, salt in prompts:
         tokens = render_chat([ChatMessage(*turn) for turn in turns])
@@ -54,7 +54,7 @@ def log_of(prompts: Sequence[tuple[Sequence[Turn], str | None]]) -> RequestLog:
 
 
 @given(TEXTS)
-def test_segments_are_the_text_and_have_its_tokens(text: str) -> None:
+def test_segments_keep_the_text_and_its_tokens(text: str) -> None:
     pool = SegmentPool()
     ids = pool.ids(text)
     assert "".join(cut(text)) == pool.text(ids) == text
@@ -65,7 +65,7 @@ def test_segments_are_the_text_and_have_its_tokens(text: str) -> None:
 @settings(max_examples=300)
 @given(PROMPTS, st.sampled_from([1, 2, 16]))
 def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | None]], block_size: int) -> None:
-    # What two prompts share is what matters: let later ones begin like earlier ones.
+    # Random prompts share little, so some of them get the start of the first one.
     longer = [([*prompts[0][0][:1], *turns], salt) for turns, salt in prompts]
     everything = [*prompts, *longer, *prompts]
     log = log_of(everything)
@@ -77,8 +77,8 @@ def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | No
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_with_a_bound_hits_are_nearly_the_emulators(seed: int) -> None:
-    """The pool keeps whole KV blocks, and some double; the doctor counts tokens. It evicts in the same order."""
+def test_bounded_hits_are_nearly_the_emulators(seed: int) -> None:
+    """Both evict in the same order, but the emulator's pool has some KV blocks twice."""
     rng = random.Random(seed)
     words = ["tide", "moon", "rises", "under", "a", "harbour.", "Then", "nothing,", "slowly"]
     texts = [" ".join(rng.choices(words, k=rng.randint(20, 80))) for _ in range(30)]
@@ -94,7 +94,7 @@ def test_with_a_bound_hits_are_nearly_the_emulators(seed: int) -> None:
     assert sum(outcome.hit_tokens) == pytest.approx(sum(hits), rel=0.05)
 
 
-def test_donors_are_the_first_that_had_what_was_found() -> None:
+def test_donor_is_the_first_request_with_the_found_tokens() -> None:
     log = log_of([([("user", "one two three. Four five.")], None)] * 3 + [([("user", "one two three. Six.")], "a")])
     outcome = simulate(log.as_sent(), log.pool, 1)
     assert outcome.donors == [None, 0, 0, None]

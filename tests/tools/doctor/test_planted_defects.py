@@ -1,4 +1,4 @@
-"""Two hundred logs, with defects planted alone, in pairs, or not at all: what is there is found, and nothing else."""
+"""Two hundred logs, with one, two or no planted defects: the planted ones are found, and no others."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class FoundBody:
 
 
 def find_body(record: _Json) -> FoundBody | None:
-    """Return the chat or completion body in a record, however it is wrapped; None if there is none."""
+    """Return the chat or completion body in a record, however it is wrapped; None without one."""
     layers = _layers(record, 0)
     if layers is None:
         return None

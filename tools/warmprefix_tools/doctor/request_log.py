@@ -245,7 +245,7 @@ class LogRequest:
 
     @property
     def sender(self) -> str | None:
-        """Tenant, user or session: whoever should have one cache salt. None if unknown."""
+        """Tenant, user or session, which should have one cache salt; None if not recorded."""
         return self.tenant or self.user or self.session
 
 

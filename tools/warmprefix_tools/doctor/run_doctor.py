@@ -63,7 +63,9 @@ def print_report(report: DoctorReport, *, to_stderr: bool = False) -> None:
     if not console.is_terminal:
         console.width = _WIDTH
     for indent, line in _lines(report):
-        console.print(Padding(line, (0, 0, 0, indent)), width=min(console.width, _WIDTH))
+        console.print(
+            Padding(line, (0, 0, 0, indent), expand=False) if indent else line, width=min(console.width, _WIDTH)
+        )
 
 
 _Lines = Iterator[tuple[int, Text]]
@@ -92,7 +94,7 @@ def _overview(report: DoctorReport) -> Iterator[str]:
         f" {counted(report.conversations, 'conversation')} of several turns."
     )
     size = "without bound" if report.capacity_tokens is None else f"of {report.capacity_tokens:,} tokens"
-    yield f"A prefix cache {size} would find {percent(report.hit_ratio)} of the tokens in these prompts as sent."
+    yield f"A prefix cache {size} would find {percent(report.hit_ratio)} of these tokens."
     if report.reported_prompt_tokens:
         own = (report.reported_cached_tokens or 0) / report.reported_prompt_tokens
         yield f"By the engine's own count, where the log contains it, the hit ratio was {percent(own)}."

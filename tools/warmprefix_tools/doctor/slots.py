@@ -61,7 +61,7 @@ class Slots:
             plain: Repairs the wording of a message.
             lists: Finds the lists in a message.
             spread: Number of requests that have each segment of a plain message.
-            owners: User, session or conversation of each request, if known.
+            owners: User, session or conversation of each request; None if not recorded.
         """
         self._log = log
         self._plain = plain
