@@ -5,6 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from warmprefix.errors import MissingExtraError
+
+try:
+    from typer import Argument, Option
+except ImportError as exc:
+    raise MissingExtraError("cli", "typer") from exc
 
 __all__ = ["STDOUT", "DoctorOptions"]
 
@@ -19,16 +27,24 @@ class DoctorOptions:
         ValueError: A number is out of range, or two options contradict each other.
     """
 
-    logs: tuple[Path, ...]
-    kv_block_size: int = 16
-    """Tokens in a KV block."""
-    capacity_tokens: int | None = None
-    """Of the prefix cache; None for no bound."""
-    fail_above: float | None = None
-    """In percent of all prompt tokens; None to succeed whatever is found."""
-    json_file: Path | None = None
-    """`STDOUT` for standard output, where nothing else is written then."""
-    html_file: Path | None = None
+    logs: Annotated[
+        list[Path],
+        Argument(metavar="REQUESTS...", help="Captured requests: JSON, JSONL, or vLLM's own log; gzipped or not."),
+    ]
+    kv_block_size: Annotated[int, Option(help="Tokens in a KV block of your engine.")] = 16
+    capacity_tokens: Annotated[
+        int | None, Option(help="Tokens that the prefix cache can hold.", show_default="no bound")
+    ] = None
+    fail_above: Annotated[
+        float | None,
+        Option(
+            metavar="PERCENT", help="Exit with status 1 if the findings cost more than this percentage of all tokens."
+        ),
+    ] = None
+    json_file: Annotated[
+        Path | None, Option("--json", metavar="FILE", help="Where to write the report too; - for standard output.")
+    ] = None
+    html_file: Annotated[Path | None, Option("--html", metavar="FILE", help="Where to write it as a page.")] = None
 
     def __post_init__(self) -> None:
         if self.kv_block_size < 1:
