@@ -166,15 +166,15 @@ def options(**values: Any) -> Callable[[], object]:
     [
         (options(kv_block_size=0), "--kv-block-size must be 1 or more, got 0"),
         (options(capacity_tokens=15), "--capacity-tokens must be --kv-block-size (16) or more, got 15"),
-        (options(fail_above=101), "--fail-above must be a percentage from 0 to 100, got 101"),
-        (options(fail_above=-0.5), "--fail-above must be a percentage from 0 to 100, got -0.5"),
-        (options(fail_above=float("nan")), "--fail-above must be a percentage from 0 to 100, got nan"),
+        (options(fail_above=101), "--fail-above must be from 0 to 100, got 101"),
+        (options(fail_above=-0.5), "--fail-above must be from 0 to 100, got -0.5"),
+        (options(fail_above=float("nan")), "--fail-above must be from 0 to 100, got nan"),
         (options(html_file=Path("-")), "--html must name a file, got -; only --json takes - for standard output"),
         (
             options(json_file=Path("a"), html_file=Path("a")),
-            "--json and --html must name different files, got a for both",
+            "--json and --html must name different files, got a twice",
         ),
-        (options(json_file=Path("log")), "--json and --html must not name a log that is read, got log"),
+        (options(json_file=Path("log")), "--json must name a file that the command does not read, got log"),
         (lambda: diagnose(ReadLog(), 0), "kv_block_size must be 1 or more, got 0"),
         (lambda: diagnose(ReadLog(), 16, 15), "capacity_tokens must be kv_block_size (16) or more, got 15"),
     ],
@@ -188,4 +188,4 @@ def test_bad_values_are_refused_by_name_value_and_range(call: Callable[[], objec
 def test_bad_option_is_a_usage_error(warm: Path) -> None:
     done = run(warm, "--fail-above", "200")
     assert done.exit_code == 2
-    assert "--fail-above must be a percentage" in done.stderr
+    assert "--fail-above must be from 0 to 100" in done.stderr

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warmprefix_tools.replay.comparison import compare
 from warmprefix_tools.replay.page import replay_page
-from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult, compare
+from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult
 from warmprefix_tools.report.visible import visible
 
 Parse = Callable[[str], Any]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from warmprefix import MissingExtraError
+from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
 
 try:
     from typer import Argument, Option
 except ImportError as exc:
     raise MissingExtraError("cli", "typer") from exc
 
-__all__ = ["STDOUT", "DoctorOptions"]
-
-STDOUT = Path("-")
-"""Name for standard output, which only `--json` takes; all other output goes to standard error then."""
+__all__ = ["DoctorOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +43,19 @@ class DoctorOptions:
     html_file: Annotated[Path | None, Option("--html", metavar="FILE", help="File for the report as a page.")] = None
 
     def __post_init__(self) -> None:
-        if self.kv_block_size < 1:
-            raise ValueError(f"--kv-block-size must be 1 or more, got {self.kv_block_size}")
+        check_least("--kv-block-size", self.kv_block_size, 1)
         if self.capacity_tokens is not None and self.capacity_tokens < self.kv_block_size:
             raise ValueError(
                 f"--capacity-tokens must be --kv-block-size ({self.kv_block_size}) or more, got {self.capacity_tokens}"
             )
-        if self.fail_above is not None and not 0 <= self.fail_above <= 100:
-            raise ValueError(f"--fail-above must be a percentage from 0 to 100, got {self.fail_above:g}")
-        if self.html_file == STDOUT:
-            raise ValueError("--html must name a file, got -; only --json takes - for standard output")
-        outputs = [os.path.realpath(file) for file in self.outputs]
-        if len(set(outputs)) < len(outputs):
-            raise ValueError(f"--json and --html must name different files, got {self.json_file} for both")
-        for log in self.logs:
-            if os.path.realpath(log) in outputs:
-                raise ValueError(f"--json and --html must not name a log that is read, got {log}")
+        check_range("--fail-above", self.fail_above, 0, 100)
+        check_files(self._files, self.logs)
 
     @property
     def outputs(self) -> list[Path]:
         """Files to write, without standard output."""
-        return [file for file in (self.json_file, self.html_file) if file is not None and file != STDOUT]
+        return output_files(self._files)
+
+    @property
+    def _files(self) -> dict[str, Path | None]:
+        return {"--json": self.json_file, "--html": self.html_file}

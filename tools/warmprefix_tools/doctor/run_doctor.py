@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from warmprefix import MissingExtraError
-from warmprefix.outputs import check_writable, standard_output, text_file
+from warmprefix.outputs import check_writable, standard_output
+from warmprefix_tools.console import report_console, write_json, write_text
 from warmprefix_tools.doctor.diagnosis import diagnose
-from warmprefix_tools.doctor.doctor_options import STDOUT, DoctorOptions
+from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.doctor.findings import DoctorReport, Finding, Place
 from warmprefix_tools.doctor.log_reader import read_log
 from warmprefix_tools.doctor.page import doctor_page
@@ -43,25 +43,15 @@ def run_doctor(options: DoctorOptions) -> bool:
         check_writable(file)
     report = diagnose(read_log(options.logs), options.kv_block_size, options.capacity_tokens)
     with standard_output():
-        if options.json_file is not None:
-            text = json.dumps(report.as_json(), indent=1) + "\n"
-            if options.json_file == STDOUT:
-                print(text, end="")  # noqa: T201
-            else:
-                with text_file(options.json_file) as write:
-                    write(text)
+        write_json(options.json_file, report.as_json())
         if options.html_file is not None:
-            with text_file(options.html_file) as write:
-                write(doctor_page(report))
-        print_report(report, to_stderr=options.json_file == STDOUT)
+            write_text(options.html_file, doctor_page(report))
+        print_report(report, report_console(options.json_file))
     return options.fail_above is None or 100 * report.lost_share <= options.fail_above
 
 
-def print_report(report: DoctorReport, *, to_stderr: bool = False) -> None:
+def print_report(report: DoctorReport, console: Console) -> None:
     """Print the totals in a few lines, then each finding, worst first."""
-    console = Console(stderr=to_stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
     for indent, line in _lines(report):
         console.print(
             Padding(line, (0, 0, 0, indent), expand=False) if indent else line, width=min(console.width, _WIDTH)

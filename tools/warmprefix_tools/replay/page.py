@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from warmprefix.plan import Placement
-from warmprefix_tools.replay.results import Comparison, Estimates, ReplayResult, cache_name, compare
-from warmprefix_tools.replay.summary import summary
+from warmprefix_tools.replay.comparison import TraceComparison, cache_name, compare, summary
+from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.report.amounts import change, counted, duration, percent, rounded, whole_shares
 from warmprefix_tools.report.line_chart import Line, LineChart, scale_top
 from warmprefix_tools.report.pages import render_page
@@ -93,7 +93,7 @@ class _Ratios(NamedTuple):
 class _Section:
     """One trace, as the template shows it."""
 
-    def __init__(self, comparison: Comparison, estimates: Estimates, number: int) -> None:
+    def __init__(self, comparison: TraceComparison, estimates: Estimates, number: int) -> None:
         self._comparison = comparison
         self._estimates = estimates
         self.id = f"trace-{number}"

@@ -1,4 +1,4 @@
-"""Results of a replay, their cost, and their comparison.
+"""Results of a replay, and estimates of their cost.
 
 With placement `head`, tokens are those of context: what an order can decide on. With `tail` they are those of the
 whole prompt behind the preamble: the conversation so far, this turn's context, and its question. "Today" is the same
@@ -7,17 +7,14 @@ trace and cache if nothing is ordered and nothing de-duplicated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from warmprefix.plan import Placement
 
-__all__ = ["TODAY", "Comparison", "Estimates", "Misses", "Point", "ReplayResult", "cache_name", "compare"]
+__all__ = ["TODAY", "Estimates", "Misses", "Point", "ReplayResult"]
 
 TODAY = "relevance"
 """Policy that stands for an application without warmprefix: nothing ordered, nothing de-duplicated."""
-
-_DEFAULT = "coaccess"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,66 +163,3 @@ class Estimates:
 
     def _cost(self, prefilled: int, cached: int) -> float | None:
         return None if self.price is None else (prefilled * self.price + cached * self.cached_price) / 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Results of one trace, by policy and cache size. Its headline is about the first cache size."""
-
-    trace: str
-    k: int
-    placement: Placement
-    cells: dict[tuple[str, int | None], ReplayResult] = field(default_factory=dict)
-
-    @property
-    def capacities(self) -> list[int | None]:
-        return list(dict.fromkeys(capacity for _, capacity in self.cells))
-
-    def at(self, capacity: int | None) -> list[ReplayResult]:
-        """Return the results with a cache of this size, the highest hit ratio first."""
-        found = [result for (_, size), result in self.cells.items() if size == capacity]
-        return sorted(found, key=lambda result: -result.hit_ratio)
-
-    @property
-    def headline(self) -> list[ReplayResult]:
-        return self.at(self.capacities[0])
-
-    @property
-    def after(self) -> ReplayResult:
-        """Result of the default policy; without it, the highest hit ratio, relevance order last of all."""
-        preferred = [result for result in self.headline if result.policy == _DEFAULT]
-        others = [result for result in self.headline if result.policy != TODAY]
-        return [*preferred, *others, *self.headline][0]
-
-    @property
-    def before(self) -> ReplayResult | None:
-        """Result of relevance order; None if it was not replayed, or nothing else was."""
-        result = self.cells.get((TODAY, self.capacities[0]))
-        return None if result is self.after else result
-
-    def best(self, number: int) -> list[ReplayResult]:
-        """Return `after`, `before`, and the `number` highest hit ratios of the others."""
-        pair = [result for result in (self.after, self.before) if result is not None]
-        return pair + [result for result in self.headline if result not in pair][:number]
-
-
-def compare(results: Sequence[ReplayResult]) -> list[Comparison]:
-    """Return the results by trace, in the given order.
-
-    If two traces share a name, the second gets a comparison of its own; no result replaces another.
-    """
-    comparisons: list[Comparison] = []
-    latest: dict[tuple[str, int, Placement], Comparison] = {}
-    for result in results:
-        key: tuple[str, int, Placement] = (result.trace, result.k, result.placement)
-        cell = (result.policy, result.capacity_tokens)
-        if key not in latest or cell in latest[key].cells:
-            latest[key] = Comparison(*key)
-            comparisons.append(latest[key])
-        latest[key].cells[cell] = result
-    return comparisons
-
-
-def cache_name(capacity: int | None) -> str:
-    """Return a cache size in words, to follow "a cache"."""
-    return "without bound" if capacity is None else f"of {capacity:,} tokens"

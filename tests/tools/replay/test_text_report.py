@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult
-from warmprefix_tools.replay.table import print_results
+from warmprefix_tools.replay.text_report import print_results
 
 RESULT = ReplayResult(
     trace="t",

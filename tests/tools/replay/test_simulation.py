@@ -8,8 +8,8 @@ import pytest
 
 from warmprefix.ordering import POLICIES, BlockView, PrefixView, SortedPolicy
 from warmprefix.traces import BlockId, Trace, TraceRequest
-from warmprefix_tools.replay.engine import Replay
 from warmprefix_tools.replay.results import Misses, Point
+from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
 
 TOKENS: dict[BlockId, int] = {"A": 100, "B": 50, "C": 30, "D": 20}

@@ -1,4 +1,4 @@
-"""Replays a trace: every request through a planner, every prompt through the cache model."""
+"""Replay of a trace: every request through an arranger, every prompt through the cache model."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from dataclasses import replace
 
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
-from warmprefix_tools.replay.arrange import Arranged, Arranger, AsToday, Planned
-from warmprefix_tools.replay.cache import CacheModel, Found
-from warmprefix_tools.replay.prompts import Prompt, prompts_for
+from warmprefix_tools.replay.arrange import ContextOrder, PlannerArranger, RelevanceArranger, RequestArranger
+from warmprefix_tools.replay.prompt_cache import CachedTokens, CacheModel, ReplayPrompt, prompt_layout
 from warmprefix_tools.replay.results import Misses, Point, ReplayResult
-from warmprefix_tools.replay.workload import Request, Workload
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
 __all__ = ["Observe", "Replay"]
 
-Observe = Callable[[Request, Arranged], object]
-"""Is shown each request as it is served."""
+Observe = Callable[[ReplayRequest, ContextOrder], object]
+"""Receives each request with its order once it is served."""
 
 _STRETCHES = 100
 
 
-def _look_away(request: Request, arranged: Arranged) -> None:
+def _ignore(request: ReplayRequest, order: ContextOrder) -> None:
     """Do nothing."""
 
 
 class Replay:
-    """One trace, to be run through any number of policies and caches. The same run gives the same counts, always."""
+    """One trace, to be run with any number of policies and caches; equal runs give equal counts."""
 
     def __init__(self, workload: Workload, placement: Placement = "head", answer_tokens: int = 0) -> None:
         """Prepare for runs.
 
         Args:
             workload: The trace.
-            placement: Where context stands, as for `ContextPlanner.plan`.
-            answer_tokens: With `tail`: the length of every answer, which traces do not tell. It stays in the history.
+            placement: Place of the context, as for `ContextPlanner.plan`.
+            answer_tokens: With `tail`: the length of every answer, which stays in the history. Traces do not have it.
 
         Raises:
             ValueError: `answer_tokens` is negative.
@@ -46,7 +45,7 @@ class Replay:
         self.workload = workload
         self.placement: Placement = placement
         self.answer_tokens = answer_tokens
-        self._today: dict[int | None, _Run] = {}
+        self._today: dict[int | None, _Tally] = {}
 
     def run(
         self,
@@ -54,9 +53,9 @@ class Replay:
         capacity_tokens: int | None,
         *,
         name: str | None = None,
-        observe: Observe = _look_away,
+        observe: Observe = _ignore,
     ) -> ReplayResult:
-        """Run a policy, in a `ContextPlanner` of its own, beside a cache of `capacity_tokens`.
+        """Run a policy, in a `ContextPlanner` of its own, with a cache of `capacity_tokens`.
 
         `relevance` stands for the application as it is: with placement `tail` it does not de-duplicate either.
 
@@ -64,22 +63,22 @@ class Replay:
             TypeError: `policy` is neither a name nor callable.
             ValueError: `policy` is an unknown name, or `capacity_tokens` is below 1.
         """
-        planner = Planned(self.workload, policy, capacity_tokens, self.placement)
-        known_as = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
-        result = self.run_arranger(planner, capacity_tokens, name=name or known_as, observe=observe)
+        planner = PlannerArranger(self.workload, policy, capacity_tokens, self.placement)
+        policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
+        result = self.run_arranger(planner, capacity_tokens, name=name or policy_name, observe=observe)
         return replace(result, policy_errors=planner.policy_errors)
 
     def run_arranger(
-        self, arranger: Arranger, capacity_tokens: int | None, *, name: str, observe: Observe = _look_away
+        self, arranger: RequestArranger, capacity_tokens: int | None, *, name: str, observe: Observe = _ignore
     ) -> ReplayResult:
-        """Run anything that arranges, fresh as it must be, under the same cache and the same accounts."""
+        """Run an arranger without a past, with the same cache and the same counts."""
         if capacity_tokens not in self._today:
-            self._today[capacity_tokens] = self._serve(AsToday(), capacity_tokens, _look_away)
+            self._today[capacity_tokens] = self._serve(RelevanceArranger(), capacity_tokens, _ignore)
         today, run = self._today[capacity_tokens], self._serve(arranger, capacity_tokens, observe)
         saved, total = sum(run.saved), sum(run.totals)
         new = sum(request.new_tokens for request in self.workload.requests)
         evicted = run.ever_saved - saved
-        prefilled = tuple(zip(_prefilled(run), _prefilled(today), strict=True))
+        prefilled = tuple(zip(run.prefilled(), today.prefilled(), strict=True))
         return ReplayResult(
             trace=self.workload.name,
             policy=name,
@@ -97,7 +96,7 @@ class Replay:
             referring_requests=run.referring,
             annotation_tokens=run.annotation_tokens,
             reference_tokens=run.reference_tokens,
-            # New blocks and private pieces are found in no cache, so what is left of the misses is order's doing.
+            # No cache holds new blocks and private pieces, so all other misses come from the order.
             misses=Misses(new, total - run.ever_saved - new - run.private_tokens, evicted, run.private_tokens),
             over_time=_stretches(run.saved, run.totals),
             plan_us_p50=_quantile(run.plan_seconds, 0.5) * 1e6,
@@ -106,21 +105,21 @@ class Replay:
             commit_us_p99=_quantile(run.commit_seconds, 0.99) * 1e6,
         )
 
-    def _serve(self, arranger: Arranger, capacity_tokens: int | None, observe: Observe) -> _Run:
+    def _serve(self, arranger: RequestArranger, capacity_tokens: int | None, observe: Observe) -> _Tally:
         requests = self.workload.requests
         cache = CacheModel(capacity_tokens, len(requests))
-        prompts = prompts_for(self.workload, self.placement, self.answer_tokens)
-        run = _Run()
+        layout = prompt_layout(self.workload, self.placement, self.answer_tokens)
+        tally = _Tally()
         for request in requests:
-            arranged = arranger.arrange(request)
-            prompt = prompts.lay_out(request, arranged)
-            run.add(request, arranged, prompt, cache.serve(prompt.keys, prompt.tokens))
-            observe(request, arranged)
-        return run
+            order = arranger.arrange(request)
+            prompt = layout.lay_out(request, order)
+            tally.add(request, order, prompt, cache.serve(prompt.keys, prompt.tokens))
+            observe(request, order)
+        return tally
 
 
-class _Run:
-    """The account of one run; lists have one entry a request."""
+class _Tally:
+    """Counts of one run; lists have one entry per request."""
 
     def __init__(self) -> None:
         self.saved: list[int] = []
@@ -134,23 +133,22 @@ class _Run:
         self.reordered = 0
         self.referring = 0
 
-    def add(self, request: Request, arranged: Arranged, prompt: Prompt, found: Found) -> None:
-        self.saved.append(found.now)
+    def add(self, request: ReplayRequest, order: ContextOrder, prompt: ReplayPrompt, cached: CachedTokens) -> None:
+        self.saved.append(cached.now)
         self.totals.append(prompt.total_tokens)
-        self.plan_seconds.append(arranged.plan_seconds)
-        self.commit_seconds.append(arranged.commit_seconds)
-        self.ever_saved += found.ever
+        self.plan_seconds.append(order.plan_seconds)
+        self.commit_seconds.append(order.commit_seconds)
+        self.ever_saved += cached.ever
         self.private_tokens += prompt.private_tokens
-        if arranged.order != request.relevance:
+        if order.order != request.relevance:
             self.reordered += 1
             self.annotation_tokens += request.annotation_tokens
-        if arranged.references:
+        if order.references:
             self.referring += 1
-            self.reference_tokens += sum([request.tokens[i] for i, _ in arranged.references])
+            self.reference_tokens += sum([request.tokens[i] for i, _ in order.references])
 
-
-def _prefilled(run: _Run) -> Iterator[int]:
-    return map(operator.sub, run.totals, run.saved)
+    def prefilled(self) -> Iterator[int]:
+        return map(operator.sub, self.totals, self.saved)
 
 
 def _stretches(saved: Sequence[int], totals: Sequence[int]) -> tuple[Point, ...]:
@@ -162,5 +160,5 @@ def _stretches(saved: Sequence[int], totals: Sequence[int]) -> tuple[Point, ...]
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """The least value that `share` of the values do not exceed; 0 of none."""
+    """Return the least value that `share` of the values do not exceed; 0 without values."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] if values else 0.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult, compare
-from warmprefix_tools.replay.summary import summary
+from warmprefix_tools.replay.comparison import compare, summary
+from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult
 
 GAINED = ReplayResult(
     trace="t",
@@ -78,7 +78,7 @@ def test_hardly_a_difference() -> None:
 def test_a_loss_to_annotations_is_called_one() -> None:
     short = replace(GAINED, annotation_tokens=45_000)
     assert "It does not pay here: 16.7% more to prefill, order annotations included." in said(short)
-    assert "One takes 300 tokens, where a request has 500." in said(short)
+    assert "An annotation takes 300 tokens, and a request has 500." in said(short)
 
 
 def test_nothing_at_all() -> None:

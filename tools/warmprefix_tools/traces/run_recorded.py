@@ -1,4 +1,4 @@
-"""`warmprefix record`: runs an application so that its planners record what they plan."""
+"""The command `warmprefix record`: runs an application so that its planners record what they plan."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from warmprefix_tools.traces.reader import read_trace
 
 __all__ = ["run_recorded"]
 
-_CANNOT_RUN, _NOT_FOUND, _SIGNALLED = 126, 127, 128  # as env(1) and shells have it
+_CANNOT_RUN, _NOT_FOUND, _SIGNALLED = 126, 127, 128  # as in env(1) and shells
 
 
-def run_recorded(command: Sequence[str], trace: Path, *, text: bool, say: Callable[[str], object]) -> int:
-    """Run `command` to its end, say what was recorded, line by line, and return its exit status.
+def run_recorded(command: Sequence[str], trace: Path, *, text: bool, print_line: Callable[[str], object]) -> int:
+    """Run `command` to its end, print what was recorded, and return its exit status.
 
-    Signals go on to it. If one ends it, the status is 128 and the signal's number.
+    Signals are passed on to it. If one ends it, the status is 128 plus the signal's number.
 
     Raises:
-        TraceError: The trace is a folder, or its folder can't be written; nothing was run.
+        TraceError: The trace is a folder, or its folder cannot be written; nothing was run.
     """
     if trace.is_dir():
-        raise TraceError(str(trace), None, "a trace is a file, and this is a folder")
+        raise TraceError(str(trace), None, "a trace must be a file, and this is a folder")
     if not trace.parent.is_dir() or not os.access(trace.parent, os.R_OK | os.W_OK | os.X_OK):
         raise TraceError(str(trace), None, f"no file can be made in {trace.parent.absolute()}")
     before = recorded_files(str(trace))
@@ -39,9 +39,9 @@ def run_recorded(command: Sequence[str], trace: Path, *, text: bool, say: Callab
             command, {RECORD_PATH_VARIABLE: str(trace.absolute()), RECORD_TEXT_VARIABLE: "1" if text else "0"}
         )
     except OSError as error:
-        say(f"{command[0]}: {error.strerror}")
+        print_line(f"{command[0]}: {error.strerror}")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN
-    _report([path for path in recorded_files(str(trace)) if path not in before], say)
+    _report([path for path in recorded_files(str(trace)) if path not in before], print_line)
     return status
 
 
@@ -67,7 +67,7 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle what asks a process to end or to do something, but for what is ignored, as under nohup."""
+    """Handle the signals that ask a process to end or to act, except those ignored, as under nohup."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
@@ -79,18 +79,18 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, old)
 
 
-def _report(paths: Sequence[str], say: Callable[[str], object]) -> None:
+def _report(paths: Sequence[str], print_line: Callable[[str], object]) -> None:
     readable: list[str] = []
     for path in paths:
         try:
             requests = len(read_trace(path).requests)
         except TraceError as error:
-            say(str(error))
+            print_line(str(error))
             continue
-        say(f"Recorded {requests} request{'' if requests == 1 else 's'} to {path}.")
+        print_line(f"Recorded {requests} request{'' if requests == 1 else 's'} to {path}.")
         readable.append(path)
     if readable:
-        say(f"Next: {shlex.join(['warmprefix', 'replay', *readable])}")
+        print_line(f"Next: {shlex.join(['warmprefix', 'replay', *readable])}")
     elif not paths:
-        say("No request was recorded: no ContextPlanner planned one, or each was given a recorder of its own.")
-        say("An application that has no planner yet records with one line; docs/record.md has it.")
+        print_line("No request was recorded: no ContextPlanner planned one, or each was given a recorder of its own.")
+        print_line("An application that has no planner yet records with one line; docs/record.md has it.")

@@ -1,4 +1,4 @@
-"""What the person at the keyboard reads."""
+"""Tables and sentences of a replay for a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.traces import Trace
-from warmprefix_tools.replay.results import Comparison, Estimates, ReplayResult, compare
-from warmprefix_tools.replay.summary import summary
+from warmprefix_tools.replay.comparison import TraceComparison, compare, summary
+from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
 
@@ -24,11 +24,11 @@ _TEXT_WIDTH = 100
 _ANY_WIDTH = 10_000
 
 _Column = tuple[str, Callable[[ReplayResult], str]]
-"""A heading of two lines, and what stands under it."""
+"""Heading of two lines, and the cell of a result."""
 
 
 def print_results(results: Sequence[ReplayResult], estimates: Estimates, console: Console) -> None:
-    """A table for each trace, what it means, and how to read the columns."""
+    """Print a table and a summary for each trace, and how to read the columns."""
     for comparison in compare(results):
         console.print(Text(_title(comparison), style="bold"))
         _print_table(comparison, estimates, console)
@@ -39,12 +39,12 @@ def print_results(results: Sequence[ReplayResult], estimates: Estimates, console
 
 
 def print_conversations(traces: Sequence[Trace], console: Console) -> None:
-    """What a replay with placement `head` leaves out of traces with conversations."""
+    """Print what a replay with placement `head` omits from traces with conversations."""
     number = sum(trace.conversations for trace in traces)
     if number:
         line = (
             f"{counted(number, 'conversation')} of several turns: if your application keeps their earlier context in"
-            " the history, --placement tail says what references would spare."
+            " the history, --placement tail shows how much references would spare."
         )
         _print_text(line, console, style="dim")
 
@@ -53,13 +53,13 @@ def _print_text(text: str, console: Console, style: str = "default") -> None:
     console.print(Text(text, style=style), width=min(console.width, _TEXT_WIDTH))
 
 
-def _title(comparison: Comparison) -> str:
+def _title(comparison: TraceComparison) -> str:
     requests = counted(comparison.headline[0].requests, "request")
     return f"{visible(comparison.trace)}: {requests}, k = {comparison.k}, placement {comparison.placement}"
 
 
-def _print_table(comparison: Comparison, estimates: Estimates, console: Console) -> None:
-    """In two parts, one below the other, where the console is too narrow for one; no number is ever cut."""
+def _print_table(comparison: TraceComparison, estimates: Estimates, console: Console) -> None:
+    """Print one table, or two if the console is too narrow; no number is ever cut."""
     counts, times = _columns(comparison, estimates)
     whole = _table(comparison, [*counts, *times])
     fits = whole.width is not None and whole.width <= console.width
@@ -67,8 +67,8 @@ def _print_table(comparison: Comparison, estimates: Estimates, console: Console)
         console.print(table, crop=False)
 
 
-def _columns(comparison: Comparison, estimates: Estimates) -> tuple[list[_Column], list[_Column]]:
-    """What is counted; and what takes time or money."""
+def _columns(comparison: TraceComparison, estimates: Estimates) -> tuple[list[_Column], list[_Column]]:
+    """Return the columns of counts, and those of time and money."""
     counts: list[_Column] = [
         ("hit\nratio", lambda result: f"{result.hit_ratio:.1%}"),
         ("tokens\nsaved", lambda result: f"{result.saved_tokens:,}"),
@@ -90,8 +90,8 @@ def _columns(comparison: Comparison, estimates: Estimates) -> tuple[list[_Column
     return counts, times
 
 
-def _table(comparison: Comparison, columns: Sequence[_Column]) -> Table:
-    """As wide as it has to be, whatever the console is."""
+def _table(comparison: TraceComparison, columns: Sequence[_Column]) -> Table:
+    """Return a table that is as wide as its cells, on any console."""
     results = list(comparison.cells.values())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("cache\n  policy", no_wrap=True)
@@ -125,17 +125,17 @@ def _failures(results: Sequence[ReplayResult]) -> list[str]:
 def _legend(estimates: Estimates) -> list[str]:
     lines = [
         "prefill: change against the application as it is, in relevance order and with nothing de-duplicated; order"
-        " annotations count. better, worse: requests that prefill less or more than so, annotations apart.",
+        " annotations count. better, worse: requests that prefill less or more than that, without annotations.",
     ]
     if estimates.prefill_rate is not None:
         lines.append(
-            f"est. TTFT: the prefill of a request at {estimates.prefill_rate:,.15g} tokens a second, mean, on an idle"
-            " engine; what stands around the context is left out."
+            f"est. TTFT: the prefill of a request at {estimates.prefill_rate:,.15g} tokens per second, mean, on an"
+            " idle engine; the text around the context is left out."
         )
     if estimates.price is not None:
         cached = f"{estimates.cached_price:g}" if estimates.cached_price else "nothing"
         lines.append(
-            f"est. cost: of all prompts, at {estimates.price:g} for a million prefilled tokens and {cached} for a"
-            " million cached ones; what stands around the context is left out."
+            f"est. cost: of all prompts, at {estimates.price:g} per million prefilled tokens and {cached} per"
+            " million cached ones; the text around the context is left out."
         )
     return lines
