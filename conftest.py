@@ -1,0 +1,71 @@
+"""Settings that all tests share, and the two tiers of tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import settings
+
+# Tests assert no durations, so Hypothesis does not either.
+settings.register_profile("quick", deadline=None, max_examples=20, stateful_step_count=20)
+settings.register_profile("all", deadline=None, max_examples=200, stateful_step_count=40)
+
+# A shell that starts tests in the background, or with nohup, makes them ignore signals. Commands under test need those.
+for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that selects the second tier."""
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run all tests: every Redis server found, tests marked `slow`, and ten times as many property examples",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples a property gets."""
+    os.environ.setdefault("MEM0_TELEMETRY", "False")  # read when mem0 is imported
+    if not config.getoption("hypothesisprofile", None):
+        settings.load_profile("all" if config.getoption("all") else "quick")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Show the tier, the Redis and Valkey binaries in use, and those that were found but do not work."""
+    lines = [] if config.getoption("all") else ["quick tier: use --all for more servers, slow tests and more examples"]
+    if find_spec("redis") is None:  # the environments of some frameworks
+        return lines
+    from redis_servers import describe_binaries
+
+    return [*lines, *(f"Redis server: {line}" for line in describe_binaries())]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the second tier unless asked for."""
+    if config.getoption("all"):
+        return
+    older = _older_servers()
+    left_out = {item for item in items if _is_second_tier(item, older)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_second_tier(item: pytest.Item, older_servers: set[str]) -> bool:
+    if item.get_closest_marker("slow") is not None:
+        return True
+    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return any(isinstance(value, str) and value in older_servers for value in values)
+
+
+def _older_servers() -> set[str]:
+    """Return the flavours of all servers found but the newest, which the first tier uses."""
+    if find_spec("redis") is None:
+        return set()
+    from redis_servers import binaries
+
+    return set(list(binaries(clock=True))[:-1])
