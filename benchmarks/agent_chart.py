@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from warmprefix_tools.report.markup import Markup, element
+from markupsafe import Markup
 
 __all__ = ["CHARTED", "load_chart"]
 
@@ -53,6 +54,18 @@ def load_chart(workload: str, series: Mapping[str, Sequence[tuple[int, Sequence[
         role="img",
     )  # fmt: skip
     return f"{drawing}\n"
+
+
+def element(name: str, /, *children: str | Markup, **attributes: Any) -> Markup:
+    """Return an escaped element; in attribute names, underscores stand for hyphens, and a last one is dropped."""
+    written = [
+        (key.removesuffix("_").replace("_", "-"), value if isinstance(value, str) else f"{round(value, 2):.15g}")
+        for key, value in attributes.items()
+        if value is not None
+    ]
+    head = Markup("").join(Markup(' {}="{}"').format(key, value) for key, value in written)
+    body = Markup("").join(children)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, head, body)
 
 
 def _most(points: Sequence[tuple[int, Sequence[float]]]) -> float:

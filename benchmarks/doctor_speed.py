@@ -1,8 +1,7 @@
-"""How long the doctor takes over 10,000 requests of 8,000 tokens each, on one core.
+"""Time of the doctor for 10,000 requests of 8,000 tokens each, on one core.
 
-The log is that of a retrieval application with everything the doctor looks for: a clock in the system prompt, tools in
-changing order, passages in relevance order that are numbered by position, conversations that lose their front. Its
-text is made of the standard library's docstrings.
+The log is that of a retrieval application with several defects: a clock in the system prompt, tools in changing order,
+and passages in relevance order that are numbered by position. Its text comes from the standard library's docstrings.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from common import print_table, write_results
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.doctor.diagnosis import diagnose
-from warmprefix_tools.doctor.readers import read_log
+from warmprefix_tools.doctor.log_reader import read_log
 
 SEED = 7
 PROMPT_TOKENS = 8_000
@@ -29,7 +28,7 @@ PASSAGE_TOKENS = 420
 
 
 def write_log(path: Path, requests: int, *, distinct: bool) -> None:
-    """Write the log; with `distinct`, hardly a sentence of its passages comes twice."""
+    """Write the log; with `distinct`, hardly any sentence of its passages recurs."""
     rng = random.Random(SEED)
     texts = [[word.strip(".!?") for word in entry.docstring.split()] for entry in read_standard_library()]
     sentences = [f"{' '.join(text[start : start + 7])}." for text in texts for start in range(0, len(text) - 7, 7)]
@@ -62,7 +61,7 @@ def write_log(path: Path, requests: int, *, distinct: bool) -> None:
 
 
 def passage(rng: random.Random, sentences: list[str], tokens: int, *, mixed: bool = False) -> str:
-    """Sentences one after another, a new line here and there; mixed, each is made of two."""
+    """Return random sentences, some with a line feed behind them; if mixed, each combines two of the list."""
     parts: list[str] = []
     length = 0
     while length < tokens:

@@ -15,7 +15,7 @@ from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix.traces import Trace
-from warmprefix_tools.replay.engine import Replay
+from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
 
 __all__ = ["TODAY", "Arm", "Batch", "Conversations", "Online", "Predicted", "Prepared"]

@@ -40,9 +40,9 @@ from experimental_ordering import ExperimentalPolicy, Rule
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.traces import Trace
-from warmprefix_tools.replay.arrange import Arranged
-from warmprefix_tools.replay.engine import Replay
-from warmprefix_tools.replay.workload import Request, Workload
+from warmprefix_tools.replay.arrange import ContextOrder
+from warmprefix_tools.replay.simulation import Replay
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
 
 CAPACITIES = (None, 500_000, 100_000)
@@ -268,8 +268,8 @@ class Repeated:
     def __init__(self, orders: Sequence[tuple[int, ...]]) -> None:
         self._orders = iter(orders)
 
-    def arrange(self, request: Request) -> Arranged:
-        return Arranged(next(self._orders))
+    def arrange(self, request: ReplayRequest) -> ContextOrder:
+        return ContextOrder(next(self._orders))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlanner, NoRecorder
 from warmprefix.order_sharing import NoSharing, OrderSharing
 from warmprefix.order_sharing.redis import RedisOrderSharing
-from warmprefix_tools.replay.cache import CacheModel
-from warmprefix_tools.replay.workload import Request, Workload
+from warmprefix_tools.replay.prompt_cache import CacheModel
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
 
 TRACE = "ragpulse_rag"
@@ -53,7 +53,7 @@ FIRST = (10, 50, 200)
 class Workers(Protocol):
     """Arrange requests, one at a time."""
 
-    def order(self, number: int, request: Request) -> Sequence[int]: ...
+    def order(self, number: int, request: ReplayRequest) -> Sequence[int]: ...
 
 
 class Account(NamedTuple):
@@ -167,7 +167,7 @@ def planner(capacity: int | None, sharing: OrderSharing | None = None) -> Contex
 class AsRetrieved:
     """Nobody arranges anything."""
 
-    def order(self, number: int, request: Request) -> Sequence[int]:
+    def order(self, number: int, request: ReplayRequest) -> Sequence[int]:
         return request.relevance
 
 
@@ -177,7 +177,7 @@ class Here:
     def __init__(self, planners: Sequence[ContextPlanner]) -> None:
         self._planners = planners
 
-    def order(self, number: int, request: Request) -> Sequence[int]:
+    def order(self, number: int, request: ReplayRequest) -> Sequence[int]:
         return arrange(self._planners[number % len(self._planners)], request.source.scope, request.blocks)
 
 
@@ -225,7 +225,7 @@ class Processes:
         for worker in self._workers:
             end(worker)
 
-    def order(self, number: int, request: Request) -> Sequence[int]:
+    def order(self, number: int, request: ReplayRequest) -> Sequence[int]:
         if number == self._replaced_at:
             paused = time.perf_counter()
             end(self._workers[0])

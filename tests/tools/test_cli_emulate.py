@@ -1,13 +1,14 @@
-"""The command line as a user runs it: in a process of its own."""
+"""The command line as a whole, and `warmprefix emulate`."""
 
 from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,13 +19,16 @@ import typer
 
 import warmprefix
 from warmprefix.errors import MissingExtraError
+from warmprefix_tools.cli import app
+
+Run = Callable[..., Any]
 
 OPTIONS = ["--kv-blocks", "100", "--base-ttft", "0", "--prefill-rate", "1e9", "--decode-rate", "1e9"]
 
 
 @contextmanager
 def emulating(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `warmprefix emulate` on a free port; give the process and the root URL that it prints."""
+    """Run `warmprefix emulate` on a free port; yield the process and the root URL that it prints."""
     command = [sys.executable, "-m", "warmprefix_tools", "emulate", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -34,11 +38,6 @@ def emulating(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield process, announced[0]
         finally:
             process.kill()
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "warmprefix_tools", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_emulate_serves_and_ctrl_c_ends_it_cleanly() -> None:
@@ -67,72 +66,80 @@ def test_ctrl_c_during_an_answer_prints_no_traceback() -> None:
         assert "Traceback" not in errors
 
 
-def test_version() -> None:
+def test_version(run: Run) -> None:
     assert run("--version").stdout == f"warmprefix {warmprefix.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "option", "got"),
     [
-        (["emulate", "--kv-blocks", "1"], "kv_blocks is 1"),
-        (["emulate", "--kv-blocks", "10", "--max-model-len", "500"], "max_model_len is 500"),
-        (["emulate", "--port", "70000"], "--port"),
-        (["juggle"], "juggle"),
+        (["emulate", "--kv-blocks", "1"], "kv_blocks", "1"),
+        (["emulate", "--block-size", "0"], "block_size", "0"),
+        (["emulate", "--prefill-rate", "0"], "prefill_rate", "0"),
+        (["emulate", "--base-ttft", "-1"], "base_ttft_ms", "-1"),
+        (["emulate", "--decode-rate", "-5"], "decode_rate", "-5"),
+        (["emulate", "--model", ""], "model", "''"),
+        (["emulate", "--kv-blocks", "10", "--max-model-len", "500"], "max_model_len", "500"),
+        (["emulate", "--port", "70000"], "--port must be from 0 to 65,535", "got 70000"),
+        (["emulate", "--port", "x"], "--port", "Invalid value"),
+        (["juggle"], "juggle", "No such command"),
+        (["replay"], "TRACE", "Missing argument"),
     ],
 )
-def test_a_wrong_call_is_explained_with_status_2(arguments: list[str], said: str) -> None:
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+def test_bad_option_is_refused_with_its_name_and_value(run: Run, arguments: list[str], option: str, got: str) -> None:
+    result = run(*arguments, TERMINAL_WIDTH="300")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert option in result.stderr
+    assert got in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], []])
-def test_version_and_help_need_no_extra(arguments: list[str]) -> None:
-    script = f"""
-        import sys
-        sys.modules["typer"] = None
-        sys.argv = ["warmprefix", *{arguments!r}]
-        from warmprefix_tools.__main__ import main
-        main()
-        """
-    result = run_script(script)
-    assert (result.returncode, result.stderr) == (0 if arguments else 2, "")
-    if arguments == ["--version"]:
-        assert result.stdout == f"warmprefix {warmprefix.__version__}\n"
-        return
-    commands = dict(re.findall(r"^  (\S+) +(\S.*)$", result.stdout, re.MULTILINE))
-    assert result.stdout.endswith(f"\nTo run them: {MissingExtraError('cli', 'typer').command}\n")
-
-    from warmprefix_tools.cli import app
-
+def test_version_and_help_need_no_extra(run_main: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "warmprefix_tools.cli")
+    assert run_main("--version") == (0, f"warmprefix {warmprefix.__version__}\n", "")
     group: Any = typer.main.get_command(app)
-    assert commands == {name: command.help.partition("\n")[0] for name, command in group.commands.items()}
+    for arguments, status in ((["--help"], 0), ([], 2)):
+        result = run_main(*arguments)
+        assert (result.returncode, result.stderr) == (status, "")
+        commands = dict(re.findall(r"^  (\S+) +(\S.*)$", result.stdout, re.MULTILINE))
+        assert commands == {name: command.help for name, command in group.commands.items()}
+        assert result.stdout.endswith(f"\nTo run them: {MissingExtraError('cli', 'typer').command}\n")
+    result = run_main("emulate", "--port", "0")
+    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('cli', 'typer')}\n")
 
 
-def test_a_taken_port_is_one_line_with_status_1() -> None:
-    with emulating() as (_, url):
-        result = run("emulate", "--port", url.rpartition(":")[2])
+def test_version_and_help_import_no_heavy_module() -> None:
+    result = run_script(
+        """
+        import sys
+        from typer.testing import CliRunner
+        from warmprefix_tools.cli import app
+        assert CliRunner().invoke(app, ["replay", "--help"]).exit_code == 0
+        heavy = {"jinja2", "numba", "numpy", "openai", "redis", "rich.progress", "scipy", "starlette", "torch", "uvicorn"}
+        print(heavy & set(sys.modules))
+        """
+    )
+    assert (result.stdout, result.stderr) == ("set()\n", "")
+
+
+def test_occupied_port_is_reported_in_one_line_with_status_1(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        result = run("emulate", "--port", occupied.getsockname()[1])
     assert result.returncode == 1
     assert re.fullmatch(r"Cannot listen on 127\.0\.0\.1, port \d+: Address already in use\.\n", result.stderr)
 
 
-@pytest.mark.parametrize("module", ["typer", "uvicorn"])
-def test_without_the_extra_the_command_says_how_to_get_it(module: str) -> None:
-    result = run_script(
-        f"""
-        import sys
-        sys.modules[{module!r}] = None
-        sys.argv = ["warmprefix", "emulate", "--port", "0"]
-        from warmprefix_tools.__main__ import main
-        main()
-        """
-    )
-    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('cli', module)}\n")
+def test_missing_server_is_reported_with_the_command_that_installs_it(
+    run_main: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "warmprefix_tools.emulator.server", raising=False)
+    result = run_main("emulate", "--port", "0")
+    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('cli', 'uvicorn')}\n")
 
 
 @pytest.mark.parametrize("module", ["uvicorn", "starlette", "pydantic", "prometheus_client"])
-def test_without_the_extra_the_library_says_how_to_get_it(module: str) -> None:
+def test_library_without_the_extra_reports_the_command_that_installs_it(module: str) -> None:
     result = run_script(
         f"""
         import sys

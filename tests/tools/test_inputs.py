@@ -1,4 +1,4 @@
-"""Files of any kind and size, read in bounded memory."""
+"""Reading files of any kind and size in bounded memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ except Exception as error:
 """
 DOCTOR = """
 from pathlib import Path
-from warmprefix_tools.doctor.readers import read_log
+from warmprefix_tools.doctor.log_reader import read_log
 read = lambda p: read_log([Path(p[0])])
 """
 TRACES = "from warmprefix_tools.traces.reader import read_trace; read = lambda p: read_trace(p[0])"
@@ -45,7 +45,7 @@ TRACES = "from warmprefix_tools.traces.reader import read_trace; read = lambda p
         (TRACES, b'{"name": "', "TraceError: {path}, line 2: longer than 67,108,864 bytes"),
     ],
 )
-def test_a_gzip_bomb_is_refused_in_bounded_memory(tmp_path: Path, imports: str, start: bytes, problem: str) -> None:
+def test_gzip_bomb_is_refused_in_bounded_memory(tmp_path: Path, imports: str, start: bytes, problem: str) -> None:
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b"\n" + start)
@@ -73,7 +73,7 @@ JSON = st.recursive(
     indent=st.none() | st.integers(0, 2),
     read=st.integers(1, 40),
 )
-def test_the_elements_of_an_array_are_read_one_by_one(
+def test_elements_of_an_array_are_read_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, elements: list[Any], indent: int | None, read: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "values.json"
@@ -99,7 +99,7 @@ def test_the_elements_of_an_array_are_read_one_by_one(
         ('[{"a": ' + "9" * 10_000 + "}]", 1, "not JSON that can be read"),
     ],
 )
-def test_what_is_wrong_with_json_is_said_with_its_line(tmp_path: Path, text: str, line: int, problem: str) -> None:
+def test_bad_json_is_reported_with_its_line(tmp_path: Path, text: str, line: int, problem: str) -> None:
     path = tmp_path / "values.json"
     path.write_text(text)
     with pytest.raises(InputError, match=problem.replace("(", "[(]")) as caught:

@@ -192,7 +192,7 @@ def request(**changes: object) -> dict[str, Any]:
         (request(turn=-1), r"turn must be an integer, 0 or more, or null, got -1"),
         (request(turn=True), r"turn must be .*, got true"),
         (request(query_tokens=-1), r"query_tokens must be an integer from 0 to 1000000000, got -1"),
-        (request(scores=[1.0]), r"1 scores for 2 blocks; there must be one a block, or none"),
+        (request(scores=[1.0]), r"1 scores for 2 blocks; there must be one per block, or none"),
         (request(scores=[1.0, "high"]), r'scores must be a list of finite numbers, got "high" at place 1'),
         (request(scores=[1, True]), r"scores must be a list of finite numbers, got true at place 1"),
         ('{"request": 9, "blocks": [0], "scores": [1e999]}', r"scores .*, got Infinity at place 0"),

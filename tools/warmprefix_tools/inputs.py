@@ -1,4 +1,4 @@
-"""Reads the files that commands are given: in bounded memory, and gzipped or not, whatever their names."""
+"""Input files of commands, read in bounded memory; gzipped or not, whatever their names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RECORD_BYTES", "InputError", "InputFile", "opened"]
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""Most bytes of a line, and most characters of one value in a JSON document."""
+"""Limit for the bytes of a line, and for the characters of one value in a JSON document."""
 _FIRST_READ = 64 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
 _SYNC_FLUSH = b"\x00\x00\xff\xff"
@@ -28,14 +28,14 @@ _JSON_SPACE = " \t\r\n"
 
 
 class InputError(Exception):
-    """A file can't be read on; the message says why, without the place."""
+    """A file that can't be read any further; the message gives the reason, without the place."""
 
     def __init__(self, problem: str, line: int | None, *, unfinished: bool = False) -> None:
         super().__init__(problem)
         self.line = line
-        """From 1 on; None for the file as a whole."""
+        """Number of the line, from 1; None for the file as a whole."""
         self.unfinished = unfinished
-        """Whether the file ends where it should not."""
+        """True if the file ends too early."""
 
 
 @contextmanager
@@ -53,14 +53,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[InputFile]:
 
 
 class InputFile:
-    """An open file. Read either its lines or its JSON values, once."""
+    """An open file, for reading either its lines or its JSON values once."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
         self._unpacked = _Unpacked(file) if file.peek(2)[:2] == _GZIP_MAGIC else None
         self._data = file if self._unpacked is None else io.BufferedReader(self._unpacked, _FIRST_READ)
         self._line = 0
-        """Number of the last line that was read whole."""
+        """Number of the last line that was read completely."""
 
     def is_json_document(self) -> bool:
         """Return whether the file looks like a JSON array of objects, or an object over several lines."""
@@ -72,7 +72,7 @@ class InputFile:
         return first == b"[" and following in (b"{", b"]", b"")
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines, without a byte order mark; of a gzip file that is cut off, the whole ones.
+        """Yield the lines without a byte order mark; of a truncated gzip file, the complete ones.
 
         Raises:
             InputError: A line has more than `MAX_RECORD_BYTES`, or the gzip data is damaged or ends early.
@@ -90,13 +90,13 @@ class InputFile:
         self._check_end(whole)
 
     def json_values(self) -> Iterator[tuple[int, object]]:
-        """Yield the values of a JSON document with the numbers of their lines; of an array, its elements.
+        """Yield line number and value of each JSON value; an array counts as its elements.
 
-        The document is an array or any number of values, over any number of lines. It may be larger than memory:
-        only one value at a time is in it.
+        The document is an array or any number of values, over any number of lines. It may be larger than memory,
+        because only one value at a time is kept.
 
         Raises:
-            InputError: What follows is not JSON, or a value has more than `MAX_RECORD_BYTES` characters.
+            InputError: The rest of the file is not JSON, or a value has more than `MAX_RECORD_BYTES` characters.
         """
         text = _JsonText(self._data)
         with self._gzip_errors(text):
@@ -122,14 +122,14 @@ class InputFile:
             raise InputError(f"the gzip data is damaged: {error}", line) from error
 
     def _check_end(self, whole: bool) -> None:
-        """Raise an InputError if gzip data was cut off; but not if its writer was killed after flushing a line."""
+        """Raise an InputError if the gzip data ends early, unless its writer was killed after flushing a line."""
         if self._unpacked is not None and self._unpacked.cut_off and not (whole and _ends_flushed(self._file)):
-            problem = "the gzip data ends early, as if the file had been cut off; `zcat` still unpacks what is there"
+            problem = "the gzip data ends early, as if the file had been cut off; `zcat` unpacks the part before"
             raise InputError(problem, self._line + 1, unfinished=True)
 
 
 class _JsonText:
-    """Text of which one JSON value at a time is in memory."""
+    """Text of a file with one JSON value at a time in memory."""
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
@@ -139,10 +139,10 @@ class _JsonText:
         self._at = 0
         self._ended = False
         self.line = 1
-        """Where the next value begins."""
+        """Line where the next value begins."""
 
     def peek(self) -> str:
-        """Return the next character that is no white space; "" at the end."""
+        """Return the next character that is not white space; "" at the end."""
         while True:
             start = self._at
             while self._at < len(self._text) and self._text[self._at] in _JSON_SPACE:
@@ -152,7 +152,7 @@ class _JsonText:
                 return self._text[self._at : self._at + 1]
 
     def skip(self) -> None:
-        """Pass one character."""
+        """Skip one character."""
         self._at += 1
 
     def value(self) -> object:
@@ -165,13 +165,13 @@ class _JsonText:
                     raise InputError(*self._problem(found, held)) from None
                 continue
             value, end = found
-            if end < len(self._text) or not self._read(held):  # else a number may go on
+            if end < len(self._text) or not self._read(held):  # a number at the end of the text may continue
                 self.line += self._text.count("\n", self._at, end)
                 self._at = end
                 return value
 
     def _attempt(self) -> tuple[object, int] | ValueError:
-        """Parse the text that is in memory; return the value and where it ends, or what is wrong."""
+        """Parse the text in memory; return the value and its end, or the error."""
         try:
             return self._decoder.raw_decode(self._text, self._at)
         except RecursionError:
@@ -180,7 +180,7 @@ class _JsonText:
             return error
 
     def _problem(self, error: ValueError, held: int) -> tuple[str, int]:
-        """Return what is wrong with a value, and the line."""
+        """Return the reason why a value can't be read, and its line."""
         if held >= MAX_RECORD_BYTES:
             return f"a JSON value of more than {MAX_RECORD_BYTES:,} characters", self.line
         if isinstance(error, json.JSONDecodeError):
@@ -188,14 +188,14 @@ class _JsonText:
         return f"not JSON that can be read: {error}", self.line
 
     def expect_separator(self) -> None:
-        """Pass a comma; a bracket stays."""
+        """Skip a comma, but not a closing bracket."""
         if (found := self.peek()) == ",":
             self.skip()
         elif found not in ("]", ""):
             raise InputError(f"not JSON: expected a comma or a bracket, found {found!r}", self.line)
 
     def _read(self, count: int) -> bool:
-        """Read on and drop what was passed; return whether there was more."""
+        """Read more text and drop the parsed part; return whether there was more."""
         if count <= 0 or self._ended:
             return False
         data = self._file.read(max(count, _FIRST_READ))
@@ -209,14 +209,14 @@ class _JsonText:
 
 
 def _may_go_on(error: ValueError, length: int) -> bool:
-    """Return whether JSON text of a length may be valid if more text follows."""
+    """Return whether JSON text of a length may become valid with more text."""
     if not isinstance(error, json.JSONDecodeError):  # such as a number of too many digits
         return False
     return error.msg.startswith("Unterminated string") or error.pos + _LONGEST_TOKEN > length
 
 
 class _Unpacked(io.RawIOBase):
-    """All that a gzip file holds, even if it is cut off."""
+    """Contents of a gzip file, up to its end or to where it was cut off."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._gzip = gzip.GzipFile(fileobj=file)

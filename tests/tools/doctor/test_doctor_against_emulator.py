@@ -1,4 +1,4 @@
-"""What the doctor counts, against the emulator's own prefix cache on the same requests."""
+"""Hits and costs in the doctor's reports, against the emulator's own prefix cache on the same requests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.doctor.report import Report
+from warmprefix_tools.doctor.findings import DoctorReport
 from warmprefix_tools.emulator import PrefixCache, render_chat
 from warmprefix_tools.emulator.protocol import ChatCompletionRequest
 
-Examine = Callable[[Any], Report]
+Examine = Callable[[Any], DoctorReport]
 
 DEFECTS = [
     *[("rag", defect) for defect in ("timestamp", "random-id", "user-text", "whitespace", "unicode", "salt-split")],
@@ -23,7 +23,7 @@ DEFECTS = [
 
 
 def emulated(bodies: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Prompt tokens, and those of them that the emulator had cached, one request after another."""
+    """Return the prompt tokens, and those of them that the emulator had cached, one request after another."""
     cache = PrefixCache(100_000)
     prompt_tokens = cached_tokens = 0
     for body in bodies:
@@ -38,8 +38,8 @@ def emulated(bodies: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 SEEDS = (3, 4)
-UNDERCHARGED = pytest.mark.xfail(reason="passages without labels are told apart by blank lines only", strict=False)
-"""Known to be off: seed 3 makes such a log, whose passage order is charged too little (docs/doctor.md says so)."""
+UNDERCHARGED = pytest.mark.xfail(reason="only blank lines separate passages without labels", strict=False)
+"""Seed 3 makes such a log, and its passage order is charged too little, as docs/doctor.md explains."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -60,10 +60,10 @@ def test_hits_are_the_emulators(
         for seed in SEEDS
     ],
 )
-def test_a_finding_is_charged_what_the_emulator_gains_without_the_defect(
+def test_cost_of_a_finding_is_the_emulators_gain_without_the_defect(
     make_log: Callable[..., Any], examine: Examine, kind: str, defect: str, seed: int
 ) -> None:
-    ill, well = make_log(kind, seed, defect), make_log(kind, seed)
-    prefilled_ill, prefilled_well = (prompt - cached for prompt, cached in map(emulated, (ill.bodies, well.bodies)))
-    (finding,) = examine(ill).findings
-    assert finding.lost_tokens == pytest.approx(prefilled_ill - prefilled_well, rel=0.15)
+    defective, clean = make_log(kind, seed, defect), make_log(kind, seed)
+    before, after = (prompt - cached for prompt, cached in map(emulated, (defective.bodies, clean.bodies)))
+    (finding,) = examine(defective).findings
+    assert finding.lost_tokens == pytest.approx(before - after, rel=0.15)

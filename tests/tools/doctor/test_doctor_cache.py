@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmprefix_tools.doctor.cache import seen_tokens, simulate
-from warmprefix_tools.doctor.prompts import Log, Request
-from warmprefix_tools.doctor.segments import SegmentPool, cut
+from warmprefix_tools.doctor.request_log import LogRequest, RequestLog, SegmentPool, cut
 from warmprefix_tools.emulator import ChatMessage, PrefixCache, encode, render_chat
 
 Turn = tuple[str, str]
@@ -32,7 +32,7 @@ PROMPTS = st.lists(
 
 
 def emulated(prompts: Sequence[tuple[Sequence[Turn], str | None]], cache: PrefixCache) -> tuple[list[int], list[int]]:
-    """Tokens of each prompt, and those that the emulator finds."""
+    """Return the tokens of each prompt, and those that the emulator finds."""
     totals, hits = [], []
     for turns, salt in prompts:
         tokens = render_chat([ChatMessage(*turn) for turn in turns])
@@ -45,16 +45,16 @@ def emulated(prompts: Sequence[tuple[Sequence[Turn], str | None]], cache: Prefix
     return totals, hits
 
 
-def log_of(prompts: Sequence[tuple[Sequence[Turn], str | None]]) -> Log:
-    log = Log()
+def log_of(prompts: Sequence[tuple[Sequence[Turn], str | None]]) -> RequestLog:
+    log = RequestLog()
     for number, (turns, salt) in enumerate(prompts, 1):
         messages = tuple(log.message(role, text) for role, text in turns)
-        log.requests.append(Request("log", number, messages, salt=salt))
+        log.requests.append(LogRequest("log", number, messages, salt=salt))
     return log
 
 
 @given(TEXTS)
-def test_segments_are_the_text_and_have_its_tokens(text: str) -> None:
+def test_segments_keep_the_text_and_its_tokens(text: str) -> None:
     pool = SegmentPool()
     ids = pool.ids(text)
     assert "".join(cut(text)) == pool.text(ids) == text
@@ -65,20 +65,20 @@ def test_segments_are_the_text_and_have_its_tokens(text: str) -> None:
 @settings(max_examples=300)
 @given(PROMPTS, st.sampled_from([1, 2, 16]))
 def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | None]], block_size: int) -> None:
-    # What two prompts share is what matters: let later ones begin like earlier ones.
+    # Random prompts share little, so some of them get the start of the first one.
     longer = [([*prompts[0][0][:1], *turns], salt) for turns, salt in prompts]
     everything = [*prompts, *longer, *prompts]
     log = log_of(everything)
-    outcome = simulate(log.as_it_stands(), [None] * len(everything), log.pool, block_size)
+    outcome = simulate(log.as_sent(), log.pool, block_size)
     totals, hits = emulated(everything, PrefixCache(10_000, block_size))
     assert outcome.prompt_tokens == totals
     assert outcome.hit_tokens == hits
-    assert all(tokens >= 0 for tokens in seen_tokens(log.as_it_stands(), [None] * len(everything), log.pool))
+    assert all(tokens >= 0 for tokens in seen_tokens(log.as_sent(), log.pool))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_with_a_bound_hits_are_nearly_the_emulators(seed: int) -> None:
-    """The pool keeps whole KV blocks, and some double; the doctor counts tokens. It evicts in the same order."""
+def test_bounded_hits_are_nearly_the_emulators(seed: int) -> None:
+    """Both evict in the same order, but the emulator's pool has some KV blocks twice."""
     rng = random.Random(seed)
     words = ["tide", "moon", "rises", "under", "a", "harbour.", "Then", "nothing,", "slowly"]
     texts = [" ".join(rng.choices(words, k=rng.randint(20, 80))) for _ in range(30)]
@@ -87,21 +87,22 @@ def test_with_a_bound_hits_are_nearly_the_emulators(seed: int) -> None:
     ]
     capacity_blocks = rng.choice([60, 120, 250])
     log = log_of(prompts)
-    outcome = simulate(log.as_it_stands(), [None] * len(prompts), log.pool, 16, capacity_blocks * 16)
+    outcome = simulate(log.as_sent(), log.pool, 16, capacity_blocks * 16)
     _, hits = emulated(prompts, PrefixCache(capacity_blocks + 1, 16))
     _, unbounded = emulated(prompts, PrefixCache(100_000, 16))
     assert sum(hits) < sum(unbounded)
     assert sum(outcome.hit_tokens) == pytest.approx(sum(hits), rel=0.05)
 
 
-def test_donors_are_the_first_that_had_what_was_found() -> None:
+def test_donor_is_the_first_request_with_the_found_tokens() -> None:
     log = log_of([([("user", "one two three. Four five.")], None)] * 3 + [([("user", "one two three. Six.")], "a")])
-    outcome = simulate(log.as_it_stands(), [None] * 4, log.pool, 1)
+    outcome = simulate(log.as_sent(), log.pool, 1)
     assert outcome.donors == [None, 0, 0, None]
     assert outcome.hit_tokens[0] == outcome.hit_tokens[3] == 0
 
 
 def test_models_share_nothing() -> None:
     log = log_of([([("user", "one two three")], None)] * 2)
-    assert simulate(log.as_it_stands(), ["m", "n"], log.pool, 1).hit_tokens == [0, 0]
-    assert seen_tokens(log.as_it_stands(), ["m", "n"], log.pool) == [0, 0]
+    version = replace(log.as_sent(), models=["m", "n"])
+    assert simulate(version, log.pool, 1).hit_tokens == [0, 0]
+    assert seen_tokens(version, log.pool) == [0, 0]

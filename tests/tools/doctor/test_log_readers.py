@@ -1,4 +1,4 @@
-"""What the doctor makes of the logs that there are: bodies, proxies' records, streams, and vLLM's own lines."""
+"""Reading logs: bodies, records of proxies, streams, and vLLM's own lines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.doctor.errors import DoctorError
-from warmprefix_tools.doctor.prompts import PLAIN, TOOLS, Request
-from warmprefix_tools.doctor.readers import ReadLog, read_log
+from warmprefix_tools.doctor.log_reader import DoctorError, ReadLog, read_log
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogRequest
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What are tides?"}]
 BODY: dict[str, Any] = {"model": "m", "messages": MESSAGES}
@@ -34,7 +33,7 @@ def texts(result: ReadLog, request: int = 0) -> list[tuple[str, str]]:
     return [(message.role, result.log.text(message)) for message in result.log.requests[request].messages]
 
 
-def only(result: ReadLog) -> Request:
+def only(result: ReadLog) -> LogRequest:
     (request,) = result.log.requests
     assert (result.skipped, result.skipped_lines) == ([], 0)
     return request
@@ -63,7 +62,7 @@ def only(result: ReadLog) -> Request:
         {"standard_logging_object": BODY},
     ],
 )
-def test_a_body_is_found_in_whatever_it_is_wrapped(read: Any, record: dict[str, Any]) -> None:
+def test_body_is_found_in_any_wrapper(read: Any, record: dict[str, Any]) -> None:
     result = read(record)
     assert only(result).model == "m"
     assert texts(result) == TEXTS
@@ -78,7 +77,7 @@ def test_a_body_is_found_in_whatever_it_is_wrapped(read: Any, record: dict[str, 
         {"input": json.dumps({"messages": MESSAGES})},
     ],
 )
-def test_an_input_of_an_export_is_a_request(read: Any, record: dict[str, Any]) -> None:
+def test_input_of_an_export_is_a_request(read: Any, record: dict[str, Any]) -> None:
     result = read({**record, "id": "x", "type": "GENERATION", "sessionId": "s", "userId": "u"})
     assert texts(result) == TEXTS
     assert (only(result).session, only(result).user) == ("s", "u")
@@ -86,37 +85,37 @@ def test_an_input_of_an_export_is_a_request(read: Any, record: dict[str, Any]) -
 
 @pytest.mark.parametrize("indent", [None, 0, 2])
 @pytest.mark.parametrize("record", [BODY, {"input": MESSAGES}])
-def test_an_array_holds_a_request_per_element(tmp_path: Path, record: dict[str, Any], indent: int | None) -> None:
+def test_each_element_of_an_array_is_a_request(tmp_path: Path, record: dict[str, Any], indent: int | None) -> None:
     records = [record, {"model": "m"}, record]
     path = tmp_path / "export.json"
     path.write_text(json.dumps(records, indent=indent))
     result = read_log([path])
     assert [texts(result, number) for number in range(2)] == [TEXTS, TEXTS]
     (skipped,) = result.skipped
-    assert skipped.reason == "no messages and no prompt in it"
+    assert skipped.reason == "it has neither messages nor a prompt"
     if indent is not None:
         assert '"model": "m"' in path.read_text().splitlines()[skipped.line]
 
 
-def test_one_object_over_several_lines_is_a_request(tmp_path: Path) -> None:
+def test_object_over_several_lines_is_a_request(tmp_path: Path) -> None:
     (tmp_path / "body.json").write_text(json.dumps(BODY, indent=2))
     assert texts(read_log([tmp_path / "body.json"])) == TEXTS
 
 
-def test_arrays_may_stand_on_lines_of_a_log(read: Any) -> None:
+def test_arrays_are_read_on_lines_of_a_log(read: Any) -> None:
     assert len(read(BODY, [BODY, BODY]).log.requests) == 3
 
 
 @pytest.mark.parametrize(
     "content", ['{"text": "hi"}', '[{"text": "hi"}]', "[]", '"prose"', "[1, 2]", '{"input": ["hi"]}']
 )
-def test_what_holds_no_request_is_refused_with_a_hint(tmp_path: Path, content: str) -> None:
+def test_file_without_a_request_is_refused_with_a_hint(tmp_path: Path, content: str) -> None:
     (tmp_path / "log").write_text(content)
     with pytest.raises(DoctorError, match=r"Accepted are bodies .* in a JSON array; .*input"):
         read_log([tmp_path / "log"])
 
 
-def test_a_curl_command_is_a_body(read: Any) -> None:
+def test_curl_command_is_a_body(read: Any) -> None:
     result = read(
         "POST Request Sent from LiteLLM:", "curl -X POST \\", f"-d '{BODY}'", "-d '" + json.dumps(BODY) + "' \\"
     )
@@ -124,7 +123,7 @@ def test_a_curl_command_is_a_body(read: Any) -> None:
     assert texts(result, 0) == texts(result, 1) == TEXTS
 
 
-def test_who_sent_it_is_read_where_it_stands(read: Any) -> None:
+def test_sender_is_read_from_any_usual_field(read: Any) -> None:
     metadata = {"session_id": "s", "user_api_key_team_id": "acme"}
     request = only(read({**BODY, "end_user": "ann", "cache_salt": "x", "metadata": metadata}))
     assert (request.session, request.user, request.tenant, request.salt) == ("s", "ann", "acme", "x")
@@ -133,14 +132,14 @@ def test_who_sent_it_is_read_where_it_stands(read: Any) -> None:
     assert (request.session, request.user, request.tenant, request.salt) == (None, None, "7", "y")
 
 
-def test_the_tools_open_the_prompt_as_the_emulator_has_them(read: Any) -> None:
+def test_tools_open_the_prompt_as_in_the_emulator(read: Any) -> None:
     expected = [(TOOLS, json.dumps([TOOL, TOOL])), *TEXTS]
     assert texts(read({**BODY, "tools": [TOOL, TOOL]})) == expected
     assert texts(read({**BODY, "optional_params": {"tools": [TOOL, TOOL]}})) == expected
     assert texts(read({**BODY, "functions": [TOOL["function"]]})) == [(TOOLS, json.dumps([TOOL])), *TEXTS]
 
 
-def test_parts_and_tool_calls_are_text_and_pictures_are_not(read: Any) -> None:
+def test_parts_and_tool_calls_are_text_and_pictures_are_placeholders(read: Any) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     messages: list[dict[str, Any]] = [
@@ -159,7 +158,7 @@ def test_parts_and_tool_calls_are_text_and_pictures_are_not(read: Any) -> None:
     assert texts(read({"messages": messages}))[0][1] not in question
 
 
-def test_an_answer_tells_the_usage_of_the_request_before_it(read: Any) -> None:
+def test_answer_gives_the_usage_of_the_request_before_it(read: Any) -> None:
     chunk = {"object": "chat.completion.chunk", "choices": [{"delta": {"content": "The"}}]}
     last = {"object": "chat.completion.chunk", "choices": [], "usage": USAGE}
     streamed = read(
@@ -178,7 +177,7 @@ def test_an_answer_tells_the_usage_of_the_request_before_it(read: Any) -> None:
         assert (request.reported_prompt_tokens, request.reported_cached_tokens) == (40, 32)
 
 
-def test_prompts_without_messages(read: Any) -> None:
+def test_prompts_without_messages_are_read(read: Any) -> None:
     assert texts(read({"model": "m", "prompt": "Once upon"})) == [(PLAIN, "Once upon")]
     assert [texts(read({"prompt": ["one", "two"]}), i) for i in (0, 1)] == [[(PLAIN, "one")], [(PLAIN, "two")]]
     result = read({"prompt": [1, 2, 3]}, {"prompt": [[1, 2, 3], [4]]})
@@ -213,14 +212,14 @@ PARAMS = "SamplingParams(n=1, temperature=0.7, stop=['prompt: '], max_tokens=10)
         '{{"severity": "INFO", "message": "Received request chatcmpl-1: prompt: {escaped}, params: None"}}',
     ],
 )
-def test_vllms_own_log(read: Any, line: str, prompt: str) -> None:
+def test_log_of_vllm_is_read(read: Any, line: str, prompt: str) -> None:
     escaped = json.dumps(repr(prompt))[1:-1]
     result = read(line.format(prompt=prompt, params=PARAMS, escaped=escaped), "INFO:     Application startup complete.")
     only(result)
     assert texts(result) == TEXTS
 
 
-def test_vllm_may_log_a_request_twice_or_without_its_prompt(read: Any) -> None:
+def test_vllm_requests_count_once_and_only_with_their_prompt(read: Any) -> None:
     result = read(
         f"DEBUG [logger.py:50] Request c-1 details: prompt: {CHATML!r}, prompt_token_ids: None.",
         f"INFO [logger.py:60] Received request c-1: params: {PARAMS}, lora_request: None.",
@@ -231,7 +230,7 @@ def test_vllm_may_log_a_request_twice_or_without_its_prompt(read: Any) -> None:
     assert any("1 requests were logged without their prompt" in note for note in result.notes)
 
 
-def test_prompts_that_the_logger_cut_are_told_of(read: Any) -> None:
+def test_note_reports_prompts_that_the_logger_cut(read: Any) -> None:
     lines = [
         f"INFO x] Received request c-{n}: prompt: {('word ' * 400 + str(n))[:1000]!r}, params: None" for n in range(5)
     ]
@@ -239,7 +238,7 @@ def test_prompts_that_the_logger_cut_are_told_of(read: Any) -> None:
     assert "5 logged prompts end after exactly 1,000 characters" in result.notes[0]
 
 
-def test_what_can_not_be_read_is_named_and_no_more(read: Any) -> None:
+def test_unreadable_records_are_skipped_with_a_reason(read: Any) -> None:
     result = read(
         "{",
         BODY,
@@ -260,7 +259,7 @@ def test_what_can_not_be_read_is_named_and_no_more(read: Any) -> None:
     for part in (
         "Expecting",
         "not a JSON object",
-        "no messages and no prompt",
+        "neither messages nor a prompt",
         "is empty",
         "has no role",
         "is int, neither",
@@ -268,28 +267,28 @@ def test_what_can_not_be_read_is_named_and_no_more(read: Any) -> None:
         assert part in reasons
 
 
-def test_the_list_of_what_was_skipped_is_bounded(read: Any) -> None:
+def test_list_of_skipped_records_is_bounded(read: Any) -> None:
     result = read(BODY, *["{"] * 500)
     assert (len(result.skipped), result.skipped_lines) == (100, 500)
 
 
-def test_packed_files_byte_order_marks_and_several_files(tmp_path: Path) -> None:
+def test_gzipped_files_and_byte_order_marks_are_read(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
     plain.write_bytes(b"\xef\xbb\xbf" + json.dumps(BODY).encode() + b"\r\n")
     packed.write_bytes(gzip.compress(json.dumps(BODY).encode()))
     result = read_log([plain, packed])
     assert [(request.file, request.line) for request in result.log.requests] == [(str(plain), 1), (str(packed), 1)]
     first, second = (request.messages for request in result.log.requests)
-    assert first == second, "equal messages are held once"
+    assert first == second, "equal messages are stored once"
 
 
-def test_the_contents_tell_what_is_gzipped_not_the_name(tmp_path: Path) -> None:
+def test_gzipped_file_is_recognised_by_its_contents(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(gzip.compress(json.dumps([BODY]).encode()))
     assert texts(read_log([tmp_path / "log"])) == TEXTS
 
 
 @pytest.mark.parametrize("content", [None, b"", b"prose\n", b"\x1f\x8b not gzip", b'{"model": "m"}\n'])
-def test_no_request_at_all_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+def test_file_without_any_request_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "log.jsonl.gz"
     if content is not None:
         path.write_bytes(content if content.startswith(b"\x1f") else gzip.compress(content))

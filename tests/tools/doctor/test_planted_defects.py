@@ -1,13 +1,13 @@
-"""Two hundred logs, with defects planted alone, in pairs, or not at all: what is there is found, and nothing else."""
+"""Two hundred logs, with one, two or no planted defects: the planted ones are found, and no others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from warmprefix_tools.doctor.report import Report
+from warmprefix_tools.doctor.findings import DoctorReport
 
-Examine = Callable[[Any], Report]
+Examine = Callable[[Any], DoctorReport]
 
 
 def test_nothing_is_found_in_a_clean_log(
@@ -28,7 +28,7 @@ def test_planted_defects_are_found_and_no_others(
     lost = [finding.lost_tokens for finding in report.findings]
     assert lost == sorted(lost, reverse=True)
     assert sum(lost) == report.lost_tokens
-    assert report.hit_tokens + report.lost_tokens == report.mended_hit_tokens <= report.bound_tokens
+    assert report.hit_tokens + report.lost_tokens == report.repaired_hit_tokens <= report.bound_tokens
     for finding in report.findings:
         assert finding.lost_tokens > 0
         assert 0 < finding.share <= 1

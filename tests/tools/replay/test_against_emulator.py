@@ -22,10 +22,10 @@ from warmprefix_tools.demo.prompts import INSTRUCTIONS, Message, chat, continued
 from warmprefix_tools.demo.runner import Turn
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode
-from warmprefix_tools.replay.arrange import Arranged
-from warmprefix_tools.replay.engine import Replay
-from warmprefix_tools.replay.result import ReplayResult
-from warmprefix_tools.replay.workload import Request, Workload
+from warmprefix_tools.replay.arrange import ContextOrder
+from warmprefix_tools.replay.results import ReplayResult
+from warmprefix_tools.replay.simulation import Replay
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]
 TEMPLATES = Templates()
@@ -78,7 +78,7 @@ def recorded(turns: Sequence[Turn]) -> Trace:
 @dataclass
 class Replayed:
     result: ReplayResult
-    arranged: list[Arranged]
+    arranged: list[ContextOrder]
 
     @property
     def saved(self) -> list[int]:
@@ -89,9 +89,9 @@ class Replayed:
 
 def replay(turns: Sequence[Turn], policy: str, capacity: int | None, placement: Placement = "head") -> Replayed:
     answer_tokens = length(ANSWER) if placement == "tail" else 0
-    arranged: list[Arranged] = []
+    arranged: list[ContextOrder] = []
 
-    def note(request: Request, served: Arranged) -> None:
+    def note(request: ReplayRequest, served: ContextOrder) -> None:
         arranged.append(served)
 
     run = Replay(Workload(recorded(turns)), placement, answer_tokens).run(policy, capacity, observe=note)
@@ -114,7 +114,7 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def real_chat(turn: Turn, arranged: Arranged) -> list[Message]:
+def real_chat(turn: Turn, arranged: ContextOrder) -> list[Message]:
     """What an application would send, order annotation and question included."""
     context = "".join(piece(turn, i) for i in arranged.order)
     if list(arranged.order) != sorted(arranged.order):
@@ -170,7 +170,7 @@ def in_common_behind(certain: int, prompt: Sequence[int], earlier: Sequence[Sequ
     return max((shared(prompt, other) - certain for other in earlier if shared(prompt, other) >= certain), default=0)
 
 
-def first_missed(turn: Turn, arranged: Arranged, saved: int) -> int | None:
+def first_missed(turn: Turn, arranged: ContextOrder, saved: int) -> int | None:
     """The block behind a hit, which must end where a block ends."""
     for i in arranged.order:
         if not saved:
@@ -212,10 +212,10 @@ def served_again(turns: Sequence[Turn], replayed: Replayed, capacity: int) -> Re
 
 
 class Repeated:
-    def __init__(self, arranged: Sequence[Arranged]) -> None:
+    def __init__(self, arranged: Sequence[ContextOrder]) -> None:
         self._arranged = iter(arranged)
 
-    def arrange(self, request: Request) -> Arranged:
+    def arrange(self, request: ReplayRequest) -> ContextOrder:
         return next(self._arranged)
 
 

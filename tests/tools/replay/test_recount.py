@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmprefix.ordering import POLICIES
-from warmprefix_tools.replay.command import run_replay
-from warmprefix_tools.replay.options import ReplayOptions
+from warmprefix_tools.replay.replay_options import ReplayOptions
+from warmprefix_tools.replay.run_replay import run_replay
 
 DOCS = Path(__file__).parents[3] / "docs/replay.md"
 
@@ -63,7 +63,8 @@ def test_the_hits_can_be_recounted(trace: tuple[dict[Any, int], list[dict[str, A
         file, orders, numbers = (Path(folder, name) for name in ("t.jsonl", "orders.jsonl", "numbers.json"))
         blocks = [{"block": id, "tokens": length} for id, length in tokens.items()]
         file.write_text("".join(json.dumps(line) + "\n" for line in [{"name": "t"}, *blocks, *requests]))
-        options = ReplayOptions((file,), tuple(POLICIES), (None, capacity), k=k, orders_file=orders, json_file=numbers)
+        sizes = f"unbounded,{capacity}"
+        options = ReplayOptions([file], "all", sizes, k=k, orders_out=orders, json_file=numbers)
         run_replay(options)
         results = json.loads(numbers.read_text())["results"]
         served: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
@@ -94,7 +95,7 @@ def test_the_recount_in_the_docs_counts_the_same(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"name": "t"}, *({"block": i, "tokens": rng.randrange(100)} for i in range(20))]
     lines += [{"request": i, "blocks": rng.sample(range(20), 4)} for i in range(200)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run_replay(ReplayOptions((file,), ("coaccess",), (None, 400), orders_file=orders, json_file=numbers))
+    run_replay(ReplayOptions([file], "coaccess", "unbounded,400", orders_out=orders, json_file=numbers))
     results = json.loads(numbers.read_text())["results"]
     written = orders.read_text().splitlines()
     for i, result in enumerate(results):

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from warmprefix.plan import Placement
-from warmprefix_tools.doctor.report import Divergence, Finding, Place, Report, Skipped
-from warmprefix_tools.replay.result import Misses, Point, ReplayResult
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place, SkippedRecord
+from warmprefix_tools.replay.results import Misses, Point, ReplayResult
 
 POLICIES = {
     "relevance": 0.45,
@@ -121,7 +121,7 @@ def parted(lead: str, parts: tuple[str, str], rest: str, shared: int, could: int
 
 
 @pytest.fixture(scope="session")
-def report() -> Report:
+def report() -> DoctorReport:
     """Findings as different as they come: of characters, of invisible ones, of fields, of nothing, of no tokens."""
     system: dict[str, Any] = {"message": 0, "role": "system"}
     lead = "You are the help desk of Example University.\nToday is "
@@ -140,13 +140,13 @@ def report() -> Report:
             "", ("", "   "), "\u202eHello", 90, 90, message=1, role="user", offset=0)),
         ("short", "Prompts are shorter than one KV block", 0.0, None),
     ]  # fmt: skip
-    return Report(
+    return DoctorReport(
         files=("logs/day.jsonl", "logs/<b>&\u202e.jsonl"),
         requests=3_400,
         conversations=410,
         prompt_tokens=9_120_000,
         hit_tokens=1_240_000,
-        mended_hit_tokens=1_240_000 + sum(round(share * 9_120_000) for _, _, share, _ in findings),
+        repaired_hit_tokens=1_240_000 + sum(round(share * 9_120_000) for _, _, share, _ in findings),
         bound_tokens=6_000_000,
         kv_block_size=16,
         capacity_tokens=500_000,
@@ -155,7 +155,7 @@ def report() -> Report:
                     max(round(3_000 * share), 5), divergence)
             for kind, title, share, divergence in findings
         ),
-        skipped=(Skipped("logs/day.jsonl", 99, "not JSON: Expecting value: line 1 column 1 (char 0)"),),
+        skipped=(SkippedRecord("logs/day.jsonl", 99, "not JSON: Expecting value: line 1 column 1 (char 0)"),),
         skipped_lines=3,
         notes=("Many prompts are 2,000 characters long: it looks as if the logger had cut them off.",),
         reported_prompt_tokens=8_000_000,

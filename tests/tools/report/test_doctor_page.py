@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
-from warmprefix_tools.doctor.report import Divergence, Place, Report, Skipped
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 Parse = Callable[[str], Any]
 ANY_TEXT = st.one_of(
@@ -22,69 +22,69 @@ ANY_TEXT = st.one_of(
 )
 
 
-def test_every_finding_is_there_worst_first(report: Report, outline: Parse) -> None:
+def test_every_finding_is_there_worst_first(report: DoctorReport, outline: Parse) -> None:
     page = outline(doctor_page(report))
     for number, finding in enumerate(report.findings, 1):
         assert {finding.title, f"{number}. {finding.title}", finding.fix, finding.kind} <= set(page.texts)
         assert f"{finding.share:.1%}" in page.texts
-    costs = [text for text in page.texts if "computed anew" in text]
+    costs = [text for text in page.texts if "computed again" in text]
     assert [int(cost.partition(" ")[0].replace(",", "")) for cost in costs] == [
         finding.lost_tokens for finding in report.findings if finding.lost_tokens
     ]
     assert "Not a matter of speed; 5 requests concerned" in "".join(page.texts)
 
 
-def test_the_totals_are_there(report: Report, outline: Parse) -> None:
+def test_the_totals_are_there(report: DoctorReport, outline: Parse) -> None:
     texts = outline(doctor_page(report)).texts
-    assert {f"{ratio:.1%}" for ratio in (report.hit_ratio, report.mended_hit_ratio, report.bound_ratio)} <= set(texts)
+    assert {f"{ratio:.1%}" for ratio in (report.hit_ratio, report.repaired_hit_ratio, report.bound_ratio)} <= set(texts)
     assert (
-        f"6 causes found. They keep 4.21M tokens out of the cache, {report.lost_share:.1%} of all that was sent."
+        f"6 causes found. They keep 4.21M tokens out of the cache, {report.lost_share:.1%} of all prompt tokens."
         in texts
     )
-    elsewhere = report.bound_tokens - report.mended_hit_tokens
+    elsewhere = report.bound_tokens - report.repaired_hit_tokens
     new = report.prompt_tokens - report.bound_tokens
     assert {f"{n:,}" for n in (report.hit_tokens, report.lost_tokens, elsewhere, new)} <= set(texts)
     assert "13.8%" in texts  # the engine's own count
 
 
-def test_the_place_of_divergence_is_exact(report: Report, outline: Parse) -> None:
+def test_the_place_of_divergence_is_exact(report: DoctorReport, outline: Parse) -> None:
     text = "".join(outline(doctor_page(report)).texts)
     assert "Request 7 messages[0] (system), character 55 in logs/day.jsonl line 10" in text
     assert "Request 12 tools[0].function.name in logs/day.jsonl line 15" in text
-    assert "share their first 11 tokens. Mended, they would share 4,280." in text
+    assert "share their first 11 tokens. If fixed, they would share 4,280." in text
     assert "<mark>2026-07-01 09:14:07</mark>" in doctor_page(report)
     assert "<mark>2026-07-01 09:14:31</mark>" in doctor_page(report)
 
 
-def test_what_could_not_be_read_is_said(report: Report, outline: Parse) -> None:
+def test_what_could_not_be_read_is_said(report: DoctorReport, outline: Parse) -> None:
     texts = outline(doctor_page(report)).texts
-    assert "3 records of the log took no part in this. The first 1:" in texts
+    assert "3 records of the log could not be read and do not count. The first 1:" in texts
     assert "not JSON: Expecting value: line 1 column 1 (char 0)" in texts
     assert "could not be read" not in doctor_page(replace(report, skipped=(), skipped_lines=0))
 
 
-def test_what_there_is_to_know_of_the_log_is_said(report: Report, outline: Parse) -> None:
+def test_what_there_is_to_know_of_the_log_is_said(report: DoctorReport, outline: Parse) -> None:
     assert set(report.notes) <= set(outline(doctor_page(report)).texts)
 
 
-def test_one_cause_is_not_many(report: Report) -> None:
+def test_one_cause_is_not_many(report: DoctorReport) -> None:
     assert "1 cause found. It keeps 4.21M tokens" in doctor_page(replace(report, findings=report.findings[:1]))
-    free = replace(report, findings=report.findings[-1:], mended_hit_tokens=report.hit_tokens)
+    free = replace(report, findings=report.findings[-1:], repaired_hit_tokens=report.hit_tokens)
     assert "1 cause found, at no cost in tokens." in doctor_page(free)
 
 
-def test_a_clean_log_and_an_empty_one(report: Report, outline: Parse) -> None:
-    clean = replace(report, findings=(), mended_hit_tokens=report.hit_tokens)
+def test_a_clean_log_and_an_empty_one(report: DoctorReport, outline: Parse) -> None:
+    clean = replace(report, findings=(), repaired_hit_tokens=report.hit_tokens)
     assert "No defect was found." in doctor_page(clean)
-    assert "mended" not in doctor_page(clean)
+    assert "fixed" not in doctor_page(clean)
     empty = replace(
-        clean, requests=0, conversations=0, prompt_tokens=0, hit_tokens=0, mended_hit_tokens=0, bound_tokens=0,
+        clean, requests=0, conversations=0, prompt_tokens=0, hit_tokens=0, repaired_hit_tokens=0, bound_tokens=0,
         reported_prompt_tokens=0, reported_cached_tokens=0, files=(),
     )  # fmt: skip
-    assert "There was no request to look at." in outline(doctor_page(empty)).texts
+    assert "There was no request to examine." in outline(doctor_page(empty)).texts
 
 
-def test_it_is_balanced_loads_nothing_and_is_always_the_same(report: Report, outline: Parse) -> None:
+def test_it_is_balanced_loads_nothing_and_is_always_the_same(report: DoctorReport, outline: Parse) -> None:
     page = doctor_page(report)
     assert page == doctor_page(replace(report))
     assert not {name for name, _ in outline(page).elements} & {"script", "img", "link", "iframe", "form", "base"}
@@ -97,7 +97,7 @@ def test_it_is_balanced_loads_nothing_and_is_always_the_same(report: Report, out
 @settings(max_examples=60)
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT, st.data())
 def test_whatever_the_log_holds_stays_text(
-    report: Report, outline: Parse, name: str, snippet: str, path: str, data: st.DataObject
+    report: DoctorReport, outline: Parse, name: str, snippet: str, path: str, data: st.DataObject
 ) -> None:
     ends = sorted(data.draw(st.tuples(*2 * [st.integers(0, len(snippet))])))
     place = Place(1, name, 1, message=0, role=path, path=path or None, snippet=snippet, mark=(ends[0], ends[1]))
@@ -107,7 +107,7 @@ def test_whatever_the_log_holds_stays_text(
         files=(name, snippet),
         notes=(path,),
         findings=(finding,),
-        skipped=(Skipped(name, 1, snippet),),
+        skipped=(SkippedRecord(name, 1, snippet),),
         skipped_lines=1,
     )
     page = doctor_page(hostile)
@@ -120,9 +120,9 @@ def test_whatever_the_log_holds_stays_text(
 
 
 @pytest.mark.parametrize("mark", [None, (0, 0), (0, 3), (3, 3)])
-def test_any_mark_will_do(report: Report, mark: tuple[int, int] | None) -> None:
+def test_any_mark_will_do(report: DoctorReport, mark: tuple[int, int] | None) -> None:
     place = Place(1, "log", 1, snippet="abc", mark=mark)
     finding = replace(report.findings[0], divergence=Divergence(place, place, 1, 1))
     page = doctor_page(replace(report, findings=(finding,)))
     assert page.count("<mark>") == (0 if mark is None else 2)
-    assert "Mended, they" not in page
+    assert "If fixed" not in page

@@ -1,4 +1,4 @@
-"""Excerpts show what is there, even what can't be seen."""
+"""Excerpts show every character, even invisible ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix_tools.report.excerpts import excerpt
+from warmprefix_tools.report.pages import environment
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=12)
 ALIKE = st.text(st.sampled_from("e\u0301\u00e9 \u00a0\u200b\t\n\r·→∅‹›U+0A\u0430a\ufe0f\ufb01fi"), max_size=6)
+
+
+def excerpt(text: str, mark: tuple[int, int] | None) -> str:
+    template = '{% from "report/charts.html" import excerpt %}{{ excerpt(text, mark) }}'
+    return environment().from_string(template).render(text=text, mark=mark)
 
 
 def shown(text: str, mark: tuple[int, int] | None, outline: Callable[[str], Any]) -> str:

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
-from warmprefix_tools.doctor.report import Divergence, Place, Report, Skipped
 from warmprefix_tools.replay.page import replay_page
-from warmprefix_tools.replay.result import ReplayResult
-from warmprefix_tools.report.document import document
-from warmprefix_tools.report.markup import Markup, element
+from warmprefix_tools.replay.results import ReplayResult
+from warmprefix_tools.report.pages import environment
 
 pytestmark = pytest.mark.browser
 
@@ -34,7 +33,9 @@ MEASURE = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def pages(results: list[ReplayResult], report: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(
+    results: list[ReplayResult], report: DoctorReport, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """By name: each as a file."""
     hostile = "\u202e</title><script>document.title = 'run'</script><img src='https://evil.example/x'>" + "W" * 300
     written = {
@@ -50,11 +51,13 @@ def pages(results: list[ReplayResult], report: Report, tmp_path_factory: pytest.
     return {name: directory / f"{name}.html" for name in written}
 
 
-def report_of(text: str, report: Report) -> Report:
+def report_of(text: str, report: DoctorReport) -> DoctorReport:
     """That text wherever text of a log can be."""
     place = Place(1, text, 1, message=0, role=text, snippet=text, mark=(3, 90))
     finding = replace(report.findings[0], kind=text, title=text, fix=text, divergence=Divergence(place, place, 1, 2))
-    return replace(report, files=(text, text), notes=(text,), findings=(finding,), skipped=(Skipped(text, 1, text),))
+    return replace(
+        report, files=(text, text), notes=(text,), findings=(finding,), skipped=(SkippedRecord(text, 1, text),)
+    )
 
 
 @pytest.fixture(params=list(SEEN.values()), ids=list(SEEN))
@@ -225,12 +228,13 @@ def listening() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "without its policy"])
 def test_what_gets_into_the_body_can_neither_run_nor_load(browser: Browser, tmp_path: Path, guarded: bool) -> None:
     with listening() as (address, asked):
-        smuggled = Markup(
+        smuggled = (
             f"<script>document.title = 'run'</script><img src='{address}/image' onerror=\"document.title = 'run'\">"
             f"<style>p {{ color: rgb(1, 2, 3) }}</style><iframe src='{address}/frame'></iframe>"
             f"<link rel='stylesheet' href='{address}/style'><p style='color: rgb(1, 2, 3)'>text</p>"
         )
-        page = document("calm", element("main", smuggled))
+        template = '{% extends "report/base.html" %}{% block body %}<main>{{ smuggled|safe }}</main>{% endblock %}'
+        page = environment().from_string(template).render(title="calm", smuggled=smuggled)
         path = tmp_path / "page.html"
         path.write_text(page if guarded else page.replace("Content-Security-Policy", "none"), encoding="utf-8")
         browser.open(path)

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmprefix_tools.replay.compared import compare
-from warmprefix_tools.replay.estimates import Estimates
+from warmprefix_tools.replay.comparison import compare
 from warmprefix_tools.replay.page import replay_page
-from warmprefix_tools.replay.result import Misses, ReplayResult
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.replay.results import Estimates, Misses, ReplayResult
+from warmprefix_tools.report.visible import visible
 
 Parse = Callable[[str], Any]
 
@@ -81,7 +80,7 @@ def test_the_same_results_make_the_same_bytes(results: list[ReplayResult]) -> No
 
 
 def test_no_results_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match="results is empty"):
+    with pytest.raises(ValueError, match="results must hold one result or more, got none"):
         replay_page([])
 
 
@@ -182,6 +181,6 @@ def test_estimates_are_shown_with_what_they_assume(results: list[ReplayResult], 
     seconds = estimates.ttft_seconds(result)
     assert seconds is not None
     assert f"{1e3 * seconds:.0f}\u00a0ms" in texts
-    assumed = "Estimates assume a prefill of 10,000 tokens a second, a price of 2.5 for a million prefilled tokens"
-    assert f"{assumed} and 0.25 for a million cached ones, and an idle engine." in texts
+    assumed = "Estimates assume a prefill of 10,000 tokens per second, a price of 2.5 per million prefilled tokens"
+    assert f"{assumed} and 0.25 per million cached ones, and an idle engine." in texts
     assert "estimated" not in replay_page([result])

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
 from warmprefix_tools.emulator.config import EmulatorConfig
+
+try:
+    from typer import Option
+except ImportError as exc:
+    raise MissingExtraError("cli", "typer") from exc
 
 __all__ = ["BASE_TTFT_MS", "KV_BLOCKS", "PREFILL_RATE", "DemoOptions", "PlacementChoice"]
 
@@ -27,21 +33,33 @@ class DemoOptions:
         ValueError: A number is out of range, or options of the emulator and of a real server are mixed.
     """
 
-    placement: PlacementChoice = "both"
-    k: int = 10
-    questions: int = 240
-    seed: int = 0
-    concurrency: int = 1
-    prefill_rate: float | None = None
-    """Of the emulator, in tokens a second; None for `PREFILL_RATE`."""
-    kv_blocks: int | None = None
-    """Of the emulator; None for `KV_BLOCKS`."""
-    endpoint: str | None = None
-    """Base URL of a real server, with its `/v1`; None for the emulator."""
-    model: str | None = None
-    """The real server's name for the model; None for the first that it lists."""
-    api_key: str | None = None
-    json_file: Path | None = None
+    placement: Annotated[
+        PlacementChoice, Option(help="Place of the context: in the system prompt, with the questions, or both.")
+    ] = "both"
+    k: Annotated[int, Option("-k", help="Passages to retrieve for a question.")] = 10
+    questions: Annotated[int, Option(help="Number of questions to ask.")] = 240
+    seed: Annotated[int, Option(help="Another seed asks other questions.")] = 0
+    concurrency: Annotated[int, Option(help="Requests at a time.")] = 1
+    prefill_rate: Annotated[
+        float | None,
+        Option(help="Uncached prompt tokens per second of the emulator.", show_default=f"{PREFILL_RATE:g}"),
+    ] = None
+    kv_blocks: Annotated[
+        int | None, Option(help="Size of the emulator's cache in KV blocks.", show_default=str(KV_BLOCKS))
+    ] = None
+    endpoint: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1.",
+            show_default="an emulator",
+        ),
+    ] = None
+    model: Annotated[str | None, Option(help="The server's name for its model.", show_default="the first it lists")] = (
+        None
+    )
+    api_key: Annotated[str | None, Option(envvar="WARMPREFIX_DEMO_API_KEY", help="API key of the server.")] = None
+    json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Where to write the numbers too.")] = None
 
     def __post_init__(self) -> None:
         for name, value in (("-k", self.k), ("--questions", self.questions), ("--concurrency", self.concurrency)):

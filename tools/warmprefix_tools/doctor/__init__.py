@@ -1,1 +1,1 @@
-"""`warmprefix doctor`: what keeps the prefix cache cold, read from a log of requests."""
+"""`warmprefix doctor`: reads a log of requests, and finds the causes of misses in the prefix cache."""

@@ -1,72 +1,66 @@
-"""Which request carries on which, and what became of the history on the way."""
+"""Conversations in a log: which request continues which, and how the history changed between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import partial
 from typing import Literal
 
-from warmprefix_tools.doctor.prompts import PLAIN, TOOLS, Message, Request
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogMessage, LogRequest
 
-__all__ = ["Change", "Step", "Thread", "leading", "threads"]
+__all__ = ["Continuation", "HistoryChange", "HistoryStep", "continuations", "leading"]
 
-Change = Literal["truncated", "rewritten"]
+HistoryChange = Literal["truncated", "rewritten"]
 
-_TELLING = 32
-"""Bytes of a message's key: a shorter one, such as of "yes" or "go on", may be anybody's."""
-_ALIKE = 0.3
+_DISTINCTIVE_BYTES = 32
+"""Length of a message's key; a shorter message, such as "yes" or "go on", may belong to any conversation."""
+_LEAST_SIMILARITY = 0.3
 """Share of segments that a message has in common with what it was before it was changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What became of some messages of the earlier request: where they were, and where they or their likes are."""
+class HistoryStep:
+    """Some messages of the earlier request, and those that stand in their place."""
 
-    change: Change | None
+    change: HistoryChange | None
     """None: they are still there."""
     old: range
     new: range
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
-    """How a request follows the one before it in its conversation; indices leave the leading messages out."""
+class Continuation:
+    """How a request continues an earlier one of its conversation; indices leave the leading messages out."""
 
     earlier: int
-    """The request before."""
-    steps: tuple[Step, ...] = ()
-    """Through all messages of the earlier one; empty if this is another branch of the conversation."""
-
-    @property
-    def changes(self) -> frozenset[Change]:
-        """What happened to the history, if anything."""
-        return frozenset(step.change for step in self.steps if step.change is not None)
+    """The earlier request."""
+    steps: tuple[HistoryStep, ...] = ()
+    """Steps through all messages of the earlier request; empty if this is another branch of the conversation."""
 
 
-def leading(messages: Sequence[Message]) -> int:
-    """How many messages stand in front of the conversation: tools, and instructions of the system."""
-    count = 0
-    while count < len(messages) and messages[count].role in (TOOLS, "system", "developer"):
-        count += 1
-    return count
+def leading(messages: Sequence[LogMessage]) -> int:
+    """Return how many messages stand in front of the conversation: tools and system instructions."""
+    roles = (message.role in (TOOLS, "system", "developer") for message in messages)
+    return next((count for count, leads in enumerate(roles) if not leads), len(messages))
 
 
-def threads(
-    requests: Sequence[Request], key_of: Callable[[Message], bytes], alike: Callable[[Message, Message], float]
-) -> list[Thread | None]:
-    """The thread of each request; None if it opens its conversation, or none can be seen.
+def continuations(
+    requests: Sequence[LogRequest],
+    key_of: Callable[[LogMessage], bytes],
+    similarity: Callable[[LogMessage, LogMessage], float],
+) -> list[Continuation | None]:
+    """Return how each request continues an earlier one; None if it opens its conversation or seems to.
 
-    By the record's session where it names one. Else a request follows the latest one whose last message it holds, or
-    with which it has an answer in common.
+    A request with a session continues the latest one of that session. Any other continues the latest request whose last
+    message it contains, or with which it has an answer in common.
 
     Args:
-        requests: The log's.
-        key_of: Equal for messages that say the same.
-        alike: How much of one message is in another, 0 to 1.
+        requests: Requests of the log.
+        key_of: Equal for messages of equal text.
+        similarity: How much of one message is in another, 0 to 1.
     """
-    result: list[Thread | None] = []
+    result: list[Continuation | None] = []
     latest: dict[Hashable, int] = {}
     turns: list[list[bytes]] = []
     bodies = [request.messages[leading(request.messages) :] for request in requests]
@@ -79,16 +73,20 @@ def threads(
         else:
             ends = ((scope, "end", key) for key in reversed(keys[:-1]))
             earlier = next((latest[end] for end in ends if end in latest), None)
-            if earlier is not None and not _related(turns[earlier], keys):
+            if earlier is not None and not _is_related(turns[earlier], keys):
                 earlier = None
             if earlier is None:
-                had = ((scope, "answer", key) for key in reversed(answers))
-                earlier = next((latest[answer] for answer in had if answer in latest), None)
+                old_answers = ((scope, "answer", key) for key in reversed(answers))
+                earlier = next((latest[answer] for answer in old_answers if answer in latest), None)
         if earlier is None:
             result.append(None)
         else:
-            similar = partial(_alike, alike, bodies[earlier], messages)
-            result.append(Thread(earlier, tuple(_steps(turns[earlier], keys, similar))))
+            old_messages = bodies[earlier]
+
+            def similar(i: int, j: int, old: Sequence[LogMessage] = old_messages) -> bool:
+                return similarity(old[i], messages[j]) >= _LEAST_SIMILARITY  # noqa: B023 - used in this iteration
+
+            result.append(Continuation(earlier, tuple(_steps(turns[earlier], keys, similar))))
         turns.append(keys)
         if request.session is not None:
             latest[scope, "session", request.session] = index
@@ -98,20 +96,14 @@ def threads(
     return result
 
 
-def _alike(
-    alike: Callable[[Message, Message], float], old: Sequence[Message], new: Sequence[Message], i: int, j: int
-) -> float:
-    return alike(old[i], new[j])
+def _is_related(old: list[bytes], new: list[bytes]) -> bool:
+    """Return whether one common message identifies a conversation: it was alone, it is long, or there are others."""
+    return len(old) == 1 or len(old[-1]) > _DISTINCTIVE_BYTES or len(set(old) & set(new)) > 1
 
 
-def _related(old: list[bytes], new: list[bytes]) -> bool:
-    """Whether one common message is telling enough: it was alone, it is long, or it has company."""
-    return len(old) == 1 or len(old[-1]) > _TELLING or len(set(old) & set(new)) > 1
-
-
-def _steps(old: list[bytes], new: list[bytes], alike: Callable[[int, int], float]) -> Iterator[Step]:
+def _steps(old: list[bytes], new: list[bytes], similar: Callable[[int, int], bool]) -> Iterator[HistoryStep]:
     if new[: len(old)] == old:
-        yield Step(None, range(len(old)), range(len(old)))
+        yield HistoryStep(None, range(len(old)), range(len(old)))
         return
     blocks = [block for block in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks() if block.size]
     if not blocks:
@@ -120,27 +112,28 @@ def _steps(old: list[bytes], new: list[bytes], alike: Callable[[int, int], float
     missing = len(old) - last.a - last.size
     goes_on = last.b + last.size + missing
     if missing > 1 or goes_on >= len(new):
-        return  # it was edited or asked again
+        return  # a turn was edited or asked again
     at_old = at_new = 0
-    summed_up = False
+    front_replaced = False
     for a, b, size in [*blocks, (len(old), goes_on, 0)]:
-        for step in _gap(range(at_old, a), range(at_new, b), alike):
-            # Where something else took the place of the front, what is gone behind it went into that.
-            yield Step("rewritten", step.old, step.new) if summed_up and step.change == "truncated" else step
-            summed_up = summed_up or (step.change == "rewritten" and not at_new)
+        for step in _gap(range(at_old, a), range(at_new, b), similar):
+            # If other text replaced the front, such as a summary, it also replaced the messages missing behind it.
+            replaced = front_replaced and step.change == "truncated"
+            yield HistoryStep("rewritten", step.old, step.new) if replaced else step
+            front_replaced = front_replaced or (step.change == "rewritten" and not at_new)
         if size:
-            yield Step(None, range(a, a + size), range(b, b + size))
+            yield HistoryStep(None, range(a, a + size), range(b, b + size))
         at_old, at_new = a + size, b + size
 
 
-def _gap(old: range, new: range, alike: Callable[[int, int], float]) -> Iterator[Step]:
-    """What became of messages that are not there as they were."""
+def _gap(old: range, new: range, similar: Callable[[int, int], bool]) -> Iterator[HistoryStep]:
+    """Yield the steps between two runs of unchanged messages."""
     if not old and not new:
         return
     if not new:
-        yield Step("truncated", old, new)
-    elif len(old) > len(new) and all(alike(i, j) >= _ALIKE for i, j in zip(old[-len(new) :], new, strict=True)):
-        yield Step("truncated", old[: -len(new)], range(new.start, new.start))
-        yield Step("rewritten", old[-len(new) :], new)
+        yield HistoryStep("truncated", old, new)
+    elif len(old) > len(new) and all(similar(i, j) for i, j in zip(old[-len(new) :], new, strict=True)):
+        yield HistoryStep("truncated", old[: -len(new)], range(new.start, new.start))
+        yield HistoryStep("rewritten", old[-len(new) :], new)
     else:
-        yield Step("rewritten", old, new)
+        yield HistoryStep("rewritten", old, new)

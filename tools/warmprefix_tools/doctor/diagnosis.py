@@ -2,85 +2,99 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
+from collections.abc import Iterator
 from operator import sub
 
-from warmprefix_tools.doctor.cache import seen_tokens
-from warmprefix_tools.doctor.checks import (
-    HISTORY_CHECKS,
-    MESSAGE_CHECKS,
-    SALT_SHARED,
-    SHORT_PROMPT,
-    TEXT_CHECKS,
-    VAGUEST_FIRST,
-    by_kind,
-)
-from warmprefix_tools.doctor.checks.salts import spot_of_shared
-from warmprefix_tools.doctor.mending import Kinds, Mender
-from warmprefix_tools.doctor.places import Places
-from warmprefix_tools.doctor.readers import ReadLog
-from warmprefix_tools.doctor.report import Finding, Report
-from warmprefix_tools.doctor.survey import Survey
+from warmprefix_tools.doctor.cache import seen_tokens, shared_tokens
+from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED, SHORT_PROMPT, Kinds, Repairs
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place
+from warmprefix_tools.doctor.log_reader import ReadLog
+from warmprefix_tools.doctor.request_checks import shared_salt_spot
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS
+from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 
 __all__ = ["diagnose"]
 
 _LEAST_SHARE = 0.005
-"""Of all prompt tokens: a mend that saves less is not worth a finding."""
+"""Of all prompt tokens: a repair that saves less is not worth a finding."""
 _LEAST_BLOCKS = 1.5
-"""KV blocks that it saves on average in the requests that it helps."""
+"""KV blocks that a repair must save on average in the requests that it helps."""
+
+_MOST_PAIRS = 40
+"""Requests that are searched for a divergence, and earlier ones that each is compared with."""
+_BEFORE, _WITHIN, _AFTER = 60, 100, 40
+"""Characters of a snippet."""
 
 
-def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None = None) -> Report:
-    """Look for every defect there is, and charge each with what it costs.
+def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None = None) -> DoctorReport:
+    """Look for every defect, and charge each with its cost.
 
-    A defect is a finding if the log would save tokens without it that it does not save when all else is mended: so
-    nothing is said of what does no harm, and of two mends that do the same, one is. What all of them save together is
-    shared out in proportion to that.
+    A defect is a finding if its repair saves tokens that the repair of all others does not save. So harmless defects
+    are left out, and of two repairs with the same effect, one is reported. The savings of all repairs together are
+    divided in proportion to this. Takes O(defects x tokens of the log).
+
+    Args:
+        read: The log. Its pool grows.
+        kv_block_size: Tokens of a KV block.
+        capacity_tokens: Size of the prefix cache; None for no bound.
+
+    Raises:
+        ValueError: The sizes are out of range.
     """
+    if kv_block_size < 1:
+        raise ValueError(f"kv_block_size must be 1 or more, got {kv_block_size}")
+    if capacity_tokens is not None and capacity_tokens < kv_block_size:
+        raise ValueError(f"capacity_tokens must be kv_block_size ({kv_block_size}) or more, got {capacity_tokens}")
     log = read.log
-    survey = Survey(log, TEXT_CHECKS)
-    mender = Mender(survey, kv_block_size, capacity_tokens)
-    before = mender.outcome(frozenset())
+    survey = LogSurvey(log)
+    repairs = Repairs(survey, kv_block_size, capacity_tokens)
+    before = repairs.outcomes[Kinds()]
     survey.short_requests = frozenset(
         request for request, tokens in enumerate(before.prompt_tokens) if tokens <= kv_block_size
     )
     total = sum(before.prompt_tokens)
-    kinds = _needed(mender, _candidates(survey), total, kv_block_size)
-    charges = _charges(mender, kinds)
-    after = mender.outcome(kinds)
-    places = Places(survey, mender, kinds)
+    kinds = _needed(repairs, Kinds(kind for kind, check in CHECKS.items() if check.applies(survey)), kv_block_size)
+    charges = _charges(repairs, kinds)
+    after = repairs.outcomes[kinds]
     findings = [
         Finding(
             kind,
-            by_kind(kind).title,
-            by_kind(kind).fix,
+            *ADVICE[kind],
             lost_tokens=lost,
             share=lost / total,
-            requests=sum(gain > 0 for gain in after.gains(mender.outcome(kinds - {kind}))),
-            divergence=places.of(kind),
+            requests=sum(gain > 0 for gain in after.gains(repairs.outcomes[kinds - {kind}])),
+            divergence=_costliest(survey, repairs, kinds, kind),
         )
         for kind, lost in sorted(charges.items(), key=lambda charge: (-charge[1], charge[0]))
     ]
-    hits, saved = sum(before.hit_tokens), sum(charges.values())
-    seen = seen_tokens(mender.mended(kinds), [request.model for request in log.requests], log.pool)
+    shared = shared_salt_spot(survey)
+    if shared is not None:
+        concerned, later, earlier, spots = shared
+        divergence = _divergence(survey, repairs, kinds, later, earlier, spots)
+        findings.append(Finding(SALT_SHARED, *ADVICE[SALT_SHARED], 0, 0.0, concerned, divergence))
+    hits = sum(before.hit_tokens)
+    repaired_hits = hits + sum(charges.values())
     longer = map(sub, after.prompt_tokens, before.prompt_tokens)
+    seen = seen_tokens(repairs.version(kinds), log.pool)
     bound = sum(max(tokens - max(more, 0), 0) for tokens, more in zip(seen, longer, strict=True))
     reported = [
         (request.reported_prompt_tokens, request.reported_cached_tokens)
         for request in log.requests
         if request.reported_prompt_tokens is not None and request.reported_cached_tokens is not None
     ]
-    return Report(
+    return DoctorReport(
         files=tuple(dict.fromkeys(request.file for request in log.requests)),
         requests=len(log.requests),
         conversations=sum(count > 1 for count in Counter(survey.roots).values()),
         prompt_tokens=total,
         hit_tokens=hits,
-        mended_hit_tokens=hits + saved,
-        bound_tokens=min(max(bound, hits + saved), total),
+        repaired_hit_tokens=repaired_hits,
+        bound_tokens=min(max(bound, repaired_hits), total),
         kv_block_size=kv_block_size,
         capacity_tokens=capacity_tokens,
-        findings=(*findings, *_shared_salts(survey, places)),
+        findings=tuple(findings),
         skipped=tuple(read.skipped),
         skipped_lines=read.skipped_lines,
         notes=tuple(read.notes),
@@ -89,70 +103,89 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
     )
 
 
-def _candidates(survey: Survey) -> Kinds:
-    """All that could be in this log; a text check only if two texts become one by it."""
-    log = survey.log
-    found = {check.kind for check in TEXT_CHECKS if survey.wording.merges(check.kind)}
-    changes = {change for thread in survey.threads if thread is not None for change in thread.changes}
-    found |= {check.kind for check in HISTORY_CHECKS if check.change in changes}
-    found |= {check.kind for check in MESSAGE_CHECKS if any(a is not b for a, b in survey.mended(check).items())}
-    if any(map(survey.memories, survey.uses)):
-        found.add("memory-reranked")
-    if any(map(survey.passages, survey.uses)):
-        found.add("passage-order")
-    personal = {
-        survey.slots.is_personal(run.slot) for request in log.requests for _, run in survey.slots.runs(request.messages)
-    }
-    found |= {"user-text" if each else "variable-prefix" for each in personal}
-    if any(request.salt for request in log.requests):
-        found.add("salt-split")
-    if survey.short_requests:
-        found.add("short-prompt")
-    return frozenset(found)
-
-
-def _needed(mender: Mender, kinds: Kinds, total: int, block_size: int) -> Kinds:
-    """The defects without whose mend tokens are lost, the vaguest left out first."""
-    for kind in VAGUEST_FIRST:
+def _needed(repairs: Repairs, kinds: Kinds, block_size: int) -> Kinds:
+    """Return the defects that cost tokens as long as they stay, the vaguest left out first."""
+    least_saved = _LEAST_SHARE * sum(repairs.outcomes[Kinds()].prompt_tokens)
+    for kind in CHECKS:
         if kind in kinds:
-            gains = mender.outcome(kinds).gains(mender.outcome(kinds - {kind}))
+            gains = repairs.outcomes[kinds].gains(repairs.outcomes[kinds - {kind}])
             helped = sum(gain > 0 for gain in gains)
-            saved = sum(gains)
             least = 0.0 if kind == SHORT_PROMPT else _LEAST_BLOCKS * block_size * max(helped, 1)
-            if saved < max(_LEAST_SHARE * total, least):
+            if sum(gains) < max(least_saved, least):
                 kinds -= {kind}
     return kinds
 
 
-def _charges(mender: Mender, kinds: Kinds) -> dict[str, int]:
-    """What each defect costs: all that mending saves, shared out in proportion to what each costs with the others gone.
+def _charges(repairs: Repairs, kinds: Kinds) -> dict[str, int]:
+    """Divide the savings of all repairs in proportion to what each defect costs if only it stays.
 
-    Defects hide each other, so these do not add up by themselves: mended alone, the second may gain nothing.
+    Defects hide each other, so these costs do not add up: repaired alone, the second may gain nothing.
     """
-    saved = mender.gain(kinds)
-    costs = {kind: saved - mender.gain(kinds - {kind}) for kind in kinds}
+    saved = repairs.gain(kinds)
+    costs = {kind: saved - repairs.gain(kinds - {kind}) for kind in kinds}
     worst_first = sorted(kinds, key=lambda kind: (-costs[kind], kind))
     if sum(costs.values()) <= 0:  # each hides all of the others
         costs = dict.fromkeys(kinds, 1)
     charges = {kind: saved * costs[kind] // sum(costs.values()) for kind in worst_first}
     if worst_first:
-        charges[worst_first[0]] += saved - sum(charges.values())  # what the division left over
+        charges[worst_first[0]] += saved - sum(charges.values())  # the remainder of the divisions
     return charges
 
 
-def _shared_salts(survey: Survey, places: Places) -> list[Finding]:
-    found = spot_of_shared(survey)
-    if found is None:
-        return []
-    concerned, later, earlier, spots = found
-    return [
-        Finding(
-            SALT_SHARED.kind,
-            SALT_SHARED.title,
-            SALT_SHARED.fix,
-            lost_tokens=0,
-            share=0.0,
-            requests=concerned,
-            divergence=places.divergence(later, earlier, spots),
-        )
-    ]
+def _costliest(survey: LogSurvey, repairs: Repairs, kinds: Kinds, kind: str) -> Divergence | None:
+    """Return the costliest instance of a defect among those that can be shown."""
+    for later, earlier in _pairs(survey, repairs, kinds, kind):
+        spots = CHECKS[kind].spot(survey, later, earlier)
+        if spots is not None:
+            return _divergence(survey, repairs, kinds, later, earlier, spots)
+    return None
+
+
+def _pairs(survey: LogSurvey, repairs: Repairs, kinds: Kinds, kind: str) -> Iterator[tuple[int, int]]:
+    """Yield the requests that lose most, each with earlier ones that it could share tokens with."""
+    after = repairs.outcomes[kinds]
+    gains = after.gains(repairs.outcomes[kinds - {kind}])
+    for later in heapq.nlargest(_MOST_PAIRS, range(len(gains)), key=gains.__getitem__):
+        thread = survey.threads[later]
+        likely = [after.donors[later], None if thread is None else thread.earlier]
+        nearest = range(later - 1, max(later - _MOST_PAIRS, 0) - 1, -1)
+        for earlier in dict.fromkeys(each for each in (*likely, *nearest) if each is not None):
+            yield later, earlier
+
+
+def _divergence(
+    survey: LogSurvey, repairs: Repairs, kinds: Kinds, later: int, earlier: int, spots: SpotPair
+) -> Divergence:
+    pool = survey.pool
+    return Divergence(
+        earlier=_place(survey, earlier, spots[1]),
+        later=_place(survey, later, spots[0]),
+        shared_tokens=shared_tokens(survey.log.as_sent(), pool, later, earlier),
+        could_share_tokens=shared_tokens(repairs.version(kinds), pool, later, earlier),
+    )
+
+
+def _place(survey: LogSurvey, request: int, spot: Spot) -> Place:
+    entry = survey.log.requests[request]
+    if spot.message is None:
+        most = _BEFORE + _WITHIN + _AFTER
+        text = spot.text if len(spot.text) <= most else f"{spot.text[:most]}…"
+        return Place(request + 1, entry.file, entry.line, path=spot.path, snippet=text)
+    message = entry.messages[spot.message]
+    text = survey.log.text(message)
+    start, within = max(spot.offset - _BEFORE, 0), min(spot.length, _WITHIN)
+    end = min(spot.offset + within + _AFTER, len(text))
+    front, back = "…" if start else "", "…" if end < len(text) else ""
+    mark = len(front) + spot.offset - start
+    in_messages = message.role not in (TOOLS, PLAIN)
+    return Place(
+        request + 1,
+        entry.file,
+        entry.line,
+        message=spot.message - (entry.messages[0].role == TOOLS) if in_messages else None,
+        role=message.role if in_messages else None,
+        path="tools" if message.role == TOOLS else None,
+        offset=spot.offset,
+        snippet=f"{front}{text[start:end]}{back}",
+        mark=(mark, mark + within),
+    )

@@ -1,4 +1,4 @@
-"""What is known of a log before anything is mended: lists, conversations, what is widespread and what is not."""
+"""Facts about a log as it was sent: lists, conversations, how widespread each text is, and where requests differ."""
 
 from __future__ import annotations
 
@@ -6,157 +6,124 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from warmprefix_tools.doctor.checks.base import MessageCheck, TextCheck
-from warmprefix_tools.doctor.conversations import Thread, threads
-from warmprefix_tools.doctor.layout import ItemList, Layout
-from warmprefix_tools.doctor.prompts import TOOLS, Log, Message
-from warmprefix_tools.doctor.segments import EMPTY, WIDTH, packed
+from warmprefix_tools.doctor.conversations import Continuation, continuations
+from warmprefix_tools.doctor.lists import ItemList, ListFinder
+from warmprefix_tools.doctor.request_log import (
+    EMPTY,
+    TOOLS,
+    WIDTH,
+    LogMessage,
+    Memo,
+    PerSegment,
+    RequestLog,
+    common_length,
+    packed,
+)
 from warmprefix_tools.doctor.slots import Slots
-from warmprefix_tools.doctor.wording import Wording
+from warmprefix_tools.doctor.text_checks import TEXT_KINDS, Rewriter
 
-__all__ = ["Survey"]
+__all__ = ["LogSurvey", "Spot", "SpotPair", "items_spot", "word_spot"]
 
-_MEMORY = re.compile(r"(?i)memor(?:y|ies)|remember|recall|known facts|facts about|know(?:n)? about|preferences|profile")
+_MEMORY = re.compile(
+    r"(?i)memor(?:y|ies)|remember|recall|facts about|kn(?:own (?:facts|about)|ow about)|preferences|profile"
+)
 _MEMORY_LABEL = re.compile(r"(?i)[\s<\[(#*-]*(?:memor(?:y|ies)|facts?)\b")
-_SHORT_ITEM = 48
-"""Tokens."""
+_SHORT_ITEM_TOKENS = 48
 _MOSTLY = 0.6
 
 
-@dataclass(slots=True)
-class _Cells:
-    """Memo of one survey."""
-
-    plain: dict[Message, Message] = field(default_factory=dict)
-    keys: dict[Message, bytes] = field(default_factory=dict)
-    braces: dict[Message, bool] = field(default_factory=dict)
-    mended: dict[str, dict[Message, Message]] = field(default_factory=dict)
-    list_keys: dict[ItemList, Hashable] = field(default_factory=dict)
-    lists: dict[Message, tuple[tuple[ItemList, ...], tuple[ItemList, ...]]] = field(default_factory=dict)
-    memories: dict[Hashable, bool] = field(default_factory=dict)
-    bare: dict[int, int] = field(default_factory=dict)
-    line_feeds: dict[int, int] = field(default_factory=dict)
-    spaced: dict[tuple[int, int], int] = field(default_factory=dict)
-
-
-class Survey:
-    """One log, looked at from all sides; everything here is about the log as it stands."""
+class LogSurvey:
+    """Views of one log; each is computed at the first need and kept."""
 
     short_requests: frozenset[int] = frozenset()
     """Requests whose prompt is no longer than one KV block."""
 
-    def __init__(self, log: Log, text_checks: Sequence[TextCheck]) -> None:
+    def __init__(self, log: RequestLog) -> None:
         self.log = log
         self.pool = log.pool
-        self._memo = _Cells()
-        self.arrangements: dict[Hashable, dict[Hashable, Any]] = {}
-        """Memo of the checks that order lists."""
-        self.uses: Counter[Message] = Counter()
+        self.uses: Counter[LogMessage] = Counter()
+        """Number of requests that have each message."""
         for request in log.requests:
             self.uses.update(dict.fromkeys(request.messages, 1))
-        self.wording = wording = Wording(log.pool, text_checks)
-        self.layout = Layout(log.pool)
-        self.layout.learn(
-            self.uses,
-            self._spread({message: message for message in self.uses}),
-            lambda ids: wording.mended(ids, wording.all_kinds),
-        )
-        wording.learn({message: self.layout.lists(message) for message in self.uses})
-        self._memo.plain.update(self.all_mended(wording.all_kinds))
+        self.memos: dict[Hashable, Memo[Any, Any] | dict[Hashable, Any]] = {}
+        """Results that checks keep from one version of the log to the next."""
+        self.rewriter = rewriter = Rewriter(log.pool)
+        finder = ListFinder(log.pool)
+        finder.learn(self.uses, self._spread({message: message for message in self.uses}), rewriter.rewritten)
+        self.lists = finder.lists
+        """Returns the lists in a message, or in the one that it was made from."""
+        rewriter.use_lists({message: self.lists(message) for message in self.uses})
+        self.plain = Memo[LogMessage, LogMessage](lambda message: self.rewritten(message, TEXT_KINDS)).__getitem__
+        """Returns a message with every defect of wording repaired."""
+        self.key = Memo[LogMessage, bytes](
+            lambda message: message.role.encode() + b"\n" + packed(self.plain(message).ids)
+        ).__getitem__
+        """Returns a key that is equal for messages of equal text, apart from defects of wording."""
+        opens_json = PerSegment(log.pool.texts, lambda text: '{"' in text or text.endswith("{"))
+        self.has_json = Memo[LogMessage, bool](
+            lambda message: any(map(opens_json().__getitem__, message.ids))
+        ).__getitem__
+        """Returns whether a JSON object may be written out in a message."""
+        self._list_keys: dict[ItemList, Hashable] = {}
+        self._sorted_lists: dict[LogMessage, tuple[tuple[ItemList, ...], tuple[ItemList, ...]]] = {}
+        self._memory_keys: dict[Hashable, bool] = {}
+        self._without_space = Memo[int, int](lambda number: self.pool.intern(self.pool.texts[number].lstrip()))
+        self._line_feeds = Memo[int, int](lambda number: _line_feeds(self.pool.texts[number]))
+        self._spaced: dict[tuple[int, int], int] = {}
+        for message in self.uses:
+            self.plain(message)
 
-    def plain(self, message: Message) -> Message:
-        """The message with every defect of wording mended."""
-        plain = self._memo.plain.get(message)
-        if plain is None:
-            ids = self.wording.mended(message.ids, self.wording.all_kinds)
-            plain = self._memo.plain[message] = message.made_into(ids)
-        return plain
+    def rewritten(self, message: LogMessage, kinds: frozenset[str]) -> LogMessage:
+        """Return the message with these defects of wording repaired."""
+        return message.with_ids(self.rewriter.rewritten(message.ids, kinds))
 
-    def key(self, message: Message) -> bytes:
-        """Equal for messages that say the same, whatever their wording."""
-        key = self._memo.keys.get(message)
-        if key is None:
-            key = self._memo.keys[message] = message.role.encode() + b"\n" + packed(self.plain(message).ids)
-        return key
-
-    def all_mended(self, kinds: frozenset[str]) -> dict[Message, Message]:
-        """Return every message of the log without these defects of wording."""
-        return {message: message.made_into(self.wording.mended(message.ids, kinds)) for message in self.uses}
-
-    def mended(self, check: MessageCheck) -> dict[Message, Message]:
-        """Every message of the log without that defect."""
-        made = self._memo.mended.get(check.kind)
-        if made is None:
-            made = self._memo.mended[check.kind] = {message: check.mend(self, message) for message in self.uses}
-        return made
-
-    def has_json(self, message: Message) -> bool:
-        """Whether a JSON object may be written out in it."""
-        found = self._memo.braces.get(message)
-        if found is None:
-            found = self._memo.braces[message] = bool(self.wording.braces(message.ids))
-        return found
-
-    def lists(self, message: Message) -> tuple[ItemList, ...]:
-        """The lists in a message, or in the one that it was made from."""
-        return self.layout.lists(message)
-
-    def list_key(self, each: ItemList, message: Message) -> Hashable:
-        """Equal for lists that stand in the same place of a prompt: of one style, behind one heading."""
-        key = self._memo.list_keys.get(each)
+    def list_key(self, each: ItemList, message: LogMessage) -> Hashable:
+        """Return a key that is equal for lists in the same place of a prompt: of one style, behind one heading."""
+        key = self._list_keys.get(each)
         if key is None:
             heading = None
             if each.start:
                 heading = self.plain(message.source).ids[each.start - 1]
                 if heading >= len(self.plain_spread) or self.plain_spread[heading] < 2:
                     heading = None
-            key = self._memo.list_keys[each] = (message.role, each.style, heading)
+            key = self._list_keys[each] = (message.role, each.style, heading)
         return key
 
-    def item_keys(self, each: ItemList, message: Message) -> list[bytes]:
-        """What each item of a list says, wording apart."""
+    def item_keys(self, each: ItemList, message: LogMessage) -> list[bytes]:
+        """Return the text of each item of a list as a key, apart from defects of wording."""
         ids = self.plain(message.source).ids
-        keys = []
-        for item in each.items:
-            bare = self.without_space(ids[item.start])
-            keys.append(bare.to_bytes(WIDTH, "little") + packed(ids[item.start + 1 : item.end]))
-        return keys
+        return [
+            self._without_space[ids[item.start]].to_bytes(WIDTH, "little") + packed(ids[item.start + 1 : item.end])
+            for item in each.items
+        ]
 
-    def memories(self, message: Message) -> tuple[ItemList, ...]:
-        """The lists of memories in a message."""
-        return self._sorted_lists(message)[0]
-
-    def passages(self, message: Message) -> tuple[ItemList, ...]:
-        """All other lists in it."""
-        return self._sorted_lists(message)[1]
-
-    def _sorted_lists(self, message: Message) -> tuple[tuple[ItemList, ...], tuple[ItemList, ...]]:
-        found = self._memo.lists.get(message.source)
+    def lists_of(self, message: LogMessage, *, memories: bool) -> tuple[ItemList, ...]:
+        """Return the lists of memories in a message, or all others."""
+        found = self._sorted_lists.get(message.source)
         if found is None:
             lists = self.lists(message)
-            memories = tuple(each for each in lists if self._is_memory(each, message))
-            found = self._memo.lists[message.source] = memories, tuple(each for each in lists if each not in memories)
+            remembered = tuple(each for each in lists if self._is_memory(each, message))
+            found = remembered, tuple(each for each in lists if each not in remembered)
+            self._sorted_lists[message.source] = found
+        return found[0] if memories else found[1]
+
+    def _is_memory(self, each: ItemList, message: LogMessage) -> bool:
+        """Return whether a list holds memories: by its heading or labels, or because it stays in its conversation."""
+        key = self.list_key(each, message)
+        found = self._memory_keys.get(key)
+        if found is None:
+            texts = [self.pool.texts[i] for i in message.source.ids[max(each.start - 1, 0) : each.start + 1]]
+            named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
+            found = self._memory_keys[key] = bool(named) or key in self._lists_that_stay
         return found
 
-    def _is_memory(self, each: ItemList, message: Message) -> bool:
-        """Whether a list is one of memories: by its heading or labels, or because it stays with its conversation."""
-        key = self.list_key(each, message)
-        known = self._memo.memories.get(key)
-        if known is None:
-            source = message.source
-            texts = [self.pool.texts[i] for i in source.ids[max(each.start - 1, 0) : each.start + 1]]
-            named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
-            known = bool(named) or key in self._short_and_kept
-            self._memo.memories[key] = known
-        return known
-
     @cached_property
-    def _short_and_kept(self) -> set[Hashable]:
-        """Lists of short items most of which come back in the next request of the conversation."""
+    def _lists_that_stay(self) -> set[Hashable]:
+        """Keys of lists of short items most of which recur in the next request of the conversation."""
         shares: dict[Hashable, list[float]] = {}
         for index, thread in enumerate(self.threads):
             if thread is None:
@@ -168,55 +135,42 @@ class Survey:
             for message in self.log.requests[index].messages[:2]:
                 for each in self.lists(message):
                     key = self.list_key(each, message)
-                    size = self.pool.count_tokens(message.ids[each.start : each.end]) / len(each.items)
-                    if key in old and size <= _SHORT_ITEM and message.role in ("system", "developer"):
+                    tokens = self.pool.count_tokens(message.ids[each.start : each.end]) / len(each.items)
+                    if key in old and tokens <= _SHORT_ITEM_TOKENS and message.role in ("system", "developer"):
                         keys = self.item_keys(each, message)
                         shares.setdefault(key, []).append(sum(k in old[key] for k in keys) / len(keys))
         return {key for key, found in shares.items() if sum(found) / len(found) >= _MOSTLY}
 
-    def without_space(self, segment: int) -> int:
-        """The segment without the white space in front of it."""
-        made = self._memo.bare.get(segment)
-        if made is None:
-            made = self._memo.bare[segment] = self.pool.intern(self.pool.texts[segment].lstrip())
-        return made
-
     def with_space_of(self, other: int, segment: int) -> int:
-        """Return the segment with the line feeds in front of another in place of its own white space."""
-        feeds = self._line_feeds(other)
-        if feeds >= 0 and feeds == self._line_feeds(segment):
+        """Return a segment with the line feeds in front of another one in place of its own white space."""
+        feeds = self._line_feeds[other]
+        if feeds >= 0 and feeds == self._line_feeds[segment]:
             return segment
-        made = self._memo.spaced.get((other, segment))
+        made = self._spaced.get((other, segment))
         if made is None:
             text = self.pool.texts[other]
             space = text[: len(text) - len(text.lstrip())]
             made = self.pool.intern(space.lstrip(" \t") + self.pool.texts[segment].lstrip())
-            self._memo.spaced[other, segment] = made
+            self._spaced[other, segment] = made
         return made
 
-    def _line_feeds(self, segment: int) -> int:
-        found = self._memo.line_feeds.get(segment)
-        if found is None:
-            found = self._memo.line_feeds[segment] = _line_feeds(self.pool.texts[segment])
-        return found
-
-    def tools_message(self, request: int) -> Message | None:
-        """The tools of a request."""
+    def tools_message(self, request: int) -> LogMessage | None:
+        """Return the message of a request's tools, if it has any."""
         first = self.log.requests[request].messages[0]
         return first if first.role == TOOLS else None
 
     @cached_property
     def slots(self) -> Slots:
-        """Places of templates where each request has something else."""
-        return Slots(self)
+        """Places of templates that hold other text in each request."""
+        return Slots(self.log, plain=self.plain, lists=self.lists, spread=self.plain_spread, owners=self.owners)
 
     @cached_property
-    def threads(self) -> list[Thread | None]:
-        """For each request, how it follows an earlier one of its conversation."""
-        return threads(self.log.requests, self.key, self._alike)
+    def threads(self) -> list[Continuation | None]:
+        """For each request, how it continues an earlier one of its conversation."""
+        return continuations(self.log.requests, self.key, self._similarity)
 
-    def _alike(self, old: Message, new: Message) -> float:
-        """How much of the shorter message the longer one has."""
+    def _similarity(self, old: LogMessage, new: LogMessage) -> float:
+        """Return how much of the shorter message the longer one contains."""
         if old.role != new.role:
             return 0.0
         one, other = (set(self.plain(message).ids) - {EMPTY} for message in (old, new))
@@ -232,7 +186,7 @@ class Survey:
 
     @cached_property
     def owners(self) -> list[str | None]:
-        """For each request, whom it is for, as well as can be told: a user, a session, a conversation."""
+        """For each request, its user, session or conversation; None if unknown."""
         sizes = Counter(self.roots)
         return [
             request.user or request.session or (f"#{root}" if sizes[root] > 1 else None)
@@ -241,10 +195,10 @@ class Survey:
 
     @cached_property
     def plain_spread(self) -> Sequence[int]:
-        """The number of requests that have each segment, wording apart."""
+        """Number of requests that have each segment, apart from defects of wording."""
         return self._spread({message: self.plain(message) for message in self.uses})
 
-    def _spread(self, versions: Mapping[Message, Message]) -> Sequence[int]:
+    def _spread(self, versions: Mapping[LogMessage, LogMessage]) -> Sequence[int]:
         """Count the requests that have each segment, given a version of each message of the log."""
         spread = array("I", bytes(WIDTH * len(self.pool)))
         for message, version in versions.items():
@@ -256,7 +210,68 @@ class Survey:
 
 
 def _line_feeds(segment: str) -> int:
-    """How many line feeds, and nothing else, a segment begins with; -1 if it begins with other white space."""
+    """Return how many line feeds a segment begins with; -1 if it begins with other white space."""
     text = segment.lstrip()
     space = segment[: len(segment) - len(text)]
     return -1 if space.strip("\n") else len(space)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in a request: characters of a message's text, or a field."""
+
+    message: int | None = None
+    """Index into the prompt's messages, tools included."""
+    offset: int = 0
+    length: int = 0
+    """Characters that matter."""
+    path: str | None = None
+    text: str = ""
+    """Text to show of a field."""
+
+
+SpotPair = tuple[Spot, Spot]
+"""In the later request, and in the earlier."""
+
+
+def items_spot(survey: LogSurvey, at: int, message: LogMessage, start: int, end: int) -> Spot:
+    """Return the place of the segments `start` to `end` of a message, without white space around them."""
+    before, text = survey.pool.text(message.ids[:start]), survey.pool.text(message.ids[start:end])
+    return Spot(at, len(before) + len(text) - len(text.lstrip()), len(text.strip()))
+
+
+def word_spot(survey: LogSurvey, later: int, earlier: int, *, kind: str) -> SpotPair | None:
+    """Return the first segment that differs between two requests because of one defect of wording."""
+    others = TEXT_KINDS - {kind}
+
+    def segments(request: int) -> list[tuple[int, int, int, int, int]]:
+        return [
+            (plain, rough, segment, at, index)
+            for at, message in enumerate(survey.log.requests[request].messages)
+            for index, (plain, rough, segment) in enumerate(
+                zip(survey.plain(message).ids, survey.rewriter.rewritten(message.ids, others), message.ids, strict=True)
+            )
+        ]
+
+    old: dict[int, tuple[int, int, int, int]] = {}
+    for plain, rough, segment, at, index in segments(earlier):
+        old.setdefault(plain, (rough, segment, at, index))
+    for plain, rough, segment, at, index in segments(later):
+        match = old.get(plain)
+        if match is not None and rough != match[0] and segment != match[1]:
+            requests, texts = survey.log.requests, survey.pool.texts
+            ids, old_ids = requests[later].messages[at].ids, requests[earlier].messages[match[2]].ids
+            before, old_before = survey.pool.text(ids[:index]), survey.pool.text(old_ids[: match[3]])
+            start, end, old_end = _differing(texts[segment], texts[match[1]])
+            return (
+                Spot(at, len(before) + start, end - start),
+                Spot(match[2], len(old_before) + start, old_end - start),
+            )
+    return None
+
+
+def _differing(text: str, other: str) -> tuple[int, int, int]:
+    """Return where two texts begin to differ, and where each of them stops."""
+    start = common_length(text, other)
+    tail = common_length(text[start:][::-1], other[start:][::-1])
+    return start, len(text) - tail, len(other) - tail

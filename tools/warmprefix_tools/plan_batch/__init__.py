@@ -1,1 +1,1 @@
-"""`warmprefix plan-batch`: a recorded trace, planned as one batch. docs/batch.md is its page."""
+"""The command `warmprefix plan-batch`: a recorded trace, planned as one batch. docs/batch.md describes it."""

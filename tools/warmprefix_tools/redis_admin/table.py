@@ -11,7 +11,7 @@ from warmprefix_tools.redis_admin.servers import ServerReport
 from warmprefix_tools.redis_admin.survey import Conversations, Survey
 from warmprefix_tools.redis_admin.wording import in_bytes, in_time, named
 from warmprefix_tools.report.amounts import counted
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 try:
     from rich.console import Console

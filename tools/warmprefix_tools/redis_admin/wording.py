@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warmprefix.stores import Conversation
-from warmprefix_tools.report.markup import visible
+from warmprefix_tools.report.visible import visible
 
 __all__ = ["in_bytes", "in_time", "named"]
 

@@ -1,4 +1,4 @@
-"""Who arranges a request's blocks: a planner, or nobody."""
+"""Arrangers of a request's blocks: a planner, or relevance order as without one."""
 
 from __future__ import annotations
 
@@ -6,48 +6,45 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from warmprefix import ContextPlanner
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
-from warmprefix.planner.planner import ContextPlanner
 from warmprefix.stores import MemorySeenStore
 from warmprefix.traces import NoRecorder
-from warmprefix_tools.replay.workload import Request, Workload, estimated_tokens
+from warmprefix_tools.replay.results import TODAY
+from warmprefix_tools.replay.workload import ReplayRequest, Workload, estimated_tokens
 
-__all__ = ["TODAY", "Arranged", "Arranger", "AsToday", "Planned"]
-
-TODAY = "relevance"
-"""The policy that stands for an application without warmprefix: nothing ordered, nothing de-duplicated."""
+__all__ = ["ContextOrder", "PlannerArranger", "RelevanceArranger", "RequestArranger"]
 
 
-class Arranged(NamedTuple):
+class ContextOrder(NamedTuple):
     """One request's context, as it is sent."""
 
     order: tuple[int, ...]
-    """For each place the block's position in the request; every block once, those referred to included."""
+    """For each place the block's position in the request; every block once, including those that are references."""
     references: tuple[tuple[int, int], ...] = ()
-    """Positions of blocks that are referred to instead, each with the tokens of the note that does so."""
+    """Position of each block that a note refers to instead, with the tokens of the note."""
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
 
 
-class Arranger(Protocol):
-    """Is shown every request of a trace once, in order, and learns from each before the next."""
+class RequestArranger(Protocol):
+    """Receives every request of a trace once, in order, and learns from each before the next."""
 
-    def arrange(self, request: Request) -> Arranged:
+    def arrange(self, request: ReplayRequest) -> ContextOrder:
         """Arrange a request, and count it as served."""
         ...
 
 
-class AsToday:
-    """Leaves everything as the retriever gave it."""
+class RelevanceArranger:
+    """The application as it is: blocks stay in the retriever's order."""
 
-    def arrange(self, request: Request) -> Arranged:
-        """All blocks, in relevance order."""
-        return Arranged(request.relevance)
+    def arrange(self, request: ReplayRequest) -> ContextOrder:
+        return ContextOrder(request.relevance)
 
 
-class Planned:
-    """A planner of its own, as an application would have it, and the time that its calls take."""
+class PlannerArranger:
+    """A planner of its own, as an application would have it; it also times the planner's calls."""
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class Planned:
         capacity_tokens: int | None,
         placement: Placement,
     ) -> None:
-        """Give the planner's mirror the size of the cache; no other bound is in reach, and no time passes for it."""
+        """Give the planner's mirror the size of the cache. Its other bounds exceed the trace, and its clock stands."""
         self._planner = ContextPlanner(
             policy=policy,
             capacity_tokens=capacity_tokens,
@@ -74,11 +71,11 @@ class Planned:
 
     @property
     def policy_errors(self) -> int:
-        """Requests so far that were served in relevance order because the policy failed."""
+        """Number of requests served in relevance order because the policy failed."""
         return self._planner.stats().policy_errors
 
-    def arrange(self, request: Request) -> Arranged:
-        """Plan, and commit what was planned."""
+    def arrange(self, request: ReplayRequest) -> ContextOrder:
+        """Plan a request and commit the plan."""
         conversation = request.conversation if self._remembers else None
         planned = time.perf_counter()
         plan = self._planner.plan(
@@ -99,4 +96,4 @@ class Planned:
                 if block.reference is not None
             )
         )
-        return Arranged(plan.order, references, committed - planned, done - committed)
+        return ContextOrder(plan.order, references, committed - planned, done - committed)

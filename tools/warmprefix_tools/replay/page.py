@@ -1,191 +1,249 @@
-"""The page of a replay: what each order found in the cache, for people who would rather look than read."""
+"""The page of a replay: how much each order found in the cache, as charts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from warmprefix.plan import Placement
-from warmprefix_tools.replay.charts import by_policy, cache_size, listed, misses, over_time, per_request
-from warmprefix_tools.replay.compared import Comparison, cache_name, compare
-from warmprefix_tools.replay.estimates import Estimates
-from warmprefix_tools.replay.result import ReplayResult
-from warmprefix_tools.replay.summary import summary
-from warmprefix_tools.report.amounts import change, counted, duration, percent, points, rounded
-from warmprefix_tools.report.bars import dumbbell, fills, scale_top
-from warmprefix_tools.report.document import document
-from warmprefix_tools.report.markup import Markup, element, join, outside
-from warmprefix_tools.report.tables import data, row
+from warmprefix_tools.replay.comparison import TraceComparison, cache_name, compare, summary
+from warmprefix_tools.replay.results import Estimates, ReplayResult
+from warmprefix_tools.report.amounts import change, counted, duration, percent, rounded, whole_shares
+from warmprefix_tools.report.line_chart import Line, LineChart, scale_top
+from warmprefix_tools.report.pages import render_page
 
 __all__ = ["replay_page"]
 
-_TITLE = "What ordering the context saves"
-_HARDLY = 0.01
+_OTHERS_DRAWN = 3
+_LEAST_CHANGE = 0.01
 _UNKNOWN = "\u2013"
 _PLACEMENTS: dict[Placement, str] = {
     "head": "tokens of context, rebuilt each turn in front of the history",
     "tail": "tokens of prompts, whose context stays in the history",
 }
+_OTHER_ORDER: dict[Placement, str] = {
+    "head": "are what ordering might still save",
+    "tail": "had come before, but behind other context or another history",
+}
+_CAUSES = {"new": "new", "order": "other order", "evicted": "evicted", "other": "questions and references"}
 
 
 def replay_page(results: Sequence[ReplayResult], estimates: Estimates | None = None) -> str:
-    """One self-contained HTML page about at least one result; the same bytes for the same arguments.
+    """Return a self-contained HTML page about one result or more; equal arguments make equal bytes.
 
-    Headlines, and the charts that have room for one cache size, are about the first that a trace's results came with.
+    Headlines, and charts with room for one cache size, are about the first size among a trace's results.
+
+    Raises:
+        ValueError: There is no result.
     """
     if not results:
-        raise ValueError("results is empty: there is nothing to show")
+        raise ValueError("results must hold one result or more, got none")
     estimates = estimates or Estimates()
     comparisons = compare(results)
-    return document(
-        _TITLE,
-        fills(),
-        _header(comparisons),
-        _overview(comparisons) if len(comparisons) > 1 else None,
-        *(_section(comparison, estimates, number) for number, comparison in enumerate(comparisons, 1)),
-        _footer(estimates),
+    sizes = list(dict.fromkeys(size for each in comparisons for size in each.capacities))
+    after = [each.after for each in comparisons]
+    return render_page(
+        "replay/page.html",
+        title="What ordering the context saves",
+        sections=[_Section(each, estimates, number) for number, each in enumerate(comparisons, 1)],
+        policies={policy for each in comparisons for policy, _ in each.cells},
+        caches=[cache_name(size) for size in sizes],
+        verdict=_verdict(after),
+        top=scale_top(max(ratio for each in after for ratio in (each.today_hit_ratio, each.hit_ratio))),
+        assumptions=_assumptions(estimates),
+        other_order=_OTHER_ORDER,
+        unknown=_UNKNOWN,
     )
 
 
-def _header(comparisons: Sequence[Comparison]) -> Markup:
-    policies = {policy for comparison in comparisons for policy, _ in comparison.cells}
-    sizes = list(dict.fromkeys(size for comparison in comparisons for size in comparison.capacities))
-    what = f"{counted(len(comparisons), 'recorded trace')}, replayed in {counted(len(policies), 'order')} of context"
-    caches = f"with a prefix cache {listed([cache_name(size) for size in sizes])}"
-    first = f" Headlines are for a cache {cache_name(sizes[0])}." if len(sizes) > 1 else ""
-    return element(
-        "header",
-        element("h1", _TITLE),
-        element("p", f"{what}, {caches}.{first}"),
-        element(
-            "p",
-            "The hit ratio is the share of tokens that the cache would have held already, so that the engine would not"
-            " have prefilled them. Today means as the requests were recorded: nothing ordered, nothing de-duplicated.",
-            class_="dim",
-        ),
-    )
-
-
-def _overview(comparisons: Sequence[Comparison]) -> Markup:
-    top = scale_top(max(ratio for each in comparisons for ratio in (each.after.today_hit_ratio, each.after.hit_ratio)))
-    head = ("Trace", "Cache", "Requests", "Today", "Order", "Hit ratio", "Points", "To prefill", "Found most")
-    return element(
-        "section",
-        element("h2", "All traces"),
-        element("p", _overall(comparisons), class_="lead"),
-        element(
-            "figure",
-            element(
-                "figcaption",
-                f"Hit ratio today (ring) and ordered (dot), from 0 to {top:.0%}; the difference is in points.",
-            ),
-            element("ol", *(_glance(each, i, top) for i, each in enumerate(comparisons, 1)), class_="glance"),
-            data("Every trace and cache size", head, [line for each in comparisons for line in _glance_rows(each)]),
-        ),
-    )
-
-
-def _overall(comparisons: Sequence[Comparison]) -> str:
-    """On how many traces ordering pays."""
-    changes = [each.after.prefill_change for each in comparisons]
-    names = {each.after.policy for each in comparisons}
+def _verdict(headlines: Sequence[ReplayResult]) -> str:
+    """Return on how many traces ordering pays."""
+    changes = [each.prefill_change for each in headlines]
+    names = {each.policy for each in headlines}
     name = names.pop() if len(names) == 1 else "the best order"
-    less, more = sum(each <= -_HARDLY for each in changes), sum(each >= _HARDLY for each in changes)
-    said = f"On {less} of {len(changes)} traces, {name} would have left less to prefill"
-    said += f", on {more} more" if more else ", on none more"
+    less = sum(each <= -_LEAST_CHANGE for each in changes)
+    more = sum(each >= _LEAST_CHANGE for each in changes)
     even = len(changes) - less - more
-    said += f"; on {even} it makes less than 1% of difference" if even else ""
-    return f"{said}. The sentences that tell the model the order of relevance are counted."
+    verdict = f"On {less} of {len(changes)} traces, {name} would have left less to prefill, on {more or 'none'} more"
+    verdict += f"; on {even} it makes less than 1% of difference" if even else ""
+    return f"{verdict}. The sentences that give the model the order of relevance are counted."
 
 
-def _glance(comparison: Comparison, number: int, top: float) -> Markup:
-    before, after = comparison.after.today_hit_ratio, comparison.after.hit_ratio
-    return element(
-        "li",
-        element("a", outside(comparison.trace), href=f"#trace-{number}"),
-        dumbbell(before / top, after / top, class_="less" if after < before else "more"),
-        element(
-            "span", f"{percent(before)} \u2192 {percent(after)} ", element("b", points(after - before)), class_="value"
-        ),
-    )
+def _assumptions(estimates: Estimates) -> list[str]:
+    assumptions = []
+    if estimates.prefill_rate is not None:
+        assumptions.append(f"a prefill of {estimates.prefill_rate:,.15g} tokens per second")
+    if estimates.price is not None:
+        assumptions.append(f"a price of {estimates.price:g} per million prefilled tokens")
+        assumptions.append(f"{estimates.cached_price:g} per million cached ones")
+    return assumptions
 
 
-def _glance_rows(comparison: Comparison) -> Iterator[Markup]:
-    for capacity in comparison.capacities:
-        most = comparison.at(capacity)[0]
-        after = comparison.cells.get((comparison.after.policy, capacity))
-        yield row(
-            outside(comparison.trace),
-            cache_size(capacity),
-            f"{most.requests:,}",
-            percent(most.today_hit_ratio),
-            outside(comparison.after.policy),
-            percent(after.hit_ratio) if after else _UNKNOWN,
-            points(after.hit_ratio - after.today_hit_ratio) if after else _UNKNOWN,
-            change(after.prefill_change) if after else _UNKNOWN,
-            join(outside(most.policy), f" {percent(most.hit_ratio)}"),
+class _Ratios(NamedTuple):
+    """A row of hit ratios, one for each cache size; None if it was not replayed."""
+
+    policy: str | None
+    """None for the application as it is."""
+    cells: list[tuple[float | None, bool]]
+    """Each ratio, and True if it is the best of its size."""
+    lengths: list[float | None]
+    look: str
+
+
+class _Section:
+    """One trace, as the template shows it."""
+
+    def __init__(self, comparison: TraceComparison, estimates: Estimates, number: int) -> None:
+        self._comparison = comparison
+        self._estimates = estimates
+        self.id = f"trace-{number}"
+        self.trace = comparison.trace
+        self.placement = comparison.placement
+        self.after = comparison.after
+        self.summary = summary(comparison)
+        self.caches = [cache_name(size) for size in comparison.capacities]
+        self.sizes = [_short_size(size) for size in comparison.capacities]
+        self.with_cache = f"with a cache {self.caches[0]}"
+        self._drawn = comparison.best(_OTHERS_DRAWN)
+        best = [comparison.at(size)[0] for size in comparison.capacities]
+        self._best = [each.hit_ratio for each in best]
+        self._today = [each.today_hit_ratio for each in best]
+        self.top = scale_top(max(self._best + self._today))
+        self.most_missed = max(result.misses.total for result in self._drawn)
+
+    @property
+    def facts(self) -> str:
+        """Size of the trace."""
+        return (
+            f"{counted(self.after.requests, 'request')} of up to {counted(self._comparison.k, 'block')};"
+            f" {rounded(self.after.today_total_tokens)} {_PLACEMENTS[self.placement]}"
         )
 
+    @property
+    def omitted(self) -> str:
+        """Sentence on the orders that a chart of the best few leaves out."""
+        if len(self._drawn) == len(self._comparison.headline):
+            return ""
+        pair = (self.after, self._comparison.before)
+        names = ", ".join(result.policy for result in pair if result is not None)
+        return f" Of {len(self._comparison.headline)} orders: {names} and the {_OTHERS_DRAWN} best others."
 
-def _section(comparison: Comparison, estimates: Estimates, number: int) -> Markup:
-    after = comparison.after
-    facts = (
-        f"{counted(after.requests, 'request')} of up to {counted(comparison.k, 'block')};"
-        f" {rounded(after.today_total_tokens)} {_PLACEMENTS[comparison.placement]}"
-    )
-    return element(
-        "section",
-        element("h2", outside(comparison.trace)),
-        element("p", facts, class_="dim"),
-        element("ul", *_tiles(after, estimates), class_="tiles"),
-        element("p", summary(comparison), class_="lead"),
-        element(
-            "div",
-            element("div", by_policy(comparison), per_request(comparison)),
-            element("div", over_time(comparison), misses(comparison)),
-            class_="pair",
-        ),
-        id=f"trace-{number}",
-    )
+    @property
+    def tiles(self) -> Iterator[tuple[str, str, str | None]]:
+        """Number, meaning and CSS class of each headline figure."""
+        after = self.after
+        yield percent(after.hit_ratio), f"hit ratio with {after.policy}", "hero"
+        yield percent(after.today_hit_ratio), "hit ratio today", None
+        spared = after.today_prefilled_tokens - after.prefilled_tokens - after.annotation_tokens
+        direction = "less" if spared >= 0 else "more"
+        yield change(after.prefill_change), f"to prefill: {rounded(abs(spared))} tokens {direction}", None
+        if after.reference_tokens:
+            yield rounded(after.reference_tokens), "tokens removed as references", None
+        seconds, seconds_today = self._estimates.ttft_seconds(after), self._estimates.ttft_seconds_today(after)
+        if seconds is not None and seconds_today is not None:
+            yield duration(1e6 * seconds), f"to prefill one, estimated; today {duration(1e6 * seconds_today)}", None
+        cost, cost_today = self._estimates.cost(after), self._estimates.cost_today(after)
+        if cost is not None and cost_today is not None:
+            yield f"{cost:,.2f}", f"to pay, estimated; today {cost_today:,.2f}", None
+
+    @property
+    def by_size(self) -> Iterator[tuple[str, ReplayResult, ReplayResult | None]]:
+        """For each cache size the result that found most, and the result of the headline's policy."""
+        for size in self._comparison.capacities:
+            yield _short_size(size), self._comparison.at(size)[0], self._comparison.cells.get((self.after.policy, size))
+
+    @property
+    def results(self) -> Iterator[tuple[str, ReplayResult]]:
+        """Every result with its cache size."""
+        return ((_short_size(result.capacity_tokens), result) for result in self._comparison.cells.values())
+
+    @property
+    def ratios(self) -> Iterator[_Ratios]:
+        """Hit ratios of each policy; and today's, if relevance order is not among the policies."""
+        sizes, cells = self._comparison.capacities, self._comparison.cells
+        policies = list(dict.fromkeys(result.policy for size in sizes for result in self._comparison.at(size)))
+        rows: dict[str, list[float | None]] = {
+            policy: [cells[policy, size].hit_ratio if (policy, size) in cells else None for size in sizes]
+            for policy in policies
+        }
+        yield from (self._ratios(policy, ratios, self._look(policy)) for policy, ratios in rows.items())
+        if self._today not in rows.values():
+            yield self._ratios(None, self._today, "rest")
+
+    def _ratios(self, policy: str | None, ratios: Sequence[float | None], look: str) -> _Ratios:
+        cells = [
+            (ratio, ratio is not None and percent(ratio) == percent(best))
+            for ratio, best in zip(ratios, self._best, strict=True)
+        ]
+        return _Ratios(policy, cells, [None if ratio is None else ratio / self.top for ratio in ratios], look)
+
+    @property
+    def shares(self) -> Iterator[tuple[ReplayResult, list[str]]]:
+        """Shares of the requests that prefill less than today, more, as much; and of those sent as today."""
+        for result in self._comparison.headline:
+            if result not in self._drawn:
+                continue
+            if not result.requests:
+                yield result, [_UNKNOWN] * 4
+                continue
+            shares = whole_shares([result.gained_requests, result.lost_requests, result.even_requests])
+            yield result, [*shares, f"{result.untouched_requests / result.requests:.0%}"]
+
+    @property
+    def over_time(self) -> LineChart | None:
+        """Hit ratio of all requests up to a time; None if the trace is too short for a line."""
+        lines = [
+            Line(result.policy, self._look(result.policy), tuple(_hit_ratio_so_far(result)))
+            for result in self._drawn
+            if len(result.over_time) > 1
+        ]
+        return LineChart(lines) if lines else None
+
+    @property
+    def causes(self) -> list[tuple[str, str]]:
+        """CSS class and name of each cause of misses."""
+        headline = self._comparison.headline
+        return [
+            (cause, name) for cause, name in _CAUSES.items() if any(getattr(each.misses, cause) for each in headline)
+        ]
+
+    @property
+    def cause_names(self) -> list[str]:
+        return [name[0].upper() + name[1:] for _, name in self.causes]
+
+    @property
+    def misses(self) -> Iterator[tuple[ReplayResult, str, list[tuple[str, float, str]]]]:
+        """Bars end to end for the misses of each order."""
+        for result in self._drawn:
+            counts = [(cause, name, getattr(result.misses, cause)) for cause, name in self.causes]
+            parts = [(cause, tokens / self.most_missed, f"{name}: {tokens:,} tokens") for cause, name, tokens in counts]
+            yield result, self._look(result.policy), parts
+
+    @property
+    def miss_counts(self) -> Iterator[tuple[str, list[str]]]:
+        """Policy and misses by cause, and all of them."""
+        for result in self._comparison.headline:
+            counts = [getattr(result.misses, cause) for cause, _ in self.causes]
+            yield result.policy, [f"{tokens:,}" for tokens in (*counts, result.misses.total)]
+
+    def _look(self, policy: str) -> str:
+        """Return the colour and dashes of a policy, the same in all charts of a trace."""
+        before = self._comparison.before
+        if policy == self.after.policy:
+            return "hero"
+        if before is not None and policy == before.policy:
+            return "base"
+        others = [each.policy for each in self._drawn if each is not self.after and each is not before]
+        return f"o{others.index(policy) + 1}" if policy in others else "rest"
 
 
-def _tiles(after: ReplayResult, estimates: Estimates) -> Iterator[Markup]:
-    yield _tile(percent(after.hit_ratio), f"hit ratio with {after.policy}", class_="hero")
-    yield _tile(percent(after.today_hit_ratio), "hit ratio today")
-    spared = after.today_prefilled_tokens - after.prefilled_tokens - after.annotation_tokens
-    yield _tile(change(after.prefill_change), f"to prefill: {rounded(abs(spared))} tokens {_direction(spared)}")
-    if after.reference_tokens:
-        yield _tile(rounded(after.reference_tokens), "tokens removed as references")
-    seconds, seconds_today = estimates.ttft_seconds(after), estimates.ttft_seconds_today(after)
-    if seconds is not None and seconds_today is not None:
-        before = duration(1e6 * seconds_today)
-        yield _tile(duration(1e6 * seconds), f"to prefill one, estimated; today {before}")
-    cost, cost_today = estimates.cost(after), estimates.cost_today(after)
-    if cost is not None and cost_today is not None:
-        yield _tile(f"{cost:,.2f}", f"to pay, estimated; today {cost_today:,.2f}")
+def _hit_ratio_so_far(result: ReplayResult) -> Iterator[tuple[int, float]]:
+    saved = total = 0
+    for point in result.over_time:
+        saved, total = saved + point.saved_tokens, total + point.total_tokens
+        yield point.requests, saved / total if total else 0.0
 
 
-def _tile(number: str, meaning: str, class_: str | None = None) -> Markup:
-    return element("li", element("b", number), element("span", meaning), class_=class_)
-
-
-def _direction(spared: int) -> str:
-    return "less" if spared >= 0 else "more"
-
-
-def _footer(estimates: Estimates) -> Markup:
-    assumed = [
-        None if estimates.prefill_rate is None else f"a prefill of {estimates.prefill_rate:,.15g} tokens a second",
-        None if estimates.price is None else f"a price of {estimates.price:g} for a million prefilled tokens",
-        None if estimates.price is None else f"{estimates.cached_price:g} for a million cached ones",
-    ]
-    given = [each for each in assumed if each is not None]
-    return element(
-        "footer",
-        element(
-            "p",
-            "These are replays against a model of the engine's prefix cache. They say nothing of answers: where the"
-            " order changes, the model is told the order of relevance, and whether it answers as well is for you to"
-            " measure. To check the saving, compare your engine's own count of cached tokens.",
-        ),
-        element("p", f"Estimates assume {listed(given)}, and an idle engine.") if given else None,
-    )
+def _short_size(capacity: int | None) -> str:
+    """Return a cache size that is short enough for the heading of a column."""
+    return "no bound" if capacity is None else rounded(capacity)

@@ -1,4 +1,4 @@
-"""A trace made ready to be replayed: cut to its `k`, with the blocks that a planner takes."""
+"""A trace prepared for replays: cut to its `k`, with the blocks that a planner takes."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.labels import label_candidates
 from warmprefix.traces import BlockId, Trace, TraceRequest
 
-__all__ = ["DEFAULT_K", "Request", "Workload", "estimated_tokens"]
+__all__ = ["DEFAULT_K", "ReplayRequest", "Workload", "estimated_tokens"]
 
 DEFAULT_K = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One retrieval, whose distinct blocks are told in several ways, all in relevance order."""
+class ReplayRequest:
+    """One retrieval; each tuple describes its distinct blocks in relevance order."""
 
     source: TraceRequest
     ids: tuple[BlockId, ...]
-    """The trace's own names."""
+    """Names of the blocks in the trace."""
     blocks: tuple[ContextBlock, ...]
     keys: tuple[int, ...]
-    """What the cache knows them by: one number a block and scope, so that scopes share no prefix."""
+    """Numbers of the blocks in the cache: one per block and scope, so that scopes share no prefix."""
     tokens: tuple[int, ...]
     relevance: tuple[int, ...]
-    """The planned order that is relevance order."""
+    """Relevance order, as a planned order."""
     context_tokens: int
     new_tokens: int
-    """Of blocks that no earlier request of the scope had. No order can save them."""
+    """Tokens of blocks that no earlier request of the scope had. No order can save them."""
     annotation_tokens: int
-    """What the order annotation is estimated to add to the prompt, where the order changed."""
+    """Estimated tokens of the order annotation, which the prompt has if the order changed."""
     conversation: str | None
-    """As the planner names it."""
+    """Name of the conversation for the planner."""
 
 
 class Workload:
-    """The requests of one trace, prepared once for any number of runs."""
+    """Requests of one trace, prepared once for any number of runs."""
 
     def __init__(self, trace: Trace, k: int | None = None) -> None:
-        """Take the first `k` blocks of each request; `DEFAULT_K`, or all if they are fewer, unless told.
+        """Take the first `k` blocks of each request; None for `DEFAULT_K`, or all if they are fewer.
 
         Raises:
             ValueError: `k` is below 1.
@@ -60,7 +60,7 @@ class Workload:
         """No block has this number or a higher one."""
 
 
-def _requests(trace: Trace, k: int) -> Iterator[Request]:
+def _requests(trace: Trace, k: int) -> Iterator[ReplayRequest]:
     blocks: dict[BlockId, ContextBlock] = {}
     labels: dict[BlockId, str] = {}
     keys: dict[tuple[str | None, BlockId], int] = {}
@@ -75,7 +75,7 @@ def _requests(trace: Trace, k: int) -> Iterator[Request]:
         tokens = tuple([trace.tokens[id] for id in ids])
         new = [id for id in ids if (source.scope, id) not in keys]
         keys.update({(source.scope, id): next(numbers) for id in new})
-        yield Request(
+        yield ReplayRequest(
             source=source,
             ids=ids,
             blocks=tuple([blocks[id] for id in ids]),
@@ -90,5 +90,5 @@ def _requests(trace: Trace, k: int) -> Iterator[Request]:
 
 
 def estimated_tokens(text: str) -> int:
-    """The planner's own estimate: a quarter of the UTF-8 bytes, rounded up."""
+    """Return the planner's own estimate: a quarter of the UTF-8 bytes, rounded up."""
     return ContextBlock(text).tokens

@@ -1,1 +1,1 @@
-"""Self-contained HTML pages with charts, readable on a phone, in the dark and on paper. No script, no request."""
+"""Reports for people: numbers as text, and self-contained HTML pages from Jinja templates."""

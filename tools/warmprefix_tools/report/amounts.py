@@ -1,14 +1,26 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and as SVG takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["change", "counted", "duration", "percent", "points", "rounded", "whole_shares"]
+__all__ = [
+    "change",
+    "counted",
+    "decimal",
+    "duration",
+    "grouped",
+    "listed",
+    "percent",
+    "points",
+    "rounded",
+    "whole_shares",
+    "width",
+]
 
 
 def percent(share: float) -> str:
-    """One decimal: a page compares orders that are less than a percent apart.
+    """Return a share in percent, with one decimal: orders often differ by less than a percent.
 
     >>> percent(0.4081)
     '40.8%'
@@ -36,31 +48,27 @@ def whole_shares(counts: Sequence[int]) -> list[str]:
 
 
 def points(difference: float) -> str:
-    """A difference of two shares, with a true minus sign.
+    """Return a difference of two shares in percentage points, with a true minus sign.
 
     >>> points(0.171), points(-0.02), points(0.0001)
     ('+17.1', '−2.0', '±0.0')
     """
-    return _signed(100 * difference)
+    size = f"{abs(100 * difference):.1f}"
+    sign = "±" if size == "0.0" else "+" if difference > 0 else "\u2212"
+    return f"{sign}{size}"
 
 
 def change(part: float) -> str:
-    """How much more or less it is than before.
+    """Return a relative change in percent.
 
     >>> change(-0.137)
     '−13.7%'
     """
-    return f"{_signed(100 * part)}%"
-
-
-def _signed(number: float) -> str:
-    size = f"{abs(number):.1f}"
-    sign = "±" if size == "0.0" else "+" if number > 0 else "\u2212"
-    return f"{sign}{size}"
+    return f"{points(part)}%"
 
 
 def rounded(count: float) -> str:
-    """A count in three digits at most, or two and a decimal point.
+    """Return a count in three digits at most, or two and a decimal point.
 
     >>> [rounded(n) for n in (0, 999, 1_000, 12_345, 999_499, 999_500, 1_251_000, 7_600_000_000)]
     ['0', '999', '1k', '12.3k', '999k', '1M', '1.25M', '7.6B']
@@ -73,8 +81,13 @@ def rounded(count: float) -> str:
     return f"{value:.3g}B" if abs(value) < 999.5 else f"{value:,.0f}B"
 
 
+def grouped(count: int) -> str:
+    """Return a whole number with commas between groups of three digits."""
+    return f"{count:,}"
+
+
 def counted(count: int, thing: str) -> str:
-    """A number of things.
+    """Return a number of things.
 
     >>> counted(1, "block"), counted(2_800, "request")
     ('1 block', '2,800 requests')
@@ -82,14 +95,35 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence lists them.
+
+    >>> listed(["one", "two", "three"]), listed(["one"])
+    ('one, two and three', 'one')
+    """
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 def duration(microseconds: float) -> str:
-    r"""In the unit that keeps the number short, which no line break parts from it.
+    r"""Return a time in the unit that keeps the number short; no line break parts number and unit.
 
     >>> duration(0.53), duration(47.2), duration(1_250), duration(2_500_000)
     ('0.5\xa0µs', '47\xa0µs', '1.2\xa0ms', '2.5\xa0s')
     """
-    for limit, unit, scale in ((1e3, "µs", 1.0), (1e6, "ms", 1e3), (float("inf"), "s", 1e6)):
-        if microseconds < limit:
-            value = microseconds / scale
-            return f"{value:.1f}\u00a0{unit}" if value < 10 else f"{value:.0f}\u00a0{unit}"
-    raise ValueError(f"not a duration: {microseconds}")
+    unit, scale = ("µs", 1.0) if microseconds < 1e3 else ("ms", 1e3) if microseconds < 1e6 else ("s", 1e6)
+    value = microseconds / scale
+    return f"{value:.1f}\u00a0{unit}" if value < 10 else f"{value:.0f}\u00a0{unit}"
+
+
+def decimal(number: float) -> str:
+    """Return a coordinate, with two decimals at most."""
+    return f"{round(number, 2):.15g}"
+
+
+def width(share: float) -> str:
+    """Return a share of a width as SVG takes it.
+
+    >>> width(0.12345)
+    '12.35%'
+    """
+    return f"{decimal(100 * share)}%"

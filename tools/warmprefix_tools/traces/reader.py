@@ -1,4 +1,4 @@
-"""Reads a trace file, line by line, and trusts none of them."""
+"""Reader of trace files, which checks every line."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Trace:
-    """The trace in a JSONL file, gzipped or not, whatever its name.
+    """Return the trace in a JSONL file, gzipped or not, with any name.
 
-    Every line that is read is checked. A file that ends in the middle is an error, unless a recorder wrote it: then its
-    process was killed, the unfinished line is left out, and a warning says so.
+    Every line read is checked. A file that ends in the middle of a line is an error, unless a recorder wrote it: then
+    its process was killed, so the unfinished line is left out with a warning.
 
     Args:
         path: The file.
-        limit: Most requests that are read; nothing behind them is looked at.
+        limit: Most requests to read; the rest of the file is not looked at.
 
     Raises:
-        TraceError: The file can't be read or is no trace.
+        TraceError: The file cannot be read or is no trace.
         ValueError: `limit` is below 1.
     """
     if limit is not None and limit < 1:
@@ -58,21 +58,21 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Trace:
     except (InputError, _BadLineError) as error:
         place = error.line if isinstance(error, InputError) else number
         if error.unfinished and contents.recorded:
-            _log.warning("%s, line %s: left out, for the recorder was stopped in the middle of it", shown, place)
+            _log.warning("%s, line %s: left out, because the recorder was stopped in the middle of it", shown, place)
             return contents.trace()
         raise TraceError(shown, place, str(error)) from error.__cause__
 
 
 class _BadLineError(Exception):
-    """A line is wrong; the message says why, without the place."""
+    """A line is wrong; the message gives the reason, without the place."""
 
     def __init__(self, problem: str, *, unfinished: bool = False) -> None:
         super().__init__(problem)
         self.unfinished = unfinished
-        """Whether the file ends where it should not."""
+        """True if the file ends in the middle of a line."""
 
 
-# -- what a line may hold ------------------------------------------------------------------------------------------
+# -- contents of one line ------------------------------------------------------------------------------------------
 
 
 class _Line(BaseModel):
@@ -139,11 +139,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# -- what the lines say together -----------------------------------------------------------------------------------
+# -- contents of the lines together -----------------------------------------------------------------------------------
 
 
 class _Contents:
-    """What was read so far."""
+    """Contents of the lines read so far."""
 
     def __init__(self, path: Path) -> None:
         self.requests: list[TraceRequest] = []
@@ -172,11 +172,11 @@ class _Contents:
             raise _BadLineError(_unknown_kind(fields))
 
     def _add_block(self, line: _BlockLine, number: int) -> None:
-        known = self._declared.setdefault(line.block, line.tokens)
+        declared = self._declared.setdefault(line.block, line.tokens)
         first = self._declared_on.setdefault(line.block, number)
-        if known != line.tokens:
+        if declared != line.tokens:
             raise _BadLineError(
-                f"block {_shown(line.block)} has {line.tokens} tokens here and {known} on line {first};"
+                f"block {_shown(line.block)} has {line.tokens} tokens here and {declared} on line {first};"
                 " a block has one length"
             )
 
@@ -194,7 +194,7 @@ class _Contents:
                 )
         if line.scores and len(line.scores) != len(blocks):
             raise _BadLineError(
-                f"{len(line.scores)} scores for {len(blocks)} blocks; there must be one a block, or none"
+                f"{len(line.scores)} scores for {len(blocks)} blocks; there must be one per block, or none"
             )
         first = self._requested_on.setdefault(line.request, number)
         if first != number:
@@ -218,7 +218,7 @@ class _Contents:
 
     @property
     def recorded(self) -> bool:
-        """Whether the header says that a recorder wrote the file, and there is something to use in it."""
+        """True if a recorder wrote the file, by its header, and it holds a request."""
         return self._fields is not None and RECORDED_FIELD in self._fields and bool(self.requests)
 
     def trace(self) -> Trace:
@@ -239,18 +239,18 @@ def _json_object(line: bytes) -> dict[str, Any]:
     try:
         fields = from_json(line, allow_inf_nan=False)
     except ValueError as error:
-        raise _BadLineError(_why_not_json(line, error), unfinished=not line.endswith(b"\n")) from None
+        raise _BadLineError(_json_problem(line, error), unfinished=not line.endswith(b"\n")) from None
     if not isinstance(fields, dict):
         raise _BadLineError(f"each line must be a JSON object, got {_shown(fields)}")
     return fields
 
 
-def _why_not_json(line: bytes, error: ValueError) -> str:
+def _json_problem(line: bytes, error: ValueError) -> str:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as undecodable:
         return f"not UTF-8: byte 0x{line[undecodable.start]:02x} at column {undecodable.start + 1}"
-    # jiter counts the lines and columns of what it was given, which is one line.
+    # jiter counts lines and columns in its input, which is one line.
     reason = str(error).replace(" at line 1 column", " at column")
     if not line.endswith(b"\n"):
         reason += ", where the file ends"
@@ -263,7 +263,7 @@ def _unknown_kind(fields: dict[str, Any]) -> str:
     if "query" in fields:
         return (
             "a query with its text, but no blocks: this is a bundle of texts, not a trace; in a trace,"
-            ' {"request": 0, "blocks": [...]} says what a retriever returned'
+            ' {"request": 0, "blocks": [...]} holds what a retriever returned'
         )
     return f'neither "block" nor "request" in {_shown(sorted(fields))}; only the first line is a header'
 

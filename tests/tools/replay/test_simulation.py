@@ -1,0 +1,263 @@
+"""The accounts of a replay, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from warmprefix.ordering import POLICIES, BlockView, PrefixView, SortedPolicy
+from warmprefix.traces import BlockId, Trace, TraceRequest
+from warmprefix_tools.replay.results import Misses, Point
+from warmprefix_tools.replay.simulation import Replay
+from warmprefix_tools.replay.workload import Workload
+
+TOKENS: dict[BlockId, int] = {"A": 100, "B": 50, "C": 30, "D": 20}
+
+
+def trace(*requests: TraceRequest, k: int | None = None) -> Trace:
+    return Trace("by-hand", requests, TOKENS, k)
+
+
+def alone(*contexts: str, scope: str | None = None) -> list[TraceRequest]:
+    return [TraceRequest(i, tuple(context), scope=scope) for i, context in enumerate(contexts)]
+
+
+def test_relevance_order_hits_what_earlier_prompts_began_with() -> None:
+    result = Replay(Workload(trace(*alone("ABC", "ABD", "BA", "ABC")))).run("relevance", None)
+    assert (result.saved_tokens, result.total_tokens) == (0 + 150 + 0 + 180, 180 + 170 + 150 + 180)
+    assert result.hit_ratio == 330 / 680
+    assert result.misses == Misses(new=180 + 20, order=150)
+    assert result.misses.total == result.prefilled_tokens
+    assert (result.requests, result.reordered_requests, result.gained_requests, result.lost_requests) == (4, 0, 0, 0)
+    assert (result.today_saved_tokens, result.today_total_tokens) == (330, 680)
+    assert result.prefill_change == 0
+    assert result.over_time == (Point(1, 0, 180), Point(2, 150, 170), Point(3, 0, 150), Point(4, 180, 180))
+
+
+def test_a_better_order_gains_requests() -> None:
+    result = Replay(Workload(trace(*alone("ABC", "CBA", "DA")))).run("greedy", None)
+    # The third finds A below the root, and D has never been seen.
+    assert result.saved_tokens == 180 + 100
+    assert result.misses == Misses(new=180 + 20)
+    assert (result.gained_requests, result.lost_requests, result.reordered_requests) == (2, 0, 2)
+    assert result.untouched_requests == 1
+    assert (result.today_saved_tokens, result.today_total_tokens) == (0, 480)
+    # "Please read the context in the following priority order: [C] > [B] > [A] and answer the question.", then two.
+    assert result.annotation_tokens == 25 + 23
+    assert result.prefill_change == (200 + 48) / 480 - 1
+
+
+def test_what_was_evicted_is_told_from_what_was_never_held() -> None:
+    # Room for A and C: B goes when C comes, and A with D.
+    result = Replay(Workload(trace(*alone("AB", "C", "AB", "BA")))).run("relevance", 150)
+    # Of AB, C evicts B; then A is a hit and B is not; then B opens a prompt that none has opened.
+    assert result.saved_tokens == 100
+    assert result.misses == Misses(new=180, order=150, evicted=50)
+    unbounded = Replay(Workload(trace(*alone("AB", "C", "AB", "BA")))).run("relevance", None)
+    assert (unbounded.saved_tokens, unbounded.misses) == (150, Misses(new=180, order=150))
+
+
+def test_a_request_larger_than_the_cache_keeps_its_beginning() -> None:
+    result = Replay(Workload(trace(*alone("ABC", "ABC")))).run("relevance", 160)
+    assert result.saved_tokens == 150
+    assert result.misses == Misses(new=180, evicted=30)
+
+
+def test_scopes_share_room_and_no_prefix() -> None:
+    requests = [*alone("AB", "AB", scope="one"), *alone("AB", scope="two"), *alone("AB")]
+    numbered = [TraceRequest(i, each.blocks, scope=each.scope) for i, each in enumerate(requests)]
+    unbounded = Replay(Workload(trace(*numbered))).run("coaccess", None)
+    assert unbounded.saved_tokens == 150
+    assert unbounded.misses == Misses(new=3 * 150)
+    in_turn = [numbered[0], numbered[2], numbered[1]]
+    assert Replay(Workload(trace(*in_turn))).run("coaccess", None).saved_tokens == 150
+    crowded = Replay(Workload(trace(*in_turn))).run("coaccess", 150)
+    assert (crowded.saved_tokens, crowded.misses) == (0, Misses(new=300, evicted=150))
+
+
+def test_statistics_stay_in_their_scope() -> None:
+    # Whatever the first scope taught, the second's first request keeps relevance order.
+    taught = alone("BA", "BA", "BA", scope="one")
+    result = Replay(Workload(trace(*taught, TraceRequest("x", ("A", "B"), scope="two")))).run("coaccess", None)
+    assert result.reordered_requests == 0
+
+
+def test_k_cuts_every_request() -> None:
+    requests = alone("ABCD", "ABC", "BA", "")
+    assert Workload(trace(*requests)).k == 4
+    assert Workload(trace(*requests, k=20)).k == 15
+    assert Workload(trace(*requests, k=20), k=18).k == 18
+    cut = Workload(trace(*requests, k=20), k=2)
+    assert cut.k == 2
+    result = Replay(cut).run("relevance", None)
+    assert (result.k, result.total_tokens, result.saved_tokens) == (2, 450, 150)
+    assert Workload(trace(*requests), k=99).k == 4
+    with pytest.raises(ValueError, match="k must be 1 or more, got 0"):
+        Workload(trace(*requests), k=0)
+
+
+def test_ids_that_look_alike_are_different_blocks() -> None:
+    tokens: dict[BlockId, int] = {1: 10, "1": 20}
+    requests = (TraceRequest(0, (1, "1")), TraceRequest(1, ("1", 1)))
+    result = Replay(Workload(Trace("mixed", requests, tokens))).run("relevance", None)
+    assert (result.total_tokens, result.saved_tokens, result.misses) == (60, 0, Misses(new=30, order=30))
+
+
+def test_nothing_to_replay() -> None:
+    for requests in ([], alone("", "")):
+        result = Replay(Workload(trace(*requests))).run("coaccess", 100)
+        assert (result.requests, result.total_tokens, result.hit_ratio, result.prefill_change) == (
+            len(requests),
+            0,
+            0,
+            0,
+        )
+
+
+def test_over_time_has_at_most_100_points_that_add_up() -> None:
+    contexts = ["AB", "BA", "C", "DAB"] * 83
+    result = Replay(Workload(trace(*alone(*contexts)))).run("coaccess", 200)
+    assert len(result.over_time) == 83
+    assert result.over_time[-1].requests == result.requests == 332
+    assert sum(point.saved_tokens for point in result.over_time) == result.saved_tokens
+    assert sum(point.total_tokens for point in result.over_time) == result.total_tokens
+
+
+@pytest.mark.parametrize("placement", ["head", "tail"])
+@pytest.mark.parametrize("capacity", [None, 200])
+def test_every_policy_accounts_for_every_token(placement: str, capacity: int | None) -> None:
+    requests = [
+        TraceRequest(i, tuple(context), conversation=i % 3, query_tokens=7)
+        for i, context in enumerate(["ABC", "BA", "CDA", "AB", "DB", "ABCD", "BAC", "", "DC"] * 5)
+    ]
+    replay = Replay(Workload(trace(*requests)), "tail" if placement == "tail" else "head", 5 * (placement == "tail"))
+    for policy in POLICIES:
+        result = replay.run(policy, capacity)
+        assert result.misses.total == result.prefilled_tokens
+        assert min(result.misses.new, result.misses.order, result.misses.evicted, result.misses.other) >= 0
+        assert (result.misses.evicted > 0) == (capacity is not None)
+        assert result.plan_us_p99 >= result.plan_us_p50 > 0
+        assert result.commit_us_p99 >= result.commit_us_p50 > 0
+
+
+def test_runs_of_one_replay_do_not_touch_each_other() -> None:
+    contexts = ["ABC", "BA", "CDA", "AB", "DB", "ABCD", "BAC", "DC"] * 5
+
+    def counts(replay: Replay) -> list[tuple[object, ...]]:
+        results = [replay.run(policy, capacity) for policy in ("coaccess", "frequency") for capacity in (150, None)]
+        return [(each.saved_tokens, each.gained_requests, each.misses, each.over_time) for each in results]
+
+    replay = Replay(Workload(trace(*alone(*contexts))))
+    assert counts(replay) == counts(replay) == counts(Replay(Workload(trace(*alone(*contexts)))))
+
+
+def test_a_policy_of_ones_own() -> None:
+    replay = Replay(Workload(trace(*alone("ABC", "CBA"))))
+    ours, theirs = replay.run(SortedPolicy, None), replay.run("sorted", None)
+    assert ours.policy == "SortedPolicy"
+    assert replay.run(lambda: SortedPolicy(), None, name="mine").policy == "mine"
+    assert ours.saved_tokens == theirs.saved_tokens == 180
+
+
+class Failing:
+    """A policy that answers with too little, now and then."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        self._asked += 1
+        return list(range(len(blocks)))[::-1] if self._asked % 2 else [0]
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        pass
+
+
+def test_a_failing_policy_is_counted() -> None:
+    result = Replay(Workload(trace(*alone("ABC", "CBA", "ABC")))).run(Failing, None)
+    assert (result.policy_errors, result.reordered_requests, result.saved_tokens) == (1, 2, 180 + 180)
+
+
+@pytest.mark.parametrize(
+    ("policy", "capacity", "error"),
+    [("best", None, "policy must be one of"), ("coaccess", 0, "capacity_tokens must be 1 or more")],
+)
+def test_a_wrong_call_is_refused(policy: str, capacity: int | None, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Replay(Workload(trace(*alone("A")))).run(policy, capacity)
+    with pytest.raises(ValueError, match="answer_tokens must be 0 or more, got -1"):
+        Replay(Workload(trace(*alone("A"))), "tail", -1)
+
+
+# -- placement tail ----------------------------------------------------------------------------------------------------
+
+NOTE = 19  # "Please also use the context labelled [A~4c6eb6] above in this conversation.": 75 bytes
+
+
+def turn(number: int, conversation: int, context: str) -> TraceRequest:
+    return TraceRequest(number, tuple(context), conversation=conversation, query_tokens=10)
+
+
+def test_tail_keeps_the_history_and_refers_to_it() -> None:
+    chats = trace(turn(0, 1, "AB"), turn(1, 1, "AC"), turn(2, 2, "BA"))
+    result = Replay(Workload(chats), "tail", answer_tokens=20).run("greedy", None)
+    first, second, other = 160, (160 + 20) + NOTE + 30 + 10, 160
+    assert result.total_tokens == first + second + other
+    # All of the history is held, answer included; the other conversation's context is put in the first one's order.
+    assert result.saved_tokens == 0 + 180 + 150
+    assert result.reference_tokens == 100
+    assert (result.reordered_requests, result.referring_requests, result.untouched_requests) == (1, 1, 1)
+    assert result.misses == Misses(new=150 + 30, other=10 + (10 + NOTE) + 10)
+    assert (result.gained_requests, result.lost_requests) == (2, 0)
+
+
+def test_today_means_neither_order_nor_references() -> None:
+    chats = trace(turn(0, 1, "AB"), turn(1, 1, "AC"), turn(2, 2, "BA"))
+    replay = Replay(Workload(chats), "tail", answer_tokens=20)
+    today = replay.run("relevance", None)
+    assert today.total_tokens == 160 + (180 + 100 + 30 + 10) + 160
+    assert today.saved_tokens == 180
+    assert today.misses == Misses(new=180, order=100 + 150, other=30)
+    assert (today.reference_tokens, today.referring_requests, today.gained_requests) == (0, 0, 0)
+    ours = replay.run("greedy", None)
+    assert (ours.today_saved_tokens, ours.today_total_tokens) == (today.saved_tokens, today.total_tokens)
+
+
+@pytest.mark.parametrize(("capacity", "saved"), [(170, 110), (169, 100), (160, 100), (159, 0)])
+def test_a_history_can_be_evicted(capacity: int, saved: int) -> None:
+    chats = trace(turn(0, 1, "A"), turn(1, 2, "B"), turn(2, 1, "C"))
+    result = Replay(Workload(chats), "tail").run("coaccess", capacity)
+    # B and its question are 60, A and its question 110: the question is the first to go, and then A.
+    assert result.total_tokens == 110 + 60 + (110 + 40)
+    assert result.saved_tokens == saved
+    assert result.misses == Misses(new=180, evicted=110 - saved, other=30)
+
+
+def test_behind_a_question_nothing_is_shared() -> None:
+    # Both second turns bring D behind histories that look alike; each has a question of its own in it.
+    chats = trace(turn(0, 1, "A"), turn(1, 2, "A"), turn(2, 1, "D"), turn(3, 2, "D"))
+    result = Replay(Workload(chats), "tail").run("relevance", None)
+    assert result.saved_tokens == 0 + 100 + 110 + 110
+    assert result.misses == Misses(new=120, order=20, other=40)
+
+
+def test_requests_outside_conversations_have_no_history() -> None:
+    requests = [TraceRequest(i, ("A", "B"), query_tokens=10) for i in range(3)]
+    result = Replay(Workload(trace(*requests)), "tail").run("coaccess", None)
+    assert (result.total_tokens, result.saved_tokens, result.reference_tokens) == (480, 300, 0)
+
+
+def test_one_conversation_id_in_two_scopes_is_two_conversations() -> None:
+    requests = [TraceRequest(i, ("A",), conversation=1, scope=scope) for i, scope in enumerate(["one", "two", "one"])]
+    result = Replay(Workload(trace(*requests)), "tail").run("coaccess", None)
+    assert result.total_tokens == 100 + 100 + (100 + NOTE)
+    assert (result.referring_requests, result.reference_tokens, result.saved_tokens) == (1, 100, 100)
+
+
+def test_a_conversation_may_begin_with_no_context() -> None:
+    chats = trace(turn(0, 1, ""), turn(1, 1, "AB"), turn(2, 1, "BC"), turn(3, 2, "AB"))
+    result = Replay(Workload(chats), "tail").run("coaccess", None)
+    assert result.total_tokens == 10 + 170 + (170 + NOTE + 30 + 10) + 160
+    assert result.saved_tokens == 0 + 10 + 170 + 0
+    assert result.misses == Misses(new=180, order=150, other=10 + 10 + 10 + NOTE + 10)

@@ -1,0 +1,74 @@
+"""Output that commands share: consoles, progress bars and JSON files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from warmprefix.errors import MissingExtraError
+from warmprefix.outputs import text_file
+from warmprefix_tools.option_checks import STDOUT
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["progress_bar", "report_console", "write_json", "write_text"]
+
+_PLAIN_WIDTH = 200
+
+
+def report_console(json_file: Path | None) -> Console:
+    """Return the console for a report: standard error if standard output takes the JSON."""
+    console = Console(stderr=json_file == STDOUT, highlight=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    return console
+
+
+@contextmanager
+def progress_bar(announcement: str, name_width: int) -> Iterator[Progress]:
+    """Show a progress bar on standard error for the block; only an announcement if that is not a terminal."""
+    console = Console(stderr=True, highlight=False)
+    progress = Progress(
+        TextColumn(f"{{task.description:<{name_width}}}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    if not console.is_terminal:
+        console.print(announcement)
+    with progress if console.is_terminal else nullcontext():
+        yield progress
+
+
+def write_json(file: Path | None, fields: dict[str, Any]) -> None:
+    """Write fields as JSON to a file or standard output; nothing if `file` is None.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if file is None:
+        return
+    text = json.dumps(fields, indent=1, allow_nan=False) + "\n"
+    if file == STDOUT:
+        print(text, end="")  # noqa: T201
+    else:
+        write_text(file, text)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text to a file, which appears whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    with text_file(file) as write:
+        write(text)

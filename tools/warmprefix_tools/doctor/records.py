@@ -1,0 +1,302 @@
+"""Records of any shape: request bodies with sender and usage, and prompts that were logged as text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+__all__ = [
+    "FoundBody",
+    "LoggedPrompt",
+    "UnreadableBodyError",
+    "answer_usage",
+    "find_body",
+    "is_answer",
+    "message_text",
+    "parse_line",
+    "split_rendered",
+    "tool_texts",
+]
+
+_Json = Mapping[str, object]
+
+_WRAPPERS = (
+    "proxy_server_request",  # LiteLLM keeps the client's request here, next to fields of its own
+    *("body", "request", "request_body", "requestBody", "raw_request", "raw_request_body", "standard_logging_object"),
+    *("litellm_params", "kwargs", "payload", "data", "input", "json", "params"),
+)
+_ANSWERS = ("response", "chunks", "output", "completion", "events", "usage", "original_response")
+_MAX_DEPTH = 4
+
+_SESSION = ("session_id", "conversation_id", "thread_id", "chat_id", "litellm_session_id", "sessionId")
+_USER = (
+    *("user", "end_user", "user_id", "userId", "user_api_key_end_user_id", "user_api_key_user_id"),
+    "safety_identifier",
+)
+_TENANT = (
+    *("tenant", "tenant_id", "organization", "organization_id", "org_id", "customer_id", "team_id"),
+    *("user_api_key_org_id", "user_api_key_team_id"),
+)
+_DETAILS = (
+    "metadata",
+    "extra_body",
+    "requester_metadata",
+    "spend_logs_metadata",
+    "model_parameters",
+    "optional_params",
+)
+_TEXT_KINDS = {"text", "input_text", "output_text", "refusal"}
+
+
+class UnreadableBodyError(ValueError):
+    """A request without readable text; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBody:
+    """A request body, with its sender and usage from the fields around it."""
+
+    body: _Json
+    model: str | None
+    salt: str | None
+    tenant: str | None
+    user: str | None
+    session: str | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def find_body(record: _Json) -> FoundBody | None:
+    """Return the chat or completion body in a record, however it is wrapped; None without one."""
+    layers = _layers(record, 0)
+    if layers is None:
+        return None
+    body = dict(layers[-1])
+    fields = [field for layer in reversed(layers) for field in (layer, *_details(layer))]  # the body's own first
+    for name in ("tools", "functions"):  # LiteLLM's payloads have them in the model's parameters
+        if not body.get(name):
+            body[name] = next((each[name] for each in fields if each.get(name)), None)
+    usages = [usage for layer in reversed(layers) for usage in _usages(layer)]  # the outermost wins
+    prompt_tokens, cached_tokens = usages[-1] if usages else (None, None)
+    return FoundBody(
+        body,
+        model=next((model for each in fields if isinstance(model := each.get("model"), str)), None),
+        salt=_first(fields, ("cache_salt",)),
+        tenant=_first(fields, _TENANT),
+        user=_first(fields, _USER),
+        session=_first(fields, _SESSION),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+    )
+
+
+def is_answer(record: _Json) -> bool:
+    """Return whether a record is an answer or a chunk of one, and belongs to the request before it."""
+    return str(record.get("object", "")).endswith(("completion", "completion.chunk")) or (
+        "choices" in record and "messages" not in record
+    )
+
+
+def answer_usage(record: _Json) -> tuple[int, int] | None:
+    """Return the prompt tokens and the cached ones that an answer reports, if it does."""
+    return next(_usages({"response": record}), None)
+
+
+def _layers(record: _Json, depth: int) -> list[_Json] | None:
+    """Return the objects from the record down to the body."""
+    for name in _WRAPPERS:
+        inner = _as_object(record.get(name))
+        if inner is not None and depth < _MAX_DEPTH:
+            layers = _layers(inner, depth + 1)
+            if layers is not None:
+                return [record, *layers]
+    messages = record.get("messages")
+    if isinstance(messages, str) and messages.lstrip().startswith("["):
+        messages = _parsed(messages)
+        record = {**record, "messages": messages}
+    if isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages):
+        return [record]
+    items = record.get("input")  # in Langfuse's exports, and in OpenAI's Responses
+    if isinstance(items, str) and items.lstrip().startswith("["):
+        items = _parsed(items)
+    if isinstance(items, list) and items and all(isinstance(item, Mapping) and "role" in item for item in items):
+        return [{**record, "messages": items}]
+    if isinstance(record.get("prompt"), str | list) and not isinstance(messages, list):
+        return [record]
+    return None
+
+
+def _as_object(value: object) -> _Json | None:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _parsed(value)
+    return value if isinstance(value, Mapping) else None
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _details(layer: _Json) -> Iterator[_Json]:
+    """Yield the objects with details of a request, such as its metadata."""
+    for name in _DETAILS:
+        details = _as_object(layer.get(name))
+        if details is not None:
+            yield details
+            yield from _details(details)
+
+
+def _first(fields: list[_Json], names: tuple[str, ...]) -> str | None:
+    for name in names:
+        for each in fields:
+            value = each.get(name)
+            if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+                return str(value)
+    return None
+
+
+def _usages(layer: _Json) -> Iterator[tuple[int, int]]:
+    """Yield the prompt tokens and the cached ones of each usage with both."""
+    for name in _ANSWERS:
+        value = layer.get(name)
+        answer = _parsed(value) if isinstance(value, str) else value
+        for one in answer if isinstance(answer, list) else [answer]:
+            if isinstance(one, str):
+                one = _parsed(one.removeprefix("data:").strip())
+            if not isinstance(one, Mapping):
+                continue
+            inner = one.get("body")
+            usage = one.get("usage") or (inner.get("usage") if isinstance(inner, Mapping) else None)
+            usage = one if name == "usage" else usage
+            if isinstance(usage, Mapping):
+                details = usage.get("prompt_tokens_details")
+                total = usage.get("prompt_tokens")
+                cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+                if isinstance(total, int) and isinstance(cached, int):
+                    yield total, cached
+
+
+def message_text(message: _Json, at: int) -> str:
+    """Return the text of a message as the emulator's chat template has it: content parts, then the tool calls.
+
+    Images, sounds and files become a short placeholder with their digest: their cost depends on the model.
+
+    Raises:
+        UnreadableBodyError: The content is neither text nor parts.
+    """
+    content = message.get("content")
+    if content is None:
+        text = ""
+    elif isinstance(content, str):
+        text = content
+    elif isinstance(content, list):
+        text = "\n".join(_parts(content, at))
+    else:
+        raise UnreadableBodyError(f"messages[{at}].content is {type(content).__name__}, neither text nor parts")
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        text += "".join(f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    return text
+
+
+def _parts(content: Sequence[object], at: int) -> Iterator[str]:
+    for position, part in enumerate(content):
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, Mapping):
+            text = part.get("text") if part.get("type") in _TEXT_KINDS else None
+            yield text if isinstance(text, str) else _placeholder(part)
+        else:
+            raise UnreadableBodyError(f"messages[{at}].content[{position}] is {type(part).__name__}, not a part")
+
+
+def _placeholder(part: _Json) -> str:
+    data = json.dumps(part, sort_keys=True)
+    digest = blake2b(data.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"<{part.get('type', 'part')} of {len(data)} characters, {digest}>"
+
+
+def tool_texts(body: _Json) -> list[str]:
+    """Return each tool as JSON, in the order of the body; OpenAI's older `functions` too."""
+    tools, functions = body.get("tools"), body.get("functions")
+    if not tools and isinstance(functions, list):
+        tools = [{"type": "function", "function": function} for function in functions]
+    return [json.dumps(tool) for tool in tools] if isinstance(tools, list) else []
+
+
+_LINE = re.compile(
+    r"\b(?:Received request|Request) (?P<id>\S+?)(?: details)?: (?=prompt: |prompt_token_ids: |params: )"
+)
+_PROMPT = r"prompt: (?:None\b|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))"
+_FIRST = re.compile(_PROMPT, re.DOTALL)
+_LAST = re.compile(rf", {_PROMPT}\.?\Z", re.DOTALL)
+_TOKEN_IDS = re.compile(r"\bprompt_token_ids: \[(?P<ids>[\d, ]*)\]")
+
+_MARKUPS = (
+    re.compile(r"<\|im_start\|>(?P<role>\w+)\n(?P<text>.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL),
+    re.compile(
+        r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\n\n(?P<text>.*?)(?:<\|eot_id\|>|<\|eom_id\|>|\Z)",
+        re.DOTALL,
+    ),
+    re.compile(r"<start_of_turn>(?P<role>\w+)\n(?P<text>.*?)(?:<end_of_turn>\n?|\Z)", re.DOTALL),
+    re.compile(
+        r"<\|(?P<role>system|user|assistant)\|>\n?(?P<text>.*?)(?:<\|end\|>\n?|</s>\n?|(?=<\|\w+\|>)|\Z)", re.DOTALL
+    ),
+)
+_ROLES = {"model": "assistant", "ipython": "tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPrompt:
+    """Contents of one log line; neither text nor token ids if vLLM logs no prompts."""
+
+    id: str
+    text: str | None
+    token_ids: tuple[int, ...] | None
+
+
+def parse_line(line: str) -> LoggedPrompt | None:
+    r"""Read a line of any vLLM since 0.4; None if it is about something else.
+
+    >>> parse_line("INFO 02-14 05:41:15 logger.py:39] Received request cmpl-7: prompt: 'Hi\\n', params: None")
+    LoggedPrompt(id='cmpl-7', text='Hi\n', token_ids=None)
+
+    Raises:
+        ValueError: The line ends within the prompt.
+    """
+    if "equest " not in line:
+        return None
+    found = _LINE.search(line)
+    if found is None:
+        return None
+    # Prompts and parameters can contain any text, also the names of the other fields.
+    prompt = _FIRST.match(line, found.end()) or _LAST.search(line, found.end())
+    text, behind = None, found.end()
+    if prompt is not None:
+        behind = prompt.end()
+        if prompt["text"] is not None:
+            text = ast.literal_eval(prompt["text"])
+    elif line.startswith("prompt: ", found.end()):
+        raise ValueError("the line ends within the prompt")
+    ids = _TOKEN_IDS.search(line, behind)
+    token_ids = tuple(map(int, ids["ids"].split(","))) if ids is not None and ids["ids"].strip() else None
+    return LoggedPrompt(found["id"], text, token_ids)
+
+
+def split_rendered(prompt: str) -> list[tuple[str, str]] | None:
+    r"""Return role and text of each message of a rendered prompt; None if its markup is unknown.
+
+    >>> split_rendered("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    [('user', 'Hi')]
+    """
+    for markup in _MARKUPS:
+        found = [(_ROLES.get(part["role"], part["role"]), part["text"]) for part in markup.finditer(prompt)]
+        if found:
+            return found[:-1] if found[-1] == ("assistant", "") else found  # the template opens the answer
+    return None

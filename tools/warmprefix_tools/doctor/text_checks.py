@@ -1,0 +1,328 @@
+"""Defects of wording: equal text that is written differently, and text that changes from request to request."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Literal
+
+from warmprefix_tools.doctor.lists import ItemList, without_number
+from warmprefix_tools.doctor.request_log import Ids, LogMessage, PerSegment, SegmentPool
+
+__all__ = ["TEXT_CHECKS", "TEXT_KINDS", "Rewriter", "TextCheck"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextCheck:
+    """A defect that is repaired segment by segment."""
+
+    kind: str
+    rewrite: Callable[[str], str]
+    """Repairs a segment, and returns one without the defect as it is. Idempotent; never splits or joins segments."""
+    part: Literal["outside", "inside", "headers", "everywhere"]
+    """Segments that `rewrite` repairs: outside of lists, inside, the first ones of list items, or all."""
+    elsewhere: Callable[[str], str] = str
+    """The same for all other segments."""
+
+
+_PLAIN = {
+    **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f\ufe0e\ufe0f"), None),
+    **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u2032\u02bc"), "'"),
+    **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u2033\u00ab\u00bb"), '"'),
+    **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
+    **dict.fromkeys(map(ord, "\u00a0\u202f\u2007\u2009\u3000"), " "),
+    ord("\u2026"): "...",
+}
+
+
+def plain_characters(segment: str) -> str:
+    r"""Return the segment in NFC, with plain quotes, dashes and blanks, and nothing invisible.
+
+    >>> plain_characters("\u201cCafe\u0301\u201d\u200b \u2013 100\u00a0%") == '"Caf\u00e9" - 100 %'
+    True
+    """
+    return segment if segment.isascii() else unicodedata.normalize("NFC", segment.translate(_PLAIN))
+
+
+_SPACE = re.compile(r"[ \t\r\n\f\v]+")
+_ODD_SPACE = re.compile(r"[\t\r\f\v]|  |\n[ \n]|[ \n]\Z")
+
+
+def plain_space(segment: str) -> str:
+    r"""Return the segment with one blank or line feed for each run of white space, and none at its end.
+
+    >>> plain_space("\r\n\n  Rules:\t none "), plain_space("\n\n")
+    ('\n Rules: none', '')
+    """
+    return _SPACE.sub(_plain_run, segment).rstrip(" \n") if _ODD_SPACE.search(segment) else segment
+
+
+def _plain_run(run: re.Match[str]) -> str:
+    space = run[0]
+    if "\n" not in space:
+        return " "
+    return "\n " if run.start() == 0 and space[-1] in " \t" else "\n"  # an indented first line stays indented
+
+
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
+    r"|Nov(?:ember)?|Dec(?:ember)?)"
+)
+_DAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_ZONE = r"(?:\s?(?:Z|UTC|GMT|CES?T|[ECMP][SD]T|[+-]\d{2}:?\d{2})\b)?"
+_TIME = re.compile(
+    rf"""(?<![\w.-])(?:
+    \d{{4}}[-/.]\d{{2}}[-/.]\d{{2}}(?:[T\s_]\d{{2}}:?\d{{2}}(?::?\d{{2}}(?:[.,]\d+)?)?{_ZONE})?
+    | \d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}
+    | {_DAY},?\s+\d{{1,2}}\.?(?:st|nd|rd|th)?\s+{_MONTH}\.?,?(?:\s+\d{{4}})?
+    | (?:{_DAY},?\s+)?{_MONTH}\.?\s+\d{{1,2}}(?:st|nd|rd|th)?\b(?:,?\s+\d{{4}})?
+    | \d{{1,2}}\.?(?:st|nd|rd|th)?\s+{_MONTH}\.?,?\s+\d{{4}}
+    | {_DAY}(?=[\s,.;:!)]|\Z)
+    | \d{{1,2}}:\d{{2}}(?::\d{{2}}(?:[.,]\d+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?{_ZONE}
+    | \d{{1,2}}\s?[AaPp][Mm]\b
+    | 1[5-9]\d{{8}}(?:\.\d+|\d{{3}})?(?!\d)
+    )(?![\w-])""",
+    re.VERBOSE,
+)
+_SEVERAL_TIMES = re.compile(r"<time>(?:[\s,]*(?:at|T|the|-)?[\s,]*<time>)+")
+_SHORT_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_TIME_HINT = re.compile(
+    rf"\d[:/.-]\d|day\b|\d\s?[AaPp][Mm]\b|\d{{10}}|\d\S{{0,3}}\s{_SHORT_MONTH}|{_SHORT_MONTH}[a-z.]*\s\d"
+)
+
+
+def mask_times(segment: str) -> str:
+    """Return the segment with one placeholder for each date, time of day, or both together.
+
+    >>> mask_times("Now: Tuesday, March 4, 2025 at 10:32:07 UTC.")
+    'Now: <time>.'
+    """
+    return _SEVERAL_TIMES.sub("<time>", _TIME.sub("<time>", segment)) if _TIME_HINT.search(segment) else segment
+
+
+_ID = re.compile(
+    r"""(?<![\w-])(?:
+    [0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}
+    | (?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}
+    | (?=[0-9A-F]*[A-F])(?=[0-9A-F]*\d)[0-9A-F]{12,}
+    | (?=[A-Za-z0-9_-]*\d[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*(?<=[\w-]{16})
+    | (?i:req|request|sess|session|trace|span|run|call|chatcmpl|conv|conversation|thread|msg|job|task)
+      [-_:\#](?=[A-Za-z-]*\d)[A-Za-z0-9-]{4,}
+    | \d{6,}
+    )(?![\w-])""",
+    re.VERBOSE,
+)
+_ID_HINT = re.compile(r"\d[\w-]{4}|[\w-]{4}\d")
+
+
+def mask_ids(segment: str) -> str:
+    """Return the segment with a placeholder for each UUID or other random id.
+
+    >>> mask_ids("Session 123e4567-e89b-12d3-a456-426614174000, request req-81f9c2.")
+    'Session <id>, request <id>.'
+    """
+    return _ID.sub("<id>", segment) if _ID_HINT.search(segment) else segment
+
+
+_SCORE = re.compile(
+    r"""(?ix)\b(?:(?:relevance|similarity|confidence|match|rerank(?:er|ing)?|cosine|vector|bm25|search|retrieval)
+    [ _-]?)*
+    (?:score|relevance|relevancy|similarity|distance|confidence|rank|weight|cosine|bm25)
+    (["']?\s*(?:[:=]|is|of)\s*["']?|\s+(?=\d*\.\d|\d+\s*%))[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%|\s?/\s?\d+)?"""
+)
+_SCORE_WORDS = ("score", "relevan", "similarity", "distance", "confidence", "rank", "weight", "cosine", "bm25")
+_SCORE_HINT = re.compile(r"[:= ([|+-]\.?\d")
+_BARE_SCORE = re.compile(r"(?<=[(\[|])\s*(?:~|≈)?(?:[01]?\.\d{2,}|\d{1,3}(?:\.\d+)?\s?%)\s*(?=[)\]|])")
+_AGO = re.compile(
+    r"(?i)\b(?:\d+|an?|one) (?:second|minute|hour|day|week|month|year)s? ago\b|\byesterday\b|\bjust now\b"
+)
+
+
+def mask_scores(segment: str) -> str:
+    """Return the segment with placeholders for scores, ranks, dates and ages.
+
+    >>> mask_scores("[Doc_7] (score: 0.8312, retrieved 2 hours ago) Tides rise.")
+    '[Doc_7] (<score>, retrieved <time>) Tides rise.'
+    """
+    if "ago" in segment or "day" in segment or "now" in segment:
+        segment = _AGO.sub("<time>", segment)
+    return mask_times(_mask_numbers(segment))
+
+
+def _mask_numbers(segment: str) -> str:
+    if not _SCORE_HINT.search(segment):
+        return segment
+    folded = segment.lower()
+    if any(word in folded for word in _SCORE_WORDS):
+        segment = _SCORE.sub("<score>", segment)
+    return _BARE_SCORE.sub("<score>", segment)
+
+
+TEXT_CHECKS = (
+    TextCheck("unicode", plain_characters, "everywhere"),
+    TextCheck("whitespace", plain_space, "everywhere"),
+    TextCheck("position-number", without_number, "headers"),
+    # Not every passage stands in a list that is recognised, so scores count elsewhere too.
+    TextCheck("passage-scores", mask_scores, "inside", elsewhere=_mask_numbers),
+    TextCheck("timestamp", mask_times, "outside"),
+    TextCheck("random-id", mask_ids, "everywhere"),
+)
+"""In the order in which a text is repaired."""
+
+
+TEXT_KINDS = frozenset(check.kind for check in TEXT_CHECKS)
+
+_INSIDE, _OUTSIDE, _HEADER = 1, 2, 4
+_PARTS = {"inside": _INSIDE, "outside": _OUTSIDE, "headers": _HEADER, "everywhere": _INSIDE | _OUTSIDE | _HEADER}
+
+_SUSPECT = re.compile(r"[^ -/:-~]")
+
+
+@dataclass(slots=True)
+class _RewriteTable:
+    """New numbers of the segments below `size`; a segment that stays as it is has no entry in `changed`."""
+
+    size: int = 0
+    changed: dict[int, int] = field(default_factory=dict)
+
+
+class Rewriter:
+    """Results of the text checks per segment. A segment is rewritten once, however often it occurs."""
+
+    def __init__(self, pool: SegmentPool) -> None:
+        self._pool = pool
+        self._flags = bytearray()
+        self._default_flags = _INSIDE | _OUTSIDE
+        """Flags of a segment that no message of the log has; of all segments until `use_lists`."""
+        self._tables = {check.kind: _RewriteTable() for check in TEXT_CHECKS}
+        self._fused: dict[frozenset[str], _RewriteTable] = {}
+        self._suspect = PerSegment(pool.texts, _is_suspect)
+        self._log_size = len(pool)
+
+    def use_lists(self, lists: Mapping[LogMessage, Sequence[ItemList]]) -> None:
+        """Note which segments stand in list items, which open one, and which stand elsewhere.
+
+        Before this call, all segments count as standing both inside and outside of lists.
+        """
+        self._flags = flags = self._flags_of(lists)
+        self._default_flags = _OUTSIDE
+        self._fused.clear()
+        listed = bytearray(map(_INSIDE.__and__, flags))
+        for check in TEXT_CHECKS:
+            table = self._tables[check.kind]
+            if check.part == "headers":
+                reach = compress(range(table.size), listed)
+                self._rewrite(check, [number for number in reach if self._flag(number) & _HEADER], table)
+            elif check.part != "everywhere":  # it was applied everywhere so far: undo it outside of its part
+                self._rewrite(check, sorted(table.changed), table)
+            moved = sorted(number for number in table.changed if number < len(listed) and listed[number])
+            for number in moved:
+                self._inherit(table.changed[number], number)
+            for number in moved:
+                made = table.changed[number]
+                listed.extend(bytes(max(made + 1 - len(listed), 0)))
+                listed[made] = True
+
+    def _flags_of(self, lists: Mapping[LogMessage, Sequence[ItemList]]) -> bytearray:
+        flags = bytearray(len(self._pool))
+        for message, found in lists.items():
+            ids = message.ids
+            end = 0
+            for each in found:
+                for number in ids[end : each.start]:
+                    flags[number] |= _OUTSIDE
+                for number in ids[each.start : each.end]:
+                    flags[number] |= _INSIDE
+                for item in each.items:
+                    flags[ids[item.start]] |= _HEADER
+                end = max(end, each.end)
+            for number in ids[end:]:
+                flags[number] |= _OUTSIDE
+        return flags.replace(b"\0", bytes([_OUTSIDE]))  # segments that only the checks have made so far
+
+    def rewritten(self, ids: Ids, kinds: frozenset[str] = TEXT_KINDS) -> Ids:
+        """Return the segments without these defects; the same array if there are none."""
+        table = self._fused.get(kinds)
+        if table is None or (table.size < len(self._pool) and len(ids) and max(ids) >= table.size):
+            table = self._table(kinds)
+        changed = table.changed
+        if changed.keys().isdisjoint(ids):
+            return ids
+        numbers = ids.tolist()
+        return array("I", list(map(changed.get, numbers, numbers)))
+
+    def merges(self, check: TextCheck) -> bool:
+        """Return whether any two segments that differ now are equal without the defect."""
+        others = self._table(TEXT_KINDS - {check.kind}).changed
+        moved = self._grown(check).changed
+        made_by_others = {made for number, made in others.items() if number < self._log_size}
+
+        def exists(number: int) -> bool:
+            return (number < self._log_size and number not in others) or number in made_by_others
+
+        made = Counter(target for number, target in moved.items() if exists(number))
+        return any(count > 1 or (target not in moved and exists(target)) for target, count in made.items())
+
+    def _table(self, kinds: frozenset[str]) -> _RewriteTable:
+        """Return the table of several checks together."""
+        size = len(self._pool)
+        tables = [self._grown(check).changed for check in TEXT_CHECKS if check.kind in kinds]
+        fused: dict[int, int] = {}
+        for number in set().union(*tables):
+            made = number
+            for changed in tables:
+                made = changed.get(made, made)
+            if made != number:
+                fused[number] = made
+        table = self._fused[kinds] = _RewriteTable(size, fused)
+        return table
+
+    def _grown(self, check: TextCheck) -> _RewriteTable:
+        """Return the check's own table, extended to all segments of the pool."""
+        table = self._tables[check.kind]
+        while (done := table.size) < len(self._pool):  # rewriting adds segments
+            table.size = len(self._pool)
+            new = self._suspect()[done : table.size]
+            self._rewrite(check, compress(range(done, table.size), new), table)
+        return table
+
+    def _rewrite(self, check: TextCheck, numbers: Iterable[int], table: _RewriteTable) -> None:
+        """Set the table's entries for these segments."""
+        texts, intern, part = self._pool.texts, self._pool.intern, _PARTS[check.part]
+        for number in numbers:
+            text = texts[number]
+            rewritten = (check.rewrite if self._flag(number) & part else check.elsewhere)(text)
+            if rewritten == text:
+                table.changed.pop(number, None)
+            else:
+                made = table.changed[number] = intern(rewritten)
+                self._inherit(made, number)
+
+    def _flag(self, number: int) -> int:
+        return self._flags[number] if number < len(self._flags) else self._default_flags
+
+    def _inherit(self, made: int, number: int) -> None:
+        """Let a segment count as standing wherever the segment stands that it was made from."""
+        flag, size = self._flag(number), len(self._flags)
+        if made >= size:
+            self._flags.extend(bytes([self._default_flags]) * max(made + 1 - size, size))
+            self._flags[made] = flag
+        else:
+            self._flags[made] |= flag
+
+
+def _is_suspect(segment: str) -> bool:
+    """Return whether a check could find anything in a segment; in most there is nothing."""
+    return bool(segment) and (
+        _SUSPECT.search(segment, segment[0] in " \n") is not None
+        or "  " in segment
+        or "day" in segment
+        or "ago" in segment
+        or "now" in segment
+        or segment[-1] in " \n"
+    )

@@ -1,0 +1,166 @@
+"""The command `warmprefix plan-batch`: plans a trace as one batch, and prints and writes the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from warmprefix import ContextPlanner
+from warmprefix.batch import BatchPlan, BatchRequest, BoundKind
+from warmprefix.blocks import ContextBlock
+from warmprefix.errors import MissingExtraError, WarmprefixError
+from warmprefix.outputs import check_writable, standard_output, text_file
+from warmprefix.prefix import PrefixTree
+from warmprefix.traces import NoRecorder, Trace
+from warmprefix_tools.console import progress_bar, report_console, write_json
+from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
+from warmprefix_tools.replay.workload import DEFAULT_K
+from warmprefix_tools.report.amounts import counted
+from warmprefix_tools.report.visible import visible
+from warmprefix_tools.traces.reader import read_trace
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["BOUNDS", "PlanBatchError", "run_plan_batch"]
+
+_TEXT_WIDTH = 100
+
+BOUNDS: dict[BoundKind, str] = {
+    "spanning forest": "exact maximum spanning forest",
+    "best partners": "every request with its best partner",
+    "sampled": "estimated from some of the requests",
+    "every block once": "every block prefilled once",
+}
+"""Description of each kind of upper bound."""
+
+
+class PlanBatchError(WarmprefixError):
+    """The planner or the device cannot plan this trace; the message is for the user of the command."""
+
+
+def run_plan_batch(options: PlanBatchOptions) -> None:
+    """Plan the trace, print the plan, and write the files that the options name.
+
+    Raises:
+        MissingExtraError: The planner or the device needs an extra that is not installed.
+        OutputError: A file cannot be written.
+        PlanBatchError: The planner or the device cannot plan this trace, or not on this machine.
+        TraceError: The file is no trace.
+    """
+    for file in options.files:
+        check_writable(file)
+    trace = read_trace(options.trace, options.limit)
+    requests = _batch_requests(trace, options.k)
+    saved_before = _saved_as_they_came(requests, options.capacity)
+    plan = _plan(requests, options)
+    if options.orders_out is not None:
+        with text_file(options.orders_out) as write:
+            for line in _order_lines(plan, trace):
+                write(line)
+    console = report_console(options.json_file)
+    with standard_output():
+        write_json(options.json_file, _as_json(plan, trace.name))
+        _print_plan(plan, trace.name, saved_before, console)
+
+
+def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
+    """Return the trace's requests with their first `k` blocks, or `DEFAULT_K`; the scope is the tenant.
+
+    Their ids are their places in the trace, because the trace's own ids may be 1 and "1".
+    """
+    blocks = {id: ContextBlock(json.dumps(id), id=id, tokens=tokens) for id, tokens in trace.tokens.items()}
+    most = DEFAULT_K if k is None else k
+    return [
+        BatchRequest(place, [blocks[id] for id in request.blocks[:most]], tenant=request.scope)
+        for place, request in enumerate(trace.requests)
+    ]
+
+
+def _saved_as_they_came(requests: Sequence[BatchRequest], capacity_tokens: int | None) -> int:
+    """Return the tokens that a cache saves if all requests run in their order, with blocks in relevance order."""
+    cache = PrefixTree[tuple[str | None, bytes]](capacity_tokens, 2 * len(requests) + 1)
+    return sum(
+        cache.insert(
+            [(request.tenant, block.fingerprint) for block in request.blocks],
+            [block.tokens for block in request.blocks],
+        ).tokens
+        for request in requests
+    )
+
+
+def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions) -> BatchPlan:
+    with progress_bar(f"Planning {counted(len(requests), 'request')} ...", name_width=12) as progress:
+        task = progress.add_task("planning", total=None)
+        try:
+            return ContextPlanner(policy="relevance", recorder=NoRecorder()).plan_batch(
+                requests,
+                options.planner,
+                capacity_tokens=options.capacity,
+                time_budget=options.time_budget,
+                device=options.device,
+                progress=lambda stage, done, total: progress.update(
+                    task, description=stage, completed=done, total=total
+                ),
+            )
+        except ValueError as error:  # such as too many requests for the planner, or no such device here
+            raise PlanBatchError(f"Cannot plan {options.trace}: {error}.") from error
+
+
+def _print_plan(plan: BatchPlan, trace: str, saved_before: int, console: Console) -> None:
+    """Print what the plan of a trace saves of the most that any plan could save.
+
+    `saved_before` are the tokens that the same cache would save without the plan.
+    """
+    bounded = plan.capacity_tokens is not None
+    cache = f"a cache of {plan.capacity_tokens:,} tokens" if bounded else "a cache without bounds"
+    total = max(plan.total_tokens, 1)
+    console.print(Text(f"{visible(trace)}: {counted(len(plan), 'request')}, {cache}", style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, value in (
+        ("planner", plan.planner),
+        ("hit ratio", f"{saved_before / total:.1%} as they came -> {plan.hit_ratio:.1%} planned"),
+        ("tokens saved", f"{plan.saved_tokens:,} of {plan.total_tokens:,}"),
+        ("upper bound", f"{plan.upper_bound:,} ({plan.upper_bound / total:.1%}), {BOUNDS[plan.bound]}"),
+        ("planned in", f"{plan.seconds:,.2f} s on {plan.device}"),
+    ):
+        table.add_row(name, Text(value))
+    console.print(table, crop=False)
+    legend = (
+        "as they came: blocks in relevance order, requests in the order of the trace, the same cache. upper bound: the"
+        " most that any plan could save, with any cache."
+    )
+    console.print(Text(legend, style="dim"), width=min(console.width, _TEXT_WIDTH))
+
+
+# -- for other programs; docs/batch.md is the contract ---------------------------------------------------------------
+
+
+def _as_json(plan: BatchPlan, trace: str) -> dict[str, Any]:
+    return {
+        "planner": plan.planner,
+        "trace": trace,
+        "requests": len(plan),
+        "saved_tokens": plan.saved_tokens,
+        "total_tokens": plan.total_tokens,
+        "hit_ratio": plan.hit_ratio,
+        "upper_bound": plan.upper_bound,
+        "seconds": plan.seconds,
+        "device": plan.device,
+    }
+
+
+def _order_lines(plan: BatchPlan, trace: Trace) -> Iterator[str]:
+    """Yield every request in execution order, as a line of JSON with the trace's own ids."""
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    for planned in plan:
+        source = trace.requests[int(planned.id)]
+        order = [source.blocks[position] for position in planned.order]
+        yield encode({"request": source.request, "order": order}) + "\n"

@@ -1,0 +1,130 @@
+"""Results of a trace next to each other, and what they mean in a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from warmprefix.plan import Placement
+from warmprefix_tools.replay.results import TODAY, ReplayResult
+from warmprefix_tools.report.amounts import percent, whole_shares
+
+__all__ = ["TraceComparison", "cache_name", "compare", "summary"]
+
+_DEFAULT = "coaccess"
+_LEAST_CHANGE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class TraceComparison:
+    """Results of one trace, by policy and cache size. Its headline is about the first cache size."""
+
+    trace: str
+    k: int
+    placement: Placement
+    cells: dict[tuple[str, int | None], ReplayResult] = field(default_factory=dict)
+
+    @property
+    def capacities(self) -> list[int | None]:
+        return list(dict.fromkeys(capacity for _, capacity in self.cells))
+
+    def at(self, capacity: int | None) -> list[ReplayResult]:
+        """Return the results with a cache of this size, the highest hit ratio first."""
+        found = [result for (_, size), result in self.cells.items() if size == capacity]
+        return sorted(found, key=lambda result: -result.hit_ratio)
+
+    @property
+    def headline(self) -> list[ReplayResult]:
+        return self.at(self.capacities[0])
+
+    @property
+    def after(self) -> ReplayResult:
+        """Result of the default policy; without it, the highest hit ratio, relevance order last of all."""
+        preferred = [result for result in self.headline if result.policy == _DEFAULT]
+        others = [result for result in self.headline if result.policy != TODAY]
+        return [*preferred, *others, *self.headline][0]
+
+    @property
+    def before(self) -> ReplayResult | None:
+        """Result of relevance order; None if it was not replayed, or nothing else was."""
+        result = self.cells.get((TODAY, self.capacities[0]))
+        return None if result is self.after else result
+
+    def best(self, number: int) -> list[ReplayResult]:
+        """Return `after`, `before`, and the `number` highest hit ratios of the others."""
+        pair = [result for result in (self.after, self.before) if result is not None]
+        return pair + [result for result in self.headline if result not in pair][:number]
+
+
+def compare(results: Sequence[ReplayResult]) -> list[TraceComparison]:
+    """Return the results by trace, in the given order.
+
+    If two traces share a name, the second gets a comparison of its own; no result replaces another.
+    """
+    comparisons: list[TraceComparison] = []
+    latest: dict[tuple[str, int, Placement], TraceComparison] = {}
+    for result in results:
+        key: tuple[str, int, Placement] = (result.trace, result.k, result.placement)
+        cell = (result.policy, result.capacity_tokens)
+        if key not in latest or cell in latest[key].cells:
+            latest[key] = TraceComparison(*key)
+            comparisons.append(latest[key])
+        latest[key].cells[cell] = result
+    return comparisons
+
+
+def cache_name(capacity: int | None) -> str:
+    """Return a cache size in words, to follow "a cache"."""
+    return "without bound" if capacity is None else f"of {capacity:,} tokens"
+
+
+def summary(comparison: TraceComparison) -> str:
+    """Return what the headline's policy would save, in a few sentences."""
+    after = comparison.after
+    if not after.total_tokens:
+        return "The requests held no context, so there is nothing to save."
+    return " ".join([_hit_ratios(after), _prefill(after), _requests(after)])
+
+
+def _hit_ratios(result: ReplayResult) -> str:
+    what = "context" if result.placement == "head" else "prompts"
+    return (
+        f"With a cache {cache_name(result.capacity_tokens)}, {result.policy} would have found"
+        f" {percent(result.hit_ratio)} of the {what} in it; as things are, it is {percent(result.today_hit_ratio)}."
+    )
+
+
+def _prefill(result: ReplayResult) -> str:
+    change = result.prefill_change
+    direction = f"{abs(change):.1%} {'less' if change < 0 else 'more'} to prefill, order annotations included"
+    if change <= -_LEAST_CHANGE:
+        return f"That is {direction}."
+    if change < _LEAST_CHANGE:
+        return f"That hardly makes a difference: {direction}.{_main_cause(result)}"
+    if not result.annotation_tokens:
+        return f"It does not pay here: {direction}."
+    return (
+        f"It does not pay here: {direction}. An annotation takes"
+        f" {result.annotation_tokens / result.reordered_requests:,.0f} tokens, and a request has"
+        f" {result.total_tokens / result.requests:,.0f}."
+    )
+
+
+def _main_cause(result: ReplayResult) -> str:
+    """Return the most frequent cause of misses, as a sentence."""
+    causes = {
+        "that never came before": result.misses.new,
+        "that came before, but never behind the same ones": result.misses.order,
+        "that the cache had evicted again": result.misses.evicted,
+    }
+    cause = max(causes, key=causes.__getitem__)
+    return f" {causes[cause] / result.prefilled_tokens:.0%} of it is blocks {cause}." if causes[cause] else ""
+
+
+def _requests(result: ReplayResult) -> str:
+    # Whether a request changes and whether it gains are two questions; only the answers to one add up to 100 %.
+    gained, lost, even = whole_shares([result.gained_requests, result.lost_requests, result.even_requests])
+    return (
+        f"Of the requests, {gained} would have less to prefill, {lost} more and {even} as much as today;"
+        f" {result.untouched_requests / result.requests:.0%} would be left exactly as they are."
+    )

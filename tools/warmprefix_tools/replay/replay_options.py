@@ -1,0 +1,137 @@
+"""Options of `warmprefix replay`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from warmprefix.errors import MissingExtraError
+from warmprefix.ordering import POLICIES
+from warmprefix.plan import Placement
+from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
+from warmprefix_tools.replay.workload import DEFAULT_K
+
+try:
+    from typer import Argument, Option
+except ImportError as exc:
+    raise MissingExtraError("cli", "typer") from exc
+
+__all__ = ["KOption", "ReplayOptions", "parse_capacities"]
+
+_MOST = 1e12  # keeps seconds and money finite
+_CAPACITY = re.compile(r"([0-9][0-9_]*)(k|m|)")
+_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000}
+
+KOption = Annotated[
+    int | None, Option("-k", help="Blocks per request that count.", show_default=f"{DEFAULT_K}, or all if fewer")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """One run of the command.
+
+    Raises:
+        ValueError: A number is out of range, or two options contradict each other.
+    """
+
+    traces: Annotated[list[Path], Argument(metavar="TRACE...", help="JSONL files, gzipped or not.")]
+    policies: Annotated[str, Option(metavar="NAMES", help="Ordering policies, separated by commas, or all.")] = (
+        "relevance,frequency,greedy,coaccess"
+    )
+    capacity_tokens: Annotated[
+        str, Option(metavar="SIZES", help="Cache sizes in tokens, such as 100000 or 500k, or unbounded.")
+    ] = "100000,unbounded"
+    k: KOption = None
+    limit: Annotated[int | None, Option(help="Requests of each trace to replay.", show_default="all")] = None
+    placement: Annotated[Placement, Option(help="Place of the context: in front of the history, or behind it.")] = (
+        "head"
+    )
+    answer_tokens: Annotated[int, Option(help="With tail: the length of the answers in the history.")] = 0
+    prefill_rate: Annotated[
+        float | None, Option(help="Uncached prompt tokens per second, for a column of times to first token.")
+    ] = None
+    price: Annotated[float | None, Option(help="Price per million uncached prompt tokens, for a column of costs.")] = (
+        None
+    )
+    cached_price: Annotated[float | None, Option(help="Price per million cached ones.", show_default="nothing")] = None
+    json_file: Annotated[
+        Path | None, Option("--json", metavar="FILE", help="Where to write the numbers too; - for standard output.")
+    ] = None
+    orders_out: Annotated[
+        Path | None, Option(metavar="FILE", help="Where to write each served order, for a recount.")
+    ] = None
+    html: Annotated[Path | None, Option(metavar="FILE", help="Where to write a page of charts.")] = None
+
+    def __post_init__(self) -> None:
+        check_least("-k", self.k, 1)
+        check_least("--limit", self.limit, 1)
+        check_least("--answer-tokens", self.answer_tokens, 0)
+        if self.answer_tokens and self.placement == "head":
+            raise ValueError(
+                "--answer-tokens needs --placement tail, because with head no history stands before the context;"
+                f" got {self.answer_tokens} with {self.placement}"
+            )
+        check_range("--prefill-rate", self.prefill_rate, 1, _MOST)
+        check_range("--price", self.price, 0, _MOST)
+        check_range("--cached-price", self.cached_price, 0, _MOST)
+        if self.cached_price is not None and self.price is None:
+            raise ValueError(
+                f"--cached-price needs --price too, the price of tokens that are not cached; got {self.cached_price:g}"
+                " without it"
+            )
+        _ = self.policy_names, self.capacities  # so that wrong names fail here
+        check_files(self._outputs, self.traces)
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        """Names of the policies, in the given order; `all` stands for every policy.
+
+        Raises:
+            ValueError: A name is unknown, or the list is empty.
+        """
+        names = [name.strip() for name in self.policies.split(",")]
+        for name in names:
+            if name != "all" and name not in POLICIES:
+                raise ValueError(f"--policies takes all, or names of {', '.join(POLICIES)}; got {name!r}")
+        return tuple(POLICIES) if "all" in names else tuple(dict.fromkeys(names))
+
+    @property
+    def capacities(self) -> tuple[int | None, ...]:
+        """Cache sizes in tokens, in the given order; None for no bound."""
+        return parse_capacities(self.capacity_tokens)
+
+    @property
+    def files(self) -> list[Path]:
+        """Files to write."""
+        return output_files(self._outputs)
+
+    @property
+    def _outputs(self) -> dict[str, Path | None]:
+        return {"--json": self.json_file, "--orders-out": self.orders_out, "--html": self.html}
+
+
+def parse_capacities(text: str) -> tuple[int | None, ...]:
+    """Return the numbers of tokens in a list, in the given order; None for `unbounded`.
+
+    >>> parse_capacities("500k,100000,unbounded")
+    (500000, 100000, None)
+
+    Raises:
+        ValueError: One is neither `unbounded` nor a whole number from 1 on.
+    """
+    return tuple(dict.fromkeys(_capacity(name.strip()) for name in text.split(",")))
+
+
+def _capacity(name: str) -> int | None:
+    if name == "unbounded":
+        return None
+    number = _CAPACITY.fullmatch(name.lower())
+    tokens = int(number[1].replace("_", "")) * _MULTIPLES[number[2]] if number else 0
+    if not tokens:
+        raise ValueError(
+            f"--capacity-tokens takes unbounded, or whole numbers from 1 on such as 100000 or 500k; got {name!r}"
+        )
+    return tokens

@@ -1,0 +1,159 @@
+"""The command `warmprefix replay`: traces through policies and caches, as tables, JSON, orders and a page."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from warmprefix import __version__
+from warmprefix.outputs import check_writable, standard_output, text_file
+from warmprefix.traces import Trace
+from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
+from warmprefix_tools.replay.arrange import ContextOrder
+from warmprefix_tools.replay.page import replay_page
+from warmprefix_tools.replay.replay_options import ReplayOptions
+from warmprefix_tools.replay.results import Estimates, ReplayResult
+from warmprefix_tools.replay.simulation import Replay
+from warmprefix_tools.replay.text_report import print_conversations, print_results
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
+from warmprefix_tools.report.amounts import counted
+from warmprefix_tools.report.visible import visible
+from warmprefix_tools.traces.reader import read_trace
+
+__all__ = ["run_replay"]
+
+_SHOWN_EVERY = 200  # requests per step of the progress bar
+
+
+def run_replay(options: ReplayOptions) -> None:
+    """Replay the traces, print the results, and write the files that the options name.
+
+    Raises:
+        OutputError: A file cannot be written.
+        TraceError: A file is no trace. All are read before the first is replayed.
+    """
+    for file in options.files:
+        check_writable(file)
+    traces = _read(options.traces, options.limit)
+    estimates = Estimates(options.prefill_rate, options.price, options.cached_price or 0.0)
+    with ExitStack() as stack:
+        write = None if options.orders_out is None else stack.enter_context(text_file(options.orders_out))
+        results = _replay(traces, options, write)
+    if options.html is not None:
+        write_text(options.html, replay_page(results, estimates))
+    console = report_console(options.json_file)
+    with standard_output():
+        write_json(options.json_file, _as_json(results, estimates))
+        print_results(results, estimates, console)
+        if options.placement == "head":
+            print_conversations(traces, console)
+
+
+def _read(paths: Sequence[Path], limit: int | None) -> list[Trace]:
+    """Return the traces; those that share a name are named by their paths."""
+    traces = [read_trace(path, limit) for path in paths]
+    names = Counter(trace.name for trace in traces)
+    return [
+        trace if names[trace.name] == 1 else replace(trace, name=str(path))
+        for trace, path in zip(traces, paths, strict=True)
+    ]
+
+
+def _replay(
+    traces: Sequence[Trace], options: ReplayOptions, write: Callable[[str], object] | None
+) -> list[ReplayResult]:
+    """Replay every trace with every cache and policy, and write the orders if there is a file for them."""
+    results: list[ReplayResult] = []
+    runs = len(options.capacities) * len(options.policy_names)
+    announcement = f"Replaying {counted(len(traces), 'trace')}, {counted(runs, 'run')} each ..."
+    with progress_bar(announcement, name_width=44) as progress:
+        task = progress.add_task("", total=runs * sum(len(trace.requests) for trace in traces))
+        for trace in traces:
+            replay = Replay(Workload(trace, options.k), options.placement, options.answer_tokens)
+            for capacity in options.capacities:
+                for policy in options.policy_names:
+                    progress.update(task, description=f"{visible(trace.name)[:30]} {policy}")
+                    labels = {"trace": trace.name, "policy": policy, "capacity_tokens": _capacity_name(capacity)}
+                    served = 0
+
+                    def observe(request: ReplayRequest, order: ContextOrder, labels: dict[str, Any] = labels) -> None:
+                        nonlocal served
+                        served += 1
+                        if served % _SHOWN_EVERY == 0:
+                            progress.advance(task, _SHOWN_EVERY)
+                        if write is not None:
+                            write(_order_line(labels, request, order))
+
+                    results.append(replay.run(policy, capacity, observe=observe))
+                    progress.advance(task, served % _SHOWN_EVERY)
+    return results
+
+
+# -- for other programs; docs/replay.md is the contract --------------------------------------------------------------
+
+
+def _order_line(labels: dict[str, Any], request: ReplayRequest, order: ContextOrder) -> str:
+    """Return a served request as a line of JSON, with `references` only if there are some."""
+    line = {**labels, "request": request.source.request, "order": [request.ids[i] for i in order.order]}
+    if order.references:
+        line["references"] = [request.ids[i] for i, _ in order.references]
+    return json.dumps(line, separators=(",", ":")) + "\n"
+
+
+def _as_json(results: Sequence[ReplayResult], estimates: Estimates) -> dict[str, Any]:
+    """Return all results, with the versions and estimates behind them."""
+    return {
+        "warmprefix": __version__,
+        "python": platform.python_version(),
+        "estimates": asdict(estimates),
+        "results": [_result_as_json(result, estimates) for result in results],
+    }
+
+
+def _result_as_json(result: ReplayResult, estimates: Estimates) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "trace": result.trace,
+        "policy": result.policy,
+        "capacity_tokens": _capacity_name(result.capacity_tokens),
+        "k": result.k,
+        "placement": result.placement,
+        "requests": result.requests,
+        "hit_ratio": result.hit_ratio,
+        "saved_tokens": result.saved_tokens,
+        "total_tokens": result.total_tokens,
+        "prefilled_tokens": result.prefilled_tokens,
+        "plan_us_p50": round(result.plan_us_p50, 1),
+        "plan_us_p99": round(result.plan_us_p99, 1),
+        "commit_us_p50": round(result.commit_us_p50, 1),
+        "commit_us_p99": round(result.commit_us_p99, 1),
+        "gained_requests": result.gained_requests,
+        "lost_requests": result.lost_requests,
+        "reordered_requests": result.reordered_requests,
+        "referring_requests": result.referring_requests,
+        "reference_tokens": result.reference_tokens,
+        "annotation_tokens": result.annotation_tokens,
+        "today_saved_tokens": result.today_saved_tokens,
+        "today_total_tokens": result.today_total_tokens,
+        "prefill_change": result.prefill_change,
+        "policy_errors": result.policy_errors,
+        "misses": asdict(result.misses),
+        "over_time": [asdict(point) for point in result.over_time],
+    }
+    if estimates.prefill_rate is not None:
+        fields["ttft_seconds"] = estimates.ttft_seconds(result)
+        fields["ttft_seconds_today"] = estimates.ttft_seconds_today(result)
+    if estimates.price is not None:
+        fields["cost"] = estimates.cost(result)
+        fields["cost_today"] = estimates.cost_today(result)
+    return fields
+
+
+def _capacity_name(capacity_tokens: int | None) -> int | str:
+    """Return a cache size as the command takes it: a number, or `unbounded`."""
+    return "unbounded" if capacity_tokens is None else capacity_tokens

@@ -1,0 +1,164 @@
+"""Replay of a trace: every request through an arranger, every prompt through the cache model."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from warmprefix.ordering import OrderingPolicy
+from warmprefix.plan import Placement
+from warmprefix_tools.replay.arrange import ContextOrder, PlannerArranger, RelevanceArranger, RequestArranger
+from warmprefix_tools.replay.prompt_cache import CachedTokens, CacheModel, ReplayPrompt, prompt_layout
+from warmprefix_tools.replay.results import Misses, Point, ReplayResult
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
+
+__all__ = ["Observe", "Replay"]
+
+Observe = Callable[[ReplayRequest, ContextOrder], object]
+"""Receives each request with its order once it is served."""
+
+_STRETCHES = 100
+
+
+def _ignore(request: ReplayRequest, order: ContextOrder) -> None:
+    """Do nothing."""
+
+
+class Replay:
+    """One trace, to be run with any number of policies and caches; equal runs give equal counts."""
+
+    def __init__(self, workload: Workload, placement: Placement = "head", answer_tokens: int = 0) -> None:
+        """Prepare for runs.
+
+        Args:
+            workload: The trace.
+            placement: Place of the context, as for `ContextPlanner.plan`.
+            answer_tokens: With `tail`: the length of every answer, which stays in the history. Traces do not have it.
+
+        Raises:
+            ValueError: `answer_tokens` is negative.
+        """
+        if answer_tokens < 0:
+            raise ValueError(f"answer_tokens must be 0 or more, got {answer_tokens}")
+        self.workload = workload
+        self.placement: Placement = placement
+        self.answer_tokens = answer_tokens
+        self._today: dict[int | None, _Tally] = {}
+
+    def run(
+        self,
+        policy: str | Callable[[], OrderingPolicy],
+        capacity_tokens: int | None,
+        *,
+        name: str | None = None,
+        observe: Observe = _ignore,
+    ) -> ReplayResult:
+        """Run a policy, in a `ContextPlanner` of its own, with a cache of `capacity_tokens`.
+
+        `relevance` stands for the application as it is: with placement `tail` it does not de-duplicate either.
+
+        Raises:
+            TypeError: `policy` is neither a name nor callable.
+            ValueError: `policy` is an unknown name, or `capacity_tokens` is below 1.
+        """
+        planner = PlannerArranger(self.workload, policy, capacity_tokens, self.placement)
+        policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
+        result = self.run_arranger(planner, capacity_tokens, name=name or policy_name, observe=observe)
+        return replace(result, policy_errors=planner.policy_errors)
+
+    def run_arranger(
+        self, arranger: RequestArranger, capacity_tokens: int | None, *, name: str, observe: Observe = _ignore
+    ) -> ReplayResult:
+        """Run an arranger without a past, with the same cache and the same counts."""
+        if capacity_tokens not in self._today:
+            self._today[capacity_tokens] = self._serve(RelevanceArranger(), capacity_tokens, _ignore)
+        today, run = self._today[capacity_tokens], self._serve(arranger, capacity_tokens, observe)
+        saved, total = sum(run.saved), sum(run.totals)
+        new = sum(request.new_tokens for request in self.workload.requests)
+        evicted = run.ever_saved - saved
+        prefilled = tuple(zip(run.prefilled(), today.prefilled(), strict=True))
+        return ReplayResult(
+            trace=self.workload.name,
+            policy=name,
+            capacity_tokens=capacity_tokens,
+            k=self.workload.k,
+            placement=self.placement,
+            requests=len(self.workload.requests),
+            saved_tokens=saved,
+            total_tokens=total,
+            today_saved_tokens=sum(today.saved),
+            today_total_tokens=sum(today.totals),
+            gained_requests=sum(ours < theirs for ours, theirs in prefilled),
+            lost_requests=sum(ours > theirs for ours, theirs in prefilled),
+            reordered_requests=run.reordered,
+            referring_requests=run.referring,
+            annotation_tokens=run.annotation_tokens,
+            reference_tokens=run.reference_tokens,
+            # No cache holds new blocks and private pieces, so all other misses come from the order.
+            misses=Misses(new, total - run.ever_saved - new - run.private_tokens, evicted, run.private_tokens),
+            over_time=_stretches(run.saved, run.totals),
+            plan_us_p50=_quantile(run.plan_seconds, 0.5) * 1e6,
+            plan_us_p99=_quantile(run.plan_seconds, 0.99) * 1e6,
+            commit_us_p50=_quantile(run.commit_seconds, 0.5) * 1e6,
+            commit_us_p99=_quantile(run.commit_seconds, 0.99) * 1e6,
+        )
+
+    def _serve(self, arranger: RequestArranger, capacity_tokens: int | None, observe: Observe) -> _Tally:
+        requests = self.workload.requests
+        cache = CacheModel(capacity_tokens, len(requests))
+        layout = prompt_layout(self.workload, self.placement, self.answer_tokens)
+        tally = _Tally()
+        for request in requests:
+            order = arranger.arrange(request)
+            prompt = layout.lay_out(request, order)
+            tally.add(request, order, prompt, cache.serve(prompt.keys, prompt.tokens))
+            observe(request, order)
+        return tally
+
+
+class _Tally:
+    """Counts of one run; lists have one entry per request."""
+
+    def __init__(self) -> None:
+        self.saved: list[int] = []
+        self.totals: list[int] = []
+        self.plan_seconds: list[float] = []
+        self.commit_seconds: list[float] = []
+        self.ever_saved = 0
+        self.private_tokens = 0
+        self.reference_tokens = 0
+        self.annotation_tokens = 0
+        self.reordered = 0
+        self.referring = 0
+
+    def add(self, request: ReplayRequest, order: ContextOrder, prompt: ReplayPrompt, cached: CachedTokens) -> None:
+        self.saved.append(cached.now)
+        self.totals.append(prompt.total_tokens)
+        self.plan_seconds.append(order.plan_seconds)
+        self.commit_seconds.append(order.commit_seconds)
+        self.ever_saved += cached.ever
+        self.private_tokens += prompt.private_tokens
+        if order.order != request.relevance:
+            self.reordered += 1
+            self.annotation_tokens += request.annotation_tokens
+        if order.references:
+            self.referring += 1
+            self.reference_tokens += sum([request.tokens[i] for i, _ in order.references])
+
+    def prefilled(self) -> Iterator[int]:
+        return map(operator.sub, self.totals, self.saved)
+
+
+def _stretches(saved: Sequence[int], totals: Sequence[int]) -> tuple[Point, ...]:
+    length = max(math.ceil(len(saved) / _STRETCHES), 1)
+    return tuple(
+        Point(min(start + length, len(saved)), sum(saved[start : start + length]), sum(totals[start : start + length]))
+        for start in range(0, len(saved), length)
+    )
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the least value that `share` of the values do not exceed; 0 without values."""
+    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] if values else 0.0

@@ -1,0 +1,141 @@
+"""Tables and sentences of a replay for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from warmprefix.errors import MissingExtraError
+from warmprefix.traces import Trace
+from warmprefix_tools.replay.comparison import TraceComparison, compare, summary
+from warmprefix_tools.replay.results import Estimates, ReplayResult
+from warmprefix_tools.report.amounts import counted
+from warmprefix_tools.report.visible import visible
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as exc:
+    raise MissingExtraError("cli", "rich") from exc
+
+__all__ = ["print_conversations", "print_results"]
+
+_TEXT_WIDTH = 100
+_ANY_WIDTH = 10_000
+
+_Column = tuple[str, Callable[[ReplayResult], str]]
+"""Heading of two lines, and the cell of a result."""
+
+
+def print_results(results: Sequence[ReplayResult], estimates: Estimates, console: Console) -> None:
+    """Print a table and a summary for each trace, and how to read the columns."""
+    for comparison in compare(results):
+        console.print(Text(_title(comparison), style="bold"))
+        _print_table(comparison, estimates, console)
+        _print_text(summary(comparison), console)
+        console.print()
+    for line in [*_failures(results), *_legend(estimates)]:
+        _print_text(line, console, style="dim")
+
+
+def print_conversations(traces: Sequence[Trace], console: Console) -> None:
+    """Print what a replay with placement `head` omits from traces with conversations."""
+    number = sum(trace.conversations for trace in traces)
+    if number:
+        line = (
+            f"{counted(number, 'conversation')} of several turns: if your application keeps their earlier context in"
+            " the history, --placement tail shows how much references would spare."
+        )
+        _print_text(line, console, style="dim")
+
+
+def _print_text(text: str, console: Console, style: str = "default") -> None:
+    console.print(Text(text, style=style), width=min(console.width, _TEXT_WIDTH))
+
+
+def _title(comparison: TraceComparison) -> str:
+    requests = counted(comparison.headline[0].requests, "request")
+    return f"{visible(comparison.trace)}: {requests}, k = {comparison.k}, placement {comparison.placement}"
+
+
+def _print_table(comparison: TraceComparison, estimates: Estimates, console: Console) -> None:
+    """Print one table, or two if the console is too narrow; no number is ever cut."""
+    counts, times = _columns(comparison, estimates)
+    whole = _table(comparison, [*counts, *times])
+    fits = whole.width is not None and whole.width <= console.width
+    for table in [whole] if fits else [_table(comparison, counts), _table(comparison, times)]:
+        console.print(table, crop=False)
+
+
+def _columns(comparison: TraceComparison, estimates: Estimates) -> tuple[list[_Column], list[_Column]]:
+    """Return the columns of counts, and those of time and money."""
+    counts: list[_Column] = [
+        ("hit\nratio", lambda result: f"{result.hit_ratio:.1%}"),
+        ("tokens\nsaved", lambda result: f"{result.saved_tokens:,}"),
+        ("referred\nto", lambda result: f"{result.reference_tokens:,}"),
+        ("\nprefill", lambda result: f"{result.prefill_change:+.1%}"),
+        ("requests\nbetter", lambda result: _share(result.gained_requests, result)),
+        ("\nworse", lambda result: _share(result.lost_requests, result)),
+    ]
+    if not any(result.reference_tokens for result in comparison.cells.values()):
+        del counts[2]
+    times: list[_Column] = [
+        ("plan µs\np50", lambda result: f"{result.plan_us_p50:,.0f}"),
+        ("\np99", lambda result: f"{result.plan_us_p99:,.0f}"),
+    ]
+    if estimates.prefill_rate is not None:
+        times.append(("est. TTFT\nms", lambda result: f"{1e3 * (estimates.ttft_seconds(result) or 0.0):,.1f}"))
+    if estimates.price is not None:
+        times.append(("est.\ncost", lambda result: f"{estimates.cost(result) or 0.0:,.2f}"))
+    return counts, times
+
+
+def _table(comparison: TraceComparison, columns: Sequence[_Column]) -> Table:
+    """Return a table that is as wide as its cells, on any console."""
+    results = list(comparison.cells.values())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("cache\n  policy", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for capacity in comparison.capacities:
+        same_size = [result for result in results if result.capacity_tokens == capacity]
+        least = min(result.prefill_change for result in same_size)
+        table.add_row(Text("no bound" if capacity is None else f"{capacity:,} tokens", style="dim"))
+        for result in same_size:
+            best = result.prefill_change == least < 0
+            cells = [cell(result) for _, cell in columns]
+            table.add_row(f"  {result.policy}", *cells, style="bold" if best else None)
+    table.width = Console(width=_ANY_WIDTH).measure(table).maximum
+    return table
+
+
+def _share(requests: int, result: ReplayResult) -> str:
+    return f"{requests / max(result.requests, 1):.0%}"
+
+
+def _failures(results: Sequence[ReplayResult]) -> list[str]:
+    return [
+        f"{result.policy} failed in {counted(result.policy_errors, 'request')} of {visible(result.trace)};"
+        " they count in relevance order."
+        for result in results
+        if result.policy_errors
+    ]
+
+
+def _legend(estimates: Estimates) -> list[str]:
+    lines = [
+        "prefill: change against the application as it is, in relevance order and with nothing de-duplicated; order"
+        " annotations count. better, worse: requests that prefill less or more than that, without annotations.",
+    ]
+    if estimates.prefill_rate is not None:
+        lines.append(
+            f"est. TTFT: the prefill of a request at {estimates.prefill_rate:,.15g} tokens per second, mean, on an"
+            " idle engine; the text around the context is left out."
+        )
+    if estimates.price is not None:
+        cached = f"{estimates.cached_price:g}" if estimates.cached_price else "nothing"
+        lines.append(
+            f"est. cost: of all prompts, at {estimates.price:g} per million prefilled tokens and {cached} per"
+            " million cached ones; the text around the context is left out."
+        )
+    return lines
