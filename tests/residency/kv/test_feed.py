@@ -759,30 +759,3 @@ def test_a_forked_process_has_its_own_feed(publisher: KvPublisher, feed_of: Make
     until(lambda: os.waitpid(child, os.WNOHANG) == (child, 0))
     publisher.publish(removed(8))
     until(lambda: feed.stats().kv_blocks == 7)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"endpoint": []},
-        {"endpoint": "nowhere"},
-        {"endpoint": "tcp://host"},
-        {"endpoint": "udp://host:1"},
-        {"endpoint": "ipc:///tmp/x", "ranks": 2},
-        {"endpoint": "tcp://host:65535", "ranks": 2},
-        {"ranks": 0},
-        {"replay": ["tcp://a:1", "tcp://a:2"]},
-        {"max_queue": 0},
-        {"max_messages": 0},
-        {"max_kv_blocks": 0},
-        {"max_prompts": 0},
-        {"max_prompt_blocks": 0},
-        {"high_water_mark": -1},
-        {"replay_timeout": 0},
-        {"replay_cooldown": 0},
-    ],
-)
-def test_errors_name_the_argument(options: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {"endpoint": "tcp://host:1", "tokenizer": ord} | options
-    with pytest.raises(ValueError, match=next(iter(options))):
-        KvEventFeed(**arguments)

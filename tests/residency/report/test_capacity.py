@@ -66,8 +66,3 @@ def test_an_address_without_metrics_is_an_error(address: str, suffix: str) -> No
 def test_an_unreachable_engine_is_an_error() -> None:
     with pytest.raises(EngineError, match="could not be read"):
         capacity_from_metrics("http://127.0.0.1:9", timeout=1)
-
-
-def test_other_addresses_are_refused() -> None:
-    with pytest.raises(ValueError, match="http or https address"):
-        capacity_from_metrics("file:///etc/passwd")
