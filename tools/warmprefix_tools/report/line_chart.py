@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from warmprefix_tools.report.amounts import percent
 from warmprefix_tools.report.visible import visible
@@ -47,29 +47,6 @@ class Line:
     def last_share(self) -> float:
         """Share at the end of the line."""
         return self.points[-1][1]
-
-
-class LineName(NamedTuple):
-    """Name of a line, right of the plot."""
-
-    text: str
-    share: float
-    class_: str
-    end: float
-    """Height at which the line ends."""
-    y: float
-    """Height at which the name stands."""
-
-
-class Tick(NamedTuple):
-    """Label of the horizontal scale."""
-
-    number: int
-    share: float
-    """Place, as a share of the width."""
-    anchor: str
-    optional: bool
-    """True if a narrow plot has no room for it."""
 
 
 class LineChart:
@@ -120,14 +97,17 @@ class LineChart:
             left = self._x(at)
 
     @property
-    def names(self) -> Iterator[LineName]:
-        """Names of the lines, highest first, moved apart if they would touch."""
+    def names(self) -> Iterator[dict[str, Any]]:
+        """Name, share and class of each line, highest first, with the heights of its `end` and of the name (`y`).
+
+        Names are moved apart if they would touch.
+        """
         ordered = sorted(self.lines, key=lambda line: -line.last_share)
         ends = [self._y(line.last_share) for line in ordered]
         for line, end, y in zip(ordered, ends, _spread(ends), strict=True):
             name = visible(line.name)
             name = name if len(name) <= _LABEL_LETTERS else f"{name[: _LABEL_LETTERS - 1]}\u2026"
-            yield LineName(name, line.last_share, line.class_, end, y)
+            yield {"text": name, "share": line.last_share, "class": line.class_, "end": end, "y": y}
 
     @property
     def names_width(self) -> int:
@@ -136,12 +116,12 @@ class LineChart:
         return 24 + _LETTER * (letters + len(" 100.0%"))
 
     @property
-    def requests(self) -> Iterator[Tick]:
-        """Labels of the horizontal scale."""
+    def requests(self) -> Iterator[tuple[int, float, str, bool]]:
+        """Number, place, anchor of each label below; True if a narrow plot has no room for it."""
         end, always = self._end, _ticks(self._end, _NARROW_PLOT)
-        yield Tick(0, 0, "start", False)
-        yield from (Tick(at, at / end, "middle", at not in always) for at in _ticks(end, _WIDE_PLOT))
-        yield Tick(end, 1, "end", False)
+        yield 0, 0, "start", False
+        yield from ((at, at / end, "middle", at not in always) for at in _ticks(end, _WIDE_PLOT))
+        yield end, 1, "end", False
 
     @cached_property
     def _places(self) -> list[int]:
