@@ -54,14 +54,14 @@ def warmprefix(
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Arrange retrieved context so that the LLM engine's prefix cache already holds it."""
+    """Arrange retrieved context so that the engine's prefix cache already holds it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack a character; that is no reason to stop
 
 
 def _command(name: str) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:
-    """Add a command. The decorated function takes its options, a dataclass, and may return an exit status.
+    """Add a command, whose function takes its options and may return a status.
 
     Options that the dataclass refuses with a ValueError, and each error of this library, end the command with
     status 2 and one line on standard error.

@@ -19,7 +19,7 @@ _CAUSES = {"new": "new", "order": "other order", "evicted": "evicted", "other": 
 
 
 def replay_page(results: Sequence[ReplayResult], estimates: Estimates | None = None) -> str:
-    """Return a self-contained HTML page about one result or more; equal arguments make equal bytes.
+    """Return a self-contained HTML page; equal arguments make equal bytes.
 
     Headlines, and charts with room for one cache size, are about the first size among a trace's results.
 
@@ -99,7 +99,7 @@ class _Section:
 
     @property
     def ratios(self) -> Iterator[_Ratios]:
-        """Hit ratios of each policy; and today's, if relevance order is not among the policies."""
+        """Hit ratios of each policy, and today's unless relevance order is among them."""
         sizes, cells = self.comparison.capacities, self.comparison.cells
         policies = list(dict.fromkeys(result.policy for size in sizes for result in self.comparison.at(size)))
         rows: dict[str, list[float | None]] = {
@@ -119,7 +119,7 @@ class _Section:
 
     @property
     def over_time(self) -> LineChart | None:
-        """Hit ratio of all requests up to a time; None if the trace is too short for a line."""
+        """Hit ratio of all requests up to a time; None if the trace is too short."""
         lines = [
             Line(result.policy, self.look(result.policy), tuple(_hit_ratio_so_far(result)))
             for result in self.drawn
@@ -129,7 +129,7 @@ class _Section:
 
     @property
     def causes(self) -> dict[str, str]:
-        """CSS class, which is also the field of `Misses`, and name of each cause of misses."""
+        """Name of each cause of misses, by CSS class, which is a field of `Misses`."""
         misses = [result.misses for result in self.comparison.headline]
         return {cause: name for cause, name in _CAUSES.items() if any(getattr(each, cause) for each in misses)}
 

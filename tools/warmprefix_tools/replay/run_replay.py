@@ -1,4 +1,4 @@
-"""The command `warmprefix replay`: traces through policies and caches, as tables, JSON, orders and a page."""
+"""The command `warmprefix replay`: tables, JSON, orders and a page of results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _read(paths: Sequence[Path], limit: int | None) -> list[Trace]:
 def _replay(
     traces: Sequence[Trace], options: ReplayOptions, write: Callable[[str], object] | None
 ) -> list[ReplayResult]:
-    """Replay every trace with every cache and policy, and write the orders if there is a file for them."""
+    """Replay every trace with every cache and policy, and write the served orders."""
     results: list[ReplayResult] = []
     runs = len(options.capacities) * len(options.policy_names)
     announcement = f"Replaying {counted(len(traces), 'trace')}, {counted(runs, 'run')} each ..."
@@ -99,7 +99,7 @@ def _replay(
 
 
 def _order_line(labels: dict[str, Any], request: ReplayRequest, order: ContextOrder) -> str:
-    """Return a served request as a line of JSON, with `references` only if there are some."""
+    """Return a served request as JSON, with `references` only if there are some."""
     line = {**labels, "request": request.source.request, "order": [request.ids[i] for i in order.order]}
     if order.references:
         line["references"] = [request.ids[i] for i, _ in order.references]

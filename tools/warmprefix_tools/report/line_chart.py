@@ -26,7 +26,7 @@ _GRID = 1_000  # units of a plot's width and height, whatever they are on the sc
 
 
 def scale_top(largest: float) -> float:
-    """Return a round share at which a scale from 0 should end to hold the largest share.
+    """Return a round share that ends a scale from 0 and is not below the largest.
 
     >>> [scale_top(share) for share in (0.0, 0.004, 0.013, 0.41, 0.97)]
     [0.01, 0.01, 0.02, 0.5, 1.0]
@@ -80,7 +80,7 @@ class LineChart:
 
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
-        """Numbers of the chart: a row for each number of requests, with a cell for each line."""
+        """Numbers of the chart: a row per number of requests, with a cell per line."""
         columns = [dict(line.points) for line in self.lines]
         return [
             (f"{at:,}", *(percent(column[at]) if at in column else "\u2013" for column in columns))
@@ -98,9 +98,9 @@ class LineChart:
 
     @property
     def names(self) -> Iterator[dict[str, Any]]:
-        """Name, share and class of each line, highest first, with the heights of its `end` and of the name (`y`).
+        """Names of the lines, highest first, with the heights of `end` and name (`y`).
 
-        Names are moved apart if they would touch.
+        Each has the line's share and CSS class. Names are moved apart if they would touch.
         """
         ordered = sorted(self.lines, key=lambda line: -line.last_share)
         ends = [self._y(line.last_share) for line in ordered]
@@ -117,7 +117,7 @@ class LineChart:
 
     @property
     def requests(self) -> Iterator[tuple[int, float, str, bool]]:
-        """Number, place, anchor of each label below; True if a narrow plot has no room for it."""
+        """Number, place and anchor of each label below, and True if it is optional."""
         end, always = self._end, _ticks(self._end, _NARROW_PLOT)
         yield 0, 0, "start", False
         yield from ((at, at / end, "middle", at not in always) for at in _ticks(end, _WIDE_PLOT))
@@ -135,7 +135,7 @@ class LineChart:
 
 
 def _spread(places: Sequence[float]) -> list[float]:
-    """Return ascending places that are a line of text apart or more; close ones make room to both sides.
+    """Return ascending places a line of text apart; close ones move to both sides.
 
     >>> _spread([40.0, 42.0, 100.0])
     [32.5, 49.5, 100.0]
@@ -155,7 +155,7 @@ def _spread(places: Sequence[float]) -> list[float]:
 
 
 def _ticks(end: int, width: int) -> list[int]:
-    """Return multiples of a round step between 0 and `end` whose labels fit into a width in pixels.
+    """Return round numbers between 0 and `end` whose labels fit into a pixel width.
 
     The first multiple is always in the list.
 
