@@ -49,7 +49,7 @@ def python(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["day.jsonl", "day.jsonl.gz"])
-def test_an_application_is_recorded_without_a_change(tmp_path: Path, application: Path, name: str) -> None:
+def test_record_needs_no_change_to_the_application(tmp_path: Path, application: Path, name: str) -> None:
     done = run(name, "--", sys.executable, application, "--port", "80", "--", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "arguments --port 80 -- x\n")
     assert done.stderr == f"Recorded 4 requests to {name}.\nNext: warmprefix replay {name}\n"
@@ -64,7 +64,7 @@ def test_an_application_is_recorded_without_a_change(tmp_path: Path, application
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_texts_are_written_only_if_asked_for(
+def test_texts_are_written_only_with_the_option(
     tmp_path: Path, application: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WARMPREFIX_RECORD_TEXT", "1")  # the command's own option decides
@@ -95,7 +95,7 @@ def test_an_application_may_change_directory_and_start_processes(tmp_path: Path)
     ]
 
 
-def test_nothing_recorded_is_said(tmp_path: Path) -> None:
+def test_record_reports_an_application_that_plans_nothing(tmp_path: Path) -> None:
     done = run(tmp_path / "t.jsonl", "--", *python("print('hello')"))
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert done.stderr.startswith("No request was recorded: no ContextPlanner planned one")
@@ -103,19 +103,19 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_a_trace_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_record_reports_a_trace_that_cannot_be_read(tmp_path: Path) -> None:
     done = run(tmp_path / "t.jsonl", "--", *python(f"open({str(tmp_path / 't.jsonl')!r}, 'w').write('junk')"))
     assert done.returncode == 0
     assert re.fullmatch(r".*t\.jsonl, line 1: not JSON: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 77])
-def test_the_exit_status_is_the_applications(tmp_path: Path, status: int) -> None:
+def test_record_exits_with_the_status_of_the_application(tmp_path: Path, status: int) -> None:
     assert run(tmp_path / "t.jsonl", "--", *python(f"raise SystemExit({status})")).returncode == status
 
 
 @posix
-def test_what_cannot_be_started_has_the_status_that_shells_give(tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_exits_with_the_status_of_shells(tmp_path: Path) -> None:
     absent = run(tmp_path / "t.jsonl", "--", "no-such-program", "-x")
     assert (absent.returncode, absent.stderr) == (127, "no-such-program: No such file or directory\n")
     (tmp_path / "notes.txt").write_text("no program")
@@ -123,14 +123,14 @@ def test_what_cannot_be_started_has_the_status_that_shells_give(tmp_path: Path) 
     assert (refused.returncode, refused.stderr) == (126, f"{tmp_path / 'notes.txt'}: Permission denied\n")
 
 
-def test_nothing_is_run_if_the_trace_has_no_place(tmp_path: Path) -> None:
+def test_record_runs_nothing_if_the_folder_of_the_trace_is_missing(tmp_path: Path) -> None:
     done = run(tmp_path / "absent" / "t.jsonl", "--", *python("print('hello')"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{tmp_path / 'absent' / 't.jsonl'}: no file can be made in {tmp_path / 'absent'}\n"
 
 
 @pytest.mark.parametrize("place", [".", "program/t.jsonl"])
-def test_nor_if_its_place_is_a_folder_or_in_a_file(tmp_path: Path, place: str) -> None:
+def test_record_runs_nothing_if_the_path_is_a_folder_or_inside_a_file(tmp_path: Path, place: str) -> None:
     (tmp_path / "program").touch(0o755)
     done = run(tmp_path / place, "--", *python("print('hello')"))
     assert (done.returncode, done.stdout) == (2, "")
@@ -138,7 +138,7 @@ def test_nor_if_its_place_is_a_folder_or_in_a_file(tmp_path: Path, place: str) -
     assert "Traceback" not in done.stderr
 
 
-def test_names_control_no_terminal(tmp_path: Path) -> None:
+def test_file_names_cannot_control_the_terminal(tmp_path: Path) -> None:
     done = run(
         tmp_path / "t\x1b[31m.jsonl", "--", *python("import warmprefix; warmprefix.ContextPlanner().plan(['a'])")
     )
@@ -147,14 +147,14 @@ def test_names_control_no_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["t.jsonl"], ["t.jsonl", "--"], ["t.jsonl", "--txt", "--", "true"]])
-def test_a_wrong_call_is_explained_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_wrong_command_line_prints_the_usage_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "Usage" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-LOYAL = """
+EXITS_ON_SIGNAL = """
     import signal, sys, time, warmprefix
     planner = warmprefix.ContextPlanner()
     def leave(number, frame):
@@ -172,9 +172,11 @@ LOYAL = """
 
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_go_on_to_the_application_which_ends_as_it_likes(tmp_path: Path, number: signal.Signals) -> None:
+def test_record_forwards_signals_and_the_application_decides_how_to_exit(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with subprocess.Popen(
-        command(tmp_path / "t.jsonl.gz", "--", *python(LOYAL)),
+        command(tmp_path / "t.jsonl.gz", "--", *python(EXITS_ON_SIGNAL)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -189,7 +191,7 @@ def test_signals_go_on_to_the_application_which_ends_as_it_likes(tmp_path: Path,
 
 
 @posix
-def test_an_application_that_a_signal_ends_has_the_status_that_shells_give(tmp_path: Path) -> None:
+def test_an_application_killed_by_a_signal_exits_with_the_status_of_shells(tmp_path: Path) -> None:
     done = run(
         tmp_path / "t.jsonl.gz",
         "--",
@@ -201,10 +203,8 @@ def test_an_application_that_a_signal_ends_has_the_status_that_shells_give(tmp_p
 
 @posix
 @pytest.mark.parametrize(("leaves", "times"), [(False, 1), (True, 0)])
-def test_ctrl_c_at_a_terminal_reaches_the_application_as_if_it_ran_alone(
-    tmp_path: Path, leaves: bool, times: int
-) -> None:
-    """From the terminal, that is, and not a second time from the command; and not at all if it left the terminal."""
+def test_ctrl_c_reaches_the_application_once(tmp_path: Path, leaves: bool, times: int) -> None:
+    """The terminal sends it, the command does not repeat it; an application that left the terminal gets none."""
     counting = f"""
         import os, signal, time
         if {leaves}:

@@ -1,4 +1,4 @@
-"""An application that is started through `warmprefix record` never fails because of it."""
+"""`warmprefix record` never makes an application fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(planner.plan(["evidence"]).render().endswith("evidence"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not remove a directory that is in use")
-def test_a_planner_is_made_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+def test_a_planner_works_where_the_working_directory_is_gone(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", GONE],
         env={**os.environ, "WARMPREFIX_RECORD": "day.jsonl"},

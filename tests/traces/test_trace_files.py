@@ -1,4 +1,4 @@
-"""A recorder and its file, with real processes and disks: killed, forked, interrupted, full, taken."""
+"""Recorders and their files with real processes and disks: killed, forked, interrupted, full."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def requests(path: Path) -> int:
 # -- the file ------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_in_gz_is_gzipped_and_whole_once_closed(tmp_path: Path) -> None:
+def test_a_closed_gz_file_is_valid_gzip(tmp_path: Path) -> None:
     with TraceRecorder(tmp_path / "t.jsonl.gz") as recorder:
         recorder.record(["a"])
         recorder.record(["a"])
@@ -43,7 +43,7 @@ def test_a_name_in_gz_is_gzipped_and_whole_once_closed(tmp_path: Path) -> None:
 
 
 @EITHER_FORMAT
-def test_each_request_can_be_read_before_the_next_one_comes(tmp_path: Path, name: str) -> None:
+def test_each_request_is_readable_before_the_next(tmp_path: Path, name: str) -> None:
     with TraceRecorder(tmp_path / name) as recorder:
         for n in range(5):
             recorder.record([f"text {n}"])
@@ -51,7 +51,7 @@ def test_each_request_can_be_read_before_the_next_one_comes(tmp_path: Path, name
 
 
 @EITHER_FORMAT
-def test_what_exists_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_existing_files_are_not_touched(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"precious")
     recorders = [TraceRecorder(tmp_path / name) for _ in range(3)]
     for recorder in recorders:
@@ -69,13 +69,15 @@ def test_what_exists_is_left_alone(tmp_path: Path, name: str) -> None:
     assert [requests(Path(path)) for path in expected[1:]] == [1, 1, 1]
 
 
-def test_no_request_no_file(tmp_path: Path) -> None:
+def test_without_requests_no_file_is_created(tmp_path: Path) -> None:
     with TraceRecorder(tmp_path / "t.jsonl"):
         pass
     assert not list(tmp_path.iterdir())
 
 
-def test_the_path_is_meant_from_where_the_recorder_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_when_the_recorder_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     recorder = TraceRecorder("t.jsonl")
@@ -86,7 +88,7 @@ def test_the_path_is_meant_from_where_the_recorder_was_made(tmp_path: Path, monk
 
 
 @EITHER_FORMAT
-def test_what_comes_after_close_is_counted_only(tmp_path: Path, name: str) -> None:
+def test_requests_after_close_are_only_counted(tmp_path: Path, name: str) -> None:
     recorder = TraceRecorder(tmp_path / name)
     recorder.record(["a"])
     recorder.close()
@@ -96,18 +98,18 @@ def test_what_comes_after_close_is_counted_only(tmp_path: Path, name: str) -> No
 
 
 @EITHER_FORMAT
-def test_a_recorder_that_nobody_closes_is_closed_at_the_end(tmp_path: Path, name: str) -> None:
+def test_an_unclosed_recorder_is_closed_at_exit(tmp_path: Path, name: str) -> None:
     run("import sys, warmprefix; r = warmprefix.TraceRecorder(sys.argv[1]); r.record(['a'])", tmp_path / name)
     data = (tmp_path / name).read_bytes()
     assert (gzip.decompress(data) if name.endswith(".gz") else data).count(b"\n") == 3
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------------------
+# -- failures -----------------------------------------------------------------------------------------------
 
 
 @posix
 @EITHER_FORMAT
-def test_a_killed_process_leaves_all_that_it_recorded(tmp_path: Path, name: str) -> None:
+def test_a_killed_process_leaves_every_recorded_request(tmp_path: Path, name: str) -> None:
     script = """
         import sys, warmprefix
         planner = warmprefix.ContextPlanner(recorder=warmprefix.TraceRecorder(sys.argv[1]))
@@ -129,10 +131,10 @@ def test_a_killed_process_leaves_all_that_it_recorded(tmp_path: Path, name: str)
 
 
 @EITHER_FORMAT
-def test_a_request_of_which_only_a_part_was_written_is_left_out_with_a_warning(
+def test_a_partly_written_request_is_skipped_with_a_warning(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process can be killed in the middle of a write too: wherever that is, all before it can be read."""
+    """A process can be killed in the middle of a write; every earlier request stays readable."""
     ends: list[int] = []
     with TraceRecorder(tmp_path / "whole" / name) as recorder:
         (tmp_path / "whole").mkdir()
@@ -153,7 +155,7 @@ def test_a_request_of_which_only_a_part_was_written_is_left_out_with_a_warning(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_ends_the_recording_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_only_ends_the_recording(caplog: pytest.LogCaptureFixture) -> None:
     recorder = TraceRecorder("/dev/full")
     for _ in range(3):
         recorder.record(["a"])
@@ -167,10 +169,10 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(caplog: pytest.LogCaptu
 
 @posix
 @EITHER_FORMAT
-def test_a_disk_that_fills_up_leaves_what_was_whole(
+def test_a_disk_that_fills_up_leaves_whole_requests(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The limit cuts a line in the middle, and the cut line is taken back."""
+    """The size limit cuts a line in the middle; the recorder removes the partial line."""
     done = run(
         """
         import resource, sys, warmprefix
@@ -193,7 +195,9 @@ def test_a_disk_that_fills_up_leaves_what_was_whole(
 
 
 @pytest.mark.parametrize("path", ["absent/t.jsonl", "file/t.jsonl", "."])
-def test_a_place_that_cannot_be_written(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_path_that_cannot_be_written_ends_the_recording(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     recorder = TraceRecorder(tmp_path / path)
     recorder.record(["a"])
@@ -226,7 +230,7 @@ class Interrupted(io.StringIO):
         return super().write(lines)
 
 
-def test_an_interrupt_is_the_callers_and_ends_the_recording() -> None:
+def test_an_interrupt_reaches_the_caller_and_ends_the_recording() -> None:
     recorder = TraceRecorder(Interrupted())
     recorder.record(["a"])
     recorder.record(["a"])
@@ -239,7 +243,7 @@ def test_an_interrupt_is_the_callers_and_ends_the_recording() -> None:
 @posix
 @EITHER_FORMAT
 def test_an_interrupt_while_writing_leaves_a_whole_file(tmp_path: Path, name: str) -> None:
-    """A timer's signal raises an exception at any place in `record`, again and again."""
+    """A timer's signal raises exceptions at arbitrary places in `record`."""
     script = """
         import signal, sys, warmprefix
         class Alarm(BaseException): pass
@@ -272,7 +276,7 @@ def test_an_interrupt_while_writing_leaves_a_whole_file(tmp_path: Path, name: st
 
 @posix
 @EITHER_FORMAT
-def test_a_forked_process_has_a_file_of_its_own(tmp_path: Path, name: str) -> None:
+def test_a_forked_process_writes_its_own_file(tmp_path: Path, name: str) -> None:
     done = run(
         """
         import os, sys, warmprefix
@@ -283,7 +287,7 @@ def test_a_forked_process_has_a_file_of_its_own(tmp_path: Path, name: str) -> No
             assert (recorder.path, recorder.requests) == (None, 0)
             for n in range(3):
                 recorder.record([f"child {n}"])
-            sys.exit(0)  # not os._exit: whatever runs at the end of a process must leave the parent's file alone
+            sys.exit(0)  # not os._exit: exit handlers must not touch the parent's file
         os.waitpid(child, 0)
         recorder.record(["after"])
         print(recorder.requests)
@@ -334,7 +338,7 @@ def test_a_forked_process_writes_nothing_to_its_parents_stream() -> None:
     assert done.stdout.count("\n") == 3
 
 
-def test_many_processes_at_once_each_have_a_file(tmp_path: Path) -> None:
+def test_concurrent_processes_each_write_their_own_file(tmp_path: Path) -> None:
     script = """
         import sys, time, warmprefix
         recorder = warmprefix.TraceRecorder(sys.argv[1])

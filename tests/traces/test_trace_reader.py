@@ -1,4 +1,4 @@
-"""What `read_trace` reads, and that whatever it can't read is a `TraceError` that says where and why."""
+"""`read_trace`: what it accepts, and a `TraceError` with place and reason for everything else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LINES: list[dict[str, Any]] = [HEADER, *BLOCKS, FIRST, SECOND]
 
 
 def written(path: Path, *lines: object, end: str = "\n") -> Path:
-    """A file of these lines: objects as JSON, strings and bytes as they stand."""
+    """Write a file of these lines: objects as JSON, strings and bytes unchanged."""
     encoded = [
         line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
         for line in lines
@@ -60,7 +60,7 @@ def problem(path: Path, *, limit: int | None = None) -> str:
 # -- what is read --------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_is_read_whole(tmp_path: Path) -> None:
+def test_read_trace_returns_every_field(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path / "day.jsonl", *LINES))
     assert trace == Trace(
         name="day",
@@ -76,14 +76,14 @@ def test_a_trace_is_read_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["day.jsonl", "day.jsonl.gz", "day"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_contents_tell_what_is_gzipped_not_the_name(tmp_path: Path, name: str, packed: bool) -> None:
+def test_gzip_is_detected_by_content_not_by_name(tmp_path: Path, name: str, packed: bool) -> None:
     plain = written(tmp_path / "plain", *LINES)
     data = plain.read_bytes()
     (tmp_path / name).write_bytes(gzip.compress(data) if packed else data)
     assert read_trace(tmp_path / name) == read_trace(str(plain))
 
 
-def test_gzipped_pieces_may_follow_each_other(tmp_path: Path) -> None:
+def test_concatenated_gzip_members_are_read(tmp_path: Path) -> None:
     pieces = [gzip.compress(json.dumps(line).encode() + b"\n") for line in LINES]
     (tmp_path / "day.gz").write_bytes(b"".join(pieces))
     assert len(read_trace(tmp_path / "day.gz").requests) == 2
@@ -106,21 +106,21 @@ def test_blocks_may_be_declared_between_requests_and_again(tmp_path: Path) -> No
     assert [request.blocks for request in trace.requests] == [("b",), ("late", "b")]
 
 
-def test_only_what_requests_name_has_a_length(tmp_path: Path) -> None:
+def test_only_blocks_in_requests_have_a_length(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path / "t", HEADER, *BLOCKS, {"request": 0, "blocks": [0]})).tokens == {0: 5}
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n  \n\t\n"])
-def test_the_last_line_may_end_in_any_way(tmp_path: Path, end: str) -> None:
+def test_the_last_line_needs_no_newline(tmp_path: Path, end: str) -> None:
     assert len(read_trace(written(tmp_path / "t", *LINES, end=end)).requests) == 2
 
 
-def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(line).encode() for line in LINES))
     assert len(read_trace(tmp_path / "t").requests) == 2
 
 
-def test_almost_everything_can_be_left_out(tmp_path: Path) -> None:
+def test_optional_fields_have_defaults(tmp_path: Path) -> None:
     trace = read_trace(
         written(tmp_path / "my.run.jsonl.gz", {}, {"block": 1, "tokens": 1}, {"request": 0, "blocks": [1]})
     )
@@ -128,12 +128,12 @@ def test_almost_everything_can_be_left_out(tmp_path: Path) -> None:
     assert trace.requests == (TraceRequest(0, (1,)),)
 
 
-def test_turns_that_are_left_out_are_counted(tmp_path: Path) -> None:
+def test_missing_turns_are_counted(tmp_path: Path) -> None:
     lines = [{"request": n, "conversation": n % 2, "blocks": []} for n in range(5)]
     assert [request.turn for request in read_trace(written(tmp_path / "t", HEADER, *lines)).requests] == [1, 1, 2, 2, 3]
 
 
-def test_beyond_the_limit_nothing_is_looked_at(tmp_path: Path) -> None:
+def test_lines_after_the_limit_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path / "t", *LINES, "rubbish")
     assert len(read_trace(path, limit=2).requests) == 2
     assert read_trace(path, limit=1).tokens == {0: 5, "b": 0}
@@ -142,7 +142,7 @@ def test_beyond_the_limit_nothing_is_looked_at(tmp_path: Path) -> None:
         read_trace(path, limit=0)
 
 
-# -- what is not ---------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def request(**changes: object) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def request(**changes: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('{"request": 0, "blocks": [}', r"not JSON: .* at column 27; got .*request"),
         ('{"request": 0 "blocks": []}', r"not JSON"),
@@ -204,13 +204,13 @@ def request(**changes: object) -> dict[str, Any]:
         (FIRST, r"request 0 stands on line 4 too; each has its own id"),
     ],
 )
-def test_a_bad_line_is_named_with_what_is_wrong_and_allowed(tmp_path: Path, line: object, said: str) -> None:
+def test_an_error_names_the_line_the_value_and_what_is_allowed(tmp_path: Path, line: object, message: str) -> None:
     path = written(tmp_path / "bad.jsonl", *LINES[:4], line, SECOND)
-    assert re.search(rf"^, line 5: {said}", problem(path))
+    assert re.search(rf"^, line 5: {message}", problem(path))
 
 
 @pytest.mark.parametrize(
-    ("first", "said"),
+    ("first", "message"),
     [
         (FIRST, r'a request line, but a trace begins with a header: {"name": ...}'),
         (BLOCKS[0], r"a block line, but a trace begins with a header"),
@@ -222,36 +222,36 @@ def test_a_bad_line_is_named_with_what_is_wrong_and_allowed(tmp_path: Path, line
         (b"\x00\x00\x00", r"not JSON"),
     ],
 )
-def test_a_bad_first_line_too(tmp_path: Path, first: object, said: str) -> None:
-    assert re.search(rf"^, line 1: {said}", problem(written(tmp_path / "bad.jsonl", first, *LINES[1:])))
+def test_an_error_in_the_header_names_the_first_line(tmp_path: Path, first: object, message: str) -> None:
+    assert re.search(rf"^, line 1: {message}", problem(written(tmp_path / "bad.jsonl", first, *LINES[1:])))
 
 
-def test_empty_lines_count_as_lines(tmp_path: Path) -> None:
+def test_empty_lines_are_counted_as_lines(tmp_path: Path) -> None:
     assert problem(written(tmp_path / "t", "", HEADER, "", "oops")).startswith(", line 4: not JSON")
 
 
 @pytest.mark.parametrize("contents", [b"", b"\n\n", gzip.compress(b"")])
-def test_an_empty_file(tmp_path: Path, contents: bytes) -> None:
+def test_an_empty_file_is_an_error(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "t").write_bytes(contents)
     assert problem(tmp_path / "t") == ": empty; a trace begins with a header line"
 
 
-def test_a_trace_without_a_request(tmp_path: Path) -> None:
+def test_a_trace_without_requests_is_an_error(tmp_path: Path) -> None:
     assert problem(written(tmp_path / "t", HEADER, *BLOCKS)).startswith(": no request in it")
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened_are_errors(tmp_path: Path) -> None:
     assert problem(tmp_path / "absent") == ": cannot be read: No such file or directory"
     assert problem(tmp_path) == ": cannot be read: Is a directory"
 
 
-def test_a_line_without_end(tmp_path: Path) -> None:
+def test_an_endless_line_is_an_error(tmp_path: Path) -> None:
     with (tmp_path / "t").open("wb") as file:
         file.truncate(70 * 1024 * 1024)  # sparse: nothing but zeros, and no disk
     assert problem(tmp_path / "t").startswith(", line 1: longer than 67,108,864 bytes")
 
 
-def test_a_line_cut_short_is_known_by_its_place(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_reported_with_its_place(tmp_path: Path) -> None:
     path = written(tmp_path / "t", *LINES)
     path.write_bytes(path.read_bytes()[:-20])
     assert "line 5: not JSON" in problem(path)
@@ -269,14 +269,14 @@ def long_lines() -> bytes:
 
 
 @pytest.mark.parametrize("cut", [3, 12, 1000, 8192, -9, -8, -1])
-def test_a_gzip_file_cut_off_is_an_error_with_the_line(tmp_path: Path, cut: int) -> None:
+def test_truncated_gzip_is_an_error_with_the_line(tmp_path: Path, cut: int) -> None:
     (tmp_path / "t.gz").write_bytes(gzip.compress(long_lines())[:cut])
     assert re.match(
         r", line \d+: the gzip data ends early, as if the file had been cut off", problem(tmp_path / "t.gz")
     )
 
 
-def test_a_gzip_stream_that_ends_flushed_behind_a_line_is_whole(tmp_path: Path) -> None:
+def test_a_gzip_stream_flushed_after_a_line_is_complete(tmp_path: Path) -> None:
     deflate = zlib.compressobj(wbits=31)
     flushed = b""
     for line in LINES:
@@ -292,13 +292,13 @@ def test_damaged_gzip_is_an_error(tmp_path: Path, place: int) -> None:
     data = bytearray(gzip.compress(long_lines()))
     data[place] ^= 0xFF
     (tmp_path / "t.gz").write_bytes(data)
-    if place == 5:  # the header's time stamp: of no account
+    if place == 5:  # the header's time stamp, which is ignored
         assert read_trace(tmp_path / "t.gz").requests
     else:
         assert re.match(r", line \d+: ", problem(tmp_path / "t.gz"))
 
 
-# -- anything at all -----------------------------------------------------------------------------------------------
+# -- arbitrary input -----------------------------------------------------------------------------------------------
 
 VALUES = st.recursive(
     st.none()
@@ -316,7 +316,7 @@ OBJECTS = st.dictionaries(NAMES, VALUES, max_size=6)
 
 
 def reads_or_explains(path: Path) -> None:
-    """Nothing but a trace or a `TraceError` comes out."""
+    """Check that reading returns a trace or raises a `TraceError`."""
     try:
         trace = read_trace(path)
     except TraceError:
@@ -334,7 +334,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(line=OBJECTS, base=st.sampled_from(LINES), place=st.integers(0, 5), merged=st.booleans())
-def test_any_object_in_any_place(
+def test_any_object_at_any_place_is_read_or_explained(
     scratch: Path, line: dict[str, Any], base: dict[str, Any], place: int, merged: bool
 ) -> None:
     inserted = {**base, **line} if merged else line
@@ -342,7 +342,9 @@ def test_any_object_in_any_place(
 
 
 @given(place=st.integers(0, 400), length=st.integers(0, 20), junk=st.binary(max_size=12), packed=st.booleans())
-def test_any_bytes_in_any_place(scratch: Path, place: int, length: int, junk: bytes, packed: bool) -> None:
+def test_any_bytes_at_any_place_are_read_or_explained(
+    scratch: Path, place: int, length: int, junk: bytes, packed: bool
+) -> None:
     data = b"\n".join(json.dumps(line).encode() for line in LINES)
     data = gzip.compress(data, mtime=0) if packed else data
     place = min(place, len(data))
@@ -351,7 +353,7 @@ def test_any_bytes_in_any_place(scratch: Path, place: int, length: int, junk: by
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_as_a_file(scratch: Path, junk: bytes) -> None:
+def test_any_bytes_as_a_file_are_read_or_explained(scratch: Path, junk: bytes) -> None:
     scratch.write_bytes(junk)
     reads_or_explains(scratch)
 
@@ -359,7 +361,7 @@ def test_any_bytes_as_a_file(scratch: Path, junk: bytes) -> None:
 # -- its place in the package --------------------------------------------------------------------------------------
 
 
-def test_without_pydantic_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pydantic_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
     import sys
 
@@ -370,7 +372,7 @@ def test_without_pydantic_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_read_as_it_comes(tmp_path: Path) -> None:
+def test_a_named_pipe_is_read(tmp_path: Path) -> None:
     import threading
 
     data = written(tmp_path / "plain", *LINES).read_bytes()

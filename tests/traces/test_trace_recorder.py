@@ -1,4 +1,4 @@
-"""What `TraceRecorder` writes is what `read_trace` reads, is what the planner was given, and nothing more."""
+"""`TraceRecorder` writes the planner's requests, and `read_trace` returns them unchanged."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Request(NamedTuple):
 
 
 def blocks(*names: object) -> list[ContextBlock]:
-    return [ContextBlock(f"All there is to say about {name}.", id=f"Doc_{name}") for name in names]
+    return [ContextBlock(f"All there is about {name}.", id=f"Doc_{name}") for name in names]
 
 
 def read_back(path: Path, requests: Sequence[Request], **options: Any) -> Trace:
-    """Plan the requests, recording them; read the trace."""
+    """Plan and record the requests, and return the trace."""
     path.unlink(missing_ok=True)
     with TraceRecorder(path, **options) as recorder:
         planner = ContextPlanner(recorder=recorder)
@@ -87,7 +87,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suffix=st.sampled_from([".jsonl", ".jsonl.gz"]),
     text=st.booleans(),
 )
-def test_what_is_read_is_what_the_planner_was_given(
+def test_the_trace_holds_the_requests_of_the_planner(
     scratch: Path, requests: list[Request], suffix: str, text: bool
 ) -> None:
     trace = read_back(scratch / f"trace{suffix}", requests, text=text)
@@ -119,17 +119,17 @@ def test_what_is_read_is_what_the_planner_was_given(
     assert times == sorted(times, key=lambda seconds: seconds or 0.0)
 
 
-def test_ids_are_names(tmp_path: Path) -> None:
+def test_ids_name_the_blocks(tmp_path: Path) -> None:
     trace = read_back(tmp_path / "t", [Request(blocks(1, 2)), Request([ContextBlock("by number", id=7), *blocks(2)])])
     assert [request.blocks for request in trace.requests] == [("Doc_1", "Doc_2"), ("7", "Doc_2")]
 
 
-def test_a_block_without_an_id_goes_by_its_fingerprint(tmp_path: Path) -> None:
+def test_a_fingerprint_names_a_block_without_id(tmp_path: Path) -> None:
     block = ContextBlock("nameless")
     assert read_back(tmp_path / "t", [Request([block])]).requests[0].blocks == (block.fingerprint.hex(),)
 
 
-def test_two_ids_with_one_text_are_one_block_and_one_id_with_two_texts_is_two(tmp_path: Path) -> None:
+def test_the_text_identifies_a_block_not_the_id(tmp_path: Path) -> None:
     new = ContextBlock("The new text.", id="Doc_1", tokens=9)
     again = ContextBlock(blocks(1)[0].text, id="other", tokens=500)
     trace = read_back(tmp_path / "t", [Request(blocks(1)), Request([new, again]), Request([new])])
@@ -141,7 +141,7 @@ def test_two_ids_with_one_text_are_one_block_and_one_id_with_two_texts_is_two(tm
     assert trace.tokens == {"Doc_1": blocks(1)[0].tokens, new.fingerprint.hex(): 9}
 
 
-def test_an_id_that_looks_like_another_blocks_made_up_name_takes_nothing_from_it(tmp_path: Path) -> None:
+def test_an_id_that_looks_like_a_generated_name_is_replaced(tmp_path: Path) -> None:
     victim = ContextBlock("the victim", tokens=3)
     name = victim.fingerprint.hex()
     thieves = [ContextBlock("thief one", id=name, tokens=1), ContextBlock("thief two", id=f"{name}~3", tokens=2)]
@@ -150,21 +150,21 @@ def test_an_id_that_looks_like_another_blocks_made_up_name_takes_nothing_from_it
     assert [trace.tokens[block] for block in trace.requests[0].blocks] == [1, 2, 3]
 
 
-def test_the_header_tells_what_the_file_is(tmp_path: Path) -> None:
+def test_the_header_describes_the_file(tmp_path: Path) -> None:
     trace = read_back(tmp_path / "monday.jsonl.gz", [Request(blocks(1))])
     assert trace.name == "monday"
     assert set(trace.header) == {"name", "source", "recorded", "notes"}
     assert read_back(tmp_path / "monday.jsonl.gz", [Request(blocks(1))], name="mine\ud800").name == "mine?"
 
 
-def test_arguments_beyond_the_planners(tmp_path: Path) -> None:
+def test_query_tokens_are_recorded(tmp_path: Path) -> None:
     with TraceRecorder(tmp_path / "t") as recorder:
         recorder.record(["a string", *blocks(1), "a string"], query_tokens=12)
     (request,) = read_trace(tmp_path / "t").requests
     assert (len(request.blocks), request.query_tokens) == (2, 12)
 
 
-def test_the_lines_have_every_field_that_a_trace_has(tmp_path: Path) -> None:
+def test_every_field_of_the_format_is_written(tmp_path: Path) -> None:
     read_back(tmp_path / "t", [Request(blocks(1), conversation="c", tenant="acme")])
     request = json.loads((tmp_path / "t").read_text().splitlines()[-1])
     assert list(request) == ["request", "conversation", "turn", "query_tokens", "blocks", "scores", "t", "scope"]
@@ -176,7 +176,7 @@ SECRET = st.text(alphabet="ßþðøæ", min_size=4, max_size=30)
 
 
 @given(secrets=st.lists(SECRET, min_size=5, max_size=9, unique=True), text=st.booleans())
-def test_no_text_and_no_name_of_anyone_is_in_the_file(scratch: Path, secrets: list[str], text: bool) -> None:
+def test_the_file_holds_no_text_conversation_or_tenant(scratch: Path, secrets: list[str], text: bool) -> None:
     path = scratch / "secret.jsonl"
     path.unlink(missing_ok=True)
     who, passages = secrets[:4], secrets[4:]
@@ -194,7 +194,7 @@ def test_no_text_and_no_name_of_anyone_is_in_the_file(scratch: Path, secrets: li
         assert not any(name in file for name in who)
 
 
-def test_the_digest_of_a_scope_cannot_be_computed_by_who_guesses_it(tmp_path: Path) -> None:
+def test_the_digest_of_a_scope_cannot_be_guessed(tmp_path: Path) -> None:
     scopes = {
         read_back(tmp_path / f"{n}.jsonl", [Request(blocks(1), tenant="acme")]).requests[0].scope for n in range(3)
     }
@@ -205,35 +205,35 @@ def test_the_digest_of_a_scope_cannot_be_computed_by_who_guesses_it(tmp_path: Pa
 
 
 @given(places=st.lists(st.integers(0, 9), max_size=60), ids=st.booleans(), varying=st.booleans())
-def test_beyond_the_bound_names_stay_what_they_were(scratch: Path, places: list[int], ids: bool, varying: bool) -> None:
-    """However often a block was forgotten; and if its length varies, then with its length."""
+def test_names_stay_the_same_beyond_the_bound(scratch: Path, places: list[int], ids: bool, varying: bool) -> None:
+    """They stay the same however often a block was forgotten; a varying length is part of the name."""
     context = [
         ContextBlock(f"text {n}", id=f"Doc_{n}" if ids else None, tokens=n + (i % 2 if varying else 0))
         for i, n in enumerate(places)
     ]
     trace = read_back(scratch / "bounded", [Request([block]) for block in context] or [Request([])], max_blocks=3)
-    known: dict[tuple[bytes, int], BlockId] = {}
+    names_of: dict[tuple[bytes, int], BlockId] = {}
     for block, request in zip(context, trace.requests, strict=False):
         assert (
-            known.setdefault((block.fingerprint, trace.tokens[request.blocks[0]]), request.blocks[0])
+            names_of.setdefault((block.fingerprint, trace.tokens[request.blocks[0]]), request.blocks[0])
             == request.blocks[0]
         )
-    assert len(set(known.values())) == len(known)
+    assert len(set(names_of.values())) == len(names_of)
     if ids:
         first = list(dict.fromkeys(places))[:3]
         assert {f"Doc_{n}" for n in first} <= set(trace.tokens)
 
 
-def test_memory_does_not_grow_with_the_blocks_and_conversations() -> None:
+def test_memory_is_bounded() -> None:
     recorder = TraceRecorder(io.StringIO(), max_blocks=10, max_conversations=5)
     for n in range(500):
         recorder.record(blocks(n), conversation=str(n))
     lines = recorder._lines
     assert len(lines._turns) == 5
-    assert len(lines._names._names) == len(lines._names._owners) == len(lines._names._declared_lately) == 10
+    assert len(lines._names) == len(lines._owners) == len(lines._generated) == 10
 
 
-def test_a_conversation_that_was_forgotten_is_a_new_one(tmp_path: Path) -> None:
+def test_a_forgotten_conversation_counts_as_new(tmp_path: Path) -> None:
     names = ["a", "b", "a", "c", "a", "b"]
     trace = read_back(tmp_path / "t", [Request(blocks(1), name) for name in names], max_conversations=2)
     assert [(request.conversation, request.turn) for request in trace.requests] == [
@@ -246,56 +246,58 @@ def test_a_conversation_that_was_forgotten_is_a_new_one(tmp_path: Path) -> None:
     ]
 
 
-# -- what the caller gets wrong ------------------------------------------------------------------------------------
+# -- bad arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error", "message"),
     [
-        ({"target": 5}, TypeError, "target must be a path or a text stream, got int"),
-        ({"name": 5}, TypeError, "name must be a str or None, got int"),
+        ({"target": 5}, TypeError, "target must be a path or a text stream, got 5"),
+        ({"name": 5}, TypeError, "name must be a str or None, got 5"),
         ({"max_blocks": 0}, ValueError, "max_blocks must be 1 or more, got 0"),
         ({"max_conversations": 0}, ValueError, "max_conversations must be 1 or more, got 0"),
     ],
 )
-def test_a_wrong_recorder_is_refused(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_bad_arguments_of_a_recorder_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         TraceRecorder(**{"target": io.StringIO(), **arguments})
 
 
 @pytest.mark.parametrize(
-    ("request_blocks", "arguments", "error", "said"),
+    ("request_blocks", "arguments", "error", "message"),
     [
         ("text", {}, TypeError, "blocks must be a sequence of ContextBlock or str, got one str"),
         (None, {}, TypeError, "blocks must be a sequence"),
         ([3], {}, TypeError, r"blocks\[0\] must be a ContextBlock or a str, got int"),
-        ([], {"conversation": 3}, TypeError, "conversation must be a str or None, got int"),
-        ([], {"tenant": b"x"}, TypeError, "tenant must be a str or None, got bytes"),
-        ([], {"query_tokens": 1.5}, TypeError, "query_tokens must be an int, got float"),
-        ([], {"query_tokens": True}, TypeError, "query_tokens must be an int, got bool"),
+        ([], {"conversation": 3}, TypeError, "conversation must be a str or None, got 3"),
+        ([], {"tenant": b"x"}, TypeError, "tenant must be a str or None, got b'x'"),
+        ([], {"query_tokens": 1.5}, TypeError, "query_tokens must be an int, got 1.5"),
+        ([], {"query_tokens": True}, TypeError, "query_tokens must be an int, got True"),
         ([], {"query_tokens": -1}, ValueError, "query_tokens must be from 0 to 1000000000, got -1"),
     ],
 )
-def test_a_wrong_request_is_refused_and_not_recorded(
-    request_blocks: Any, arguments: dict[str, Any], error: type[Exception], said: str
+def test_a_bad_request_is_refused_and_not_recorded(
+    request_blocks: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     recorder = TraceRecorder(io.StringIO())
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         recorder.record(request_blocks, **arguments)
     assert (recorder.requests, recorder.lost) == (0, 0)
 
 
-# -- the planner's side --------------------------------------------------------------------------------------------
+# -- with a planner --------------------------------------------------------------------------------------------
 
 
 class Failing:
     """A recorder that never works."""
 
-    def record(self, blocks: Sequence[ContextBlock], **told: object) -> None:
+    def record(self, blocks: Sequence[ContextBlock], **request: object) -> None:
         raise OSError("no space left on the moon")
 
 
-def test_a_failing_recorder_changes_nothing_but_a_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_recorder_changes_only_a_count(caplog: pytest.LogCaptureFixture) -> None:
     planners = [ContextPlanner(recorder=recorder) for recorder in (NoRecorder(), Failing())]
     rng = random.Random(2)
     with caplog.at_level(logging.DEBUG, "warmprefix"):
@@ -312,19 +314,19 @@ def test_a_failing_recorder_changes_nothing_but_a_count(caplog: pytest.LogCaptur
 
 
 class Greedy:
-    """A recorder that tries to keep what it is shown."""
+    """A recorder that empties the list of blocks."""
 
-    def record(self, blocks: Any, **told: object) -> None:
+    def record(self, blocks: Any, **request: object) -> None:
         blocks.clear()
 
 
-def test_a_recorder_can_take_nothing_from_the_request() -> None:
+def test_a_recorder_cannot_change_the_request() -> None:
     planner = ContextPlanner(recorder=Greedy())
     assert [planned.block.id for planned in planner.plan(blocks(1, 2)).blocks] == ["Doc_1", "Doc_2"]
 
 
 class Restless(io.StringIO):
-    """A stream in the middle of whose second write a signal's handler does something."""
+    """A stream whose second write is interrupted by a signal handler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,8 +340,8 @@ class Restless(io.StringIO):
         return super().write(lines)
 
 
-def test_a_signals_handler_may_record_and_close() -> None:
-    """It runs in the thread that is in `record`, and must not wait for it."""
+def test_a_signal_handler_may_record_and_close() -> None:
+    """It runs in the thread that is inside `record`, so it must not wait for the lock."""
     stream = Restless()
     recorder = TraceRecorder(stream)
     stream.handler = lambda: recorder.record(blocks(9))
@@ -363,7 +365,7 @@ def test_a_refused_request_is_not_recorded() -> None:
     assert recorder.requests == 0
 
 
-def test_the_recorder_sees_relevance_order_whatever_is_planned(tmp_path: Path) -> None:
+def test_the_recorder_receives_relevance_order(tmp_path: Path) -> None:
     recorder = TraceRecorder(tmp_path / "t")
     planner = ContextPlanner(recorder=recorder)
     planner.commit(planner.plan(blocks(1, 2, 3)))
@@ -373,21 +375,21 @@ def test_the_recorder_sees_relevance_order_whatever_is_planned(tmp_path: Path) -
     assert [request.blocks[0] for request in read_trace(tmp_path / "t").requests] == ["Doc_1", "Doc_3"]
 
 
-async def test_the_async_twins_record_too() -> None:
+async def test_async_planning_is_recorded() -> None:
     recorder = TraceRecorder(io.StringIO())
     planner = ContextPlanner(recorder=recorder)
     async with planner.aplanning(blocks(1)):
         assert recorder.requests == 1
 
 
-def test_what_is_no_recorder_is_refused() -> None:
+def test_an_object_that_is_not_a_recorder_is_refused() -> None:
     with pytest.raises(TypeError, match="recorder must be a RequestRecorder or None, got str"):
         ContextPlanner(recorder="trace.jsonl")  # type: ignore[arg-type]
     assert isinstance(NoRecorder(), RequestRecorder)
     assert isinstance(TraceRecorder(io.StringIO()), RequestRecorder)
 
 
-def test_the_environment_gives_all_planners_of_a_process_one_trace(
+def test_planners_of_a_process_share_the_recorder_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RECORD_PATH_VARIABLE, str(tmp_path / "env.jsonl"))
@@ -403,7 +405,7 @@ def test_the_environment_gives_all_planners_of_a_process_one_trace(
         ("Doc_1",),
         ("Doc_2",),
     ]
-    assert "All there is to say about 2." in (tmp_path / "env.jsonl").read_text()
+    assert "All there is about 2." in (tmp_path / "env.jsonl").read_text()
 
 
 # -- threads -------------------------------------------------------------------------------------------------------

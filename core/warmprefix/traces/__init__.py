@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from warmprefix.traces.base import NoRecorder, RequestRecorder
-from warmprefix.traces.environment import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, recorder_from_environment
 from warmprefix.traces.format import MAX_TRACE_TOKENS, RECORDED_FIELD, BlockId, Trace, TraceRequest
-from warmprefix.traces.recorder import TraceRecorder
-from warmprefix.traces.sink import recorded_files
+from warmprefix.traces.recorder import (
+    RECORD_PATH_VARIABLE,
+    RECORD_TEXT_VARIABLE,
+    NoRecorder,
+    RequestRecorder,
+    TraceRecorder,
+    recorder_from_environment,
+)
+from warmprefix.traces.trace_files import recorded_files
 
 __all__ = [
     "MAX_TRACE_TOKENS",

@@ -1,4 +1,4 @@
-"""Where a recorder writes: a fresh file, or a stream of the caller's."""
+"""The places that a recorder writes to: a new file, or a stream of the caller's."""
 
 from __future__ import annotations
 
@@ -9,31 +9,19 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
-from typing import Protocol, TextIO
+from typing import TextIO
 
-__all__ = ["FileSink", "Sink", "StreamSink", "recorded_files"]
+__all__ = ["StreamSink", "TraceFile", "recorded_files"]
 
 _GZIP = zlib.MAX_WBITS | 16
 
 
-class Sink(Protocol):
-    """Takes whole lines. Once a write has raised, or has been interrupted, only `abandon` may follow."""
-
-    @property
-    def path(self) -> str | None: ...
-    def write(self, lines: str) -> None: ...
-    def close(self) -> None: ...
-    def abandon(self) -> None:
-        """Let go of it as it is: it holds all earlier writes."""
-        ...
-
-
-class FileSink:
-    """A new file beside those that exist already, gzipped if its name ends in `.gz`.
+class TraceFile:
+    """A new file next to those that exist already, gzipped if its name ends in `.gz`.
 
     Each write reaches the operating system as a whole before it returns, so that a process may be killed at any time.
     A gzipped file is then one deflate stream that ends in a sync flush instead of gzip's own end. A write that fails
-    in the middle, as on a full disk, is taken back.
+    in the middle, as on a full disk, is undone. Once a write has raised or was interrupted, only `abandon` may follow.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,16 +36,15 @@ class FileSink:
         self._append(data)
 
     def close(self) -> None:
-        """End the file; harmless if it has ended."""
-        if self._fd < 0:
-            return
+        """End the file. Idempotent."""
         try:
-            if self._deflate is not None:
+            if self._fd >= 0 and self._deflate is not None:
                 self._append(self._deflate.flush())
         finally:
             self.abandon()
 
     def abandon(self) -> None:
+        """Close the file as it is: it holds all earlier writes."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -68,7 +55,7 @@ class FileSink:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except BaseException:
-            with contextlib.suppress(OSError):  # a pipe or a device: what went through it can't be taken back
+            with contextlib.suppress(OSError):  # a pipe or a device takes nothing back
                 os.ftruncate(self._fd, self._size)
             raise
         self._size += len(data)
@@ -91,36 +78,16 @@ class StreamSink:
 
 
 def recorded_files(path: str) -> list[str]:
-    """The files that there are of those that recorders with this path make, in the order of their numbers."""
+    """Return the existing files that recorders with this path created, in the order of their numbers."""
     folder, name = os.path.split(path)
-    stem, extension = _parts(name)
+    stem, extension = _split(name)
     pattern = re.compile(f"{re.escape(stem)}(?:-([0-9]+))?{re.escape(extension)}")
     found = [(int(match[1] or 1), match[0]) for match in map(pattern.fullmatch, os.listdir(folder or ".")) if match]
     return [os.path.join(folder, name) for _, name in sorted(found)]
 
 
-def _numbered(path: str) -> Iterator[str]:
-    """The path itself, then the names that a recorder takes while the ones before are in use.
-
-    >>> paths = _numbered("logs/day.jsonl.gz")
-    >>> next(paths), next(paths), next(paths)
-    ('logs/day.jsonl.gz', 'logs/day-2.jsonl.gz', 'logs/day-3.jsonl.gz')
-    """
-    yield path
-    stem, extension = _parts(path)
-    for number in itertools.count(2):
-        yield f"{stem}-{number}{extension}"
-
-
-def _parts(path: str) -> tuple[str, str]:
-    """What stands before and behind the number."""
-    plain = path.removesuffix(".gz")
-    stem, _ = os.path.splitext(plain)
-    return stem, path[len(stem) :]
-
-
 def _create(path: str) -> tuple[int, str]:
-    """Open a file that did not exist, so that no two processes ever write to one; or the device that `path` names."""
+    """Open a file that did not exist, so that no two processes write to one; or the device that `path` names."""
     flags = os.O_WRONLY | getattr(os, "O_BINARY", 0)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -128,4 +95,23 @@ def _create(path: str) -> tuple[int, str]:
     for candidate in _numbered(path):
         with contextlib.suppress(FileExistsError):
             return os.open(candidate, flags | os.O_CREAT | os.O_EXCL, 0o666), candidate
-    raise AssertionError("numbers never end")
+    raise AssertionError("unreachable: the numbers never end")
+
+
+def _numbered(path: str) -> Iterator[str]:
+    """Yield the path itself, then the names that a recorder uses while the earlier ones exist.
+
+    >>> paths = _numbered("logs/day.jsonl.gz")
+    >>> next(paths), next(paths), next(paths)
+    ('logs/day.jsonl.gz', 'logs/day-2.jsonl.gz', 'logs/day-3.jsonl.gz')
+    """
+    yield path
+    stem, extension = _split(path)
+    for number in itertools.count(2):
+        yield f"{stem}-{number}{extension}"
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the parts of the path before and after the number."""
+    stem, _ = os.path.splitext(path.removesuffix(".gz"))
+    return stem, path[len(stem) :]
