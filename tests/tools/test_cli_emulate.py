@@ -115,7 +115,7 @@ def test_version_and_help_import_no_heavy_module() -> None:
         from typer.testing import CliRunner
         from warmprefix_tools.cli import app
         assert CliRunner().invoke(app, ["replay", "--help"]).exit_code == 0
-        heavy = {"jinja2", "numba", "numpy", "openai", "redis", "rich.progress", "scipy", "starlette", "torch", "uvicorn"}
+        heavy = {"jinja2", "numba", "numpy", "openai", "redis", "scipy", "starlette", "torch", "uvicorn"}
         print(heavy & set(sys.modules))
         """
     )

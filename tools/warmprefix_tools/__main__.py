@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; if an extra is missing, print how to get it and exit with status 2."""
+    """Run the command line; if an extra is missing, print how to install it."""
     try:
         try:
             from warmprefix_tools.cli import app

@@ -54,14 +54,14 @@ def warmprefix(
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Arrange retrieved context so that the LLM engine's prefix cache already holds it."""
+    """Arrange retrieved context so that the engine's prefix cache already holds it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack a character; that is no reason to stop
 
 
 def _command(name: str) -> Callable[[Callable[[Any], int | None]], Callable[[Any], int | None]]:
-    """Add a command. The decorated function takes its options, a dataclass, and may return an exit status.
+    """Add a command, whose function takes its options and may return a status.
 
     Options that the dataclass refuses with a ValueError, and each error of this library, end the command with
     status 2 and one line on standard error.
@@ -102,39 +102,26 @@ def _command(name: str) -> Callable[[Callable[[Any], int | None]], Callable[[Any
 
 
 @dataclass(frozen=True, slots=True)
-class EmulateOptions:
-    """One run of `warmprefix emulate`."""
+class EmulateOptions(EmulatorConfig):
+    """One run of `warmprefix emulate`: the engine, and where it listens."""
 
-    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
     kv_blocks: Annotated[int, Option(help="Size of the cache in KV blocks; one of them holds nothing, as in vLLM.")] = (
         _ENGINE.kv_blocks
     )
     block_size: Annotated[int, Option(help="Tokens in a KV block.")] = _ENGINE.block_size
     prefill_rate: Annotated[float, Option(help="Uncached prompt tokens per second.")] = _ENGINE.prefill_rate
-    base_ttft: Annotated[float, Option(help="Milliseconds of every prefill.")] = _ENGINE.base_ttft_ms
+    base_ttft_ms: Annotated[float, Option("--base-ttft", help="Milliseconds of every prefill.")] = _ENGINE.base_ttft_ms
     decode_rate: Annotated[float, Option(help="Tokens per second of one answer.")] = _ENGINE.decode_rate
     model: Annotated[str, Option(help="Name that clients ask for.")] = _ENGINE.model
     max_model_len: Annotated[
         int | None, Option(help="Most tokens of prompt and answer together.", show_default="the whole cache")
     ] = None
+    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
 
     def __post_init__(self) -> None:
+        EmulatorConfig.__post_init__(self)  # super() does not work in a class with slots
         check_range("--port", self.port, 0, 65_535)
-        _ = self.engine  # so that bad numbers fail here
-
-    @property
-    def engine(self) -> EmulatorConfig:
-        """Configuration of the engine."""
-        return EmulatorConfig(
-            kv_blocks=self.kv_blocks,
-            block_size=self.block_size,
-            prefill_rate=self.prefill_rate,
-            base_ttft_ms=self.base_ttft,
-            decode_rate=self.decode_rate,
-            model=self.model,
-            max_model_len=self.max_model_len,
-        )
 
 
 @_command("emulate")
@@ -142,15 +129,15 @@ def _emulate(options: EmulateOptions) -> int | None:
     from warmprefix_tools.emulator.server import EmulatorServer
 
     try:
-        server = EmulatorServer(options.engine, host=options.host, port=options.port)
+        server = EmulatorServer(options, host=options.host, port=options.port)
     except OSError as error:
         typer.echo(f"Cannot listen on {options.host}, port {options.port}: {error.strerror}.", err=True)
         return 1
     typer.echo(
         f"warmprefix emulator on {server.base_url} (no model runs, its answers mean nothing)\n"
         f"model {options.model}: {options.kv_blocks} KV blocks of {options.block_size} tokens,"
-        f" context limit {options.engine.context_limit}\n"
-        f"TTFT = wait + {options.base_ttft:g} ms + uncached tokens / {options.prefill_rate:g} per second;"
+        f" context limit {options.context_limit}\n"
+        f"TTFT = wait + {options.base_ttft_ms:g} ms + uncached tokens / {options.prefill_rate:g} per second;"
         f" then {options.decode_rate:g} tokens per second\n"
         "Ctrl-C ends it."
     )

@@ -24,7 +24,7 @@ _PLAIN_WIDTH = 200
 
 
 def report_console(json_file: Path | None) -> Console:
-    """Return the console for a report: standard error if standard output takes the JSON."""
+    """Return the console for a report: standard error if `json_file` is `STDOUT`."""
     console = Console(stderr=json_file == STDOUT, highlight=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
@@ -33,7 +33,7 @@ def report_console(json_file: Path | None) -> Console:
 
 @contextmanager
 def progress_bar(announcement: str, name_width: int) -> Iterator[Progress]:
-    """Show a progress bar on standard error for the block; only an announcement if that is not a terminal."""
+    """Show a progress bar on standard error, or an announcement if it is no terminal."""
     console = Console(stderr=True, highlight=False)
     progress = Progress(
         TextColumn(f"{{task.description:<{name_width}}}", markup=False),

@@ -1,4 +1,7 @@
-"""Checks that the options of several commands share. Each message names the option, the value and what is allowed."""
+"""Checks of options that several commands share.
+
+Each message names the option, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ def check_range(option: str, number: float | None, least: float, most: float) ->
 
 
 def check_files(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> None:
-    """Raise a ValueError if an option names standard output, an input or the file of another option.
+    """Raise a ValueError if an option must not write to its file.
+
+    Only `--json` may name standard output, and no option an input or the file of another option.
 
     Args:
         outputs: Path of each option that names a file to write; None if it is not given.

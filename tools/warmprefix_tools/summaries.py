@@ -1,4 +1,4 @@
-"""Summaries of the commands, which `warmprefix --help` shows even without the extra `cli`."""
+"""Summaries of the commands, which `--help` shows even without the extra `cli`."""
 
 from __future__ import annotations
 

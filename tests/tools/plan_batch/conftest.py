@@ -19,7 +19,7 @@ def written(path: Path, lines: Iterable[Line]) -> Path:
 
 
 def topics(requests: int = 200, k: int = 8, name: str = "topics", scopes: Sequence[str | None] = (None,)) -> list[Line]:
-    """Requests on 12 topics of 12 blocks each, some of them twice; a block's number belongs to every scope."""
+    """Return requests on 12 topics of 12 blocks each, some of them twice; all scopes share the block numbers."""
     rng = random.Random(7)
     lines: list[Line] = [{"name": name, "k": k}, *({"block": i, "tokens": rng.randrange(50, 200)} for i in range(144))]
     asked: list[list[int]] = []
@@ -52,7 +52,7 @@ def recount() -> Callable[[Iterable[Line], Iterable[Line], int | None], int]:
 
 
 def found_by_an_engine(trace: Iterable[Line], orders: Iterable[Line], capacity_tokens: int | None) -> int:
-    """Tokens of these orders that a cache holds which drops what was not used longest, tails first."""
+    """Return the tokens of these orders that a least-recently-used cache holds, evicting tails first."""
     lines = list(trace)
     tokens = {line["block"]: line["tokens"] for line in lines if "block" in line}
     scopes = {line["request"]: line.get("scope") for line in lines if "request" in line}

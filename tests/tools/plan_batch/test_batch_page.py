@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[3] / "docs/batch.md").read_text()
 CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_the_pages_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     config = EmulatorConfig(base_ttft_ms=0, prefill_rate=float("inf"), decode_rate=float("inf"))
     with EmulatorServer(config) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
         names: dict[str, Any] = {"client": client, "model": config.model}
@@ -54,7 +54,7 @@ def test_the_pages_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["theirs"].planner == "LongestBlocksFirst"
 
 
-def test_the_pages_command_writes_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_on_the_page_writes_the_shown_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = [{"block": f"b{i}", "tokens": 100} for i in range(10)]
     requests = [{"request": i, "blocks": ["b9", f"b{i}"]} for i in range(3)]
@@ -68,7 +68,7 @@ def test_the_pages_command_writes_what_the_page_shows(tmp_path: Path, monkeypatc
     assert Path("orders.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
-def test_every_option_is_on_the_page_and_no_other() -> None:
+def test_page_lists_every_option_and_no_other() -> None:
     help_text = CliRunner().invoke(app, ["plan-batch", "--help"], env={"TERMINAL_WIDTH": "200"}).stdout
     options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}
     assert set(re.findall(r"^\| `(-[a-z-]+)` \|", PAGE, re.MULTILINE)) == options | {"-k"}
@@ -80,7 +80,7 @@ def test_page_and_table_list_every_planner_and_bound() -> None:
     assert set(BOUNDS) == set(get_args(BoundKind))
 
 
-def test_the_sizes_on_the_page_are_those_of_the_code() -> None:
+def test_sizes_on_the_page_are_those_of_the_code() -> None:
     steps = re.findall(r"up to (\d+) million steps", PAGE)
     assert [int(number) * 1_000_000 for number in steps] == [bounds._FOREST_STEPS, bounds._PARTNER_STEPS]
     assert f"Without numba it is {COMPILING_PAYS_FROM // 1_000_000} million steps for either" in PAGE

@@ -271,7 +271,7 @@ def test_ctrl_c_ends_with_status_130_and_leaves_no_partial_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_planner_of_the_command_is_not_recorded(run: Run, trace: Path, tmp_path: Path) -> None:
+def test_plan_batch_records_no_trace(run: Run, trace: Path, tmp_path: Path) -> None:
     result = run("plan-batch", trace, WARMPREFIX_RECORD=str(tmp_path / "recorded.jsonl"))
     assert result.returncode == 0
     assert list(tmp_path.iterdir()) == []

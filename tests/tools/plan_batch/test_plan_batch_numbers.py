@@ -1,4 +1,4 @@
-"""What `warmprefix plan-batch` writes is what an engine would do with its orders."""
+"""The numbers of `warmprefix plan-batch` are those of an engine that serves its orders."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CONTRACT = [
 ]  # fmt: skip
 
 
-class Planned:
-    """One run of the command in this process, and what it wrote."""
+class PlanBatchRun:
+    """One run of the command in this process, with its output."""
 
     def __init__(self, trace: Path, *options: object) -> None:
         numbers, orders = trace.with_suffix(".numbers"), trace.with_suffix(".orders")
@@ -58,7 +58,7 @@ def test_saved_tokens_can_be_counted_again(
     lines = topic_lines(scopes=scopes)
     trace = write(tmp_path / "topics.jsonl", lines)
     size = "unbounded" if capacity is None else capacity
-    planned = Planned(trace, "--planner", planner, "--capacity-tokens", size)
+    planned = PlanBatchRun(trace, "--planner", planner, "--capacity-tokens", size)
     numbers = planned.numbers
     assert list(numbers) == CONTRACT
     assert (numbers["planner"], numbers["trace"], numbers["requests"]) == (planner, "topics", 200)
@@ -117,7 +117,7 @@ def test_any_trace(
 ) -> None:
     trace = write(tmp_path_factory.mktemp("any") / "any.jsonl", lines)
     size = "unbounded" if capacity is None else capacity
-    planned = Planned(trace, "--planner", planner, "--capacity-tokens", size, "-k", k)
+    planned = PlanBatchRun(trace, "--planner", planner, "--capacity-tokens", size, "-k", k)
     assert planned.numbers["saved_tokens"] == recount(lines, planned.orders, capacity)
     asked = [(line["request"], frozenset(line["blocks"][:k])) for line in requests_of(lines)]
     got = [(line["request"], frozenset(line["order"])) for line in planned.orders]
@@ -127,7 +127,7 @@ def test_any_trace(
 
 def test_k_and_limit(trace: Path) -> None:
     for options, length, requests in (([], 8, 200), (["-k", 5, "--limit", 40], 5, 40), (["-k", 99], 8, 200)):
-        planned = Planned(trace, *options)
+        planned = PlanBatchRun(trace, *options)
         assert planned.numbers["requests"] == requests
         assert {len(line["order"]) for line in planned.orders} == {length}
         assert {line["request"] for line in planned.orders} == {f"r{number}" for number in range(requests)}
@@ -135,15 +135,15 @@ def test_k_and_limit(trace: Path) -> None:
 
 def test_long_requests_are_cut_at_15_blocks(tmp_path: Path, write: Write) -> None:
     lines: list[Line] = [{}, *({"block": i, "tokens": 10} for i in range(20)), {"request": 0, "blocks": [*range(20)]}]
-    planned = Planned(write(tmp_path / "long.jsonl", lines))
+    planned = PlanBatchRun(write(tmp_path / "long.jsonl", lines))
     assert planned.orders == [{"request": 0, "order": [*range(15)]}]
     assert planned.numbers["trace"] == "long"
 
 
 @pytest.mark.parametrize("planner", BATCH_PLANNERS)
-def test_one_request_none_of_whose_blocks_anybody_shares(tmp_path: Path, write: Write, planner: str) -> None:
+def test_single_request_shares_nothing(tmp_path: Path, write: Write, planner: str) -> None:
     lines: list[Line] = [{"name": "one"}, {"block": "b", "tokens": 7}, {"request": "q", "blocks": ["b"]}]
-    planned = Planned(write(tmp_path / "one.jsonl", lines), "--planner", planner)
+    planned = PlanBatchRun(write(tmp_path / "one.jsonl", lines), "--planner", planner)
     assert planned.orders == [{"request": "q", "order": ["b"]}]
     numbers = {key: value for key, value in planned.numbers.items() if key != "seconds"}
     assert list(numbers.values()) == [planner, "one", 1, 0, 7, 0.0, 0, "cpu"]
@@ -151,7 +151,7 @@ def test_one_request_none_of_whose_blocks_anybody_shares(tmp_path: Path, write: 
 
 def test_requests_without_blocks(tmp_path: Path, write: Write) -> None:
     lines: list[Line] = [{}, *({"request": number, "blocks": []} for number in range(3))]
-    planned = Planned(write(tmp_path / "empty.jsonl", lines))
+    planned = PlanBatchRun(write(tmp_path / "empty.jsonl", lines))
     assert planned.orders == [{"request": number, "order": []} for number in range(3)]
     assert (planned.numbers["total_tokens"], planned.numbers["hit_ratio"]) == (0, 0.0)
     assert "0.0% as they came -> 0.0% planned" in planned.printed
@@ -160,16 +160,16 @@ def test_requests_without_blocks(tmp_path: Path, write: Write) -> None:
 def test_equal_requests_of_different_scopes_share_nothing(tmp_path: Path, write: Write) -> None:
     lines: list[Line] = [{}, {"block": 1, "tokens": 100}]
     lines += [{"request": number, "blocks": [1], "scope": f"tenant {number % 5}"} for number in range(10)]
-    planned = Planned(write(tmp_path / "scopes.jsonl", lines))
+    planned = PlanBatchRun(write(tmp_path / "scopes.jsonl", lines))
     assert planned.numbers["saved_tokens"] == 5 * 100
     assert [line["request"] for line in planned.orders] == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
 
 
-def test_the_bound_is_told_with_its_kind(trace: Path) -> None:
-    printed = Planned(trace).printed
+def test_upper_bound_is_printed_with_its_kind(trace: Path) -> None:
+    printed = PlanBatchRun(trace).printed
     assert re.search(r"upper bound +[\d,]+ \(\d\d\.\d%\), exact maximum spanning forest", printed)
 
 
-def test_a_time_budget_of_nothing_is_one(trace: Path) -> None:
-    planned, unbounded = Planned(trace, "--time-budget", 0).numbers, Planned(trace).numbers
+def test_time_budget_of_zero_is_a_budget(trace: Path) -> None:
+    planned, unbounded = PlanBatchRun(trace, "--time-budget", 0).numbers, PlanBatchRun(trace).numbers
     assert 0 < planned["saved_tokens"] <= unbounded["saved_tokens"]

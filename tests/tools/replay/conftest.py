@@ -1,4 +1,4 @@
-"""Real text for replays: questions about the standard library, and what BM25 finds for them."""
+"""Real text for replays: questions about the standard library, with the passages that BM25 finds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ K = 8
 
 @pytest.fixture(scope="session")
 def turns() -> list[Turn]:
-    """No more than a replay has points over time, so that each point is one request."""
+    """As many as a replay has points over time, so that each point is one request."""
     entries = read_standard_library()
     retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
     return [Turn(question, retriever.retrieve(question.query, K)) for question in ask(entries, QUESTIONS, seed=5)]

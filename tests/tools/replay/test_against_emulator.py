@@ -1,7 +1,7 @@
 """The replay's cache model against the emulator, token by token, on real text.
 
 The same orders are served twice: as whole blocks in the model, and as tokens of real prompts in the emulator's
-`PrefixCache`, which chains hashes as vLLM does and knows nothing of blocks of text.
+`PrefixCache`, which chains hashes as vLLM does and has no notion of blocks of text.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]
 TEMPLATES = Templates()
-ANSWER = "It depends on the arguments; the documentation says which."
+ANSWER = "It depends on the arguments; the documentation lists them."
 
 
 def piece(turn: Turn, i: int) -> str:
-    """A block as it stands in a prompt: more text follows it, always."""
+    """Return a block as it stands in a prompt; more text always follows it."""
     block = turn.blocks[i]
     assert block.id is not None
     return f"{TEMPLATES.block(block.id, block.text)}\n\n"
@@ -49,7 +49,7 @@ def length(text: str) -> int:
 
 
 PREAMBLE = tokens_of([{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": ""}], ask=False)[:-2]
-"""What comes before the first block: the system prompt, and the head of the user's message."""
+"""Tokens before the first block: the system prompt, and the head of the user's message."""
 
 BEHIND_QUESTION = len(tokens_of([])) + 2
 """From the end of a question to its answer: `<|im_end|>`, a newline, the head of the assistant's message."""
@@ -58,7 +58,7 @@ BEHIND_ANSWER = len(tokens_of([{"role": "user", "content": ""}], ask=False)[:-2]
 
 
 def recorded(turns: Sequence[Turn]) -> Trace:
-    """The retrievals as a trace whose lengths are the emulator's own."""
+    """Return the retrievals as a trace whose lengths are the emulator's own."""
     return Trace(
         "standard-library",
         tuple(
@@ -82,7 +82,7 @@ class Replayed:
 
     @property
     def saved(self) -> list[int]:
-        """A request."""
+        """Saved tokens of each request."""
         assert len(self.result.over_time) == self.result.requests
         return [point.saved_tokens for point in self.result.over_time]
 
@@ -99,7 +99,7 @@ def replay(turns: Sequence[Turn], policy: str, capacity: int | None, placement: 
 
 
 def serve(cache: PrefixCache, prompt: Sequence[int], answer: Sequence[int] = ()) -> int:
-    """Prefill one prompt, and decode its answer; what was cached of the prompt."""
+    """Prefill one prompt, and decode its answer; return the cached tokens of the prompt."""
     sequence = cache.allocate(prompt, room_for=len(answer))
     assert sequence is not None
     cache.store(sequence)
@@ -110,12 +110,12 @@ def serve(cache: PrefixCache, prompt: Sequence[int], answer: Sequence[int] = ())
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def real_chat(turn: Turn, arranged: ContextOrder) -> list[Message]:
-    """What an application would send, order annotation and question included."""
+    """Return the messages of an application, order annotation and question included."""
     context = "".join(piece(turn, i) for i in arranged.order)
     if list(arranged.order) != sorted(arranged.order):
         context += TEMPLATES.order_annotation([str(block.id) for block in turn.blocks])
@@ -126,8 +126,8 @@ def real_prompts(turns: Sequence[Turn], replayed: Replayed) -> list[list[int]]:
     return [tokens_of(real_chat(turn, arranged)) for turn, arranged in zip(turns, replayed.arranged, strict=True)]
 
 
-def test_the_text_is_worth_replaying(turns: list[Turn]) -> None:
-    """Nothing below is proved on requests that share nothing, or everything."""
+def test_text_shares_some_blocks_but_not_all(turns: list[Turn]) -> None:
+    """The tests below would prove nothing on requests that share nothing, or everything."""
     before, after = (replay(turns, policy, None).result for policy in ("relevance", "coaccess"))
     assert before.requests == 100
     assert after.total_tokens > 50_000
@@ -136,8 +136,8 @@ def test_the_text_is_worth_replaying(turns: list[Turn]) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[Turn], policy: str) -> None:
-    """Blocks keep their tokens wherever they stand, so that lengths may be added up."""
+def test_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[Turn], policy: str) -> None:
+    """Blocks have the same tokens in every place, so that their lengths add up."""
     replayed = replay(turns, policy, None)
     for turn, arranged, prompt in zip(turns, replayed.arranged, real_prompts(turns, replayed), strict=True):
         whole = [*PREAMBLE]
@@ -147,7 +147,7 @@ def test_a_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[Turn], pol
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_unbounded_hits_are_the_emulators(turns: list[Turn], policy: str) -> None:
+def test_unbounded_hits_equal_the_emulators(turns: list[Turn], policy: str) -> None:
     """Cached are the preamble, the model's hit, and what the next tokens happen to have in common; no more."""
     replayed = replay(turns, policy, None)
     prompts = real_prompts(turns, replayed)
@@ -182,7 +182,7 @@ def first_missed(turn: Turn, arranged: ContextOrder, saved: int) -> int | None:
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_bounded_hits_are_the_emulators_to_within_a_block(turns: list[Turn], policy: str, share: float) -> None:
+def test_bounded_hits_equal_the_emulators_within_a_block(turns: list[Turn], policy: str, share: float) -> None:
     """Both keep what was used last, each path from its head: the model whole blocks, the emulator single tokens.
 
     So what the model holds the emulator holds too; and of the first block that the model lost, a part at most. Prompts
@@ -220,12 +220,12 @@ class Repeated:
 
 
 @pytest.mark.parametrize("policy", ["relevance", "greedy", "coaccess"])
-def test_in_the_tail_too(turns: list[Turn], policy: str) -> None:
-    """Conversations that keep their context: the model's hits are the emulator's, but for what separates messages."""
+def test_tail_hits_equal_the_emulators(turns: list[Turn], policy: str) -> None:
+    """If conversations keep their context, hits differ only by the tokens that separate messages."""
     replayed = replay(turns, policy, None, "tail")
     cache = PrefixCache(replayed.result.total_tokens + 1_000 * len(turns), block_size=1)
     histories: dict[int, list[Message]] = {}
-    not_modelled: Counter[int] = Counter()  # tokens of the history, a conversation
+    not_modelled: Counter[int] = Counter()  # tokens of the history, per conversation
     sequences: list[list[int]] = []
     for number, (turn, arranged) in enumerate(zip(turns, replayed.arranged, strict=True)):
         conversation = turn.question.conversation
@@ -248,7 +248,7 @@ def test_in_the_tail_too(turns: list[Turn], policy: str) -> None:
     assert (replayed.result.referring_requests > 0) == (policy != "relevance")
 
 
-def test_an_engine_over_http_reports_the_same(turns: list[Turn]) -> None:
+def test_engine_over_http_reports_the_same_hits(turns: list[Turn]) -> None:
     replayed = replay(turns, "coaccess", None)
     prompts = real_prompts(turns, replayed)
     config = EmulatorConfig(
@@ -269,10 +269,10 @@ def test_an_engine_over_http_reports_the_same(turns: list[Turn]) -> None:
             assert (usage.prompt_tokens_details.cached_tokens or 0) == (expected // 16 * 16 if number else 0)
 
 
-def test_with_kv_blocks_of_16_and_whole_prompts_the_ratios_stay(turns: list[Turn]) -> None:
-    """What is not modelled: the room of questions and annotations, and hits cut to whole KV blocks. It comes to little.
+def test_kv_blocks_and_whole_prompts_change_ratios_little(turns: list[Turn]) -> None:
+    """The room of questions and annotations, and hits cut to whole KV blocks, are not modelled and matter little.
 
-    These prompts are short, which makes it more than it is elsewhere.
+    These prompts are short, so that the difference is larger than elsewhere.
     """
     ratios: dict[str, tuple[float, float]] = {}
     for policy in ("relevance", "greedy", "coaccess"):

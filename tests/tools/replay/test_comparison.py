@@ -1,4 +1,4 @@
-"""What the command says of its own numbers."""
+"""The summary of a trace, and the estimates."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ GAINED = ReplayResult(
 )
 
 
-def said(result: ReplayResult) -> str:
+def summary_of(result: ReplayResult) -> str:
     (comparison,) = compare([result])
     return summary(comparison)
 
 
-def test_a_gain() -> None:
+def test_summary_of_a_gain() -> None:
     assert GAINED.prefill_change == pytest.approx(-0.3)
-    assert said(GAINED) == (
+    assert summary_of(GAINED) == (
         "With a cache of 100,000 tokens, coaccess would have found 40.0% of the context in it; as things are, it is"
         " 10.0%. That is 30.0% less to prefill, order annotations included. Of the requests, 60% would have less to"
         " prefill, 5% more and 35% as much as today; 25% would be left exactly as they are."
@@ -50,7 +50,7 @@ def test_a_gain() -> None:
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 500), st.integers(0, 500))
-def test_the_shares_of_requests_add_up(gained: int, lost: int, even: int, reordered: int) -> None:
+def test_shares_of_requests_add_up_to_100(gained: int, lost: int, even: int, reordered: int) -> None:
     requests = gained + lost + even
     result = replace(
         GAINED,
@@ -59,34 +59,36 @@ def test_the_shares_of_requests_add_up(gained: int, lost: int, even: int, reorde
         lost_requests=lost,
         reordered_requests=min(reordered, requests),
     )
-    (shares,) = re.findall(r"(\d+)% would have less to prefill, (\d+)% more and (\d+)% as much as today", said(result))
+    (shares,) = re.findall(
+        r"(\d+)% would have less to prefill, (\d+)% more and (\d+)% as much as today", summary_of(result)
+    )
     assert sum(map(int, shares)) == 100
     for share, count in zip(map(int, shares), (gained, lost, even), strict=True):
         assert abs(share - 100 * count / requests) < 1
 
 
-def test_hardly_a_difference() -> None:
+def test_summary_of_a_small_change_names_the_main_cause() -> None:
     same = replace(GAINED, saved_tokens=12_000, misses=Misses(60_000, 20_000, 8_000), annotation_tokens=2_300)
-    assert "hardly makes a difference: 0.3% more to prefill" in said(same)
-    assert "68% of it is blocks that never came before." in said(same)
+    assert "hardly makes a difference: 0.3% more to prefill" in summary_of(same)
+    assert "68% of it is blocks that never came before." in summary_of(same)
     other = replace(same, misses=Misses(10_000, 70_000, 8_000))
-    assert "80% of it is blocks that came before, but never behind the same ones." in said(other)
+    assert "80% of it is blocks that came before, but never behind the same ones." in summary_of(other)
     evicted = replace(same, misses=Misses(10_000, 8_000, 70_000))
-    assert "80% of it is blocks that the cache had evicted again." in said(evicted)
+    assert "80% of it is blocks that the cache had evicted again." in summary_of(evicted)
 
 
-def test_a_loss_to_annotations_is_called_one() -> None:
+def test_summary_of_a_loss_to_annotations() -> None:
     short = replace(GAINED, annotation_tokens=45_000)
-    assert "It does not pay here: 16.7% more to prefill, order annotations included." in said(short)
-    assert "An annotation takes 300 tokens, and a request has 500." in said(short)
+    assert "It does not pay here: 16.7% more to prefill, order annotations included." in summary_of(short)
+    assert "An annotation takes 300 tokens, and a request has 500." in summary_of(short)
 
 
-def test_nothing_at_all() -> None:
+def test_summary_without_context() -> None:
     empty = replace(GAINED, saved_tokens=0, total_tokens=0, today_saved_tokens=0, today_total_tokens=0)
-    assert said(empty) == "The requests held no context, so there is nothing to save."
+    assert summary_of(empty) == "The requests held no context, so there is nothing to save."
 
 
-def test_seconds_and_money() -> None:
+def test_estimates_of_seconds_and_money() -> None:
     estimates = Estimates(prefill_rate=1_000, price=2, cached_price=0.5)
     assert estimates.ttft_seconds(GAINED) == 63_000 / 1_000 / 200
     assert estimates.ttft_seconds_today(GAINED) == 90_000 / 1_000 / 200

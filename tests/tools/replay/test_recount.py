@@ -1,4 +1,4 @@
-"""Anyone can recount: the hits, from the orders that the command writes and the trace, by a model of a few lines."""
+"""A model of a few lines counts the same hits, from the trace and the orders that the command writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Key = tuple[Any, ...]
 
 
 def recount(orders: list[tuple[str | None, list[Any]]], tokens: dict[Any, int], capacity: int | str) -> int:
-    """The saved tokens of (scope, served order) pairs.
+    """Return the saved tokens of (scope, served order) pairs.
 
     The cache is a dict of prefixes, least recently used first; of those used at once, the longest first.
     """
@@ -57,7 +57,9 @@ def traces(draw: st.DrawFn) -> tuple[dict[Any, int], list[dict[str, Any]]]:
 
 @given(traces(), st.integers(1, 200), st.integers(1, 6))
 @settings(max_examples=60)
-def test_the_hits_can_be_recounted(trace: tuple[dict[Any, int], list[dict[str, Any]]], capacity: int, k: int) -> None:
+def test_hits_can_be_recounted_from_orders(
+    trace: tuple[dict[Any, int], list[dict[str, Any]]], capacity: int, k: int
+) -> None:
     tokens, requests = trace
     with tempfile.TemporaryDirectory() as folder:
         file, orders, numbers = (Path(folder, name) for name in ("t.jsonl", "orders.jsonl", "numbers.json"))
@@ -86,7 +88,7 @@ def test_the_hits_can_be_recounted(trace: tuple[dict[Any, int], list[dict[str, A
         assert result["today_saved_tokens"] == recount(today, tokens, result["capacity_tokens"])
 
 
-def test_the_recount_in_the_docs_counts_the_same(tmp_path: Path) -> None:
+def test_recount_in_the_docs_counts_the_same(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(), re.DOTALL | re.MULTILINE)
     documented: dict[str, Any] = {}
     exec(compile(code, "replay.md", "exec"), documented)

@@ -1,4 +1,4 @@
-"""The accounts of a replay, worked out by hand."""
+"""Counts of a replay, worked out by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def alone(*contexts: str, scope: str | None = None) -> list[TraceRequest]:
     return [TraceRequest(i, tuple(context), scope=scope) for i, context in enumerate(contexts)]
 
 
-def test_relevance_order_hits_what_earlier_prompts_began_with() -> None:
+def test_relevance_order_hits_common_beginnings() -> None:
     result = Replay(Workload(trace(*alone("ABC", "ABD", "BA", "ABC")))).run("relevance", None)
     assert (result.saved_tokens, result.total_tokens) == (0 + 150 + 0 + 180, 180 + 170 + 150 + 180)
     assert result.hit_ratio == 330 / 680
@@ -35,7 +35,7 @@ def test_relevance_order_hits_what_earlier_prompts_began_with() -> None:
     assert result.over_time == (Point(1, 0, 180), Point(2, 150, 170), Point(3, 0, 150), Point(4, 180, 180))
 
 
-def test_a_better_order_gains_requests() -> None:
+def test_better_order_gains_requests() -> None:
     result = Replay(Workload(trace(*alone("ABC", "CBA", "DA")))).run("greedy", None)
     # The third finds A below the root, and D has never been seen.
     assert result.saved_tokens == 180 + 100
@@ -48,7 +48,7 @@ def test_a_better_order_gains_requests() -> None:
     assert result.prefill_change == (200 + 48) / 480 - 1
 
 
-def test_what_was_evicted_is_told_from_what_was_never_held() -> None:
+def test_evicted_tokens_are_counted_apart_from_new_ones() -> None:
     # Room for A and C: B goes when C comes, and A with D.
     result = Replay(Workload(trace(*alone("AB", "C", "AB", "BA")))).run("relevance", 150)
     # Of AB, C evicts B; then A is a hit and B is not; then B opens a prompt that none has opened.
@@ -58,7 +58,7 @@ def test_what_was_evicted_is_told_from_what_was_never_held() -> None:
     assert (unbounded.saved_tokens, unbounded.misses) == (150, Misses(new=180, order=150))
 
 
-def test_a_request_larger_than_the_cache_keeps_its_beginning() -> None:
+def test_request_larger_than_the_cache_keeps_its_beginning() -> None:
     result = Replay(Workload(trace(*alone("ABC", "ABC")))).run("relevance", 160)
     assert result.saved_tokens == 150
     assert result.misses == Misses(new=180, evicted=30)
@@ -77,9 +77,9 @@ def test_scopes_share_room_and_no_prefix() -> None:
 
 
 def test_statistics_stay_in_their_scope() -> None:
-    # Whatever the first scope taught, the second's first request keeps relevance order.
-    taught = alone("BA", "BA", "BA", scope="one")
-    result = Replay(Workload(trace(*taught, TraceRequest("x", ("A", "B"), scope="two")))).run("coaccess", None)
+    # Whatever the policy learned in the first scope, the second's first request keeps relevance order.
+    learned = alone("BA", "BA", "BA", scope="one")
+    result = Replay(Workload(trace(*learned, TraceRequest("x", ("A", "B"), scope="two")))).run("coaccess", None)
     assert result.reordered_requests == 0
 
 
@@ -104,7 +104,7 @@ def test_ids_that_look_alike_are_different_blocks() -> None:
     assert (result.total_tokens, result.saved_tokens, result.misses) == (60, 0, Misses(new=30, order=30))
 
 
-def test_nothing_to_replay() -> None:
+def test_empty_traces_save_nothing() -> None:
     for requests in ([], alone("", "")):
         result = Replay(Workload(trace(*requests))).run("coaccess", 100)
         assert (result.requests, result.total_tokens, result.hit_ratio, result.prefill_change) == (
@@ -141,7 +141,7 @@ def test_every_policy_accounts_for_every_token(placement: str, capacity: int | N
         assert result.commit_us_p99 >= result.commit_us_p50 > 0
 
 
-def test_runs_of_one_replay_do_not_touch_each_other() -> None:
+def test_runs_of_one_replay_are_independent() -> None:
     contexts = ["ABC", "BA", "CDA", "AB", "DB", "ABCD", "BAC", "DC"] * 5
 
     def counts(replay: Replay) -> list[tuple[object, ...]]:
@@ -152,7 +152,7 @@ def test_runs_of_one_replay_do_not_touch_each_other() -> None:
     assert counts(replay) == counts(replay) == counts(Replay(Workload(trace(*alone(*contexts)))))
 
 
-def test_a_policy_of_ones_own() -> None:
+def test_custom_policy_is_named_by_its_class() -> None:
     replay = Replay(Workload(trace(*alone("ABC", "CBA"))))
     ours, theirs = replay.run(SortedPolicy, None), replay.run("sorted", None)
     assert ours.policy == "SortedPolicy"
@@ -161,7 +161,7 @@ def test_a_policy_of_ones_own() -> None:
 
 
 class Failing:
-    """A policy that answers with too little, now and then."""
+    """A policy that sometimes returns too few positions."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -174,7 +174,7 @@ class Failing:
         pass
 
 
-def test_a_failing_policy_is_counted() -> None:
+def test_failing_policy_is_counted() -> None:
     result = Replay(Workload(trace(*alone("ABC", "CBA", "ABC")))).run(Failing, None)
     assert (result.policy_errors, result.reordered_requests, result.saved_tokens) == (1, 2, 180 + 180)
 
@@ -183,7 +183,7 @@ def test_a_failing_policy_is_counted() -> None:
     ("policy", "capacity", "error"),
     [("best", None, "policy must be one of"), ("coaccess", 0, "capacity_tokens must be 1 or more")],
 )
-def test_a_wrong_call_is_refused(policy: str, capacity: int | None, error: str) -> None:
+def test_bad_arguments_are_refused(policy: str, capacity: int | None, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         Replay(Workload(trace(*alone("A")))).run(policy, capacity)
     with pytest.raises(ValueError, match="answer_tokens must be 0 or more, got -1"):
@@ -225,7 +225,7 @@ def test_today_means_neither_order_nor_references() -> None:
 
 
 @pytest.mark.parametrize(("capacity", "saved"), [(170, 110), (169, 100), (160, 100), (159, 0)])
-def test_a_history_can_be_evicted(capacity: int, saved: int) -> None:
+def test_history_can_be_evicted(capacity: int, saved: int) -> None:
     chats = trace(turn(0, 1, "A"), turn(1, 2, "B"), turn(2, 1, "C"))
     result = Replay(Workload(chats), "tail").run("coaccess", capacity)
     # B and its question are 60, A and its question 110: the question is the first to go, and then A.
@@ -255,7 +255,7 @@ def test_one_conversation_id_in_two_scopes_is_two_conversations() -> None:
     assert (result.referring_requests, result.reference_tokens, result.saved_tokens) == (1, 100, 100)
 
 
-def test_a_conversation_may_begin_with_no_context() -> None:
+def test_conversation_may_begin_without_context() -> None:
     chats = trace(turn(0, 1, ""), turn(1, 1, "AB"), turn(2, 1, "BC"), turn(3, 2, "AB"))
     result = Replay(Workload(chats), "tail").run("coaccess", None)
     assert result.total_tokens == 10 + 170 + (170 + NOTE + 30 + 10) + 160

@@ -1,4 +1,4 @@
-"""What the person at the keyboard reads, on consoles of any width."""
+"""Printed tables, on consoles of any width."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def test_no_number_is_cut(width: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "tables"), [(80, 2), (200, 1)])
-def test_where_it_is_narrow_times_stand_below(width: int, tables: int) -> None:
+def test_narrow_console_prints_times_in_a_second_table(width: int, tables: int) -> None:
     lines = printed(width, [TODAY, RESULT])
     assert sum(line.startswith("cache ") for line in lines) == tables
     assert sum("1,000,000,000 tokens" in line for line in lines) == tables + 1  # and in a sentence
     assert max(map(len, lines)) <= width
 
 
-def test_columns_that_nobody_asked_for_are_left_out() -> None:
+def test_optional_columns_are_omitted() -> None:
     text = "\n".join(printed(200, [replace(RESULT, reference_tokens=0)], Estimates()))
     for word in ("referred", "TTFT", "cost"):
         assert word not in text
 
 
-def test_one_is_one_and_a_failing_policy_is_said() -> None:
+def test_singular_and_failing_policy() -> None:
     text = "\n".join(printed(200, [replace(RESULT, requests=1, policy_errors=1)]))
     assert "t: 1 request, k = 15" in text
     assert "context-index failed in 1 request of t; they count in relevance order." in text

@@ -1,4 +1,4 @@
-"""Results to make pages of, and a browser to look at them with."""
+"""Results for pages, and a browser to look at the pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replayed(
     k: int = 15,
     placement: Placement = "head",
 ) -> ReplayResult:
-    """A result that adds up, with a hit ratio that rises as a cache fills and then wavers."""
+    """Return a result that adds up; its hit ratio rises as a cache fills and then wavers."""
     rng = random.Random(f"{trace} {policy} {capacity_tokens}")
     ends = sorted({round(requests * i / 100) for i in range(1, 101)} - {0})
     points: list[Point] = []
@@ -88,7 +88,7 @@ def replayed(
 
 @pytest.fixture(scope="session")
 def results() -> list[ReplayResult]:
-    """Traces as different as they come: ordinary, long-named, gaining nothing, losing, tiny, multi-turn."""
+    """Traces of many kinds: ordinary, long-named, gaining nothing, losing, tiny, multi-turn."""
     traces: list[tuple[str, float, int, Placement]] = [
         ("campus_help_desk", 0.48, 2_800, "head"),
         ("a_name_as_long_as_people_make_them_when_files_are_named_by_scripts_2026-07-01T00:00:00Z", 0.3, 1_190, "head"),
@@ -188,14 +188,14 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 PATIENCE = 60
-"""Seconds without a word from the browser after which it counts as hung."""
+"""Seconds without a message from the browser after which it counts as hung."""
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One for all tests. Without one they are skipped, but in CI, where nobody reads what was skipped, they fail.
+    """One for all tests. Without one they are skipped, but in CI, where skipped tests go unnoticed, they fail.
 
-    WARMPREFIX_NO_BROWSER says that none can be had.
+    WARMPREFIX_NO_BROWSER declares that there is no browser.
     """
     if not hasattr(os, "posix_spawn"):
         pytest.skip("the browser is driven through pipes that it inherits, which needs POSIX")
@@ -252,7 +252,7 @@ class Browser:
         os.close(self._answers)
 
     def open(self, path: Path, width: int = 1280, scheme: str = "light", media: str = "screen") -> None:
-        """Load a page into a window so wide, for a reader of that preference; forgets the events before."""
+        """Load a page into a window of that width, for a reader of that preference; drop earlier events."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=True)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
@@ -263,23 +263,23 @@ class Browser:
         )
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page, once it is there."""
+        """Return the value of a JavaScript expression in the page, once it is there."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def events(self, method: str) -> list[dict[str, Any]]:
-        """What has been reported by that name since the page was opened."""
+        """Return the events of that name since the page was opened."""
         self.evaluate("0")  # whatever was on its way before this is here after it
         return [event["params"] for event in self._events if event["method"] == method]
 
     def screenshot(self, path: Path) -> None:
-        """The whole page, as a PNG."""
+        """Write the whole page as a PNG."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A method of the protocol, and what it returns."""
+        """Call a method of the protocol, and return its result."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters, **self._session}
         self._send(json.dumps(message).encode() + b"\0")
@@ -297,14 +297,14 @@ class Browser:
             ready, _, _ = select.select([self._answers], [], [], PATIENCE)
             piece = os.read(self._answers, 1 << 20) if ready else b""
             if not piece:
-                raise OSError("the browser is gone" if ready else f"the browser said nothing for {PATIENCE} seconds")
+                raise OSError("the browser is gone" if ready else f"the browser sent nothing for {PATIENCE} seconds")
             self._unread += piece
         message, _, self._unread = self._unread.partition(b"\0")
         return dict(json.loads(message))
 
 
 def _pipe() -> tuple[int, int]:
-    """Two ends, with numbers out of the way of those that a program is started with."""
+    """Return two ends; their numbers do not collide with those that a program is started with."""
     import fcntl  # which Windows lacks
 
     read, write = os.pipe()
@@ -315,7 +315,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Outline(HTMLParser):
-    """What a page consists of; refuses one whose elements are not balanced."""
+    """Elements and texts of a page; refuses a page whose elements are not balanced."""
 
     VOID = ("link", "meta", "wbr")
 

@@ -1,4 +1,4 @@
-"""The pages as a browser shows them, on a phone and on a desk, in the light and in the dark."""
+"""The pages in a browser: on a phone and on a desk, light and dark."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ MEASURE = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def pages(
-    results: list[ReplayResult], report: DoctorReport, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """By name: each as a file."""
+def pages(results: list[ReplayResult], report: DoctorReport, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of the pages, by name."""
     hostile = "\u202e</title><script>document.title = 'run'</script><img src='https://evil.example/x'>" + "W" * 300
     written = {
         "replay": replay_page(results),
@@ -52,7 +50,7 @@ def pages(
 
 
 def report_of(text: str, report: DoctorReport) -> DoctorReport:
-    """That text wherever text of a log can be."""
+    """Return a report with that text wherever text of a log can be."""
     place = Place(1, text, 1, message=0, role=text, snippet=text, mark=(3, 90))
     finding = replace(report.findings[0], kind=text, title=text, fix=text, divergence=Divergence(place, place, 1, 2))
     return replace(
@@ -62,7 +60,7 @@ def report_of(text: str, report: DoctorReport) -> DoctorReport:
 
 @pytest.fixture(params=list(SEEN.values()), ids=list(SEEN))
 def look(request: pytest.FixtureRequest, browser: Browser) -> Callable[[Path], dict[str, Any]]:
-    """Opens a page for a width, a colour scheme, folds open or not, and measures it."""
+    """Open a page with a width and a colour scheme, details open or not, and measure it."""
     width, scheme, folds = request.param
 
     def measured(path: Path) -> dict[str, Any]:
@@ -79,7 +77,7 @@ def path(request: pytest.FixtureRequest, pages: dict[str, Path]) -> Path:
     return pages[request.param]
 
 
-def test_it_fits_is_legible_and_makes_no_request(
+def test_page_fits_is_legible_and_makes_no_request(
     look: Callable[[Path], dict[str, Any]], path: Path, browser: Browser
 ) -> None:
     seen = look(path)
@@ -96,7 +94,7 @@ def test_it_fits_is_legible_and_makes_no_request(
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_the_numbers_shown_are_those_of_the_results(
+def test_table_shows_the_ratios_of_the_results(
     results: list[ReplayResult], pages: dict[str, Path], browser: Browser, width: int
 ) -> None:
     browser.open(pages["replay"], width)
@@ -115,7 +113,7 @@ def test_the_numbers_shown_are_those_of_the_results(
         assert {policy: numbers for policy, _, *numbers in rows if policy != "today"} == expected
 
 
-def test_bars_are_as_long_as_their_numbers_say(pages: dict[str, Path], browser: Browser) -> None:
+def test_length_of_bars_matches_their_numbers(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["replay"])
     rows = browser.evaluate(
         "[...document.querySelectorAll('section[id] figure:first-child .barred')]"
@@ -133,7 +131,7 @@ def test_bars_are_as_long_as_their_numbers_say(pages: dict[str, Path], browser: 
         )
 
 
-def test_lines_end_beside_their_names(pages: dict[str, Path], browser: Browser) -> None:
+def test_lines_end_next_to_their_names(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["replay"])
     ends = browser.evaluate(
         "[...document.querySelectorAll('.lines')].map(chart => [chart.querySelectorAll('.plot .line').length,"
@@ -148,7 +146,7 @@ def test_lines_end_beside_their_names(pages: dict[str, Path], browser: Browser) 
         assert names[leaders.index("line hero")].startswith("coaccess")
 
 
-def test_a_pointer_is_told_the_numbers(pages: dict[str, Path], browser: Browser) -> None:
+def test_pointer_shows_the_numbers_of_a_column(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["one-trace"])
     hints = browser.evaluate("[...document.querySelectorAll('.column title')].map(title => title.textContent)")
     assert len(hints) == 100
@@ -165,7 +163,7 @@ def test_a_pointer_is_told_the_numbers(pages: dict[str, Path], browser: Browser)
     assert [i for i, shown in enumerate(browser.evaluate(cursors)) if shown] == [50]
 
 
-def test_nothing_moves_while_it_is_loaded(pages: dict[str, Path], browser: Browser) -> None:
+def test_layout_is_stable_while_the_page_loads(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["replay"], 360)
     shifts = browser.evaluate(
         "new Promise(done => { new PerformanceObserver(list => done(list.getEntries().length))"
@@ -174,7 +172,7 @@ def test_nothing_moves_while_it_is_loaded(pages: dict[str, Path], browser: Brows
     assert shifts == 0
 
 
-def test_a_wide_table_scrolls_with_the_keys(pages: dict[str, Path], browser: Browser) -> None:
+def test_wide_table_scrolls_with_the_keys(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["replay"], 360)
     browser.evaluate(
         "for (const each of document.querySelectorAll('details')) each.open = true;"
@@ -188,7 +186,7 @@ def test_a_wide_table_scrolls_with_the_keys(pages: dict[str, Path], browser: Bro
     assert browser.evaluate(f"new Promise(done => {{ {moved}; }})")
 
 
-def test_on_paper_it_is_dark_on_light_and_without_the_folds(pages: dict[str, Path], browser: Browser) -> None:
+def test_paper_is_dark_on_light_without_details(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["replay"], 800, "dark", media="print")
     seen = browser.evaluate(f"{MEASURE}; measure()")
     assert seen["faint"] == []
@@ -202,7 +200,7 @@ def test_on_paper_it_is_dark_on_light_and_without_the_folds(pages: dict[str, Pat
 
 @contextmanager
 def listening() -> Iterator[tuple[str, list[str]]]:
-    """A server's address, and what it has been asked for."""
+    """Yield a server's address, and the paths that were requested."""
     asked: list[str] = []
 
     class Listener(BaseHTTPRequestHandler):
@@ -213,7 +211,7 @@ def listening() -> Iterator[tuple[str, list[str]]]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
         thread = Thread(target=server.serve_forever)
@@ -226,7 +224,7 @@ def listening() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["as it is", "without its policy"])
-def test_what_gets_into_the_body_can_neither_run_nor_load(browser: Browser, tmp_path: Path, guarded: bool) -> None:
+def test_markup_in_the_body_can_neither_run_nor_load(browser: Browser, tmp_path: Path, guarded: bool) -> None:
     with listening() as (address, asked):
         smuggled = (
             f"<script>document.title = 'run'</script><img src='{address}/image' onerror=\"document.title = 'run'\">"
@@ -241,11 +239,11 @@ def test_what_gets_into_the_body_can_neither_run_nor_load(browser: Browser, tmp_
         seen = browser.evaluate("[document.title, getComputedStyle(document.querySelector('p')).color]")
     if guarded:
         assert (seen, asked) == (["calm", "rgb(33, 28, 22)"], [])
-    else:  # so that the silence above means something
+    else:  # without the policy, everything runs and loads
         assert (seen, set(asked)) == (["run", "rgb(1, 2, 3)"], {"/image", "/frame", "/style"})
 
 
-def test_the_measuring_finds_faults(browser: Browser, tmp_path: Path) -> None:
+def test_measuring_finds_faults(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     faults = (
         "<p style='margin: 0; height: 5px'>one</p><p style='margin: 0'>on top of it</p>"

@@ -34,7 +34,7 @@ HOSTILE = (
 )
 
 
-def test_it_is_balanced_and_loads_nothing(results: list[ReplayResult], outline: Parse) -> None:
+def test_replay_page_is_balanced_and_loads_nothing(results: list[ReplayResult], outline: Parse) -> None:
     page = outline(replay_page(results))
     names = {name for name, _ in page.elements}
     assert not names & {"script", "img", "link", "iframe", "object", "embed", "form", "base", "audio", "video", "use"}
@@ -44,7 +44,7 @@ def test_it_is_balanced_and_loads_nothing(results: list[ReplayResult], outline: 
     assert not re.search(r"https?:|//", replay_page(results))
 
 
-def test_the_style_loads_nothing_and_is_all_that_is_allowed(results: list[ReplayResult], outline: Parse) -> None:
+def test_policy_allows_only_the_style_which_loads_nothing(results: list[ReplayResult], outline: Parse) -> None:
     style = resources.files("warmprefix_tools.report").joinpath("style.css").read_text(encoding="utf-8")
     assert "@import" not in style
     assert set(re.findall(r"url\(.", style)) == {"url(#"}
@@ -67,7 +67,7 @@ def test_ids_are_unique_and_links_lead_somewhere(results: list[ReplayResult], ou
     assert {attributes["href"][1:] for name, attributes in elements if name == "a"} <= set(ids)
 
 
-def test_charts_have_a_name_or_are_hidden_beside_their_numbers(results: list[ReplayResult], outline: Parse) -> None:
+def test_charts_have_a_name_or_are_hidden_next_to_their_numbers(results: list[ReplayResult], outline: Parse) -> None:
     elements = outline(replay_page(results)).elements
     outer = [attributes for name, attributes in elements if name == "svg" and "viewbox" not in attributes]
     assert outer
@@ -79,7 +79,7 @@ def test_the_same_results_make_the_same_bytes(results: list[ReplayResult]) -> No
     assert replay_page(results) == replay_page(list(results))
 
 
-def test_no_results_are_a_mistake() -> None:
+def test_empty_results_are_refused() -> None:
     with pytest.raises(ValueError, match="results must hold one result or more, got none"):
         replay_page([])
 
@@ -116,7 +116,7 @@ def test_hostile_names_stay_names(results: list[ReplayResult], outline: Parse, n
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
 
 
-def test_results_of_namesakes_are_all_shown(results: list[ReplayResult]) -> None:
+def test_traces_that_share_a_name_are_all_shown(results: list[ReplayResult]) -> None:
     first = results[:8]
     second = [replace(result, saved_tokens=result.saved_tokens // 2) for result in first]
     assert [list(each.cells.values()) for each in compare([*first, *second])] == [first, second]
@@ -125,7 +125,7 @@ def test_results_of_namesakes_are_all_shown(results: list[ReplayResult]) -> None
     assert all(f"{result.saved_tokens:,}" in page for result in (*first, *second))
 
 
-def test_a_combination_that_was_not_replayed_is_a_gap(results: list[ReplayResult]) -> None:
+def test_missing_combination_is_a_gap(results: list[ReplayResult]) -> None:
     assert "<td>\u2013</td>" not in replay_page(results[:16])
     assert "<td>\u2013</td>" in replay_page(results[:15])
 
@@ -137,7 +137,7 @@ def test_any_choice_of_policies_makes_a_page(results: list[ReplayResult], polici
     assert f"hit ratio with {policies[0]}" in texts
 
 
-def test_the_headline_is_of_the_default_policy_even_where_another_found_more(results: list[ReplayResult]) -> None:
+def test_headline_shows_the_default_policy_even_if_another_saves_more(results: list[ReplayResult]) -> None:
     (comparison,) = compare(
         [replace(each, saved_tokens=0) if each.policy == "coaccess" else each for each in results[:8]]
     )
@@ -146,7 +146,7 @@ def test_the_headline_is_of_the_default_policy_even_where_another_found_more(res
     assert [each.policy for each in comparison.best(2)] == ["coaccess", "relevance", "oracle", "greedy"]
 
 
-def test_what_gains_nothing_or_loses_is_said(results: list[ReplayResult], outline: Parse) -> None:
+def test_traces_without_gain_are_counted_in_the_verdict(results: list[ReplayResult], outline: Parse) -> None:
     def about(saved: int, trace: str) -> ReplayResult:
         return replace(
             results[7], trace=trace, saved_tokens=saved, today_saved_tokens=1_000_000, today_total_tokens=2_000_000,

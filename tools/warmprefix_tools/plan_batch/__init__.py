@@ -1,1 +1,1 @@
-"""The command `warmprefix plan-batch`: a recorded trace, planned as one batch. docs/batch.md describes it."""
+"""The command `warmprefix plan-batch`, which docs/batch.md describes."""

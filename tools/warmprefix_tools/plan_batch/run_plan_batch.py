@@ -1,4 +1,4 @@
-"""The command `warmprefix plan-batch`: plans a trace as one batch, and prints and writes the plan."""
+"""The command `warmprefix plan-batch`: plans a trace as one batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOUNDS: dict[BoundKind, str] = {
 
 
 class PlanBatchError(WarmprefixError):
-    """The planner or the device cannot plan this trace; the message is for the user of the command."""
+    """The planner or the device cannot plan this trace."""
 
 
 def run_plan_batch(options: PlanBatchOptions) -> None:
@@ -70,7 +70,7 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
 
 
 def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
-    """Return the trace's requests with their first `k` blocks, or `DEFAULT_K`; the scope is the tenant.
+    """Return the trace's requests; the scope is the tenant, and None is `DEFAULT_K`.
 
     Their ids are their places in the trace, because the trace's own ids may be 1 and "1".
     """
@@ -83,7 +83,7 @@ def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
 
 
 def _saved_as_they_came(requests: Sequence[BatchRequest], capacity_tokens: int | None) -> int:
-    """Return the tokens that a cache saves if all requests run in their order, with blocks in relevance order."""
+    """Return the tokens that a cache saves without any reordering."""
     cache = PrefixTree[tuple[str | None, bytes]](capacity_tokens, 2 * len(requests) + 1)
     return sum(
         cache.insert(
@@ -158,7 +158,7 @@ def _as_json(plan: BatchPlan, trace: str) -> dict[str, Any]:
 
 
 def _order_lines(plan: BatchPlan, trace: Trace) -> Iterator[str]:
-    """Yield every request in execution order, as a line of JSON with the trace's own ids."""
+    """Yield every request in execution order, as JSON with the trace's own ids."""
     encode = json.JSONEncoder(separators=(",", ":")).encode
     for planned in plan:
         source = trace.requests[int(planned.id)]

@@ -1,1 +1,1 @@
-"""Replay of recorded retrieval traces through ordering policies and caches of any size."""
+"""Replay of recorded traces through ordering policies and caches of any size."""

@@ -29,7 +29,7 @@ class ContextOrder(NamedTuple):
 
 
 class RequestArranger(Protocol):
-    """Receives every request of a trace once, in order, and learns from each before the next."""
+    """Receives every request of a trace once, in order, and learns from each."""
 
     def arrange(self, request: ReplayRequest) -> ContextOrder:
         """Arrange a request, and count it as served."""
@@ -44,7 +44,7 @@ class RelevanceArranger:
 
 
 class PlannerArranger:
-    """A planner of its own, as an application would have it; it also times the planner's calls."""
+    """A planner of its own, whose calls it also times."""
 
     def __init__(
         self,
@@ -53,7 +53,10 @@ class PlannerArranger:
         capacity_tokens: int | None,
         placement: Placement,
     ) -> None:
-        """Give the planner's mirror the size of the cache. Its other bounds exceed the trace, and its clock stands."""
+        """Give the planner's mirror the size of the cache.
+
+        Its other bounds exceed the trace, and its clock stands still.
+        """
         self._planner = ContextPlanner(
             policy=policy,
             capacity_tokens=capacity_tokens,

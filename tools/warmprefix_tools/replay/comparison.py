@@ -17,7 +17,10 @@ _LEAST_CHANGE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TraceComparison:
-    """Results of one trace, by policy and cache size. Its headline is about the first cache size."""
+    """Results of one trace, by policy and cache size.
+
+    The headline is about the first cache size.
+    """
 
     trace: str
     k: int
@@ -39,7 +42,10 @@ class TraceComparison:
 
     @property
     def after(self) -> ReplayResult:
-        """Result of the default policy; without it, the highest hit ratio, relevance order last of all."""
+        """Result of the default policy.
+
+        Without it, the highest hit ratio, with relevance order last of all.
+        """
         preferred = [result for result in self.headline if result.policy == _DEFAULT]
         others = [result for result in self.headline if result.policy != TODAY]
         return [*preferred, *others, *self.headline][0]

@@ -1,4 +1,4 @@
-"""Prompts as the engine receives them, and its prefix cache, which holds whole blocks.
+"""Prompts as the engine receives them, and its prefix cache of whole blocks.
 
 A prompt is a sequence of pieces, each with a number. Two prompts share the numbers that they begin with. With placement
 `head` a prompt is the context in planned order; the rest of the prompt cannot be shared, so it is left out. With `tail`
@@ -37,7 +37,7 @@ class PromptLayout(Protocol):
     """Prompts of one run, in order."""
 
     def lay_out(self, request: ReplayRequest, order: ContextOrder) -> ReplayPrompt:
-        """Return a request's prompt, and add it to the history of its conversation if the history stays."""
+        """Return a request's prompt, and add it to a history that stays."""
         ...
 
 
@@ -102,12 +102,12 @@ class CacheModel:
     """
 
     def __init__(self, capacity_tokens: int | None, requests: int) -> None:
-        """Make room for `capacity_tokens`, None for no bound, and for the nodes of that number of requests."""
+        """Make room for `capacity_tokens`, or without a bound for None, and `requests`."""
         max_nodes = 2 * requests + 1
         self._held = PrefixTree[int](capacity_tokens, max_nodes)
         self._ever = None if capacity_tokens is None else PrefixTree[int](None, max_nodes)
 
     def serve(self, keys: Sequence[int], tokens: Sequence[int]) -> CachedTokens:
-        """Return the cached tokens of a prompt, which the cache holds as a whole afterwards. O(len(keys))."""
+        """Return the cached tokens of a prompt, then hold all of it. O(len(keys))."""
         now = self._held.insert(keys, tokens).tokens
         return CachedTokens(now, now if self._ever is None else self._ever.insert(keys, tokens).tokens)

@@ -114,7 +114,7 @@ class ReplayOptions:
 
 
 def parse_capacities(text: str) -> tuple[int | None, ...]:
-    """Return the numbers of tokens in a list, in the given order; None for `unbounded`.
+    """Return the numbers of tokens in a list, in order; None for `unbounded`.
 
     >>> parse_capacities("500k,100000,unbounded")
     (500000, 100000, None)

@@ -113,14 +113,14 @@ class ReplayResult:
 
     @property
     def untouched_requests(self) -> int:
-        """Requests sent exactly as today; earlier requests may still make them gain or lose."""
+        """Requests sent exactly as today; earlier ones may still make them gain or lose."""
         return self.requests - self.reordered_requests - self.referring_requests
 
     @property
     def prefill_change(self) -> float:
-        """Change of the prefill against today, order annotations included; 0 if today prefills nothing.
+        """Change of the prefill against today, order annotations included.
 
-        -0.2 is a fifth less.
+        -0.2 is a fifth less; 0 if today prefills nothing.
         """
         if not self.today_prefilled_tokens:
             return 0.0
@@ -129,10 +129,10 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Speed and prices of an engine, to estimate seconds and money from tokens; None if unknown.
+    """Speed and prices of an engine, to estimate seconds and money from tokens.
 
-    Order annotations count as prefilled. The preamble, and with placement `head` the history and the question, are
-    left out: they cost the same today.
+    None stands for an unknown rate or price, and for an estimate that needs it. Order annotations count as prefilled.
+    The preamble, and with placement `head` the history and the question, are left out: they cost the same today.
     """
 
     prefill_rate: float | None = None
@@ -143,7 +143,7 @@ class Estimates:
     """Price per million tokens found in the cache."""
 
     def ttft_seconds(self, result: ReplayResult) -> float | None:
-        """Return the mean time that a request's prefill adds to its time to first token, on an idle engine."""
+        """Return the mean time of a request's prefill on an idle engine."""
         return self._seconds(result.prefilled_tokens + result.annotation_tokens, result.requests)
 
     def ttft_seconds_today(self, result: ReplayResult) -> float | None:

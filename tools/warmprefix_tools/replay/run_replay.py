@@ -1,4 +1,4 @@
-"""The command `warmprefix replay`: traces through policies and caches, as tables, JSON, orders and a page."""
+"""The command `warmprefix replay`: tables, JSON, orders and a page of results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _read(paths: Sequence[Path], limit: int | None) -> list[Trace]:
 def _replay(
     traces: Sequence[Trace], options: ReplayOptions, write: Callable[[str], object] | None
 ) -> list[ReplayResult]:
-    """Replay every trace with every cache and policy, and write the orders if there is a file for them."""
+    """Replay every trace with every cache and policy, and write the served orders."""
     results: list[ReplayResult] = []
     runs = len(options.capacities) * len(options.policy_names)
     announcement = f"Replaying {counted(len(traces), 'trace')}, {counted(runs, 'run')} each ..."
@@ -99,7 +99,7 @@ def _replay(
 
 
 def _order_line(labels: dict[str, Any], request: ReplayRequest, order: ContextOrder) -> str:
-    """Return a served request as a line of JSON, with `references` only if there are some."""
+    """Return a served request as JSON, with `references` only if there are some."""
     line = {**labels, "request": request.source.request, "order": [request.ids[i] for i in order.order]}
     if order.references:
         line["references"] = [request.ids[i] for i, _ in order.references]
@@ -116,35 +116,20 @@ def _as_json(results: Sequence[ReplayResult], estimates: Estimates) -> dict[str,
     }
 
 
+_RESULT_FIELDS = (
+    "trace", "policy", "capacity_tokens", "k", "placement", "requests", "hit_ratio", "saved_tokens", "total_tokens",
+    "prefilled_tokens", "plan_us_p50", "plan_us_p99", "commit_us_p50", "commit_us_p99", "gained_requests",
+    "lost_requests", "reordered_requests", "referring_requests", "reference_tokens", "annotation_tokens",
+    "today_saved_tokens", "today_total_tokens", "prefill_change", "policy_errors",
+)  # fmt: skip
+
+
 def _result_as_json(result: ReplayResult, estimates: Estimates) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "trace": result.trace,
-        "policy": result.policy,
-        "capacity_tokens": _capacity_name(result.capacity_tokens),
-        "k": result.k,
-        "placement": result.placement,
-        "requests": result.requests,
-        "hit_ratio": result.hit_ratio,
-        "saved_tokens": result.saved_tokens,
-        "total_tokens": result.total_tokens,
-        "prefilled_tokens": result.prefilled_tokens,
-        "plan_us_p50": round(result.plan_us_p50, 1),
-        "plan_us_p99": round(result.plan_us_p99, 1),
-        "commit_us_p50": round(result.commit_us_p50, 1),
-        "commit_us_p99": round(result.commit_us_p99, 1),
-        "gained_requests": result.gained_requests,
-        "lost_requests": result.lost_requests,
-        "reordered_requests": result.reordered_requests,
-        "referring_requests": result.referring_requests,
-        "reference_tokens": result.reference_tokens,
-        "annotation_tokens": result.annotation_tokens,
-        "today_saved_tokens": result.today_saved_tokens,
-        "today_total_tokens": result.today_total_tokens,
-        "prefill_change": result.prefill_change,
-        "policy_errors": result.policy_errors,
-        "misses": asdict(result.misses),
-        "over_time": [asdict(point) for point in result.over_time],
-    }
+    fields = {name: getattr(result, name) for name in _RESULT_FIELDS}
+    fields["capacity_tokens"] = _capacity_name(result.capacity_tokens)
+    fields.update({name: round(value, 1) for name, value in fields.items() if "_us_" in name})
+    fields["misses"] = asdict(result.misses)
+    fields["over_time"] = [asdict(point) for point in result.over_time]
     if estimates.prefill_rate is not None:
         fields["ttft_seconds"] = estimates.ttft_seconds(result)
         fields["ttft_seconds_today"] = estimates.ttft_seconds_today(result)

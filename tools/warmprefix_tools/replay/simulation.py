@@ -1,4 +1,4 @@
-"""Replay of a trace: every request through an arranger, every prompt through the cache model."""
+"""Replay of a trace: requests through an arranger, prompts through the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ignore(request: ReplayRequest, order: ContextOrder) -> None:
 
 
 class Replay:
-    """One trace, to be run with any number of policies and caches; equal runs give equal counts."""
+    """One trace, to be run with policies and caches; equal runs give equal counts."""
 
     def __init__(self, workload: Workload, placement: Placement = "head", answer_tokens: int = 0) -> None:
         """Prepare for runs.
@@ -55,7 +55,7 @@ class Replay:
         name: str | None = None,
         observe: Observe = _ignore,
     ) -> ReplayResult:
-        """Run a policy, in a `ContextPlanner` of its own, with a cache of `capacity_tokens`.
+        """Run a policy in a `ContextPlanner` of its own, with a cache of that capacity.
 
         `relevance` stands for the application as it is: with placement `tail` it does not de-duplicate either.
 
@@ -160,5 +160,5 @@ def _stretches(saved: Sequence[int], totals: Sequence[int]) -> tuple[Point, ...]
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the least value that `share` of the values do not exceed; 0 without values."""
+    """Return the least value that `share` of the values do not exceed; 0 if empty."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] if values else 0.0

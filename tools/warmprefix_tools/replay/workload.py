@@ -1,4 +1,4 @@
-"""A trace prepared for replays: cut to its `k`, with the blocks that a planner takes."""
+"""A trace prepared for replays: cut to its `k`, with blocks for a planner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Workload:
     """Requests of one trace, prepared once for any number of runs."""
 
     def __init__(self, trace: Trace, k: int | None = None) -> None:
-        """Take the first `k` blocks of each request; None for `DEFAULT_K`, or all if they are fewer.
+        """Take the first `k` blocks of each request; None for at most `DEFAULT_K`.
 
         Raises:
             ValueError: `k` is below 1.

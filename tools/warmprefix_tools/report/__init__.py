@@ -1,1 +1,1 @@
-"""Reports for people: numbers as text, and self-contained HTML pages from Jinja templates."""
+"""Reports: numbers as text, and self-contained HTML pages from Jinja templates."""

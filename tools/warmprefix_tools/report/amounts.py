@@ -20,7 +20,7 @@ __all__ = [
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, with one decimal: orders often differ by less than a percent.
+    """Return a share in percent with one decimal; orders often differ by less than 1.
 
     >>> percent(0.4081)
     '40.8%'
@@ -105,7 +105,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def duration(microseconds: float) -> str:
-    r"""Return a time in the unit that keeps the number short; no line break parts number and unit.
+    r"""Return a time in the unit that keeps it short, with a non-breaking space.
 
     >>> duration(0.53), duration(47.2), duration(1_250), duration(2_500_000)
     ('0.5\xa0µs', '47\xa0µs', '1.2\xa0ms', '2.5\xa0s')

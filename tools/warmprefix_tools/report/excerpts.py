@@ -13,7 +13,7 @@ _UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs")
 
 
 def signs(text: str, *, marked: bool = False) -> Iterator[tuple[str, bool]]:
-    r"""Yield the pieces of a text, each with True if it is a sign for an invisible character.
+    r"""Yield the pieces of a text, each with True if it is a sign.
 
     A newline is a sign too; the page breaks the line after it. Spaces between words stay spaces. Only a `marked` part
     that is blank shows its spaces, or that it is empty.
@@ -39,7 +39,7 @@ def signs(text: str, *, marked: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def code_points(part: str) -> str:
-    """Return the code points of a short part that holds more than ASCII; "" for any other part.
+    """Return the code points of a short part that is not ASCII; "" for others.
 
     >>> code_points("é"), code_points("e")
     ('U+00E9', '')

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from warmprefix_tools.report.amounts import percent
 from warmprefix_tools.report.visible import visible
@@ -26,7 +26,7 @@ _GRID = 1_000  # units of a plot's width and height, whatever they are on the sc
 
 
 def scale_top(largest: float) -> float:
-    """Return a round share at which a scale from 0 should end to hold the largest share.
+    """Return a round share that ends a scale from 0 and is not below the largest.
 
     >>> [scale_top(share) for share in (0.0, 0.004, 0.013, 0.41, 0.97)]
     [0.01, 0.01, 0.02, 0.5, 1.0]
@@ -47,29 +47,6 @@ class Line:
     def last_share(self) -> float:
         """Share at the end of the line."""
         return self.points[-1][1]
-
-
-class LineName(NamedTuple):
-    """Name of a line, right of the plot."""
-
-    text: str
-    share: float
-    class_: str
-    end: float
-    """Height at which the line ends."""
-    y: float
-    """Height at which the name stands."""
-
-
-class Tick(NamedTuple):
-    """Label of the horizontal scale."""
-
-    number: int
-    share: float
-    """Place, as a share of the width."""
-    anchor: str
-    optional: bool
-    """True if a narrow plot has no room for it."""
 
 
 class LineChart:
@@ -103,7 +80,7 @@ class LineChart:
 
     @cached_property
     def rows(self) -> list[tuple[str, ...]]:
-        """Numbers of the chart: a row for each number of requests, with a cell for each line."""
+        """Numbers of the chart: a row per number of requests, with a cell per line."""
         columns = [dict(line.points) for line in self.lines]
         return [
             (f"{at:,}", *(percent(column[at]) if at in column else "\u2013" for column in columns))
@@ -120,14 +97,17 @@ class LineChart:
             left = self._x(at)
 
     @property
-    def names(self) -> Iterator[LineName]:
-        """Names of the lines, highest first, moved apart if they would touch."""
+    def names(self) -> Iterator[dict[str, Any]]:
+        """Names of the lines, highest first, with the heights of `end` and name (`y`).
+
+        Each has the line's share and CSS class. Names are moved apart if they would touch.
+        """
         ordered = sorted(self.lines, key=lambda line: -line.last_share)
         ends = [self._y(line.last_share) for line in ordered]
         for line, end, y in zip(ordered, ends, _spread(ends), strict=True):
             name = visible(line.name)
             name = name if len(name) <= _LABEL_LETTERS else f"{name[: _LABEL_LETTERS - 1]}\u2026"
-            yield LineName(name, line.last_share, line.class_, end, y)
+            yield {"text": name, "share": line.last_share, "class": line.class_, "end": end, "y": y}
 
     @property
     def names_width(self) -> int:
@@ -136,12 +116,12 @@ class LineChart:
         return 24 + _LETTER * (letters + len(" 100.0%"))
 
     @property
-    def requests(self) -> Iterator[Tick]:
-        """Labels of the horizontal scale."""
+    def requests(self) -> Iterator[tuple[int, float, str, bool]]:
+        """Number, place and anchor of each label below, and True if it is optional."""
         end, always = self._end, _ticks(self._end, _NARROW_PLOT)
-        yield Tick(0, 0, "start", False)
-        yield from (Tick(at, at / end, "middle", at not in always) for at in _ticks(end, _WIDE_PLOT))
-        yield Tick(end, 1, "end", False)
+        yield 0, 0, "start", False
+        yield from ((at, at / end, "middle", at not in always) for at in _ticks(end, _WIDE_PLOT))
+        yield end, 1, "end", False
 
     @cached_property
     def _places(self) -> list[int]:
@@ -155,7 +135,7 @@ class LineChart:
 
 
 def _spread(places: Sequence[float]) -> list[float]:
-    """Return ascending places that are a line of text apart or more; close ones make room to both sides.
+    """Return ascending places a line of text apart; close ones move to both sides.
 
     >>> _spread([40.0, 42.0, 100.0])
     [32.5, 49.5, 100.0]
@@ -175,7 +155,7 @@ def _spread(places: Sequence[float]) -> list[float]:
 
 
 def _ticks(end: int, width: int) -> list[int]:
-    """Return multiples of a round step between 0 and `end` whose labels fit into a width in pixels.
+    """Return round numbers between 0 and `end` whose labels fit into a pixel width.
 
     The first multiple is always in the list.
 

@@ -22,18 +22,18 @@ __all__ = ["environment", "render_page"]
 
 
 def render_page(template: str, **values: object) -> str:
-    """Return the page of a template of this package, such as `replay/page.html`; equal values make equal bytes.
+    """Return the page of a template, such as `replay/page.html`.
 
-    Templates extend `report/base.html`, which needs the value `title`, and draw with the macros of
-    `report/charts.html`. The content security policy of the base allows one style sheet and nothing else, not even
-    inline styles. So whatever text gets into the body, nothing is loaded, sent or run.
+    Equal values make equal bytes. Templates extend `report/base.html`, which needs the value `title`, and draw with the
+    macros of `report/charts.html`. The content security policy of the base allows one style sheet and nothing else, not
+    even inline styles. So a page loads, sends and runs nothing, whatever text gets into its body.
     """
     return environment().get_template(template).render(values)
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates with their filters. Every text is escaped, and control characters become visible."""
+    """Return the environment, which escapes text and makes control characters visible."""
     style = resources.files("warmprefix_tools.report").joinpath("style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     templates = Environment(

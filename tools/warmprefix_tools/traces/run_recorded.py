@@ -1,4 +1,4 @@
-"""The command `warmprefix record`: runs an application so that its planners record what they plan."""
+"""The command `warmprefix record`: runs an application and records its planners."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals that ask a process to end or to act, except those ignored, as under nohup."""
+    """Handle signals that ask a process to end or act, unless ignored (nohup)."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
