@@ -117,7 +117,7 @@ def remembered(blocks: list[ContextBlock]) -> dict[str, int]:
         requests = zipf_requests(TENANTS * REQUESTS_OF_EACH)
         for number, request in enumerate(requests):
             router.commit(router.assign([blocks[i] for i in request], tenant=f"tenant {number % TENANTS}"))
-        held = sum(len(m.cache) for state in router._tenants.values() for m in state.members.values())  # noqa: SLF001
+        held = sum(len(m.cache.blocks) for state in router._tenants.states.values() for m in state.agents.values())  # noqa: SLF001
         return {"a tenant, 32 agents": round(empty), "a block an agent": round((allocated() - before) / held)}
     finally:
         tracemalloc.stop()

@@ -37,7 +37,7 @@ from common import percentile, print_table, write_rows, zipf_requests
 from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.routing.replicas import ReplicaRouter, Route
+from warmprefix.routing import ReplicaRouter, Route
 from warmprefix.traces.format import Trace
 from warmprefix_tools.emulator.config import EmulatorConfig
 from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache

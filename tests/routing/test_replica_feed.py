@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.residency.feed import KvEventFeed
-from warmprefix.routing.replicas import ReplicaRouter
+from warmprefix.routing import ReplicaRouter
 
 SIZE = 4
 """Tokens of a KV block; a token is a character."""

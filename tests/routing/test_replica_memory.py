@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock, ReplicaRouter
-from warmprefix.routing import replica_tenants
-from warmprefix.routing.replica_tenants import TenantReplicas
+from warmprefix.routing import replica_state
+from warmprefix.routing.replica_state import ReplicaTenant
 
 MAX_BYTES = 400_000
 ACCURACY = 1.25
@@ -40,24 +40,25 @@ def new_blocks(number: int) -> list[ContextBlock]:
     return [ContextBlock(f"text {next(NEVER_SEEN)}", tokens=300 + i) for i in range(number)]
 
 
-def recounted_bytes(state: TenantReplicas) -> int:
+def recounted_bytes(state: ReplicaTenant) -> int:
     """The estimate, from what there is."""
     trees = sum(
-        replica_tenants._SCOPE + sum(cache.bytes for cache in known.caches.values()) for known in state.scopes.values()
+        replica_state._SCOPE + sum(cache.memory_bytes for cache in scope.caches.values())
+        for scope in state.scopes.values()
     )
-    routes = sum(replica_tenants._ROUTE + replica_tenants._KEY * len(route.keys) for route in state.open.values())
-    fixed = replica_tenants._TENANT + replica_tenants._REPLICA * len(state.loads.by_member)
-    return fixed + trees + routes + replica_tenants._HOME * len(state.homes)
+    routes = sum(replica_state._ROUTE + replica_state._KEY * len(route.keys) for route in state.open.values())
+    fixed = replica_state._TENANT + replica_state._REPLICA * len(state.loads.by_member)
+    return fixed + trees + routes + replica_state._CONVERSATION * len(state.conversations)
 
 
 def check(router: ReplicaRouter) -> None:
-    for state in router._tenants.values():
+    for state in router._tenants.states.values():
         assert state.memory_bytes == recounted_bytes(state)
-        for known in state.scopes.values():
-            for cache in known.caches.values():
+        for scope in state.scopes.values():
+            for cache in scope.caches.values():
                 cache.tree.check_integrity()
-    recorded = [state.recorded_bytes for state in router._tenants.values()]
-    assert router._memory.total_bytes == sum(recorded)
+    recorded = [state.recorded_bytes for state in router._tenants.states.values()]
+    assert router._tenants.total_bytes == sum(recorded)
     assert router.stats().memory_bytes <= sum(recorded)
 
 
@@ -91,7 +92,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
         )
         if filled.get("commit", True):
             router.commit(route)
-        most = max(most, router._memory.total_bytes)
+        most = max(most, router._tenants.total_bytes)
     check(router)
     assert 0.9 * MAX_BYTES < most <= MAX_BYTES
     assert allocated() - before <= ACCURACY * MAX_BYTES
@@ -109,7 +110,7 @@ def test_tenants_that_were_large_leave_no_empty_tables_behind(traced: None) -> N
 
 
 def test_the_default_bounds_the_worst_case_to_half_a_gigabyte() -> None:
-    assert ReplicaRouter(NAMES)._memory._max_bytes == 500_000_000
+    assert ReplicaRouter(NAMES)._tenants._max_bytes == 500_000_000
 
 
 def a_life(router: ReplicaRouter, others: Random | None) -> list[object]:
@@ -164,7 +165,7 @@ def test_whatever_happens_the_books_balance(max_bytes: int, share_load: bool) ->
         elif what == 19 and "d" not in {replica.name for replica in router.replicas}:
             router.join("d")
         check(router)
-    shown = {id(state.loads): state.loads for state in router._tenants.values()}
+    shown = {id(state.loads): state.loads for state in router._tenants.states.values()}
     booked = sum(load.requests for loads in shown.values() for load in loads.by_member.values())
     assert booked == router.stats().open_routes
     router.reset()

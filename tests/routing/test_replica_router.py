@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats, NoAgentError, fingerprint
 from warmprefix.plan import Scope
 from warmprefix.residency.base import ResidencyTarget, ServedPrompt
-from warmprefix.routing.replica_state import Cache
-from warmprefix.routing.replica_tenants import TenantReplicas
-from warmprefix.routing.replicas import Replica, ReplicaRouter, ReplicaStats, Route
+from warmprefix.routing import Replica, ReplicaRouter, ReplicaStats, Route
+from warmprefix.routing.replica_state import ReplicaCache, ReplicaTenant
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -51,9 +50,9 @@ def on(router: ReplicaRouter, replica: str, start: int = 0, **options: Any) -> C
     raise AssertionError("no block prefers it")
 
 
-def caches_of(tenant: TenantReplicas) -> Iterator[Cache]:
-    for known in tenant.scopes.values():
-        yield from known.caches.values()
+def caches_of(tenant: ReplicaTenant) -> Iterator[ReplicaCache]:
+    for scope in tenant.scopes.values():
+        yield from scope.caches.values()
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -311,18 +310,18 @@ def test_one_that_joins_is_not_flooded() -> None:
 
 def test_with_no_replica_left_it_says_so() -> None:
     router = ReplicaRouter()
-    with pytest.raises(NoAgentError, match="no replica is there"):
+    with pytest.raises(NoAgentError, match="no replica is available"):
         router.route(["text"])
     router.join("a")
     router.fail("a")
     with pytest.raises(NoAgentError, match="'a' failed"):
         router.route(["text"])
     router.leave("a")
-    with pytest.raises(ValueError, match="no replica 'a'"):
+    with pytest.raises(ValueError, match="replica must be one of none, got 'a'"):
         router.leave("a")
-    with pytest.raises(ValueError, match="no replica 'b'"):
+    with pytest.raises(ValueError, match="replica must be one of none, got 'b'"):
         router.fail("b")
-    with pytest.raises(ValueError, match="no replica 'b'"):
+    with pytest.raises(ValueError, match="replica must be one of none, got 'b'"):
         router.target("b")
 
 
@@ -514,10 +513,10 @@ def test_memory_is_bounded(share_load: bool) -> None:
         router.route([block(number)], tenant=tenant, preamble=preamble)
     stats = router.stats()
     assert (stats.tenants, stats.scopes, stats.conversations, stats.open_routes) == (2, 10, 14, 22)
-    trees = [cache.tree for tenant in router._tenants.values() for cache in caches_of(tenant)]
+    trees = [cache.tree for tenant in router._tenants.states.values() for cache in caches_of(tenant)]
     assert trees
     assert max(tree.nodes for tree in trees) <= 3
-    loads = router._tenants["t2"].loads
+    loads = router._tenants.states["t2"].loads
     assert sum(load.requests for load in loads.by_member.values()) == (22 if share_load else 11)
     router.reset()
     assert router.stats() == ReplicaStats(replicas=4)
@@ -554,7 +553,7 @@ def test_threads_share_a_router() -> None:
     assert stats.routes == 900
     assert stats.commits + stats.late_commits + stats.abandons >= 900 - 1
     assert stats.open_routes == 0
-    for tenant in router._tenants.values():
+    for tenant in router._tenants.states.values():
         loads = tenant.loads.by_member.values()
         assert all((load.requests, load.in_flight, load.waiting) == (0, 0, 0) for load in loads)
 
@@ -589,12 +588,12 @@ def test_whatever_happens_the_books_balance_and_the_guard_holds(data: st.DataObj
             assert getattr(router, what)(route)
             if what != "prefilled":
                 opened.remove(route)
-        for member, load in router._tenant(None).loads.by_member.items():
+        for member, load in router._tenants.use(None).loads.by_member.items():
             own = [route for route in opened if route.replica == member.name]
             assert load.requests == len(own)
             assert load.in_flight == sum(route.prompt_tokens for route in own)
             assert 0 <= load.waiting <= load.in_flight
-        for cache in caches_of(router._tenant(None)):
+        for cache in caches_of(router._tenants.use(None)):
             cache.tree.check_integrity()
 
 
@@ -643,7 +642,7 @@ def test_a_forked_process_has_a_router_of_its_own(busy: bool) -> None:
     [
         ({"replicas": "abc"}, TypeError, "replicas must be an iterable"),
         ({"replicas": [1]}, TypeError, "replica must be a Replica"),
-        ({"replicas": ["a", "a"]}, ValueError, "'a' is there already"),
+        ({"replicas": ["a", "a"]}, ValueError, "replicas must have different names, got 'a' twice"),
         ({"replicas": [""]}, ValueError, "name must not be empty"),
         ({"eps": -0.1}, ValueError, "eps must be 0 or more"),
         ({"held_weight": float("inf")}, ValueError, "held_weight"),

@@ -17,7 +17,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.openai import messages_for
-from warmprefix.routing.replicas import ReplicaRouter
+from warmprefix.routing import ReplicaRouter
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PREAMBLE = "Answer from the context."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-__all__ = ["Candidate", "Choice", "Item", "share_out"]
+__all__ = ["BlockItem", "Candidate", "Choice", "share_out"]
 
 _MASK = (1 << 64) - 1
 
@@ -34,7 +34,7 @@ class Candidate:
         """For rendezvous hashing: odd, so that an odd key times different seeds gives different numbers."""
 
 
-class Item(NamedTuple):
+class BlockItem(NamedTuple):
     """A block to be given to a candidate."""
 
     key: bytes
@@ -56,7 +56,7 @@ class Choice(NamedTuple):
 
 
 def share_out(
-    items: Sequence[Item],
+    items: Sequence[BlockItem],
     candidates: Sequence[Candidate],
     eps: float,
     floor: float,
@@ -126,12 +126,12 @@ def share_out(
     return [choices[item.key] for item in items]
 
 
-def _urgency(item: Item) -> tuple[bool, int, int]:
+def _urgency(item: BlockItem) -> tuple[bool, int, int]:
     holders = len(item.holders)
     return not holders, holders, -item.tokens
 
 
-def _place(item: Item, candidates: Sequence[Candidate], limit: float, share: int, uniform: bool) -> Candidate:
+def _place(item: BlockItem, candidates: Sequence[Candidate], limit: float, share: int, uniform: bool) -> Candidate:
     """Who computes an item that nobody with room holds."""
     key, tokens, _ = item
     free = [candidate for candidate in candidates if candidate.given < share] or candidates

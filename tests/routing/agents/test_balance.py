@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import fingerprint
-from warmprefix.routing.balance import Candidate, Choice, Item, share_out
+from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
 
 UNBOUND = float("inf")
 Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool, int]
@@ -26,12 +26,12 @@ def candidates(loads: Sequence[float], weights: Sequence[float] | None = None) -
     return made
 
 
-def item(number: int, tokens: int = 100, holders: Sequence[Candidate] = ()) -> Item:
-    return Item(fingerprint(f"block {number}"), tokens, holders)
+def item(number: int, tokens: int = 100, holders: Sequence[Candidate] = ()) -> BlockItem:
+    return BlockItem(fingerprint(f"block {number}"), tokens, holders)
 
 
 def shared_out(
-    items: Sequence[Item],
+    items: Sequence[BlockItem],
     among: Sequence[Candidate],
     eps: float = 0.25,
     floor: float = 0.0,
@@ -110,8 +110,8 @@ def test_the_candidates_order_does_not_matter(situation: Situation, rng: random.
 @pytest.mark.parametrize("key", [bytes(16), b"\xff" * 16, bytes(15) + b"\1"])
 def test_any_key_can_be_placed_the_same_in_any_order(key: bytes, weights: list[float]) -> None:
     among = candidates([0.0] * 8, weights)
-    first = shared_out([Item(key, 1, ())], among, floor=UNBOUND)[0].candidate.name
-    assert shared_out([Item(key, 1, ())], among[::-1], floor=UNBOUND)[0].candidate.name == first
+    first = shared_out([BlockItem(key, 1, ())], among, floor=UNBOUND)[0].candidate.name
+    assert shared_out([BlockItem(key, 1, ())], among[::-1], floor=UNBOUND)[0].candidate.name == first
 
 
 def test_numbers_near_the_end_of_their_range_can_be_weighed() -> None:
@@ -120,7 +120,7 @@ def test_numbers_near_the_end_of_their_range_can_be_weighed() -> None:
     inverse = pow(one.seed, -1, 1 << 64)
     drawn = -inverse % (1 << 64)  # times the seed, this is 2**64 - 1
     assert drawn & 1
-    choice = shared_out([Item(drawn.to_bytes(8, "big") + bytes(8), 1, ())], [one, other], floor=UNBOUND)[0]
+    choice = shared_out([BlockItem(drawn.to_bytes(8, "big") + bytes(8), 1, ())], [one, other], floor=UNBOUND)[0]
     assert choice.candidate is one
 
 

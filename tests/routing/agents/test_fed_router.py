@@ -111,7 +111,7 @@ def serve(
 
 def held(router: AgentRouter, name: str) -> list[str]:
     """Which agents are thought to hold a document."""
-    return [member.name for member in router._tenants[TENANT].holders.get(block(name).fingerprint, [])]
+    return [member.name for member in router._tenants.states[TENANT].holders.get(block(name).fingerprint, [])]
 
 
 def given(router: AgentRouter, name: str) -> AssignedBlock:
@@ -129,7 +129,7 @@ def test_what_the_engine_evicts_counts_as_held_no_more(router: AgentRouter, engi
     engine.evict_all()
     wait_until(lambda: held(router, "sky") == [], "the router knows that it is gone")
     assert given(router, "sky").held is None
-    router._tenants[TENANT].drop(router._tenants[TENANT].members["fed"], block("sky").fingerprint)
+    router._tenants.states[TENANT].drop(router._tenants.states[TENANT].agents["fed"], block("sky").fingerprint)
     engine.store(tokens, plan.cache_salt)
     wait_until(lambda: held(router, "sky") == ["fed"], "the router knows that it is there again")
     assert given(router, "sky")[2:] == ("fed", "cache", False)

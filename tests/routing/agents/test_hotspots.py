@@ -58,7 +58,7 @@ def test_the_bound_holds_after_every_request(agents: int, k: int, together: bool
         router.commit(assignment)
         before = router.load()
     assert held / again > (0.5 if together else 0.9)
-    copies = sum(HOT.fingerprint in member.cache for member in router._tenants[None].members.values())
+    copies = sum(HOT.fingerprint in member.cache.blocks for member in router._tenants.states[None].agents.values())
     assert copies >= min(agents * 0.6 * HOT.tokens / (k * 450), agents / 2) * 0.5, "it is held by as many as it needs"
 
 

@@ -72,7 +72,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
             assignment = router.assign(blocks, among, conversation=conversation, tenant=f"tenant {number % tenants}")
             if filled.get("commit", True):
                 router.commit(assignment)
-            most = max(most, router._memory.total_bytes)
+            most = max(most, router._tenants.total_bytes)
     assert 0.9 * MAX_BYTES < most <= MAX_BYTES
     assert router.stats().memory_bytes <= MAX_BYTES
     assert allocated() - before <= ACCURACY * MAX_BYTES
@@ -100,7 +100,7 @@ def test_the_estimate_is_no_less_than_what_is_allocated(traced: None) -> None:
 
 
 def test_the_defaults_bound_the_worst_case_to_half_a_gigabyte() -> None:
-    assert AgentRouter(agents(32))._memory._max_bytes == 500_000_000
+    assert AgentRouter(agents(32))._tenants._max_bytes == 500_000_000
 
 
 def a_life(router: AgentRouter, others: Random | None) -> list[object]:
@@ -142,7 +142,7 @@ def test_of_large_tenants_the_one_not_used_longest_shrinks_first() -> None:
         router.commit(router.assign(kept["active"][-20:], tenant="active"))
 
     def held(tenant: str) -> int:
-        return len(router._tenants[tenant].holders)
+        return len(router._tenants.states[tenant].holders)
 
     assert held("active") > held("idle") > 0
     again = router.assign(kept["active"][-20:], tenant="active")
@@ -156,7 +156,7 @@ def test_agents_too_many_for_all_tenants_drop_the_oldest_tenants() -> None:
     stats = router.stats()
     assert 0 < stats.tenants < 15
     assert stats.memory_bytes <= 1_000_000
-    assert list(router._tenants) == [f"tenant {i}" for i in range(50 - stats.tenants, 50)]
+    assert list(router._tenants.states) == [f"tenant {i}" for i in range(50 - stats.tenants, 50)]
     for i in range(200, 400):
         router.join(f"agent-{i}")
     assert router.stats().memory_bytes <= 1_000_000

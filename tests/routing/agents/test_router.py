@@ -119,7 +119,7 @@ def test_more_agents_than_blocks() -> None:
 
 
 def holders(router: AgentRouter, tenant: str | None = None) -> dict[bytes, list[str]]:
-    return {key: [member.name for member in held] for key, held in router._tenants[tenant].holders.items()}
+    return {key: [member.name for member in held] for key, held in router._tenants.states[tenant].holders.items()}
 
 
 def test_abandoning_leaves_nothing() -> None:
@@ -323,7 +323,7 @@ def test_bookings_of_an_agent_that_failed_meanwhile_do_no_harm() -> None:
     assert router.commit(one, "b")
     assert router.abandon(two, "b")
     assert router.load()["b"] == pytest.approx(before, rel=0.01)
-    assert "b" not in {member.name for member in router._tenants[None].told(b"")[1]}
+    assert not router._tenants.states[None].chats, "b was another agent when it got these blocks"
     assert not [held for held in holders(router).values() if "b" in held]
 
 
@@ -486,13 +486,13 @@ def test_memory_is_bounded() -> None:
             assignment = router.assign(blocks(i, i + 1, i + 2), conversation=f"chat {i % 7}", tenant=f"tenant {tenant}")
             if i % 3:
                 router.commit(assignment)
-    assert router.stats().tenants == len(router._tenants) == 3
+    assert router.stats().tenants == len(router._tenants.states) == 3
     assert router.stats().open == 3 * 4
-    for state in router._tenants.values():
+    for state in router._tenants.states.values():
         assert len(state.holders) <= 2 * 5
-        assert all(len(member.cache) <= 5 for member in state.members.values())
-        assert len(state._chats) <= 2
-        assert all(len(chats.told) <= 5 for chats in state._chats.values())
+        assert all(len(member.cache.blocks) <= 5 for member in state.agents.values())
+        assert len(state.chats) <= 2
+        assert all(len(chats.readers) <= 5 for chats in state.chats.values())
 
 
 def test_agents_that_come_and_go_leave_nothing() -> None:
@@ -501,12 +501,12 @@ def test_agents_that_come_and_go_leave_nothing() -> None:
         router.commit(router.assign(blocks(*range(40)), conversation="chat"))
         router.fail("b")
         router.join("b")
-    state = router._tenants[None]
-    (chats,) = state._chats.values()
-    assert len(chats.members) <= 3
-    assert all(len(members) <= 3 for members in chats.told.values())
-    dead = [member for members in chats.told.values() for member in members if not member.alive]
-    assert all(len(member.cache) == 0 for member in dead)
+    state = router._tenants.states[None]
+    (chats,) = state.chats.values()
+    assert len(chats.agents) <= 3
+    assert all(len(members) <= 3 for members in chats.readers.values())
+    dead = [member for members in chats.readers.values() for member in members if not member.alive]
+    assert all(len(member.cache.blocks) == 0 for member in dead)
 
 
 def test_a_tenant_that_was_forgotten_begins_anew() -> None:
@@ -561,8 +561,10 @@ def test_stats_add_up() -> None:
     assert stats.spilled == sum(each.spilled for each in given) > 0
     assert stats.abandoned == sum(len(assignment.blocks) for assignment in made[::5])
     assert (stats.open, stats.tenants, stats.stale, stats.learned, stats.feed_errors) == (0, 2, 0, 0, 0)
-    copies = Counter(key for state in router._tenants.values() for m in state.members.values() for key in m.cache)
-    distinct = sum(len(state.holders) for state in router._tenants.values())
+    copies = Counter(
+        key for state in router._tenants.states.values() for m in state.agents.values() for key in m.cache.blocks
+    )
+    distinct = sum(len(state.holders) for state in router._tenants.states.values())
     assert stats.replicas == copies.total() - distinct > 0
 
 
@@ -591,7 +593,7 @@ untyped_router: Any = AgentRouter
         (lambda: untyped_agent("a", weight=0.0), ValueError, "weight"),
         (lambda: untyped_agent("a", weight=float("nan")), ValueError, "weight"),
         (lambda: untyped_agent("a", weight=float("inf")), ValueError, "weight"),
-        (lambda: untyped_router("ab"), TypeError, "agents must be several"),
+        (lambda: untyped_router("ab"), TypeError, "agents must be an iterable of Agent or str, got one str"),
         (lambda: untyped_router(["a", "a"]), ValueError, "'a' twice"),
         (lambda: untyped_router(["a", untyped_agent("a", 5)]), ValueError, "'a' twice"),
         (lambda: untyped_router([3]), TypeError, "agent must be an Agent or its name, got int"),
@@ -612,7 +614,7 @@ untyped_router: Any = AgentRouter
         (lambda: untyped_router(["a"]).leave("b"), ValueError, "'b'"),
         (lambda: untyped_router(["a"]).fail("b"), ValueError, "'b'"),
         (lambda: untyped_router().assign(["x"]), NoAgentError, "no agent"),
-        (lambda: untyped_router(["a"]).assign(["x"], []), ValueError, "agents must name one or more"),
+        (lambda: untyped_router(["a"]).assign(["x"], []), ValueError, "agents must have one name or more, got none"),
         (lambda: untyped_router(["a"]).assign(["x"], "a"), TypeError, "got one str"),
         (lambda: untyped_router(["a"]).assign(["x"], ["a", "a"]), ValueError, "'a' twice"),
         (lambda: untyped_router(["a"]).assign(["x"], ["a", "b"]), ValueError, "'b'"),

@@ -17,12 +17,12 @@ from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, NoSharing
 from warmprefix.order_sharing.base import LearnedOrder
 from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
 from warmprefix.order_sharing.redis import RedisOrderSharing
-from warmprefix.routing.learning import (
-    LearnedSegment,
+from warmprefix.routing.segments import (
+    Segment,
     name_digest,
     read_segment,
     routing_scope,
-    write_segments,
+    write_segment,
 )
 from warmprefix.settings import SharedSettings
 
@@ -84,7 +84,7 @@ def read(router: AgentRouter, given: list[ContextBlock], **options: Any) -> Assi
 def follow(router: AgentRouter, tenant: str | None = None) -> None:
     """Have it hear of a tenant, and know what was there before."""
     router.assign([], tenant=tenant)
-    wait_until(lambda: router._sharing.has_caught_up(routing_scope(tenant)), "it has caught up")
+    wait_until(lambda: router._sharing.orders.has_caught_up(routing_scope(tenant)), "it has caught up")
 
 
 def learned(router: AgentRouter, count: int) -> None:
@@ -93,7 +93,7 @@ def learned(router: AgentRouter, count: int) -> None:
 
 
 def published(router: AgentRouter, count: int) -> None:
-    wait_until(lambda: router._sharing.stats().published >= count, f"{count} orders are sent")
+    wait_until(lambda: router._sharing.orders.stats().published >= count, f"{count} orders are sent")
 
 
 def readers(assignment: Assignment) -> dict[str, str]:
@@ -234,9 +234,9 @@ def test_what_others_put_into_the_stream_does_no_harm(server: Server, new_router
         client.xadd(key, {b"something": b"else"})
     pin(one, "x", AGENTS[1])
     learned(two, 2)
-    assert two._sharing.stats().malformed == 5
+    assert two._sharing.orders.stats().malformed == 5
     assert two.assign(blocks("x")).blocks[0].agent == AGENTS[1]
-    assert len(two._tenants[None].holders) == 2
+    assert len(two._tenants.states[None].holders) == 2
 
 
 def test_segments_survive_being_written() -> None:
@@ -247,7 +247,7 @@ def test_segments_survive_being_written() -> None:
         for count in (1, 1_022, 1_023, 1_024, 3_000):
             given = [(key, i * 10_000) for i, key in enumerate(keys[:count])]
             back: list[tuple[bytes, int]] = []
-            for order in write_segments(LearnedSegment(agent, chat, given)):
+            for order in write_segment(Segment(agent, chat, given)):
                 assert len(order.keys) <= MAX_BLOCKS
                 assert pack(order)
                 segment = read_segment(order)
@@ -255,7 +255,7 @@ def test_segments_survive_being_written() -> None:
                 assert (segment.agent, segment.conversation) == (agent, chat)
                 back += segment.blocks
             assert back == [(key, min(tokens, MAX_TOKENS)) for key, tokens in given]
-    assert not list(write_segments(LearnedSegment(agent, conversation, [])))
+    assert not list(write_segment(Segment(agent, conversation, [])))
 
 
 # -- when Redis is away ------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_the_connection_breaks(own_server: Server, new_router: NewRouter, fault:
         with proxy.breaking(replies=fault):
             for number in range(20):
                 pin(one, number, AGENTS[number % 3])
-            wait_until(lambda: one._sharing.stats().errors, "it is noticed")
+            wait_until(lambda: one._sharing.orders.stats().errors, "it is noticed")
             assert one.assign(blocks(4)).blocks[0].agent == AGENTS[1]
         pin(two, "from two", AGENTS[2])
         wait_until(lambda: one.assign(blocks("from two")).blocks[0].held, "it goes on")
@@ -325,7 +325,7 @@ def test_nobody_is_there(new_router: NewRouter) -> None:
     router = new_router(f"redis://{HOST}:{free_port()}")
     first = read(router, blocks(*range(9)))
     assert readers(read(router, blocks(*range(9)))) == readers(first)
-    wait_until(lambda: router._sharing.stats().errors, "it is counted")
+    wait_until(lambda: router._sharing.orders.stats().errors, "it is counted")
 
 
 # -- from a URL --------------------------------------------------------------------------------------------------------
@@ -345,8 +345,8 @@ def test_where_it_shares_is_told_by_the_environment(
     with AgentRouter.from_url(agents=AGENTS) as router:
         monkeypatch.setenv("WARMPREFIX_SHARE_ORDERS", "false")
         with AgentRouter.from_url(agents=AGENTS) as alone:
-            assert isinstance(alone._sharing, NoSharing)
-        assert isinstance(router._sharing, RedisOrderSharing)
+            assert isinstance(alone._sharing.orders, NoSharing)
+        assert isinstance(router._sharing.orders, RedisOrderSharing)
     monkeypatch.delenv("WARMPREFIX_REDIS_URL")
     monkeypatch.delenv("WARMPREFIX_SHARE_ORDERS")
     with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL"):
