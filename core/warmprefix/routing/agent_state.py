@@ -41,7 +41,7 @@ class HeldBlock:
         self.used = 0
         """Number of its last use."""
         self.read = 0
-        """Number of the last use that the engine is known to have read; 0 if none."""
+        """Number of the last use that the engine has certainly read; 0 if there was none."""
         self.pending = 0
         """Number of uses that may still be read or taken back."""
 
@@ -143,7 +143,7 @@ class Booking(NamedTuple):
     number: int
     """Number of this use of the block."""
     read_before: int
-    """Number of the last use before this one that the agent is known to have read; 0 if none."""
+    """Number of the last earlier use that the agent has certainly read; 0 if there was none."""
 
 
 Bookings = dict[bytes, Booking]
@@ -396,7 +396,7 @@ class AgentTenant(TenantState):
     def correct(self, assignment: Assignment, read: Bookings, report: EngineReport, plan: ContextPlan | None) -> int:
         """Drop what an agent has lost if, by a report, the prompt's first block was not cached. Returns how many.
 
-        That is every block used before the first one's last known use. Without such a use the block may have been
+        That is every block used before the first one was last read. If it never was, the block may have been
         pending still, which proves nothing.
         """
         first = next(iter(read))

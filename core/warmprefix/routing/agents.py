@@ -213,7 +213,7 @@ class AgentRouter(Fleet[AgentTenant]):
         """Assign to others what one agent has not read.
 
         That is every block neither committed nor abandoned; or all the agent's blocks, if the assignment comes from
-        another process or is too old to be known. The agent's bookings are taken back. If it failed, call `fail` first,
+        another process or its bookings were dropped. The agent's bookings are taken back. If it failed, call `fail` first,
         so that it can't be chosen again.
 
         Returns:
@@ -238,7 +238,7 @@ class AgentRouter(Fleet[AgentTenant]):
             return self._assign(assignment.tenant, assignment.conversation, blocks, places, others, assignment.together)
 
     def _has_ended(self, state: AgentTenant, assignment: Assignment) -> bool:
-        """True if an assignment that is not open is known to have ended."""
+        """True if an assignment without bookings was ended, and not just forgotten."""
         instance, _, number = assignment.id.rpartition(".")
         return instance == self._instance and number.isdecimal() and int(number) > state.forgotten
 
@@ -348,11 +348,13 @@ class AgentRouter(Fleet[AgentTenant]):
                 by_agent.setdefault(booking.agent, {})[key] = booking
             conversation = _digest(assignment.conversation)
             for view, bookings in by_agent.items():
-                if view.alive:
-                    if conversation is not None:
-                        state.record_read(conversation, view, bookings)
+                if not view.alive:
+                    continue
+                if conversation is not None:
+                    state.record_read(conversation, view, bookings)
+                if self._sharing.is_active:
                     tokens = [(key, booking.tokens) for key, booking in bookings.items()]
-                    segment = Segment(name_digest("agent", view.name), conversation, tokens)
+                    segment = Segment(self._members[view.name].digest, conversation, tokens)
                     self._sharing.publish(assignment.tenant, segment)
             if report is not None and not is_current and len(by_agent) == 1:
                 self._counts["stale"] += state.correct(assignment, read, report, plan)

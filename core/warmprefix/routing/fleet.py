@@ -265,7 +265,7 @@ def check_names(**names: str | None) -> None:
 
 
 def check_outcome(report: object, plan: object) -> None:
-    """Check the arguments of `commit` that say how a request ended."""
+    """Check the arguments of `commit` that describe the answer."""
     if report is not None and not isinstance(report, EngineReport):
         raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
     if plan is not None and not isinstance(plan, ContextPlan):

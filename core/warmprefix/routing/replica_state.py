@@ -17,17 +17,7 @@ from warmprefix.residency.usage import UsageFeedback
 from warmprefix.routing.members import Member
 from warmprefix.routing.tenants import TenantState
 
-__all__ = [
-    "ConversationPlacement",
-    "OpenRoute",
-    "PromptsInFlight",
-    "ReplicaBounds",
-    "ReplicaCache",
-    "ReplicaLoads",
-    "ReplicaTenant",
-    "RequestBlocks",
-    "ScopeCaches",
-]
+__all__ = ["OpenRoute", "ReplicaBounds", "ReplicaCache", "ReplicaLoads", "ReplicaTenant", "RequestBlocks"]
 
 # Estimated bytes, with CPython on 64 bits and nothing shared with the application; a test measures them.
 _TENANT, _REPLICA, _SCOPE, _CONVERSATION = 2_800, 160, 3_200, 330
@@ -289,12 +279,10 @@ class ReplicaTenant(TenantState):
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated memory. O(1)."""
         fixed = _TENANT + _REPLICA * len(self.loads.by_member)
         return fixed + self._open_bytes + self._tree_bytes + _CONVERSATION * len(self.conversations)
 
     def shrinkable(self) -> Sequence[tuple[int, Callable[[int], object]]]:
-        """Return prefix trees, conversations and open routes."""
         return (
             (self._tree_bytes, self._shrink_oldest_scope),
             (_CONVERSATION * len(self.conversations), lambda _: self.conversations.popitem(last=False)),
@@ -337,7 +325,6 @@ class ReplicaTenant(TenantState):
     # -- replicas ----------------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """Add a replica."""
         if self._owns_loads:
             self.loads.join(member)
 

@@ -218,7 +218,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             preamble: The text in front of the context, or anything that names it, as for `ContextPlanner.plan`.
             conversation: Names one linear message history that opens the prompt and is kept (placement "tail"). Omit
                 it where the context stands in front of the history (placement "head").
-            prompt_tokens: Tokens of the whole prompt; by default those of the blocks and of the known history.
+            prompt_tokens: Tokens of the whole prompt; by default those of the blocks and of the history so far.
             order_locked: True if the blocks will be sent in this order.
 
         Raises:
@@ -334,22 +334,22 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         if plan is not None and (plan.scope.tenant, plan.scope.preamble) != (route.tenant, route.preamble):
             raise ValueError("plan must have the route's tenant and preamble")
         is_current = self._feed_is_current(self._members.get(route.replica), plan, report)
-        known = EngineReport() if report is None else report
+        given = EngineReport() if report is None else report
         with self._lock:
             state = self._tenants.get(route.tenant)
             closed = None if state is None else state.close(route.id)
             self._counts["late_commits" if closed is None else "commits"] += 1
             if state is None or closed is None:
                 return False
-            if known.cached_tokens is not None:
+            if given.cached_tokens is not None:
                 self._counts["reports"] += 1
-                self._counts["reported_cached_tokens"] += known.cached_tokens
+                self._counts["reported_cached_tokens"] += given.cached_tokens
             state.loads.serve(closed.member, closed.prompt_tokens)
-            state.record_answer(route.conversation, closed, known)
+            state.record_answer(route.conversation, closed, given)
             opens_prompt = closed.in_flight is not None if plan is None else plan.opens_prompt
             planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
             if opens_prompt and planned:
-                self._counts["stale_paths"] += state.record_context(route.preamble, closed, planned, known, is_current)
+                self._counts["stale_paths"] += state.record_context(route.preamble, closed, planned, given, is_current)
             if state.memory_bytes > state.recorded_bytes:  # a decrease is noticed before anything shrinks
                 self._tenants.record(route.tenant, state)
         self._remember_prompt(closed.member, plan, report)

@@ -1,7 +1,7 @@
 """What routers of the same agents share, in the form that `OrderSharing` carries.
 
 One `LearnedOrder` is one agent's segment: the agent, the conversation if there is one, and the blocks, each as a key.
-The rank tells them apart.
+The rank distinguishes them.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class SegmentSharing:
 
     def __init__(self, sharing: OrderSharing, learn: Callable[[str | None, Segment], object]) -> None:
         self.orders = sharing
+        self.is_active = not isinstance(sharing, NoSharing)
         self._learn: weakref.WeakMethod[Any] = weakref.WeakMethod(learn)
 
     def publish(self, tenant: str | None, segment: Segment) -> None:
-        if not isinstance(self.orders, NoSharing):
-            for order in write_segment(segment):
-                self.orders.publish(routing_scope(tenant), order)
+        for order in write_segment(segment):
+            self.orders.publish(routing_scope(tenant), order)
 
     def follow(self, tenant: str | None) -> None:
         self.orders.follow(routing_scope(tenant), partial(self._receive, tenant))
