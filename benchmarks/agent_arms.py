@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from agent_workloads import AgentRequest
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix.routing import Agent, AgentRouter, Assignment
 from warmprefix_tools.emulator.kv_cache import KvSequence
 
 __all__ = ["ARMS", "MAIN", "OURS", "Arm", "Part", "RouterArm"]

@@ -18,7 +18,8 @@ import tracemalloc
 from collections.abc import Iterator
 
 from common import percentile, print_table, write_results, zipf_requests
-from warmprefix import Agent, AgentRouter, ContextBlock
+from warmprefix import ContextBlock
+from warmprefix.routing import Agent, AgentRouter
 
 AGENTS = (4, 15, 32)
 CAPACITY = 500_000

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock, ReplicaRouter
-from warmprefix.routing import replica_state
+from warmprefix import ContextBlock
+from warmprefix.routing import ReplicaRouter, replica_state
 from warmprefix.routing.replica_state import ReplicaTenant
 
 MAX_BYTES = 400_000
 ACCURACY = 1.25
-"""What is allocated may be above the estimate by this factor."""
+"""Factor by which the allocated memory may exceed the estimate."""
 NAMES = ["a", "b", "c", "d"]
 NEVER_SEEN = count()
 
@@ -41,7 +41,7 @@ def new_blocks(number: int) -> list[ContextBlock]:
 
 
 def recounted_bytes(state: ReplicaTenant) -> int:
-    """The estimate, from what there is."""
+    """Return the estimate, counted from scratch."""
     trees = sum(
         replica_state._SCOPE + sum(cache.memory_bytes for cache in scope.caches.values())
         for scope in state.scopes.values()
@@ -98,10 +98,10 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
     assert allocated() - before <= ACCURACY * MAX_BYTES
 
 
-def test_tenants_that_were_large_leave_no_empty_tables_behind(traced: None) -> None:
+def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
     router = ReplicaRouter(NAMES, capacity_tokens=None, max_bytes=MAX_BYTES, max_tenants=100)
     before = allocated()
-    for tenant in range(10):  # each fills the router for itself
+    for tenant in range(10):  # each fills the router alone
         for _ in range(1_000):
             router.commit(router.route(new_blocks(1), tenant=f"tenant {tenant}"))
     check(router)
@@ -114,7 +114,7 @@ def test_the_default_bounds_the_worst_case_to_half_a_gigabyte() -> None:
 
 
 def a_life(router: ReplicaRouter, others: Random | None) -> list[object]:
-    """All that a small tenant sees, while others ask for all that the router can remember."""
+    """Return the results of a small tenant's calls, while others fill the router's memory."""
     rng = Random(1)
     seen: list[object] = []
     mine = [ContextBlock(f"mine {i}", tokens=200 + i) for i in range(60)]
@@ -142,7 +142,7 @@ def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
 
 @pytest.mark.parametrize("max_bytes", [1, 20_000, 60_000])
 @pytest.mark.parametrize("share_load", [False, True])
-def test_whatever_happens_the_books_balance(max_bytes: int, share_load: bool) -> None:
+def test_recorded_memory_stays_consistent(max_bytes: int, share_load: bool) -> None:
     rng = Random(max_bytes)
     router = ReplicaRouter(NAMES, max_bytes=max_bytes, max_tenants=3, max_scopes=3, share_load=share_load)
     blocks, opened = new_blocks(40), []

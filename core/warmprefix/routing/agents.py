@@ -212,9 +212,9 @@ class AgentRouter(Fleet[AgentTenant]):
     def reassign(self, assignment: Assignment, agent: str) -> Assignment:
         """Assign to others what one agent has not read.
 
-        That is every block neither committed nor abandoned; or all the agent's blocks, if the assignment comes from
-        another process or its bookings were dropped. The agent's bookings are taken back. If it failed, call `fail` first,
-        so that it can't be chosen again.
+        These are the blocks neither committed nor abandoned; or all of the agent's blocks, if the assignment comes from
+        another process or its bookings were forgotten. The agent's bookings are taken back. If it failed, call `fail`
+        first, so that it can't be chosen again.
 
         Returns:
             A new assignment with these blocks only.
@@ -238,7 +238,7 @@ class AgentRouter(Fleet[AgentTenant]):
             return self._assign(assignment.tenant, assignment.conversation, blocks, places, others, assignment.together)
 
     def _has_ended(self, state: AgentTenant, assignment: Assignment) -> bool:
-        """True if an assignment without bookings was ended, and not just forgotten."""
+        """Return whether an assignment without bookings was ended, and not just forgotten."""
         instance, _, number = assignment.id.rpartition(".")
         return instance == self._instance and number.isdecimal() and int(number) > state.forgotten
 

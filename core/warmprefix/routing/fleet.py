@@ -196,7 +196,7 @@ class Fleet(ABC, Generic[StateT]):
         """Apply a feed's report. Called without the lock, from the feed's thread."""
 
     def _feed_is_current(self, member: Member | None, plan: ContextPlan | None, report: EngineReport | None) -> bool:
-        """True if the member's feed makes a report superfluous.
+        """Return whether the member's feed makes a report superfluous.
 
         Must be called without the lock, because the feed's thread takes it.
         """

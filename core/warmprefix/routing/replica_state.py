@@ -81,7 +81,7 @@ class PromptsInFlight:
         self._root: dict[bytes, _Step] = {}
 
     def add(self, keys: Sequence[bytes]) -> None:
-        """O(blocks)."""
+        """Count a prompt. O(blocks)."""
         steps = self._root
         for key in keys:
             step = steps.get(key)
@@ -91,7 +91,7 @@ class PromptsInFlight:
             steps = step.next
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """O(blocks)."""
+        """Stop counting a prompt. O(blocks)."""
         steps = self._root
         for key in keys:
             step = steps[key]

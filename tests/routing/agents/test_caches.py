@@ -1,4 +1,4 @@
-"""A predicted cache against one that is easy to read, after every random step."""
+"""`AgentCache` against a simple model, after every random step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEYS = st.integers(0, 9).map(lambda number: bytes([number]))
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """The model is a list of blocks, the one not used longest first."""
+    """The model is a list of blocks, least recently used first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,9 +32,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.number += 1
         before = self.cache.blocks.get(key)
         block, left = self.cache.use(key, tokens)
-        known = [length for other, length, _ in self.blocks if other == key]
+        earlier = [length for other, length, _ in self.blocks if other == key]
         self.blocks = [entry for entry in self.blocks if entry[0] != key]
-        self.blocks.append((key, known[0] if known else tokens, self.number))
+        self.blocks.append((key, earlier[0] if earlier else tokens, self.number))
         gone = []
         while len(self.blocks) > self.most or (
             self.capacity is not None and sum(length for _, length, _ in self.blocks) > self.capacity

@@ -1,4 +1,4 @@
-"""The life of an assignment, of an agent, of a conversation; and what is refused."""
+"""`AgentRouter`: assignments, agents, conversations, reports, bounds and bad input."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix import (
-    Agent,
-    AgentRouter,
-    Assignment,
-    ContextBlock,
-    ContextPlanner,
-    EngineError,
-    EngineReport,
-    NoAgentError,
-    RouterStats,
-)
+from warmprefix import ContextBlock, ContextPlanner, EngineError, EngineReport, NoAgentError
+from warmprefix.routing import Agent, AgentRouter, Assignment, RouterStats
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -48,7 +39,7 @@ def readers(assignment: Assignment) -> dict[str, str]:
 # -- one assignment ----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_read_goes_to_the_same_agents_again() -> None:
+def test_committed_blocks_go_to_the_same_agents_again() -> None:
     router = AgentRouter(["a", "b", "c"])
     first = read(router, blocks(*range(9)))
     assert not any(assigned.held for assigned in first.blocks)
@@ -59,7 +50,7 @@ def test_what_was_read_goes_to_the_same_agents_again() -> None:
     assert again.held_tokens == again.total_tokens == 900
 
 
-def test_an_assignment_knows_its_request() -> None:
+def test_assignment_identifies_its_request() -> None:
     router = AgentRouter(["a", "b"])
     one, two = blocks("one", "two")
     assignment = router.assign([one, two, one, two.text], ["b"], conversation="chat", tenant="acme", together=True)
@@ -83,13 +74,13 @@ def test_segments_begin_with_the_agent_of_the_most_relevant_block() -> None:
     assert sorted(sum(segments.values(), ()), key=given.index) == given
 
 
-def test_at_once_the_same_document_goes_to_one_agent() -> None:
+def test_simultaneous_requests_for_a_document_go_to_one_agent() -> None:
     """Before any of them was read."""
     router = AgentRouter([f"agent-{i}" for i in range(15)])
     assert len({router.assign(blocks("hot")).blocks[0].agent for _ in range(20)}) == 1
 
 
-def test_nothing_to_give() -> None:
+def test_request_without_blocks() -> None:
     router = AgentRouter(["a"])
     assignment = router.assign([], conversation="chat")
     assert (assignment.blocks, assignment.segments, assignment.total_tokens) == ((), {}, 0)
@@ -122,7 +113,7 @@ def holders(router: AgentRouter, tenant: str | None = None) -> dict[bytes, list[
     return {key: [member.name for member in held] for key, held in router._tenants.states[tenant].holders.items()}
 
 
-def test_abandoning_leaves_nothing() -> None:
+def test_abandon_restores_load_and_holders() -> None:
     router = AgentRouter(["a", "b", "c"])
     read(router, blocks(*range(5)))
     before = router.load(), holders(router)
@@ -137,7 +128,7 @@ def test_abandoning_leaves_nothing() -> None:
     assert router.stats().abandoned == 18
 
 
-def test_what_others_are_reading_stays_until_none_of_them_did() -> None:
+def test_block_stays_held_until_all_its_readers_abandon() -> None:
     router = AgentRouter(["a", "b"])
     first, second, third = (router.assign(blocks("hot")) for _ in range(3))
     router.abandon(first)
@@ -151,7 +142,7 @@ def test_what_others_are_reading_stays_until_none_of_them_did() -> None:
     assert len(holders(router)) == 1, "one did read it"
 
 
-def test_a_block_that_left_and_came_again_is_not_taken_back_for_the_first() -> None:
+def test_abandon_keeps_a_block_that_was_evicted_and_read_again() -> None:
     router = AgentRouter([Agent("a", capacity_tokens=100)])
     early = router.assign(blocks("x"))
     read(router, blocks("y"))
@@ -160,7 +151,7 @@ def test_a_block_that_left_and_came_again_is_not_taken_back_for_the_first() -> N
     assert router.assign(blocks("x")).blocks[0].held
 
 
-def test_parts_of_an_assignment_end_by_themselves() -> None:
+def test_parts_of_an_assignment_end_separately() -> None:
     router = AgentRouter(["a", "b"])
     given = blocks(*range(8))
     assignment = router.assign(given, conversation="chat")
@@ -173,15 +164,15 @@ def test_parts_of_an_assignment_end_by_themselves() -> None:
     assert router.commit(assignment, "b")
     assert router.abandon(assignment)
     assert router.stats().open == 0
-    told = {assigned.block: assigned.held for assigned in router.assign(given, conversation="chat").blocks}
-    assert told == {
+    held = {assigned.block: assigned.held for assigned in router.assign(given, conversation="chat").blocks}
+    assert held == {
         by_agent["a"][0]: "conversation",
         **dict.fromkeys(by_agent["a"][1:]),
         **dict.fromkeys(by_agent["b"], "conversation"),
     }
 
 
-def test_too_many_on_their_way_count_as_they_are() -> None:
+def test_oldest_assignment_beyond_max_open_counts_as_read() -> None:
     router = AgentRouter(["a", "b"], max_open=3)
     made = [router.assign(blocks(i)) for i in range(5)]
     assert router.stats().open == 3
@@ -189,7 +180,7 @@ def test_too_many_on_their_way_count_as_they_are() -> None:
     assert all(assigned.held for assigned in router.assign(blocks(*range(5))).blocks)
 
 
-def test_no_time_passes_for_what_was_not_read() -> None:
+def test_abandoned_blocks_do_not_age_the_load() -> None:
     router = AgentRouter(["a", "b"], window_tokens=100)
     read(router, blocks(*range(4)))
     before = router.load()
@@ -203,7 +194,7 @@ def test_no_time_passes_for_what_was_not_read() -> None:
 # -- reassigning -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_failed_agent_did_not_read_goes_to_the_others() -> None:
+def test_reassign_moves_the_unread_blocks_of_a_failed_agent() -> None:
     router = AgentRouter(["a", "b", "c", "d"])
     given = blocks(*range(12))
     assignment = router.assign([given[0], *given], ["a", "b", "c"])
@@ -221,7 +212,7 @@ def test_what_a_failed_agent_did_not_read_goes_to_the_others() -> None:
     assert router.stats().open == 0
 
 
-def test_what_was_committed_or_abandoned_is_not_reassigned() -> None:
+def test_ended_blocks_are_not_reassigned() -> None:
     router = AgentRouter(["a", "b"])
     for end in (router.commit, router.abandon):
         assignment = router.assign(blocks(*range(4)))
@@ -229,8 +220,8 @@ def test_what_was_committed_or_abandoned_is_not_reassigned() -> None:
         assert router.reassign(assignment, "a").blocks == ()
 
 
-def test_what_nothing_is_known_of_is_reassigned_whole() -> None:
-    """Better read twice than not at all."""
+def test_assignment_without_bookings_is_reassigned_whole() -> None:
+    """Reading twice is better than not reading."""
     router, other = AgentRouter(["a", "b"], max_open=1), AgentRouter(["a", "b"])
     foreign = other.assign(blocks(*range(4)))
     pushed_out = router.assign(blocks(*range(4)))
@@ -242,7 +233,7 @@ def test_what_nothing_is_known_of_is_reassigned_whole() -> None:
     assert {given.block for given in router.reassign(before_reset, "a").blocks} == set(before_reset.segments["a"])
 
 
-def test_nobody_is_left() -> None:
+def test_no_agent_is_left() -> None:
     router = AgentRouter(["a", "b"])
     assignment = router.assign(blocks(*range(4)), ["a"])
     router.fail("a")
@@ -262,7 +253,7 @@ def test_nobody_is_left() -> None:
 # -- who is there ------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_a_failed_agent_held_moves() -> None:
+def test_only_blocks_of_the_failed_agent_move() -> None:
     names = [f"agent-{i}" for i in range(8)]
     router = AgentRouter(names, eps=1.0)
     before: dict[str, str] = {}
@@ -277,8 +268,8 @@ def test_only_what_a_failed_agent_held_moves() -> None:
     assert router.stats().failures == 1
 
 
-def test_who_joins_takes_a_share_of_what_is_new_and_no_more() -> None:
-    """It has no load, but is not to be given everything at once."""
+def test_joining_agent_takes_a_fair_share_of_new_blocks() -> None:
+    """It starts with the mean load, so that it does not receive everything at once."""
     router = AgentRouter([f"agent-{i}" for i in range(7)])
     held: dict[str, str] = {}
     for i in range(60):
@@ -294,7 +285,7 @@ def test_who_joins_takes_a_share_of_what_is_new_and_no_more() -> None:
     assert 70 < got["new"] < 200, "of 1000, 125 are an eighth"
 
 
-def test_an_agent_that_comes_back_holds_nothing() -> None:
+def test_returning_agent_holds_nothing() -> None:
     router = AgentRouter(["a", Agent("b", capacity_tokens=5_000, weight=2.0)])
     first = read(router, blocks(*range(10)), conversation="chat")
     assert first.segments["b"]
@@ -310,7 +301,7 @@ def test_an_agent_that_comes_back_holds_nothing() -> None:
     assert router.commit(again)
     router.fail("b")
     router.join(Agent("b"))
-    assert list(router.agents) == [Agent("a"), Agent("b")], "as it is said to be"
+    assert list(router.agents) == [Agent("a"), Agent("b")], "as given"
     assert router.stats().failures == 2
 
 
@@ -327,7 +318,7 @@ def test_bookings_of_an_agent_that_failed_meanwhile_do_no_harm() -> None:
     assert not [held for held in holders(router).values() if "b" in held]
 
 
-def test_who_left_is_unknown() -> None:
+def test_agent_that_left_is_not_registered() -> None:
     router = AgentRouter(["a", "b"])
     assignment = router.assign(blocks(*range(4)))
     router.leave("b")
@@ -345,7 +336,7 @@ def test_who_left_is_unknown() -> None:
     assert router.agents == ()
 
 
-def test_what_one_agent_holds_fits_its_cache() -> None:
+def test_predicted_cache_respects_its_capacity() -> None:
     router = AgentRouter([Agent("small", capacity_tokens=300), Agent("large")])
     only = ["small"]
     for i in range(4):
@@ -360,7 +351,7 @@ def test_what_one_agent_holds_fits_its_cache() -> None:
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_knows_what_was_read_and_nothing_before() -> None:
+def test_conversation_holds_blocks_after_commit_only() -> None:
     router = AgentRouter(["a", "b", "c"])
     given = blocks(*range(6))
     first = router.assign(given, conversation="chat")
@@ -372,11 +363,11 @@ def test_a_conversation_knows_what_was_read_and_nothing_before() -> None:
     assert {each.held for each in router.assign(given, conversation="other").blocks} == {"cache"}
     router.end("chat")
     assert {each.held for each in router.assign(given, conversation="chat").blocks} == {"cache"}
-    router.end("never heard of")
-    router.end("chat", tenant="never heard of")
+    router.end("missing")
+    router.end("chat", tenant="missing")
 
 
-def test_in_a_chat_no_cached_copy_is_of_use() -> None:
+def test_cached_copies_do_not_count_behind_a_chat() -> None:
     router = AgentRouter(["a", "b"])
     (one, two) = blocks("one", "two")
     read(router, [one], agents=["a"])
@@ -422,8 +413,8 @@ def test_a_report_of_nothing_cached_drops_what_is_older() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "cached"), [(400, 400), (400, 190), (400, None), (60, 0), (0, 0)])
-def test_a_report_that_may_agree_drops_nothing(tokens: int, cached: int | None) -> None:
-    """Engines count whole KV blocks, so of a short one nothing need be cached; and not all of them report."""
+def test_report_consistent_with_the_prediction_drops_nothing(tokens: int, cached: int | None) -> None:
+    """Engines count whole KV blocks, so a short block may have no cached token; and some do not report."""
     router = AgentRouter(["a"])
     for i in range(3):
         read(router, blocks(i, tokens=tokens))
@@ -431,7 +422,7 @@ def test_a_report_that_may_agree_drops_nothing(tokens: int, cached: int | None) 
     assert all(each.held for each in router.assign(blocks(*range(3), tokens=tokens)).blocks)
 
 
-def test_who_asks_for_the_same_at_once_finds_nothing_cached_and_that_is_no_eviction() -> None:
+def test_misses_of_simultaneous_requests_are_no_eviction() -> None:
     router = AgentRouter(["a"])
     for i in range(5):
         read(router, blocks(i, tokens=400))
@@ -443,7 +434,7 @@ def test_who_asks_for_the_same_at_once_finds_nothing_cached_and_that_is_no_evict
     assert all(each.held for each in router.assign(blocks(*range(5), "hot", tokens=400)).blocks)
 
 
-def test_what_was_read_while_it_was_on_its_way_is_not_older() -> None:
+def test_blocks_read_while_a_booking_was_pending_are_not_dropped() -> None:
     router = AgentRouter(["a"])
     read(router, blocks("x", tokens=400))
     read(router, blocks("y", tokens=400))
@@ -453,7 +444,7 @@ def test_what_was_read_while_it_was_on_its_way_is_not_older() -> None:
     assert router.assign(blocks("y", tokens=400)).blocks[0].held
 
 
-def test_the_plan_says_what_the_prompt_begins_with() -> None:
+def test_plan_determines_the_prompts_first_block() -> None:
     router, planner = AgentRouter(["a"]), ContextPlanner()
     given = blocks("old", "x", "y", tokens=400)
     for each in given:
@@ -468,7 +459,7 @@ def test_the_plan_says_what_the_prompt_begins_with() -> None:
     assert router.stats().stale == 2, "it is behind a history, where nothing follows from the report"
 
 
-def test_a_report_on_several_agents_says_nothing_of_any() -> None:
+def test_report_on_several_agents_is_ignored() -> None:
     router = AgentRouter(["a", "b"])
     given = blocks(*range(6), tokens=400)
     read(router, given)
@@ -509,8 +500,8 @@ def test_agents_that_come_and_go_leave_nothing() -> None:
     assert all(len(member.cache.blocks) == 0 for member in dead)
 
 
-def test_a_tenant_that_was_forgotten_begins_anew() -> None:
-    """Whatever is still told of what it did before."""
+def test_forgotten_tenant_starts_empty() -> None:
+    """Late calls on its earlier assignments change nothing."""
     router = AgentRouter(["a", "b"], max_tenants=1)
     old = [router.assign(blocks(*range(6)), tenant="acme", conversation="chat") for _ in range(3)]
     router.assign(["x"], tenant="other")
@@ -525,7 +516,7 @@ def test_a_tenant_that_was_forgotten_begins_anew() -> None:
     assert router.commit(fresh)
 
 
-def test_reset_forgets_everything_but_the_agents() -> None:
+def test_reset_forgets_everything_except_the_agents() -> None:
     router = AgentRouter(["a", Agent("b", 1_000)])
     router.fail("a")
     router.join("a")
@@ -536,12 +527,12 @@ def test_reset_forgets_everything_but_the_agents() -> None:
     assert (router.stats(), router.agents, router.load("acme")) == (RouterStats(), agents, {})
     for end in (router.commit, router.abandon):
         assert not end(left)
-    new, never_used = AgentRouter(agents), router
+    new, unused = AgentRouter(agents), router
     for i in range(30):
-        one, other = (r.assign(blocks(*range(i, i + 9)), conversation="chat", tenant="acme") for r in (new, never_used))
+        one, other = (r.assign(blocks(*range(i, i + 9)), conversation="chat", tenant="acme") for r in (new, unused))
         assert (one.agents, one.blocks) == (other.agents, other.blocks)
         new.commit(one)
-        never_used.commit(other)
+        unused.commit(other)
 
 
 def test_stats_add_up() -> None:
@@ -568,7 +559,7 @@ def test_stats_add_up() -> None:
     assert stats.replicas == copies.total() - distinct > 0
 
 
-def test_a_router_that_nobody_has_is_gone() -> None:
+def test_unreferenced_router_is_collected() -> None:
     router = AgentRouter(["a"])
     read(router, blocks("x"))
     reference = weakref.ref(router)
@@ -648,7 +639,7 @@ def test_bad_ends_are_refused_and_change_nothing() -> None:
         commit(assignment, report=5)
     with pytest.raises(TypeError, match="plan must be a ContextPlan or None, got int"):
         commit(assignment, plan=5)
-    assert not router.commit(assignment, "nobody")
+    assert not router.commit(assignment, "another")
     assert not router.commit(assignment, blocks=[])
     assert not router.commit(assignment, blocks=["y"])
     assert router.commit(assignment)
@@ -670,8 +661,8 @@ def test_names_may_be_anything() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_forked_process_goes_on_by_itself(busy: bool) -> None:
-    """And is not stopped by a lock that another thread held, nor trusts what that thread was just changing."""
+def test_forked_process_continues_independently(busy: bool) -> None:
+    """It neither waits for a lock of another thread, nor uses the state that this thread was changing."""
     router = AgentRouter(["a", "b"])
     before = router.assign(blocks(*range(6)))
     router.commit(before)
@@ -692,8 +683,8 @@ def test_a_forked_process_goes_on_by_itself(busy: bool) -> None:
         status = 1
         try:
             assignment = router.assign(blocks(*range(6)))
-            known = all(each.held for each in assignment.blocks)
-            os.write(writer, f"{assignment.id} {known} {router.commit(assignment)}".encode())
+            held = all(each.held for each in assignment.blocks)
+            os.write(writer, f"{assignment.id} {held} {router.commit(assignment)}".encode())
             status = 0
         finally:
             os._exit(status)
@@ -702,7 +693,7 @@ def test_a_forked_process_goes_on_by_itself(busy: bool) -> None:
     if busy:
         thread.join()
     assert os.waitpid(pid, 0)[1] == 0
-    with os.fdopen(reader) as told:
-        id, knew, committed = told.read().split()
-    assert (knew, committed) == (str(not busy), "True")
+    with os.fdopen(reader) as pipe:
+        id, held_before, committed = pipe.read().split()
+    assert (held_before, committed) == (str(not busy), "True")
     assert id.split(".")[0] != before.id.split(".")[0]

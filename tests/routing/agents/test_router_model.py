@@ -1,4 +1,4 @@
-"""A router under random calls: what it knows stays consistent, and agrees with a model that is easy to read."""
+"""A router under random calls: its state stays consistent, and agrees with a simple model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, EngineReport, NoAgentError
-from warmprefix.routing import agent_state
+from warmprefix import ContextBlock, EngineReport, NoAgentError
+from warmprefix.routing import Agent, AgentRouter, Assignment, agent_state
 from warmprefix.routing.agent_state import AgentTenant
 
 BLOCKS = [ContextBlock(f"block {i}", tokens=(0, 40, 200, 400)[i % 4]) for i in range(14)]
@@ -31,13 +31,13 @@ TENANTS = [None, "acme", "other"]
 
 
 def check_integrity(router: AgentRouter) -> None:
-    """All that must hold between any two calls."""
+    """Check what must hold between any two calls."""
     assert not set(router._members) & set(router._failed)
     for state in router._tenants.states.values():
         assert list(state.agents) == list(router._members)
         pending = Counter[int]()
         for _, bookings in state.open.values():
-            assert bookings, "an assignment of which nothing is open"
+            assert bookings, "an assignment without bookings"
             pending.update(id(booking.block) for booking in bookings.values())
         index: dict[bytes, set[str]] = {}
         for name, member in state.agents.items():
@@ -49,7 +49,7 @@ def check_integrity(router: AgentRouter) -> None:
                 block = member.cache.blocks.get(key)
                 assert block is not None
                 assert block.pending == pending[id(block)]
-                assert block.pending or block.read, "held, though nobody reads or read it"
+                assert block.pending or block.read, "held, but without a reader"
         assert {key: {member.name for member in held} for key, held in state.holders.items()} == index
         assert sum(map(len, state.holders.values())) == sum(map(len, index.values())), "a holder twice"
         assert state.copies == sum(len(held) - 1 for held in index.values())
@@ -66,20 +66,20 @@ def check_integrity(router: AgentRouter) -> None:
 
 
 def recounted_bytes(state: AgentTenant) -> int:
-    """The estimate, from what there is."""
+    """Return the estimate, counted from scratch."""
     held = agent_state._BLOCK * len(state.holders) + agent_state._COPY * sum(map(len, state.holders.values()))
     booked = sum(agent_state._OPEN + agent_state._BOOKING * len(bookings) for _, bookings in state.open.values())
-    told = sum(
+    read = sum(
         agent_state._CHAT
         + agent_state._CHAT_AGENT * len(chats.agents)
         + sum(agent_state._CHAT_BLOCK + agent_state._CHAT_COPY * len(members) for members in chats.readers.values())
         for chats in state.chats.values()
     )
-    return agent_state._TENANT + agent_state._MEMBER * len(state.agents) + held + booked + told
+    return agent_state._TENANT + agent_state._MEMBER * len(state.agents) + held + booked + read
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """The model knows who is there, and the exact load: a sum of what each assignment contributes."""
+    """The model has the agents, and the exact load: the sum over all assignments."""
 
     assignments: Bundle[Assignment] = Bundle("assignments")
 
@@ -163,7 +163,7 @@ class RouterMachine(RuleBasedStateMachine):
         together=st.booleans(),
     )
     def give_and_take_back(self, numbers: list[int], tenant: str | None, together: bool) -> None:
-        """It is as if nothing had been, but for what had to leave a full cache or a full list."""
+        """Abandoning restores the state, except for evictions from a full cache or list."""
         if not self.alive:
             return
         load = self.router.load(tenant)
@@ -232,7 +232,7 @@ TestRouterModel.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("max_bytes", [500_000_000, 12_000])
-def test_threads_that_do_everything_at_once(max_bytes: int) -> None:
+def test_concurrent_calls_keep_the_state_consistent(max_bytes: int) -> None:
     router = AgentRouter(NAMES, max_blocks=20, max_open=50, max_tenants=2, max_bytes=max_bytes)
     failures: list[BaseException] = []
 
