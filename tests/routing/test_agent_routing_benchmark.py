@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import email
+import http
+import os
+import shutil
 import subprocess
 import sys
+import xml
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import agent_http
 from agent_arms import ARMS, MAIN, OURS
 from agent_engines import PREAMBLE, Kill, Run, roomy, simulate
 from agent_http import measure_http
 from agent_routing import SETTINGS, Cell, cells, measure, measure_chain, verdicts
 from agent_workloads import AgentWorkload, load
+from warmprefix_tools.demo.corpus import read_standard_library
 
 ROOT = Path(__file__).parents[2]
 SMALL = "generated_small"
@@ -22,6 +31,18 @@ SMALL = "generated_small"
 @pytest.fixture(scope="module")
 def workload() -> AgentWorkload:
     return load(SMALL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Questions on a few packages instead of the whole standard library, which takes seconds to parse."""
+    root = tmp_path_factory.mktemp("library")
+    for package in (asyncio, email, http, xml):
+        shutil.copytree(package.__path__[0], root / package.__name__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agent_http, "read_standard_library", lambda: read_standard_library(root))
+        yield
+    agent_http.questions.cache_clear()
 
 
 def run(workload: AgentWorkload, name: str, agents: int = 4, kill: Kill | None = None, **options: Any) -> Run:
@@ -131,9 +152,10 @@ def test_cells_cover_controls_and_hot_documents_where_they_matter() -> None:
 
 def test_command_line_runs_a_selection(tmp_path: Path) -> None:
     script = ROOT / "benchmarks/agent_routing.py"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WARMPREFIX_")}
     options = ["--only", "light,killed", "--limit", "20", "--jobs", "1", "--no-http"]
     finished = subprocess.run(
-        [sys.executable, str(script), *options], cwd=tmp_path, capture_output=True, text=True, check=True, env={}
+        [sys.executable, str(script), *options], cwd=tmp_path, capture_output=True, text=True, check=True, env=env
     )
     assert "generated_topics, light, 20 requests, 15 agents" in finished.stdout
     assert "holds  an agent killed: all answered (generated_topics): 300 of 300" in finished.stdout

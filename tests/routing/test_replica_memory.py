@@ -82,7 +82,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
     router = ReplicaRouter(NAMES, capacity_tokens=None, **options)
     before = allocated()
     most = 0
-    for number in range(8_000 // (filled["blocks"] + 3)):
+    for number in range(5_000 // (filled["blocks"] + 3)):
         route = router.route(
             new_blocks(filled["blocks"]),
             tenant=f"tenant {number % tenants}",

@@ -60,9 +60,7 @@ def test_the_bound_holds_after_every_request(agents: int, k: int, together: bool
         before = router.load()
     assert held / again > (0.5 if together else 0.9)
     copies = sum(HOT.fingerprint in member.cache.blocks for member in router._tenants.states[None].agents.values())
-    assert copies >= min(agents * 0.6 * HOT.tokens / (k * 450), agents / 2) * 0.5, (
-        "its load needs more holders"
-    )
+    assert copies >= min(agents * 0.6 * HOT.tokens / (k * 450), agents / 2) * 0.5, "its load needs more holders"
 
 
 @pytest.mark.parametrize("agents", [4, 15, 32])
