@@ -225,30 +225,3 @@ def test_hints_and_a_link_agree(recording: RecordingRouter, planner: ContextPlan
     assert seen.headers["x-linked"] == seen.headers["x-dynamo-session-id"] == session_key(plan)
     assert seen.body["cache_salt"] == seen.body["nvext"]["cache_salt"] == plan.cache_salt
     assert planner.stats().commits == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"router": "nginx"}, "router must be one of production-stack"),
-        ({"router": "ray", "engine": "tgi"}, "engine must be 'vllm', 'sglang' or None"),
-        ({"router": "ray", "head_blocks": -1}, "head_blocks must be 0 or more"),
-        ({"router": "ray", "session_header": ""}, "session_header must not be empty"),
-    ],
-)
-def test_bad_hints_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SessionHints(**options)
-
-
-def test_bad_requests_are_refused(planner: ContextPlanner) -> None:
-    hints, plan = SessionHints("ray"), plan_of(planner, "text")
-    bad: Any = "plan"
-    with pytest.raises(TypeError, match="plan must be a ContextPlan"):
-        hints.for_plan(bad)
-    for priority in (1.5, True, "high"):
-        wrong: Any = priority
-        with pytest.raises(TypeError, match="priority must be an int"):
-            hints.for_plan(plan, priority=wrong)
-    with pytest.raises(ValueError, match="priority must be between"):
-        hints.for_plan(plan, priority=2**31)

@@ -390,8 +390,11 @@ class AgentRouter(Fleet[AgentTenant]):
 
         Raises:
             TypeError: `conversation` or `tenant` is not a `str`.
+            ValueError: `conversation` is empty.
         """
         check_names(conversation=conversation, tenant=tenant)
+        if conversation is None:
+            raise TypeError("conversation must be a str, got NoneType")
         with self._lock:
             state = self._tenants.get(tenant)
             if state is not None:

@@ -15,7 +15,7 @@ from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, ResidencyFeed, ServedPrompt
-from warmprefix.routing.members import Agent, Member
+from warmprefix.routing.members import Agent, Member, check_number
 from warmprefix.routing.tenants import StateT, Tenants
 
 if TYPE_CHECKING:
@@ -243,16 +243,18 @@ class Fleet(ABC, Generic[StateT]):
 
 def check_least(least: int, **numbers: float) -> None:
     """Check arguments that must be `least` or more."""
-    for name, number in numbers.items():
+    for argument, number in numbers.items():
+        check_number(argument, number)
         if not number >= least:  # so that NaN is refused
-            raise ValueError(f"{name} must be {least} or more, got {number}")
+            raise ValueError(f"{argument} must be {least} or more, got {number}")
 
 
 def check_finite(**numbers: float) -> None:
     """Check arguments that must be 0 or more, and finite."""
-    for name, number in numbers.items():
+    for argument, number in numbers.items():
+        check_number(argument, number)
         if not 0 <= number < math.inf:
-            raise ValueError(f"{name} must be 0 or more, and finite, got {number}")
+            raise ValueError(f"{argument} must be 0 or more, and finite, got {number}")
 
 
 def check_names(**names: str | None) -> None:

@@ -62,14 +62,19 @@ class SessionHints:
                 behind its own gateway.
 
         Raises:
+            TypeError: `head_blocks` or `session_header` has another type.
             ValueError: `router` or `engine` has another value, `head_blocks` is negative, or `session_header` is empty.
         """
         if router not in _DIALECTS:
             raise ValueError(f"router must be one of {', '.join(_DIALECTS)}, got {router!r}")
         if engine not in (None, *get_args(_Engine)):
             raise ValueError(f"engine must be 'vllm', 'sglang' or None, got {engine!r}")
+        if isinstance(head_blocks, bool) or not isinstance(head_blocks, int):
+            raise TypeError(f"head_blocks must be an int, got {type(head_blocks).__name__}")
         if head_blocks < 0:
             raise ValueError(f"head_blocks must be 0 or more, got {head_blocks}")
+        if session_header is not None and not isinstance(session_header, str):
+            raise TypeError(f"session_header must be a str or None, got {type(session_header).__name__}")
         if session_header == "":
             raise ValueError("session_header must not be empty, got ''; None stands for the router's own")
         dialect = _DIALECTS[router]

@@ -6,12 +6,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
+from warmprefix.errors import check_count
 from warmprefix.plan import Scope
 from warmprefix.residency import ResidencyFeed
 from warmprefix.routing.segments import name_digest
 
-__all__ = ["Agent", "Member", "Replica"]
+__all__ = ["Agent", "Member", "Replica", "check_number"]
+
+
+def check_number(argument: str, number: object) -> None:
+    """Check that an argument is a real number."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise TypeError(f"{argument} must be a number, got {type(number).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +27,7 @@ class Agent:
     """A named worker whose engine has a prefix cache of its own.
 
     Raises:
-        TypeError: `name` is not a `str`.
+        TypeError: A field has another type.
         ValueError: `name` is empty, `capacity_tokens` is below 1, or `weight` is not positive and finite.
     """
 
@@ -34,8 +42,8 @@ class Agent:
             raise TypeError(f"name must be a str, got {type(self.name).__name__}")
         if not self.name:
             raise ValueError("name must not be empty, got ''")
-        if self.capacity_tokens is not None and self.capacity_tokens < 1:
-            raise ValueError(f"capacity_tokens must be 1 or more, or None, got {self.capacity_tokens}")
+        check_count("capacity_tokens", self.capacity_tokens, optional=True)
+        check_number("weight", self.weight)
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight must be positive and finite, got {self.weight}")
 

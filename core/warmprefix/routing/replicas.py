@@ -331,8 +331,10 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """
         _check_route(route)
         check_outcome(report, plan)
-        if plan is not None and (plan.scope.tenant, plan.scope.preamble) != (route.tenant, route.preamble):
-            raise ValueError("plan must have the route's tenant and preamble")
+        if plan is not None and plan.scope.tenant != route.tenant:
+            raise ValueError(f"plan must have the route's tenant {route.tenant!r}, got {plan.scope.tenant!r}")
+        if plan is not None and plan.scope.preamble != route.preamble:
+            raise ValueError(f"plan must have the route's preamble {route.preamble!r}, got {plan.scope.preamble!r}")
         is_current = self._feed_is_current(self._members.get(route.replica), plan, report)
         given = EngineReport() if report is None else report
         with self._lock:

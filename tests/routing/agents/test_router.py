@@ -571,61 +571,6 @@ def test_unreferenced_router_is_collected() -> None:
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-untyped_agent: Any = Agent
-untyped_router: Any = AgentRouter
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: untyped_agent(""), ValueError, "name"),
-        (lambda: untyped_agent(3), TypeError, "name must be a str, got int"),
-        (lambda: untyped_agent("a", 0), ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
-        (lambda: untyped_agent("a", weight=0.0), ValueError, "weight"),
-        (lambda: untyped_agent("a", weight=float("nan")), ValueError, "weight"),
-        (lambda: untyped_agent("a", weight=float("inf")), ValueError, "weight"),
-        (lambda: untyped_router("ab"), TypeError, "agents must be an iterable of Agent or str, got one str"),
-        (lambda: untyped_router(["a", "a"]), ValueError, "'a' twice"),
-        (lambda: untyped_router(["a", untyped_agent("a", 5)]), ValueError, "'a' twice"),
-        (lambda: untyped_router([3]), TypeError, "agent must be an Agent or its name, got int"),
-        (lambda: untyped_router([""]), ValueError, "name must not be empty"),
-        (lambda: untyped_router(eps=-0.1), ValueError, "eps"),
-        (lambda: untyped_router(eps=float("nan")), ValueError, "eps"),
-        (lambda: untyped_router(eps=float("inf")), ValueError, "eps"),
-        (lambda: untyped_router(free_tokens=-1), ValueError, "free_tokens"),
-        (lambda: untyped_router(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
-        (lambda: untyped_router(max_blocks=0), ValueError, "max_blocks"),
-        (lambda: untyped_router(max_tenants=0), ValueError, "max_tenants"),
-        (lambda: untyped_router(max_bytes=0), ValueError, "max_bytes must be 1 or more, got 0"),
-        (lambda: untyped_router(max_conversations=0), ValueError, "max_conversations"),
-        (lambda: untyped_router(max_open=0), ValueError, "max_open"),
-        (lambda: untyped_router(sharing="redis://"), TypeError, "sharing must be an OrderSharing or None, got str"),
-        (lambda: untyped_router(["a"]).join("b", feed=object()), TypeError, "feed"),
-        (lambda: untyped_router(["a"]).join("a"), ValueError, "'a' twice"),
-        (lambda: untyped_router(["a"]).leave("b"), ValueError, "'b'"),
-        (lambda: untyped_router(["a"]).fail("b"), ValueError, "'b'"),
-        (lambda: untyped_router().assign(["x"]), NoAgentError, "no agent"),
-        (lambda: untyped_router(["a"]).assign(["x"], []), ValueError, "agents must have one name or more, got none"),
-        (lambda: untyped_router(["a"]).assign(["x"], "a"), TypeError, "got one str"),
-        (lambda: untyped_router(["a"]).assign(["x"], ["a", "a"]), ValueError, "'a' twice"),
-        (lambda: untyped_router(["a"]).assign(["x"], ["a", "b"]), ValueError, "'b'"),
-        (lambda: untyped_router(["a"]).assign("x"), TypeError, "blocks"),
-        (lambda: untyped_router(["a"]).assign(None), TypeError, "blocks"),
-        (lambda: untyped_router(["a"]).assign([b"x"]), TypeError, r"blocks\[0\]"),
-        (lambda: untyped_router(["a"]).assign(["x"], conversation=5), TypeError, "conversation"),
-        (lambda: untyped_router(["a"]).assign(["x"], conversation=""), ValueError, "conversation must not be empty"),
-        (lambda: untyped_router(["a"]).assign(["x"], tenant=5), TypeError, "tenant"),
-        (lambda: untyped_router(["a"]).end(5), TypeError, "conversation"),
-        (lambda: untyped_router(["a"]).commit("x"), TypeError, "assignment must be an Assignment, got str"),
-        (lambda: untyped_router(["a"]).abandon(None), TypeError, "assignment"),
-        (lambda: untyped_router(["a"]).reassign(None, "a"), TypeError, "assignment"),
-    ],
-)
-def test_bad_input_is_refused(call: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        call()
-
-
 def test_bad_ends_are_refused_and_change_nothing() -> None:
     router = AgentRouter(["a"])
     assignment = router.assign(["x"])
