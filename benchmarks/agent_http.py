@@ -168,7 +168,7 @@ async def ask_all(asked: Questions, arm: Arm, agents: Servers, kill_at: int | No
 
 
 def measure_http(count: int, agents: int) -> list[dict[str, Any]]:
-    """Cached tokens as the servers report them, beside those that the simulation finds for the same prompts."""
+    """Return cached tokens as servers report them, and as the simulation finds them for the same prompts."""
     asked = questions(count)
     capacity = (KV_BLOCKS - 1) * 16
     rows: list[dict[str, Any]] = []

@@ -87,11 +87,8 @@ REPLICA_ROUTERS: list[Case] = [
     (lambda: replicas([""]), ValueError, "name must not be empty, got ''"),
     (lambda: replicas(eps=-0.1), ValueError, "eps must be 0 or more, and finite, got -0.1"),
     (lambda: replicas(held_weight=float("inf")), ValueError, "held_weight must be 0 or more, and finite, got inf"),
-    (
-        lambda: replicas(waiting_weight=float("nan")),
-        ValueError,
-        "waiting_weight must be 0 or more, and finite, got nan",
-    ),
+    (lambda: replicas(waiting_weight=-1), ValueError, "waiting_weight must be 0 or more, and finite, got -1"),
+    (lambda: replicas(eps=float("nan")), ValueError, "eps must be 0 or more, and finite, got nan"),
     (lambda: replicas(floor_tokens=-1), ValueError, "floor_tokens must be 0 or more, and finite, got -1"),
     (lambda: replicas(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
     (lambda: replicas(capacity_tokens=0), ValueError, "capacity_tokens must be 1 or more, or None, got 0"),

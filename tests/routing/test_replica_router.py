@@ -637,6 +637,15 @@ def test_a_forked_process_has_a_router_of_its_own(busy: bool) -> None:
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
+def test_refused_requests_change_nothing() -> None:
+    router = ReplicaRouter(NAMES)
+    refused: list[dict[str, Any]] = [{"conversation": ""}, {"prompt_tokens": -1}]
+    for options in refused:
+        with pytest.raises(ValueError, match="must"):
+            router.route(**options)
+    assert router.stats() == ReplicaStats(replicas=4)
+
+
 def test_bad_ends_are_refused() -> None:
     router = ReplicaRouter(NAMES)
     route = router.route()
