@@ -1,4 +1,4 @@
-"""Ways to share documents out over agents, side by side: what applications do, and `AgentRouter`."""
+"""Ways to share out documents over agents: those of common applications, and `AgentRouter`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from agent_workloads import AgentRequest
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix.routing import Agent, AgentRouter, Assignment
 from warmprefix_tools.emulator.kv_cache import KvSequence
 
 __all__ = ["ARMS", "MAIN", "OURS", "Arm", "Part", "RouterArm"]
@@ -21,7 +22,7 @@ MAIN = ("round robin", "random", "hash", "least loaded", OURS)
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One prompt of a request: the documents that one agent reads in it, and what became of it."""
+    """One prompt of a request: the documents that one agent reads in it, and its outcome."""
 
     request: AgentRequest
     agent: int
@@ -37,7 +38,7 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Of its documents."""
+        """Tokens of its documents."""
         return sum(block.tokens for block in self.blocks)
 
 
@@ -52,10 +53,10 @@ class Arm(ABC):
         self.live = list(range(agents))
         self.rng = random.Random(seed)
         self.seconds: list[float] = []
-        """How long each decision took."""
+        """Duration of each decision."""
 
     def give(self, request: AgentRequest) -> list[Part]:
-        """Who reads what of a request."""
+        """Return the prompts of a request."""
         began = time.perf_counter()
         chosen = [(block, self.choose(block)) for block in request.blocks]
         self.seconds.append(time.perf_counter() - began)
@@ -63,7 +64,7 @@ class Arm(ABC):
 
     @abstractmethod
     def choose(self, block: ContextBlock) -> int:
-        """The agent for one document."""
+        """Return the agent for one document."""
 
     def _parts(self, request: AgentRequest, chosen: Iterable[tuple[ContextBlock, int]]) -> list[Part]:
         if not self.together:
@@ -74,18 +75,18 @@ class Arm(ABC):
         return [Part(request, agent, tuple(blocks)) for agent, blocks in segments.items()]
 
     def loads(self) -> list[float] | None:
-        """Of each live agent, as this way knows it; None if it does not."""
+        """Return the load of each live agent; None if this arm does not count loads."""
         return None
 
     def answered(self, part: Part) -> None:  # noqa: B027 - most ways do not learn
-        """The agent's model saw a prompt; `part.cached` says how much of it was cached."""
+        """Record an answered prompt, of which `part.cached` tokens were cached."""
 
     def fail(self, agent: int) -> None:
-        """An agent died."""
+        """Remove an agent that died."""
         self.live.remove(agent)
 
     def again(self, lost: Sequence[Part]) -> list[Part]:
-        """Who reads what a dead agent did not."""
+        """Return new prompts for the documents of a dead agent."""
         return [
             new
             for part in lost
@@ -113,7 +114,7 @@ class Random(Arm):
 
 
 class Hash(Arm):
-    """Of the document, modulo the number of agents: never at two of them, whatever their load."""
+    """The document's hash modulo the number of agents: always one agent, whatever the loads."""
 
     def choose(self, block: ContextBlock) -> int:
         digest = blake2b(block.fingerprint, digest_size=8, key=self.names[0].encode()).digest()
@@ -121,7 +122,7 @@ class Hash(Arm):
 
 
 class LeastLoaded(Arm):
-    """The agent with the fewest tokens that it has not answered for yet; of several, the one that was given fewest."""
+    """The agent with the fewest tokens in progress; among several, the one that has received the fewest."""
 
     def __init__(self, agents: int, seed: int, capacity_tokens: int) -> None:
         super().__init__(agents, seed, capacity_tokens)
@@ -139,7 +140,7 @@ class LeastLoaded(Arm):
 
 
 class RouterArm(Arm):
-    """`AgentRouter`, told what each answer's usage says."""
+    """`AgentRouter`, with a report on each answer."""
 
     eps = 0.25
 
@@ -195,7 +196,7 @@ class Unbounded(RouterArm):
 
 
 class RouterTogether(RouterArm):
-    """One prompt an agent, in the order that a `ContextPlanner` finds for that agent."""
+    """One prompt per agent, in the order that a `ContextPlanner` finds for that agent."""
 
     together = True
 

@@ -28,17 +28,17 @@ def load_chart(workload: str, series: Mapping[str, Sequence[tuple[int, Sequence[
 
     Args:
         workload: Its name.
-        series: For each of `CHARTED`, after so many requests, each agent's load over the highest that the bound allows.
+        series: For each of `CHARTED`, at regular intervals, each agent's load over the highest that the bound allows.
     """
     highest = max(load for points in series.values() for _, loads in points for load in loads)
     top = float(int(highest) + 1)
     panels = [_panel(number, name, title, series[name], top) for number, (name, title) in enumerate(CHARTED.items())]
     width = _LEFT + len(CHARTED) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + _BELOW
-    said = ", ".join(f"{title}: at most {_most(series[name]):.2f}" for name, title in CHARTED.items())
+    summary = ", ".join(f"{title}: at most {_most(series[name]):.2f}" for name, title in CHARTED.items())
     drawing = element(
         "svg",
-        element("title", f"Load of each agent over the highest that the bound allows, {workload}. {said}."),
+        element("title", f"Load of each agent over the highest that the bound allows, {workload}. {summary}."),
         element("style", Markup(_STYLE)),
         element("rect", width=width, height=height, fill="#fff"),
         element("text", "load / bound", x=_LEFT - 38, y=_TOP - 26, class_="quiet"),

@@ -18,7 +18,7 @@ from agent_workloads import AgentRequest, AgentWorkload
 from warmprefix_tools.emulator.config import EmulatorConfig
 from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
 
-__all__ = ["PREAMBLE", "Kill", "Loads", "Run", "Sessions", "prompt_tokens", "roomy", "simulate"]
+__all__ = ["PREAMBLE", "EngineLoads", "Kill", "Run", "Sessions", "prompt_tokens", "roomy", "simulate"]
 
 Sessions = Literal["sessions", "turns", "backlog"]
 """Requests come at random; or turns of conversations, each after the one before was answered; or all at once."""
@@ -56,7 +56,7 @@ class Run:
     makespans: list[float]
     """By request, from its arrival until its last document was answered for."""
     reads: list[float]
-    """The same until the last first token: what an agent answers takes as long whoever reads what."""
+    """The time until the last first token; the answers take equally long with every arm."""
     seconds: float
     """From the first arrival until the last answer."""
     prompt_tokens: int
@@ -73,7 +73,7 @@ class Run:
     given: list[int]
     """Tokens of documents given to each agent."""
     series: list[tuple[int, list[float]]]
-    """Every so many requests, each agent's load over the highest that the bound allows."""
+    """At regular intervals, each agent's load over the highest that the bound allows."""
     lost: int = 0
     """Prompts that a dead agent did not answer."""
     kept: int = 0
@@ -83,7 +83,7 @@ class Run:
     """How many documents that only the dead agent had read went to which agent when they came again."""
 
 
-class Loads:
+class EngineLoads:
     """Tokens given to each agent, much as `AgentRouter` counts them, for ways that count nothing: after `window` tokens
     an agent, they count for 1/e.
     """
@@ -102,7 +102,7 @@ class Loads:
 
 
 class Engine:
-    """One agent's: an exact KV cache, one prefill after the other, decoding beside that."""
+    """One agent's engine: an exact KV cache, one prefill after the other, decoding in parallel."""
 
     def __init__(self, capacity_tokens: int, base_ttft_ms: float) -> None:
         self.cache = PrefixCache(capacity_tokens // RATES.block_size + 1, RATES.block_size)
@@ -112,7 +112,7 @@ class Engine:
         self.decoding: set[Part] = set()
 
     def start(self) -> float | None:
-        """Begin with the next prompt if nothing hinders it, and say how long it takes."""
+        """Start the next prompt if possible, and return its duration."""
         if self.computing is not None or not self.queue:
             return None
         part = self.queue[0]
@@ -163,7 +163,7 @@ def _document(fingerprint: bytes, tokens: int) -> list[int]:
 
 
 def _own_tokens(part: Part, tokens: int, what: int) -> list[int]:
-    """Of a question or an answer: nobody else's."""
+    """Tokens of a question or an answer, which no other prompt has."""
     return [(2 + what << 30) + part.request.number] * tokens
 
 
@@ -189,7 +189,7 @@ def simulate(
 ) -> Run:
     """Run a workload to its end. Of one seed, requests come at the same times whatever the arm.
 
-    `base_ttft_ms` is what each prompt costs beside its tokens; `prompts` are `prompt_tokens` unless told.
+    `base_ttft_ms` is the cost of each prompt in addition to its tokens; `prompts` defaults to `prompt_tokens`.
     """
     collecting = gc.isenabled()
     gc.disable()  # of a million KV blocks none is garbage before the end
@@ -217,7 +217,7 @@ class _Simulation:
         self.arm = arm
         self.kill = kill
         self.engines = [Engine(capacity_tokens, base_ttft_ms) for _ in arm.names]
-        self.loads = Loads(len(arm.names))
+        self.loads = EngineLoads(len(arm.names))
         self.eps = RouterArm.eps
         self.now = 0.0
         self.arrived = [0.0] * len(self.requests)
@@ -301,20 +301,20 @@ class _Simulation:
             self._note(parts)
         self._send(parts)
         if self.arrivals % max(len(self.requests) // POINTS, 1) == 0:
-            known = self.arm.loads() or list(self.loads.loads.values())
-            allowed = self._allowed(known)
-            self.outcome.series.append((self.arrivals, [round(load / allowed, 3) for load in known]))
+            shown = self.arm.loads() or list(self.loads.loads.values())
+            allowed = self._allowed(shown)
+            self.outcome.series.append((self.arrivals, [round(load / allowed, 3) for load in shown]))
 
     def _send(self, parts: Sequence[Part]) -> None:
         if not parts:
             return
         outcome, loads = self.outcome, self.loads
         loads.give(parts)
-        known = self.arm.loads() or list(loads.loads.values())
-        highest, mean = max(known), sum(known) / len(known)
+        shown = self.arm.loads() or list(loads.loads.values())
+        highest, mean = max(shown), sum(shown) / len(shown)
         if mean > loads.free:
             outcome.worst = max(outcome.worst, highest / mean)
-        outcome.beyond = max(outcome.beyond, highest / self._allowed(known))
+        outcome.beyond = max(outcome.beyond, highest / self._allowed(shown))
         for part in parts:
             part.prompt = self.prompts(part)
             outcome.given[part.agent] += part.tokens

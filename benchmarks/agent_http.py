@@ -38,10 +38,11 @@ MODEL = EmulatorConfig().model
 
 
 class Servers:
-    """So many agents' engines. The first has a process to itself, to be killed; the others share two."""
+    """Engines of `count` agents. The first has its own process, to be killed; the others share two, or one if few."""
 
     def __init__(self, count: int) -> None:
         half = (count - 1) // 2
+        sizes = (1, half, count - 1 - half) if count > 6 else (1, count - 1)
         script = Path(__file__).parent / "agent_servers.py"
         self._processes = [
             subprocess.Popen(
@@ -50,7 +51,7 @@ class Servers:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for size in (1, half, count - 1 - half)
+            for size in sizes
         ]
         self.urls: list[str] = []
         for process in self._processes:
@@ -63,6 +64,7 @@ class Servers:
 
     def close(self) -> None:
         for process in self._processes:
+            process.kill()  # a graceful end takes longer than the questions of a test
             process.communicate()
 
 
@@ -166,7 +168,7 @@ async def ask_all(asked: Questions, arm: Arm, agents: Servers, kill_at: int | No
 
 
 def measure_http(count: int, agents: int) -> list[dict[str, Any]]:
-    """Cached tokens as the servers report them, beside those that the simulation finds for the same prompts."""
+    """Return cached tokens as servers report them, and as the simulation finds them for the same prompts."""
     asked = questions(count)
     capacity = (KV_BLOCKS - 1) * 16
     rows: list[dict[str, Any]] = []

@@ -4,8 +4,8 @@
 
 Requests of 15 blocks over 400 Zipf-distributed topics go to 4, 15 and 32 agents. `assign()` and `commit()` are timed on
 blocks that exist already, in rounds that alternate between all cases, so that whatever else the machine does meets each
-of them. Times are CPU time of the thread: neither call waits for anything. Beside them stands what a router remembers,
-by what its process allocated for it. Only a run with the default `--requests` is written to `results/`.
+of them. Times are CPU time of the thread: neither call waits for anything. It also prints the memory that a router
+takes, as allocated by its process. Only a run with the default `--requests` is written to `results/`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import tracemalloc
 from collections.abc import Iterator
 
 from common import percentile, print_table, write_results, zipf_requests
-from warmprefix import Agent, AgentRouter, ContextBlock
+from warmprefix import ContextBlock
+from warmprefix.routing import Agent, AgentRouter
 
 AGENTS = (4, 15, 32)
 CAPACITY = 500_000
 """Tokens an agent."""
 ROUNDS, SAMPLES = 20, 100
 QUICKLY_MADE = 1_000
-"""Earlier requests up to which a router is made anew each round; others hardly change by being measured."""
+"""Earlier requests up to which each round creates a new router; measuring hardly changes the others."""
 TENANTS, REQUESTS_OF_EACH = 32, 20
 HEADER = ["agents", "earlier requests", "assign() p50 µs", "p99 µs", "commit() p50 µs", "p99 µs"]
 
@@ -33,7 +34,7 @@ Requests = Iterator[list[ContextBlock]]
 
 
 class Case:
-    """A router of so many agents that has served so many requests, and times of the next ones in µs."""
+    """A router with `agents` agents and `earlier` requests served, and times of the next requests in µs."""
 
     def __init__(self, agents: int, earlier: int, blocks: list[ContextBlock]) -> None:
         self.agents = agents
@@ -117,7 +118,7 @@ def remembered(blocks: list[ContextBlock]) -> dict[str, int]:
         requests = zipf_requests(TENANTS * REQUESTS_OF_EACH)
         for number, request in enumerate(requests):
             router.commit(router.assign([blocks[i] for i in request], tenant=f"tenant {number % TENANTS}"))
-        held = sum(len(m.cache) for state in router._tenants.values() for m in state.members.values())  # noqa: SLF001
+        held = sum(len(m.cache.blocks) for state in router._tenants.states.values() for m in state.agents.values())  # noqa: SLF001
         return {"a tenant, 32 agents": round(empty), "a block an agent": round((allocated() - before) / held)}
     finally:
         tracemalloc.stop()

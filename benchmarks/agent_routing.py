@@ -3,11 +3,11 @@
     python benchmarks/agent_routing.py [TRACE_OR_FOLDER ...] [--only sessions,hot] [--limit N] [--jobs 2] [--no-http]
 
 Without an argument the traces are those of `REPORTED` in the folder that the environment variable WARMPREFIX_TRACES
-names, if it does, beside the generated workloads: questions on topics, the same with one document in 60 % of them,
-single documents, and a control in which nothing recurs.
+names, if it does, in addition to the generated workloads: questions on topics, the same with one document in 60 % of
+them, single documents, and a control in which nothing recurs.
 
 A discrete-event simulation in virtual time. Each agent is the emulator's engine: its exact KV cache, and its rates, one
-prefill after the other. Each document of a request is a prompt of its own (but for the settings that say otherwise):
+prefill after the other. Each document of a request is a prompt of its own (unless the setting differs):
 a preamble, the document, the question, what to do. A request is read when the last agent has its first token, and
 answered when the last has answered. Every way sees the same requests; of one seed they also come at the same times.
 Each seed has other agents' names, so that hashes fall differently.

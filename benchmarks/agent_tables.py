@@ -99,12 +99,12 @@ _SETTINGS = {
 
 
 def _settings(rows: Sequence[Row]) -> Iterator[list[str]]:
-    for setting, said in _SETTINGS.items():
+    for setting, title in _SETTINGS.items():
         for row in _of(rows, setting):
             ours = row["arms"][OURS]
             keys = ("documents_ratio", "prefill_ratio", "read_ratio", "makespan_ratio")
             total = f"{ours['total_ratio']:.2f}" if setting == "backlog" else ""
-            yield [said, row["workload"], str(row["agents"]), *(f"{ours[key]:.2f}" for key in keys), total]
+            yield [title, row["workload"], str(row["agents"]), *(f"{ours[key]:.2f}" for key in keys), total]
 
 
 def _hot(rows: Sequence[Row]) -> Iterator[list[str]]:

@@ -23,7 +23,7 @@ HOT_SHARE = 0.6
 _TURNS = 4
 """Of a conversation, for workloads that have none of their own."""
 _QUESTION = 24
-"""Tokens of a question, where a trace does not tell."""
+"""Tokens of a question, where a trace has no number."""
 _SEPARATOR = "+"
 
 

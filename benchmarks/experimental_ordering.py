@@ -1,6 +1,6 @@
 """The ordering rules that were tried on the way to the default policy, as settings of one.
 
-`Rule()` is the default policy, written again in the plainest way, every step with its alternatives beside it. It is
+`Rule()` is the default policy, written again in the plainest way, every step next to its alternatives. It is
 made for experiments only: nothing in it is bounded but the window, and `order` and `observe` must take turns.
 """
 
@@ -39,9 +39,9 @@ class Rule:
     first_half_twice: bool = False
     """For the overlap, blocks of the upper half of the ranks count twice."""
     rare: int | None = None
-    """For the overlap, only blocks that at most so many requests hold count, if any does."""
+    """For the overlap, only blocks in at most this many requests count, if there are any."""
     recent: int = 0
-    """Of the requests that reach the lowest level the last so many count once more."""
+    """The last this many requests that reach the lowest level count twice."""
     unmet: float = 0.0
     """Of the requests that reach the lowest level those count once more of which less than this share was resident."""
 
@@ -49,7 +49,7 @@ class Rule:
     odds: bool = True
     """By tokens times odds; if not, by the requests that hold it with all before it, less `prior` for its rank."""
     prior: float = 2.0
-    """So many requests for the last rank, and in proportion for the others."""
+    """Requests that the prior of the last rank counts as; other ranks in proportion."""
     learn_prior: bool = False
     """By regression of what comes up again on the requests that hold it and on its rank."""
     then_by_frequency: bool = False
@@ -57,17 +57,17 @@ class Rule:
     exponent: float = 1.0
     """Of the tokens."""
     trust: float = 11.0
-    """So many requests count as much as what is expected of the rank."""
+    """Requests that weigh as much as the prior of the rank."""
     learn_trust: bool = False
     """The one with which past estimates would have had the least squared error."""
     trust_when_cold: float | None = None
     """Where there is no head."""
     frequency_trust: float | None = None
-    """What is expected is the block's frequency in the window, which so many requests outweigh what its rank says."""
+    """Requests that outweigh the prior of the rank, if the prior is the block's frequency in the window."""
     estimates: int = 4
-    """With odds: they are estimated anew for so many places, and once for those behind; for every place if 0."""
+    """With odds: number of places for which they are estimated separately, then once for the rest; 0 for all."""
     look_ahead: int = 0
-    """The best so many are compared pairwise, by what both orders of the two would save."""
+    """Number of best blocks compared pairwise, by the savings of both orders."""
     discount: float = 0.0
     """This share of the requests that hold a block ever served behind the head does not count for the first place."""
 
@@ -75,13 +75,13 @@ class Rule:
     learn: str = "tails"
     """From which blocks of the earlier request: "none", "all", or its "tails", beyond what was resident."""
     latest_weight: int = 8
-    """The latest request alike counts as much as so many others."""
+    """Weight of the latest similar request, in requests."""
     by_novelty: bool = False
     """Apart for blocks that came up in the window and for new ones."""
 
 
 class Remembered(NamedTuple):
-    """A block that was served, and what was known of it then."""
+    """A served block, with its statistics at that time."""
 
     key: bytes
     rank: int
@@ -89,7 +89,7 @@ class Remembered(NamedTuple):
     part: int
     """Which third of the ranks it was in."""
     new: bool
-    """Whether it was new to the window, if the rule tells such blocks apart."""
+    """True if it was new to the window, if the rule distinguishes such blocks."""
     holders: float
     """Requests that held it with the whole head, and all that held the head, by weight."""
     requests: float
@@ -99,7 +99,7 @@ Outcome = tuple[Remembered, bool]
 """A block of an earlier request, and whether the request most like that one has it too."""
 
 
-class Candidate(NamedTuple):
+class BlockEstimate(NamedTuple):
     """A block that may come next."""
 
     place: int
@@ -108,14 +108,14 @@ class Candidate(NamedTuple):
     """The requests that hold it, as a bitset of all levels."""
     tokens: float
     expected: float
-    """What its rank counts as: so many requests that hold it, and so many that do not."""
+    """The prior of its rank: requests that hold it, and requests that do not."""
     against: float
     penalty: float
     """Where odds do not count."""
 
 
 class Situation(NamedTuple):
-    """What the window says of a request."""
+    """The window's statistics on a request."""
 
     keys: list[bytes]
     requests: list[int]
@@ -191,7 +191,7 @@ class ExperimentalPolicy:
         return levels
 
     def _last(self, count: int) -> int:
-        """The last so many places of the window."""
+        """The last places of the window."""
         size, places = self.rule.window, (1 << count) - 1
         turned = places << (self._window.next_place - count) % size
         return (turned | turned >> size) & ((1 << size) - 1)
@@ -204,7 +204,7 @@ class ExperimentalPolicy:
 
     def _candidates(
         self, blocks: Sequence[BlockView], head: Sequence[int], holders: Sequence[int], common: int, levels: int
-    ) -> list[Candidate]:
+    ) -> list[BlockEstimate]:
         rule = self.rule
         trust = rule.trust
         if rule.learn_trust:
@@ -216,7 +216,7 @@ class ExperimentalPolicy:
         chances = self._chances()
         requests = common.bit_count() / levels
         placed = set(head)
-        candidates: list[Candidate] = []
+        candidates: list[BlockEstimate] = []
         for i, block in enumerate(blocks):
             if i not in placed:
                 chance = chances[i]
@@ -225,7 +225,7 @@ class ExperimentalPolicy:
                     all_requests = reduce(or_, holders).bit_count()
                     chance = (holders[i].bit_count() + weight * chance) / (all_requests + weight)
                 candidates.append(
-                    Candidate(
+                    BlockEstimate(
                         i,
                         holders[i],
                         block.tokens**rule.exponent,
@@ -244,10 +244,10 @@ class ExperimentalPolicy:
         chances = self._ranks.chances(len(now.keys), now.outcomes)
         if self.rule.by_novelty:
             of_new_ones = self._new_ranks.chances(len(now.keys), now.outcomes)
-            return [known if held else new for known, new, held in zip(chances, of_new_ones, now.requests, strict=True)]
+            return [seen if held else new for seen, new, held in zip(chances, of_new_ones, now.requests, strict=True)]
         return chances
 
-    def _tail(self, candidates: list[Candidate], common: int, served: int) -> list[int]:
+    def _tail(self, candidates: list[BlockEstimate], common: int, served: int) -> list[int]:
         """Indices of the candidates, each the best behind those before it, as long as a request holds all of these."""
         rule = self.rule
         order: list[int] = []
@@ -323,7 +323,7 @@ def stacked(levels: Sequence[int], size: int) -> int:
     return reduce(lambda together, level: together << size | level, levels)
 
 
-def savings(candidates: Sequence[Candidate], common: int, discount: float, served: int) -> list[float]:
+def savings(candidates: Sequence[BlockEstimate], common: int, discount: float, served: int) -> list[float]:
     """For each candidate, its tokens times the odds that it comes up again where everything placed does."""
     if discount and served:
         return list(_discounted(candidates, common, discount, served))
@@ -334,7 +334,7 @@ def savings(candidates: Sequence[Candidate], common: int, discount: float, serve
     ]
 
 
-def _discounted(candidates: Sequence[Candidate], common: int, discount: float, served: int) -> Iterator[float]:
+def _discounted(candidates: Sequence[BlockEstimate], common: int, discount: float, served: int) -> Iterator[float]:
     served &= common
     requests = common.bit_count() - discount * served.bit_count()
     for _, holders, tokens, expected, against, _ in candidates:
@@ -342,13 +342,13 @@ def _discounted(candidates: Sequence[Candidate], common: int, discount: float, s
         yield tokens * (expected + count) / (requests - count + against)
 
 
-def first_of_pairs(candidates: Sequence[Candidate], scores: Sequence[float], common: int, most: int) -> int:
+def first_of_pairs(candidates: Sequence[BlockEstimate], scores: Sequence[float], common: int, most: int) -> int:
     """Of the best, the one that saves more in front of any other of them than behind it, without independence."""
 
-    def alone(block: Candidate) -> float:
+    def alone(block: BlockEstimate) -> float:
         return (common & block.holders).bit_count() + block.expected
 
-    def both(a: Candidate, b: Candidate) -> float:
+    def both(a: BlockEstimate, b: BlockEstimate) -> float:
         trust = a.expected + a.against
         return (common & a.holders & b.holders).bit_count() + a.expected * b.expected / trust
 
@@ -370,7 +370,7 @@ PARTS = 3
 class RankShares:
     """How many blocks of the first, the middle and the last third of the ranks come up again.
 
-    Written for experiments as in `warmprefix.ordering.recurrence`, which says more.
+    Written for experiments as in `warmprefix.ordering.recurrence`, which has the details.
     """
 
     FIRST_GUESS = (0.633, 0.5, 0.367)
@@ -378,7 +378,7 @@ class RankShares:
     MEMORY = 10_000
 
     def __init__(self, latest_weight: int, new: bool = False) -> None:
-        """Learn only of blocks that were told apart as new, or only of the others."""
+        """Learn only from blocks that count as new, or only from the others."""
         self._latest_weight = latest_weight
         self._new = new
         self._recurred = [self.GUESS_WEIGHT * share for share in self.FIRST_GUESS]
@@ -470,14 +470,14 @@ class RankRegression:
 
 
 class Block(NamedTuple):
-    """All that a policy may know of a block."""
+    """The data on a block that a policy may use."""
 
     fingerprint: bytes
     tokens: int
 
 
-class Cache:
-    """An engine's prefix cache of whole blocks, which also is what its planner knows of it."""
+class BlockCache:
+    """An engine's prefix cache of whole blocks, which is also its planner's prediction."""
 
     def __init__(self, capacity: int | None) -> None:
         self._tree = PrefixTree[bytes](capacity, max_nodes=1_000_000_000)
@@ -499,7 +499,7 @@ class Cache:
 
 
 class FollowTheBest:
-    """Several policies, each on a ghost cache of its own; the real one follows whoever saved most there of late."""
+    """Several policies, each with its own ghost cache; the real cache follows the one that saved most recently."""
 
     def __init__(
         self, policies: Sequence[OrderingPolicy], capacity: int | None, decay: float, hysteresis: float = 0.0
@@ -513,7 +513,7 @@ class FollowTheBest:
             hysteresis: A share of the tokens served by which another must be ahead to be followed.
         """
         self._policies = policies
-        self._caches = [Cache(capacity) for _ in policies]
+        self._caches = [BlockCache(capacity) for _ in policies]
         self._decay = decay
         self._hysteresis = hysteresis
         self._saved = [0.0] * len(policies)

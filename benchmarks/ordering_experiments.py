@@ -34,7 +34,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from common import measured_all, print_table, size, write_results
-from experimental_ordering import Block, Cache, ExperimentalPolicy, FollowTheBest, Rule
+from experimental_ordering import Block, BlockCache, ExperimentalPolicy, FollowTheBest, Rule
 from traces import generated, given_files, reported_k, vary
 from warmprefix.ordering import POLICIES, CoAccessPolicy, OraclePolicy, OrderingPolicy
 from warmprefix.traces import Trace
@@ -282,7 +282,7 @@ def blocks_of(workload: Workload) -> list[list[Block]]:
 
 
 def hit_percent(policy: OrderingPolicy, requests: Sequence[Sequence[Block]], capacity: int | None) -> float:
-    cache = Cache(capacity)
+    cache = BlockCache(capacity)
     saved = sum(cache.serve(policy, blocks).tokens for blocks in requests)
     return 100 * saved / max(sum(block.tokens for blocks in requests for block in blocks), 1)
 

@@ -8,13 +8,13 @@ and a control in which nothing recurs.
 
 A discrete-event simulation in virtual time: requests come at random, as many as would keep all replicas busy for
 `--load` of the time if nothing was cached. Each replica is the emulator's engine: its exact KV cache, one prefill after
-the other at `EmulatorConfig`'s rates, and decoding beside that. A turn of a chat comes when the one before was
+the other at `EmulatorConfig`'s rates, and decoding in parallel. A turn of a chat comes when the one before was
 answered, behind all of the history. Contexts come first in the prompt, behind a common preamble, ordered by a
 `ContextPlanner`: *behind* the router, one scope a replica, or *in front* of it, for all replicas alike, where the
 router looks at the prompt; it is run both ways, and the better one by mean TTFT is reported.
 
 The published policies are written down here in a few lines each, after their source, with their default parameters
-(docs/replicas.md): what they know of prefixes is a tree of what they sent where, as large as the cache.
+(docs/replicas.md): they track prefixes in a tree of the prompts that they sent to each replica, as large as the cache.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from common import percentile, print_table, write_rows, zipf_requests
 from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.routing.replicas import ReplicaRouter, Route
-from warmprefix.traces import Trace
+from warmprefix.routing import ReplicaRouter, Route
+from warmprefix.traces.format import Trace
 from warmprefix_tools.emulator.config import EmulatorConfig
 from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
 from warmprefix_tools.replay.workload import Workload
@@ -211,10 +211,10 @@ def prompt_of(job: Job) -> list[int]:
 
 
 class Policy(ABC):
-    """Picks a replica; is told when the first token came, and when the answer was complete."""
+    """Picks a replica, and is notified of the first token and of the complete answer."""
 
     reads_prompts = False
-    """Whether the order of the blocks, if it is known, matters."""
+    """True if the order of the blocks matters."""
 
     def __init__(self, replicas: int, rng: random.Random) -> None:
         self.replicas = range(replicas)
@@ -274,7 +274,7 @@ class Hash(Policy):
 
 
 class PrefixPolicy(Policy):
-    """Knows what it sent where."""
+    """Tracks the prompts that it sent to each replica."""
 
     reads_prompts = True
 
@@ -426,7 +426,7 @@ POLICIES: dict[str, Callable[[int, random.Random], Policy]] = {
 
 
 def simulate(stream: Stream, policy: Policy, where: Where, load: float, seed: int = 5) -> dict[str, object]:
-    """Run a stream to its end, and say how it went."""
+    """Run a stream to its end, and return its figures."""
     replicas = len(policy.replicas)
     rng = random.Random(seed)
     rate = load * replicas / ENGINE.prefill_seconds(round(stream.mean_tokens))

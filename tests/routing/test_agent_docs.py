@@ -1,4 +1,4 @@
-"""The page on agents: its code runs, and its figures and picture are those of the benchmark."""
+"""docs/agents.md: its code runs, and its figures and picture come from the benchmark."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_the_pages_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks) >= 2
     for block in blocks:
         exec(compile(block, "agents.md", "exec"), {})
-    said = re.findall(r"'(d\d)'", capsys.readouterr().out)
-    assert sorted(said) == [f"d{number}" for number in range(6)]
+    printed = re.findall(r"'(d\d)'", capsys.readouterr().out)
+    assert sorted(printed) == [f"d{number}" for number in range(6)]
 
 
 def test_the_tables_are_those_of_the_benchmark(results: Mapping[str, Any]) -> None:

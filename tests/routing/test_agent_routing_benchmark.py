@@ -1,19 +1,28 @@
-"""The benchmark itself: whether its engines, its ways to share out and its figures are what they are said to be."""
+"""The agent routing benchmark: its engines, arms and figures."""
 
 from __future__ import annotations
 
+import asyncio
+import email
+import http
+import os
+import shutil
 import subprocess
 import sys
+import xml
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import agent_http
 from agent_arms import ARMS, MAIN, OURS
 from agent_engines import PREAMBLE, Kill, Run, roomy, simulate
 from agent_http import measure_http
 from agent_routing import SETTINGS, Cell, cells, measure, measure_chain, verdicts
 from agent_workloads import AgentWorkload, load
+from warmprefix_tools.demo.corpus import read_standard_library
 
 ROOT = Path(__file__).parents[2]
 SMALL = "generated_small"
@@ -24,6 +33,18 @@ def workload() -> AgentWorkload:
     return load(SMALL)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Questions on a few packages instead of the whole standard library, which takes seconds to parse."""
+    root = tmp_path_factory.mktemp("library")
+    for package in (asyncio, email, http, xml):
+        shutil.copytree(package.__path__[0], root / package.__name__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agent_http, "read_standard_library", lambda: read_standard_library(root))
+        yield
+    agent_http.questions.cache_clear()
+
+
 def run(workload: AgentWorkload, name: str, agents: int = 4, kill: Kill | None = None, **options: Any) -> Run:
     capacity = options.pop("capacity", roomy(workload, agents))
     sessions = options.pop("sessions", "sessions")
@@ -31,7 +52,7 @@ def run(workload: AgentWorkload, name: str, agents: int = 4, kill: Kill | None =
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_way_answers_all_of_the_same_documents(setting: str) -> None:
+def test_every_arm_answers_all_documents(setting: str) -> None:
     source = f"{SMALL}+hot" if setting == "hot" else SMALL
     row = measure(Cell(source, setting, 4, None, 1))
     assert list(row["arms"]) == list(SETTINGS[setting].arms)
@@ -79,7 +100,7 @@ def test_a_turn_waits_for_the_one_before(workload: AgentWorkload) -> None:
     chats = run(workload, OURS, sessions="turns")
     backlog = run(workload, OURS, sessions="backlog")
     assert chats.answered == backlog.answered == workload.documents
-    assert chats.seconds > backlog.seconds  # of which nobody thinks in between
+    assert chats.seconds > backlog.seconds  # a backlog has no pauses between turns
 
 
 def test_the_bound_holds_under_a_hot_document_and_would_not_without() -> None:
@@ -92,7 +113,7 @@ def test_the_bound_holds_under_a_hot_document_and_would_not_without() -> None:
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_what_a_dead_agent_did_not_answer_is_answered(workload: AgentWorkload, name: str) -> None:
+def test_documents_of_a_dead_agent_are_answered(workload: AgentWorkload, name: str) -> None:
     outcome = run(workload, name, 6, Kill(2, len(workload.requests) // 2), sessions="backlog")
     assert outcome.answered == workload.documents
     assert outcome.lost > 0
@@ -113,7 +134,7 @@ def test_a_seed_gives_the_same_run_again(workload: AgentWorkload) -> None:
         assert run(workload, name) == run(workload, name)
 
 
-def test_what_does_not_hold_is_said() -> None:
+def test_failed_claims_are_reported() -> None:
     row = measure(Cell(SMALL, "sessions", 4, None, 1))
     row["recurring_percent"] = 80.0
     row["arms"][OURS].update(documents_ratio=1.79, read_ratio=0.99, worst_over_bound=1.02)
@@ -122,18 +143,19 @@ def test_what_does_not_hold_is_said() -> None:
     assert all(holds for claim, _, holds in verdicts([row]) if not claim.startswith("whole prompts"))
 
 
-def test_controls_and_hot_documents_are_run_where_they_tell_something() -> None:
+def test_cells_cover_controls_and_hot_documents_where_they_matter() -> None:
     planned = list(cells([Path("psi_hotpotqa_k5.jsonl"), Path("ragpulse_rag.jsonl")], list(SETTINGS), None))
     assert {cell.setting for cell in planned if cell.source.startswith(("psi", "generated_control"))} == {"sessions"}
     assert {cell.setting for cell in planned if cell.source.startswith("ragpulse")} == set(SETTINGS)
     assert all((cell.setting == "hot") == cell.source.endswith("+hot") for cell in planned)
 
 
-def test_a_part_of_it_runs_from_the_command_line(tmp_path: Path) -> None:
+def test_command_line_runs_a_selection(tmp_path: Path) -> None:
     script = ROOT / "benchmarks/agent_routing.py"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WARMPREFIX_")}
     options = ["--only", "light,killed", "--limit", "20", "--jobs", "1", "--no-http"]
     finished = subprocess.run(
-        [sys.executable, str(script), *options], cwd=tmp_path, capture_output=True, text=True, check=True, env={}
+        [sys.executable, str(script), *options], cwd=tmp_path, capture_output=True, text=True, check=True, env=env
     )
     assert "generated_topics, light, 20 requests, 15 agents" in finished.stdout
     assert "holds  an agent killed: all answered (generated_topics): 300 of 300" in finished.stdout
@@ -153,7 +175,7 @@ def test_servers_report_what_the_simulation_finds() -> None:
     assert rows[2]["prefilled_tokens"] < rows[0]["prefilled_tokens"]
 
 
-def test_the_chain_reads_what_the_simulation_says() -> None:
+def test_chain_answers_all_documents() -> None:
     pytest.importorskip("warmprefix_chain_of_agents", reason="installed with its own tests")
     for row in measure_chain(10, 5):
         assert (row["answers"], row["skipped"]) == (row["requests"], 0)

@@ -1,4 +1,4 @@
-"""docs/replicas.md: its code runs as it stands, and its tables are those measured."""
+"""docs/replicas.md: its code runs, and its tables come from the benchmark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_pages_code_runs() -> None:
     routed, handed_over = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     with ExitStack() as stack:
         servers = [stack.enter_context(EmulatorServer(instant)) for _ in range(3)]
-        routed_to = stack.enter_context(EmulatorServer(instant))  # in place of somebody's router
+        routed_to = stack.enter_context(EmulatorServer(instant))  # in place of another router
         application: dict[str, Any] = {
             "urls": [server.base_url for server in servers],
             "client": stack.enter_context(OpenAI(base_url=routed_to.base_url, api_key="none")),
@@ -53,10 +53,10 @@ def test_the_measurements_are_those_of_the_benchmark() -> None:
     for replicas in (4, 8):
         assert table(measured, replicas) in PAGE
     micros = [row["routers"]["ReplicaRouter"]["route_us_p50"] for row in measured]
-    said = re.search(r"It costs (\d+) to (\d+) µs a request", PAGE)
-    assert said is not None
-    assert int(said[1]) == round(min(micros), -1)
-    assert int(said[2]) == round(max(micros), -1)
+    cost = re.search(r"It costs (\d+) to (\d+) µs per request", PAGE)
+    assert cost is not None
+    assert int(cost[1]) == round(min(micros), -1)
+    assert int(cost[2]) == round(max(micros), -1)
 
 
 def test_every_router_is_in_the_table_of_hints() -> None:

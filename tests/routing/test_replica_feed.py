@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.residency import KvEventFeed
-from warmprefix.routing.replicas import ReplicaRouter
+from warmprefix.routing import ReplicaRouter
 
 SIZE = 4
-"""Tokens of a KV block; a token is a character."""
+"""Tokens per KV block; a token is a character."""
 
 
 def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
@@ -23,7 +23,7 @@ def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
 
 
 class Served:
-    """A prompt that one replica was sent, as its engine tells of it."""
+    """A prompt that one replica served, with its KV events."""
 
     def __init__(self, router: ReplicaRouter, planner: ContextPlanner, blocks: list[ContextBlock], name: str) -> None:
         route = router.route(blocks)
@@ -42,7 +42,7 @@ class Served:
         until(lambda: feed.stats().prompts == 1)
 
 
-def test_what_an_engine_drops_is_known_of_that_replica_alone() -> None:
+def test_eviction_changes_only_its_own_replica() -> None:
     blocks = [ContextBlock(f"passage {number} " * 4, id=f"p{number}") for number in range(3)]
     whole = sum(block.tokens for block in blocks)
     planner = ContextPlanner()
@@ -58,12 +58,12 @@ def test_what_an_engine_drops_is_known_of_that_replica_alone() -> None:
             publisher.wait_for_subscriber()
             served[name] = Served(router, planner, blocks, name)
             served[name].publish(publisher, feed)
-            router.fail(name)  # so that the next one gets the prompt, too
-        router.join("a")  # it holds nothing, as far as is known
+            router.fail(name)  # so that the next replica gets the prompt too
+        router.join("a")  # with an empty predicted cache
         router.join("b")
 
         def resident(name: str) -> int:
-            """Predicted at this replica, to which the request need not go."""
+            """Return the prediction for this replica, wherever the request would go."""
             route = router.route(blocks)
             router.abandon(route)
             return round(route.prompt_tokens - route.costs[name])
@@ -85,7 +85,7 @@ def test_what_an_engine_drops_is_known_of_that_replica_alone() -> None:
         publishers[name].publish(removed(*reversed(prompt.kv_blocks[last:])))
         kept = sum(planned_block.block.tokens for planned_block in prompt.plan.blocks[:2])
         until(lambda: resident(name) == kept)
-        until(lambda: planned(name) == kept)  # the router handed it on
+        until(lambda: planned(name) == kept)  # the router notifies the planner
         assert (resident(other), planned(other)) == (0, whole)
         publishers[name].publish({"type": "AllBlocksCleared"})
         until(lambda: resident(name) == 0)

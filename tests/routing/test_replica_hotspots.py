@@ -1,4 +1,4 @@
-"""How other routers failed, each as a test of this one."""
+"""Failures of other routers, each as a test of this one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 import replica_routing as benchmark
 from warmprefix import ContextBlock
-from warmprefix.routing.replicas import ReplicaRouter
+from warmprefix.routing import ReplicaRouter
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -42,10 +42,10 @@ def test_load_counts_although_everything_is_held_by_one() -> None:
     assert router.stats().spilled > 0
 
 
-def test_the_hotspot_is_bounded_whatever_the_mix() -> None:
-    """One document in 60 % of the requests, of which always a few are in flight."""
+def test_hotspot_is_bounded_for_any_mix() -> None:
+    """60 % of the requests have one document, and a few requests are always in flight."""
     router, rng = ReplicaRouter(NAMES), random.Random(1)
-    hot = ContextBlock("the document that everybody asks for", tokens=1_500)
+    hot = ContextBlock("the hot document", tokens=1_500)
     in_flight = []
     given: Counter[str] = Counter()
     for number in range(1_500):
@@ -81,7 +81,7 @@ def test_pinned_sessions_do_not_thrash_one_engine() -> None:
     assert number(ours, "ttft_mean_ms") < 0.2 * number(hashed, "ttft_mean_ms")
 
 
-def test_the_routers_compared_know_a_chats_last_turn() -> None:
+def test_compared_routers_track_a_chats_last_turn() -> None:
     job = benchmark.chats(1).jobs[0]
     policy = benchmark.LlmD(2, random.Random(1))
     job.order, job.replica = job.blocks, 1

@@ -1,4 +1,4 @@
-"""Routed requests at real servers, whose own counts say what was hit."""
+"""Routed requests at real servers, which count their own hits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.openai import messages_for
-from warmprefix.routing.replicas import ReplicaRouter
+from warmprefix.routing import ReplicaRouter
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PREAMBLE = "Answer from the context."
@@ -26,7 +26,7 @@ CONFIG = EmulatorConfig(kv_blocks=1_500, prefill_rate=math.inf, base_ttft_ms=0, 
 
 
 class Counted(NamedTuple):
-    """What servers count."""
+    """The counts of all servers."""
 
     hits: float
     queries: float
@@ -40,7 +40,7 @@ class Servers:
     """Three replicas of one model."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.names = ["one", "two", "three"]  # and not their addresses, by which they would be another's preference
+        self.names = ["one", "two", "three"]  # not their addresses, so that ties are decided alike in each run
         self._servers = {name: stack.enter_context(EmulatorServer(CONFIG)) for name in self.names}
         self.clients = {
             name: stack.enter_context(openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0))
@@ -69,19 +69,19 @@ def new_servers() -> Iterator[Callable[[], Servers]]:
 
 
 def questions(number: int = 120) -> list[list[ContextBlock]]:
-    """Retrievals of six blocks, in another order each, from one of nine topics of eight."""
+    """Return retrievals of six blocks in random order, each from one of nine topics of eight blocks."""
     rng = random.Random(1)
     topics = [
-        [ContextBlock(f"{topic}.{n} says this. " * 40, id=f"{topic}.{n}") for n in range(8)] for topic in range(9)
+        [ContextBlock(f"{topic}.{n} is the subject. " * 40, id=f"{topic}.{n}") for n in range(8)] for topic in range(9)
     ]
     return [rng.sample(topic, 6) for topic in rng.choices(topics, k=number)]
 
 
 def ask(client: openai.OpenAI, planner: ContextPlanner, replica: str, blocks: list[ContextBlock]) -> EngineReport:
-    """What the recipe says: the planner has a scope a replica."""
+    """Plan in a scope of the replica, as the documentation recommends."""
     with planner.planning(blocks, model=f"{CONFIG.model}@{replica}", preamble=PREAMBLE) as plan:
         answer = client.chat.completions.create(
-            model=CONFIG.model, messages=messages_for(plan, "What does it say?", preamble=PREAMBLE), max_tokens=4
+            model=CONFIG.model, messages=messages_for(plan, "What is the subject?", preamble=PREAMBLE), max_tokens=4
         )
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
@@ -96,7 +96,7 @@ def test_replicas_hit_more_than_by_round_robin(new_servers: Callable[[], Servers
         route = router.route(blocks, preamble=PREAMBLE)
         with planner.planning(blocks, model=f"{CONFIG.model}@{route.replica}", preamble=PREAMBLE) as plan:
             answer = servers.clients[route.replica].chat.completions.create(
-                model=CONFIG.model, messages=messages_for(plan, "What does it say?", preamble=PREAMBLE), max_tokens=4
+                model=CONFIG.model, messages=messages_for(plan, "What is the subject?", preamble=PREAMBLE), max_tokens=4
             )
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
@@ -130,7 +130,7 @@ def test_a_server_that_dies_loses_only_its_share(new_servers: Callable[[], Serve
     contexts = [[ContextBlock(f"{topic} is this. " * 60, id=f"t{topic}")] for topic in range(30)]
 
     def answered(blocks: list[ContextBlock]) -> str:
-        """Asks the replica that the router says, and another one if that can't be reached."""
+        """Ask the routed replica, or another one if it can't be reached."""
         while True:
             route = router.route(blocks, preamble=PREAMBLE)
             try:

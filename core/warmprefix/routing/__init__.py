@@ -1,9 +1,9 @@
-"""Which agent, or which replica, gets what: the one whose prefix cache holds it, under a bound on its load."""
+"""Routers: each document to an agent, or each request to a replica, whose prefix cache holds it, balanced by load."""
 
 from warmprefix.routing.agents import AgentRouter
-from warmprefix.routing.base import Agent, AssignedBlock, Assignment, RouterStats
+from warmprefix.routing.assignments import AssignedBlock, Assignment, RouterStats
 from warmprefix.routing.hints import RequestHints, SessionHints
-from warmprefix.routing.replica_state import Replica
+from warmprefix.routing.members import Agent, Replica
 from warmprefix.routing.replicas import ReplicaRouter, ReplicaStats, Route
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Who reads which block: affinity under a bound on the load. No state but the candidates' own."""
+"""Sharing out blocks: affinity under a bound on the load. The only state is the candidates' own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-__all__ = ["Candidate", "Choice", "Item", "share_out"]
+__all__ = ["BlockItem", "Candidate", "Choice", "share_out"]
 
 _MASK = (1 << 64) - 1
 
 
 class Candidate:
-    """An agent that blocks can be given to, and what it was given lately."""
+    """An agent that blocks can go to, with its load."""
 
     __slots__ = ("given", "load", "name", "queue", "seed", "weight", "work")
 
@@ -21,82 +21,82 @@ class Candidate:
         self.name = name
         self.weight = weight
         self.load = 0.0
-        """Tokens that it was given lately, divided by its weight, so that loads compare."""
+        """Tokens that it was assigned lately, divided by its weight so that loads compare."""
         self.given = 0
-        """Blocks of the present request."""
+        """Number of blocks of the present request."""
         self.queue = 0
-        """What it has to do of earlier requests, in tokens to be computed."""
+        """Tokens that it has yet to compute for earlier requests."""
         self.work = 0.0
-        """What it has to do, the present request included, divided by its weight."""
+        """Tokens that it has yet to compute, the present request included, divided by its weight."""
         data = name.encode("utf-8", "surrogatepass")
         digest = blake2b(data, digest_size=8, salt=salt, person=b"wp-agent").digest()
+        # For rendezvous hashing: odd, so that an odd key times different seeds gives different numbers.
         self.seed = int.from_bytes(digest, "big") | 1
-        """For rendezvous hashing: odd, so that an odd key times different seeds gives different numbers."""
 
 
-class Item(NamedTuple):
-    """A block to be given to a candidate."""
+class BlockItem(NamedTuple):
+    """A block to be assigned."""
 
     key: bytes
-    """Its fingerprint."""
+    """The block's fingerprint."""
     tokens: int
     holders: Sequence[Candidate]
     """The candidates that hold it."""
 
 
 class Choice(NamedTuple):
-    """Who got an item."""
+    """The candidate that got an item."""
 
     candidate: Candidate
     held: bool
     spilled: bool
-    """Whether others hold it, and had no room."""
+    """True if others hold the item, but had no room."""
     work: int
-    """Tokens that the candidate has to compute for it, and as many as its prompt costs."""
+    """Tokens that the candidate computes for it, including the cost of its prompt."""
 
 
 def share_out(
-    items: Sequence[Item],
+    items: Sequence[BlockItem],
     candidates: Sequence[Candidate],
     eps: float,
     floor: float,
     prompt_tokens: int,
     together: bool,
 ) -> list[Choice]:
-    """Give every item to a candidate, and add its tokens to that one's load.
+    """Assign every item to a candidate, and add its tokens to that candidate's load.
 
-    **Affinity.** What somebody holds comes first, what few hold before what many do. Of the holders that have room, the
-    one with the least to do gets it; the least loaded, if `together`. A holder has room while
+    **Affinity.** Held items come first, those with few holders before those with many. Of the holders with room, the
+    one with the least work gets the item; the least loaded, if `together`. A holder has room while
 
-    - its load stays within `max(floor, (1 + eps) * mean)`, the mean being that after all of the items; and
-    - it has fewer of the items than an even share; or the further ones, at `prompt_tokens` each, make this one wait no
-      longer than computing it elsewhere would take.
+    - its load stays within `max(floor, (1 + eps) * mean)`, the mean being that after all items; and
+    - it has fewer items than an even share; or its further items, at `prompt_tokens` each, delay this one no longer
+      than computing it elsewhere would take.
 
-    **Rendezvous hashing.** Everything else goes to those who have fewer items than an even share, and of these to those
-    with the least to do, or to anybody, if `together`: what is computed in one prompt should meet there again. Of
-    several, it goes to the first by rendezvous hashing, if it has room.
+    **Rendezvous hashing.** All other items go to candidates that have fewer items than an even share, and among these
+    to those with the least work; or to any, if `together`, because what is computed in one prompt should meet there
+    again. Rendezvous hashing chooses among several, and the item goes there if there is room.
 
-    **Power of two choices.** If it has not, to the less loaded of the next two that have; else to the least loaded of
-    all. A block that spills again meets the candidate that computed it the last time: what spills often is soon held by
-    several, and what does not is held by one.
+    **Power of two choices.** Without room, it goes to the less loaded of the next two with room; else to the least
+    loaded of all. A block that spills again meets the candidate that computed it last time, so a block that spills
+    often is soon held by several candidates, and one that does not by one.
 
-    So afterwards nobody's load is above that bound, but for one who was the least loaded when it got the item.
+    Afterwards no load is above that bound, except that of a candidate that was the least loaded when it got the item.
     O(items * candidates), and O(holders) for an item that a holder takes. Deterministic.
 
     Args:
         items: Distinct blocks, in relevance order.
-        candidates: At least one, in an order that does not matter.
-        eps: How far above the mean a load may be.
+        candidates: One or more; their order does not matter.
+        eps: How far above the mean a load may be, as a share of it.
         floor: A load, in tokens, that is never too high.
-        prompt_tokens: What a prompt costs beside its items, in tokens that are computed meanwhile.
-        together: The items of one candidate stand in one prompt, where only the first is right behind the preamble, so
-            that the others will hardly be cached though it holds them: nobody gets more than an even share, while
-            others have room.
+        prompt_tokens: What a prompt costs in addition to its items, as tokens computed in that time.
+        together: True if a candidate's items stand in one prompt. Only the first is right behind the preamble, so the
+            others will hardly be cached although they are held: no candidate gets more than an even share while others
+            have room.
     """
     for candidate in candidates:
         candidate.given = 0
         candidate.work = 0.0 if together else candidate.queue / candidate.weight
-    # The sums do not depend on the order.
+    # `fsum`, so that the order of the candidates does not matter.
     weights = math.fsum([candidate.weight for candidate in candidates])
     before = math.fsum([candidate.load * candidate.weight for candidate in candidates])
     limit = max(floor, (1 + eps) * (before + sum([item.tokens for item in items])) / weights)
@@ -126,13 +126,13 @@ def share_out(
     return [choices[item.key] for item in items]
 
 
-def _urgency(item: Item) -> tuple[bool, int, int]:
+def _urgency(item: BlockItem) -> tuple[bool, int, int]:
     holders = len(item.holders)
     return not holders, holders, -item.tokens
 
 
-def _place(item: Item, candidates: Sequence[Candidate], limit: float, share: int, uniform: bool) -> Candidate:
-    """Who computes an item that nobody with room holds."""
+def _place(item: BlockItem, candidates: Sequence[Candidate], limit: float, share: int, uniform: bool) -> Candidate:
+    """Return the candidate that computes an item, if no holder has room."""
     key, tokens, _ = item
     free = [candidate for candidate in candidates if candidate.given < share] or candidates
     least = min([candidate.work for candidate in free])
@@ -147,13 +147,14 @@ def _place(item: Item, candidates: Sequence[Candidate], limit: float, share: int
 
 
 def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> Sequence[float]:
-    """How much a block prefers each of them, whoever else is there: rendezvous hashing (Thaler and Ravishankar, 1998),
-    by weight (Schindelhauer and Schomaker, 2005).
+    """Return how much a block prefers each candidate, whatever others there are.
+
+    Rendezvous hashing (Thaler and Ravishankar, 1998), by weight (Schindelhauer and Schomaker, 2005).
     """
     drawn = int.from_bytes(key[:8], "big") | 1
     numbers = [drawn * candidate.seed & _MASK for candidate in candidates]
     if uniform:
-        return numbers  # in the same order as what follows
+        return numbers  # ranked as below, for less
     return [
         -candidate.weight / math.log(((number >> 12) + 0.5) / 2.0**52)  # as many bits as are exact
         for number, candidate in zip(numbers, candidates, strict=True)

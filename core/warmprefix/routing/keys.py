@@ -1,4 +1,4 @@
-"""What a router is told instead of names and texts: digests that keep what belongs together together."""
+"""Opaque session, tenant and prefix keys for external routers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["head_key", "session_key", "tenant_key"]
 
 
 def session_key(plan: ContextPlan) -> str | None:
-    """Names a plan's conversation: 32 hexadecimal digits; None without one.
+    """Return 32 hexadecimal digits that stand for a plan's conversation; None without one.
 
-    As hard to guess as its `cache_salt`, or, where no tenant is named, as the conversation's name.
+    As hard to guess as the plan's `cache_salt`, or, without a tenant, as the conversation's name.
     """
     if plan.conversation is None:
         return None
@@ -21,15 +21,15 @@ def session_key(plan: ContextPlan) -> str | None:
 
 
 def tenant_key(plan: ContextPlan) -> str | None:
-    """Names a plan's tenant, and is not its `cache_salt`; None without one."""
+    """Return a key for a plan's tenant, which is not its `cache_salt`; None without one."""
     return None if plan.cache_salt is None else _digest(plan.cache_salt, b"warmprefix-ten", ())
 
 
 def head_key(plan: ContextPlan, blocks: int = 1) -> str | None:
-    """Names what a plan's prompt begins with: its preamble and the first so many blocks, in planned order.
+    """Return a key for the beginning of a plan's prompt: its preamble and first blocks, in planned order.
 
-    Two plans of one tenant have the same if and only if they begin alike. None where the context does not open the
-    prompt, or there is none.
+    Two plans of one tenant have the same key if and only if they begin alike. None if the context does not open the
+    prompt, or is empty.
     """
     if not plan.opens_prompt or not plan.blocks:
         return None

@@ -1,57 +1,33 @@
-"""What a `ReplicaRouter` knows of a replica: what it is predicted to hold, and what it has to do."""
+"""What a `ReplicaRouter` keeps per tenant: predicted caches, loads, conversations, open routes."""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from warmprefix.blocks import ContextBlock
-from warmprefix.plan import Scope
+from warmprefix.plan import PlannedBlock
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.residency import ResidencyFeed
+from warmprefix.residency import EngineReport
 from warmprefix.residency.report import UsageFeedback
-from warmprefix.routing.base import Agent
-from warmprefix.routing.underway import PromptsUnderWay
+from warmprefix.routing.members import Member
+from warmprefix.routing.tenants import TenantState
 
-__all__ = ["Asked", "Cache", "Home", "Known", "Loads", "Member", "Replica", "Tell"]
+__all__ = ["OpenRoute", "ReplicaBounds", "ReplicaCache", "ReplicaLoads", "ReplicaTenant", "RequestBlocks"]
 
-Tell = Callable[["Member", Scope, Sequence[bytes], int], None]
-"""Told of a replica's engine what a `ResidencyTarget` is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replica(Agent):
-    """One endpoint of a model that has several. Its fields are those of an `Agent`; its name may be its URL."""
+# Estimated bytes, with CPython on 64 bits and nothing shared with the application; a test measures them.
+_TENANT, _REPLICA, _SCOPE, _CONVERSATION = 2_800, 160, 3_200, 330
+_TREE, _NODE, _BLOCK = 1_100, 400, 110
+_ROUTE, _KEY = 320, 350
+"""Per open route, and per block in it."""
 
 
-class Member:
-    """A replica from when it joins until it leaves or fails."""
-
-    def __init__(self, replica: Replica, feed: ResidencyFeed | None, tell: Tell) -> None:
-        self.replica = replica
-        self.name = replica.name
-        self.weight = replica.weight
-        self.feed = feed
-        self.alive = True
-        self.target = _Target(self, tell)
-        """Kept here, for feeds hold it weakly."""
-
-
-class _Target:
-    """Hands on what a feed says of one replica."""
-
-    def __init__(self, member: Member, tell: Tell) -> None:
-        self._member = member
-        self._tell = tell
-
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        self._tell(self._member, scope, keys, resident_blocks)
-
-
-class Asked:
-    """The blocks of one request, as trees take them."""
+class RequestBlocks:
+    """The blocks of one request, in the form that prefix trees take."""
 
     __slots__ = ("ends", "keys", "locked", "starts", "tokens", "total")
 
@@ -61,7 +37,7 @@ class Asked:
         if (starts or ends) and not order_locked:
             blocks = [*starts, *[block for block in blocks if block.pinned is None], *ends]
         self.keys = [block.fingerprint for block in blocks]
-        """In relevance order, but for pinned ones."""
+        """In relevance order, pinned blocks at their ends."""
         self.tokens = [block.tokens for block in blocks]
         self.total = sum(self.tokens)
         self.locked = order_locked
@@ -69,84 +45,150 @@ class Asked:
         self.ends = len(ends)
 
     def resident(self, tree: PrefixTree[bytes]) -> int:
-        """Tokens of the best order that a tree holds."""
+        """Return the tokens of the best order that a tree holds."""
+        if not self.keys:
+            return 0
         if self.locked:
             return tree.match_prefix(self.keys).tokens
-        pinned = tree.match_prefix(self.keys[: self.starts])
+        first, last = self.keys[: self.starts], self.keys[len(self.keys) - self.ends :]
+        pinned = tree.match_prefix(first)
         if pinned.blocks < self.starts:
             return pinned.tokens
         free = self.keys[self.starts : len(self.keys) - self.ends]
-        path = tree.deepest_path(free, self.keys[: self.starts])
+        path = tree.deepest_path(free, first)
         if self.ends and len(path) == len(free):
-            best = [*self.keys[: self.starts], *[free[i] for i in path], *self.keys[len(self.keys) - self.ends :]]
-            return tree.match_prefix(best).tokens
+            return tree.match_prefix([*first, *[free[i] for i in path], *last]).tokens
         return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])
 
 
-# Estimated bytes, with CPython on 64 bits and nothing shared with the application; measured by a test.
-_TREE, _NODE, _BLOCK = 1_100, 400, 110
+class PromptsInFlight:
+    """Counts the prompts in flight by their first blocks, so that a request can follow one not answered yet.
+
+    Each prompt that was added must be removed once, with the same blocks.
+
+    >>> prompts = PromptsInFlight()
+    >>> prompts.add([b"A", b"B"])
+    >>> prompts.match([b"A", b"C"], [100, 50])
+    100
+    >>> prompts.remove([b"A", b"B"])
+    >>> prompts.match([b"A", b"C"], [100, 50])
+    0
+    """
+
+    __slots__ = ("_root",)
+
+    def __init__(self) -> None:
+        self._root: dict[bytes, _Step] = {}
+
+    def add(self, keys: Sequence[bytes]) -> None:
+        """Count a prompt. O(blocks)."""
+        steps = self._root
+        for key in keys:
+            step = steps.get(key)
+            if step is None:
+                step = steps[key] = _Step()
+            step.prompts += 1
+            steps = step.next
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Stop counting a prompt. O(blocks)."""
+        steps = self._root
+        for key in keys:
+            step = steps[key]
+            step.prompts -= 1
+            if not step.prompts:
+                del steps[key]
+                if not self._root:
+                    self._root.clear()  # releases its table
+                return
+            steps = step.next
+
+    def match(self, keys: Sequence[bytes], tokens: Sequence[int]) -> int:
+        """Return the tokens of the longest prefix of `keys` that a prompt in flight shares. O(blocks)."""
+        matched = 0
+        steps = self._root
+        for key, length in zip(keys, tokens, strict=True):
+            step = steps.get(key)
+            if step is None:
+                break
+            matched += length
+            steps = step.next
+        return matched
 
 
-class Cache:
-    """What one replica is predicted to hold of one scope."""
+class _Step:
+    __slots__ = ("next", "prompts")
 
-    __slots__ = ("counted_bytes", "tree", "under_way")
+    def __init__(self) -> None:
+        self.prompts = 0
+        self.next: dict[bytes, _Step] = {}
+
+
+class ReplicaCache:
+    """The predicted cache of one replica in one scope."""
+
+    __slots__ = ("in_flight", "recorded_bytes", "tree")
 
     def __init__(self, tree: PrefixTree[bytes]) -> None:
         self.tree = tree
-        self.under_way = PromptsUnderWay()
-        self.counted_bytes = 0
-        """What its tenant has counted for it."""
+        self.in_flight = PromptsInFlight()
+        self.recorded_bytes = 0
+        """Bytes that the tenant counts for it."""
 
     @property
-    def bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Estimated memory of the tree. O(1)."""
         return _TREE + _NODE * self.tree.nodes + _BLOCK * self.tree.blocks
 
 
-class Known:
-    """One scope: what each replica holds, and how its reports compare with predictions."""
+class ScopeCaches:
+    """The replicas' predicted caches in one scope, and how reports compare with the predictions."""
 
-    __slots__ = ("_capacity_tokens", "_max_nodes", "caches", "feedback")
+    __slots__ = ("caches", "feedback")
 
-    def __init__(self, capacity_tokens: int | None, max_nodes: int) -> None:
-        self._capacity_tokens = capacity_tokens
-        self._max_nodes = max_nodes
-        self.caches: dict[Member, Cache] = {}
+    def __init__(self) -> None:
+        self.caches: dict[Member, ReplicaCache] = {}
         self.feedback = UsageFeedback()
 
-    def cache(self, member: Member) -> Cache:
+    def held(self, member: Member, request: RequestBlocks) -> int:
+        """Return the tokens that a replica holds in the request's best order."""
         cache = self.caches.get(member)
-        if cache is None:
-            capacity = member.replica.capacity_tokens
-            tree = PrefixTree[bytes](self._capacity_tokens if capacity is None else capacity, self._max_nodes)
-            cache = Cache(tree)
-            if member.alive:
-                self.caches[member] = cache
-        return cache
+        return 0 if cache is None else request.resident(cache.tree)
 
-    def held(self, member: Member, asked: Asked) -> int:
-        """Tokens that it holds, of what is asked for in the best order."""
+    def in_flight(self, member: Member, request: RequestBlocks) -> int:
+        """Return the tokens that the request shares with a prompt in flight to a replica."""
         cache = self.caches.get(member)
-        return 0 if cache is None or not asked.keys else asked.resident(cache.tree)
-
-    def coming(self, member: Member, asked: Asked) -> int:
-        """Tokens that a prompt on its way there begins with, too."""
-        cache = self.caches.get(member)
-        return 0 if cache is None else cache.under_way.match(asked.keys, asked.tokens)
+        return 0 if cache is None else cache.in_flight.match(request.keys, request.tokens)
 
 
-class Home(NamedTuple):
-    """Where a conversation's history is, and how long it is."""
+class ConversationPlacement(NamedTuple):
+    """The replica of a conversation's history."""
 
     member: Member
     tokens: int
+    """Length of the history."""
     computed: int
     """Tokens that the replica had computed for the tenant by then."""
 
 
+@dataclass(slots=True)
+class OpenRoute:
+    """What a route that is neither committed nor abandoned has booked."""
+
+    member: Member
+    prompt_tokens: int
+    waiting: int
+    """Tokens of the prompt that are still to be computed."""
+    held: int
+    """Tokens of the prompt that the replica's tree held when it was routed."""
+    in_flight: PromptsInFlight | None
+    """Counts the blocks; None if they do not open the prompt."""
+    keys: Sequence[bytes]
+    """Fingerprints of the request's blocks."""
+
+
 class _Load:
-    """What one replica has to do, in tokens, and has had lately."""
+    """One replica's load, in tokens."""
 
     __slots__ = ("in_flight", "recent", "requests", "waiting")
 
@@ -157,48 +199,274 @@ class _Load:
         self.recent = recent
 
 
-class Loads:
-    """The loads that one tenant sees."""
+class ReplicaLoads:
+    """The replicas' loads, of one tenant or of all together."""
 
     def __init__(self, window_tokens: int, members: Iterable[Member]) -> None:
         self._window_tokens = window_tokens
         self.by_member = {member: _Load(0.0) for member in members}
 
     def of(self, member: Member) -> float:
+        """Return a replica's tokens in flight and lately."""
         load = self.by_member[member]
         return load.in_flight + load.recent
 
     def total(self) -> float:
+        """Return all replicas' tokens in flight and lately."""
         return sum([load.in_flight + load.recent for load in self.by_member.values()])
 
     def join(self, member: Member) -> None:
-        """Of what was lately, it begins with the others' mean, or everything would go to it."""
+        """Add a replica, with the others' mean recent load so that it does not receive everything at once."""
         weights = sum(other.weight for other in self.by_member)
         recent = sum(load.recent for load in self.by_member.values()) / weights if weights else 0.0
         self.by_member[member] = _Load(recent * member.weight)
 
     def leave(self, member: Member) -> None:
+        """Remove a replica."""
         del self.by_member[member]
 
-    def book(self, member: Member, prompt: int, waiting: int) -> None:
+    def add(self, member: Member, requests: int, prompt: int, waiting: int) -> None:
+        """Add requests in flight, their tokens, and those still to be computed; negative numbers take back."""
         load = self.by_member[member]
-        load.requests += 1
+        load.requests += requests
         load.in_flight += prompt
         load.waiting += waiting
 
-    def take_back(self, member: Member, prompt: int, waiting: int) -> None:
-        load = self.by_member[member]
-        load.requests -= 1
-        load.in_flight -= prompt
-        load.waiting -= waiting
-
-    def prefilled(self, member: Member, waiting: int) -> None:
-        self.by_member[member].waiting -= waiting
-
-    def served(self, member: Member, prompt: int) -> None:
-        """What was before counts less, by so many tokens."""
+    def serve(self, member: Member, prompt: int) -> None:
+        """Record a served prompt as recent load; all earlier load decays by its tokens."""
         weights = sum([member.weight for member in self.by_member])
         factor = math.exp(-prompt / (self._window_tokens * weights))
         for load in self.by_member.values():
             load.recent *= factor
         self.by_member[member].recent += prompt
+
+
+class ReplicaBounds(NamedTuple):
+    """Bounds on one tenant."""
+
+    capacity_tokens: int | None
+    """Tokens of context in a replica's cache, for replicas without a number of their own."""
+    max_nodes: int
+    """Most nodes per prefix tree."""
+    max_scopes: int
+    max_conversations: int
+    max_open_routes: int
+
+
+class ReplicaTenant(TenantState):
+    """One tenant of a `ReplicaRouter`.
+
+    Args:
+        bounds: Bounds on memory.
+        loads: The loads that this tenant sees.
+        owns_loads: False if other tenants share the loads.
+    """
+
+    def __init__(self, bounds: ReplicaBounds, loads: ReplicaLoads, owns_loads: bool) -> None:
+        self._bounds = bounds
+        self.loads = loads
+        self._owns_loads = owns_loads
+        self.scopes: OrderedDict[bytes | None, ScopeCaches] = OrderedDict()
+        """By the fingerprint of the preamble."""
+        self.conversations: OrderedDict[str, ConversationPlacement] = OrderedDict()
+        self._computed: dict[Member, int] = {}
+        """Tokens that each replica has computed so far."""
+        self.open: OrderedDict[str, OpenRoute] = OrderedDict()
+        """By the route's id."""
+        self._open_bytes = self._tree_bytes = 0
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        fixed = _TENANT + _REPLICA * len(self.loads.by_member)
+        return fixed + self._open_bytes + self._tree_bytes + _CONVERSATION * len(self.conversations)
+
+    def shrinkable(self) -> Sequence[tuple[int, Callable[[int], object]]]:
+        return (
+            (self._tree_bytes, self._shrink_oldest_scope),
+            (_CONVERSATION * len(self.conversations), lambda _: self.conversations.popitem(last=False)),
+            (self._open_bytes, lambda _: self.close(next(iter(self.open)))),
+        )
+
+    def compact(self) -> None:
+        """Release the tables of forgotten entries, and stale paths, which a copy of a tree omits."""
+        self.open = OrderedDict(self.open)
+        self.conversations = OrderedDict(self.conversations)
+        self.scopes = OrderedDict(self.scopes)
+        for scope in self.scopes.values():
+            for cache in scope.caches.values():
+                cache.tree = cache.tree.copy()
+                self.record(cache)
+
+    def _shrink_oldest_scope(self, _: int) -> None:
+        """Evict a part of the scope's largest tree; forget the tree if nothing is left, or the scope without trees."""
+        preamble, scope = next(iter(self.scopes.items()))
+        if not scope.caches:
+            self._forget_scope(preamble)
+            return
+        member, cache = max(scope.caches.items(), key=_recorded_bytes)
+        before = cache.recorded_bytes
+        cache.tree.evict(cache.tree.resident_tokens // 16 + 1)
+        self.record(cache)
+        if cache.recorded_bytes == before:
+            del scope.caches[member]
+            self._tree_bytes -= before
+
+    def _forget_scope(self, preamble: bytes | None) -> None:
+        scope = self.scopes.pop(preamble)
+        self._tree_bytes -= _SCOPE + sum([cache.recorded_bytes for cache in scope.caches.values()])
+
+    def record(self, cache: ReplicaCache) -> None:
+        """Record a cache's memory after its tree changed."""
+        before, cache.recorded_bytes = cache.recorded_bytes, cache.memory_bytes
+        self._tree_bytes += cache.recorded_bytes - before
+
+    # -- replicas ----------------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        if self._owns_loads:
+            self.loads.join(member)
+
+    def leave(self, member: Member) -> None:
+        """Remove a replica: its open routes count as abandoned, its caches are forgotten."""
+        self.close_all(member)
+        self._computed.pop(member, None)
+        for scope in self.scopes.values():
+            cache = scope.caches.pop(member, None)
+            if cache is not None:
+                self._tree_bytes -= cache.recorded_bytes
+        if self._owns_loads:
+            self.loads.leave(member)
+
+    def scope(self, preamble: bytes | None) -> ScopeCaches:
+        """Return the caches behind a preamble. Beyond `max_scopes`, the least recently used scope is forgotten."""
+        scope = self.scopes.get(preamble)
+        if scope is not None:
+            self.scopes.move_to_end(preamble)
+            return scope
+        scope = self.scopes[preamble] = ScopeCaches()
+        self._tree_bytes += _SCOPE
+        if len(self.scopes) > self._bounds.max_scopes:
+            self._forget_scope(next(iter(self.scopes)))
+        return scope
+
+    def cache(self, scope: ScopeCaches, member: Member) -> ReplicaCache:
+        """Return a replica's cache in a scope, created if new."""
+        cache = scope.caches.get(member)
+        if cache is None:
+            tree = PrefixTree[bytes](self._capacity(member), self._bounds.max_nodes)
+            cache = scope.caches[member] = ReplicaCache(tree)
+            self.record(cache)
+        return cache
+
+    def _capacity(self, member: Member) -> int | None:
+        capacity = member.spec.capacity_tokens
+        return self._bounds.capacity_tokens if capacity is None else capacity
+
+    # -- open routes -------------------------------------------------------------------------------------------
+
+    def add_open(self, id: str, route: OpenRoute) -> None:
+        """Book a route. Beyond `max_open_routes`, the oldest open route counts as abandoned."""
+        self.loads.add(route.member, 1, route.prompt_tokens, route.waiting)
+        if route.in_flight is not None:
+            route.in_flight.add(route.keys)
+        self.open[id] = route
+        self._open_bytes += _ROUTE + _KEY * len(route.keys)
+        if len(self.open) > self._bounds.max_open_routes:
+            self.close(next(iter(self.open)))
+
+    def prefilled(self, id: str) -> bool:
+        """Record that a route's prompt is computed. True if the route was open."""
+        route = self.open.get(id)
+        if route is None:
+            return False
+        self.loads.add(route.member, 0, 0, -route.waiting)
+        route.waiting = 0
+        return True
+
+    def close(self, id: str) -> OpenRoute | None:
+        """Remove and return an open route, without its bookings; None if it was not open."""
+        route = self.open.pop(id, None)
+        if route is not None:
+            self.loads.add(route.member, -1, -route.prompt_tokens, -route.waiting)
+            if route.in_flight is not None:
+                route.in_flight.remove(route.keys)
+            self._open_bytes -= _ROUTE + _KEY * len(route.keys)
+        return route
+
+    def close_all(self, member: Member | None = None) -> None:
+        """Close the routes to one replica, or all. O(open routes)."""
+        for id, route in list(self.open.items()):
+            if member is None or route.member is member:
+                self.close(id)
+
+    # -- served prompts ----------------------------------------------------------------------------------------
+
+    def history(self, placement: ConversationPlacement, member: Member) -> int:
+        """Return the tokens of a conversation's history that a replica holds: all, or none.
+
+        None if the replica has computed so much since that its cache must have lost the end of the history, and will
+        lose more of it soon.
+        """
+        if placement.member is not member or not member.alive:
+            return 0
+        capacity = self._capacity(member)
+        since = self._computed.get(member, 0) - placement.computed
+        return placement.tokens if capacity is None or placement.tokens + since <= capacity else 0
+
+    def record_answer(self, conversation: str | None, route: OpenRoute, report: EngineReport) -> None:
+        """Record that a replica computed a prompt, and where the conversation's history is now.
+
+        The engine's token counts take precedence over the route's.
+        """
+        member = route.member
+        tokens = route.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
+        cached = route.held if report.cached_tokens is None else report.cached_tokens
+        computed = self._computed[member] = self._computed.get(member, 0) + max(tokens - cached, 0)
+        if conversation is None:
+            return
+        self.conversations[conversation] = ConversationPlacement(member, tokens, computed)
+        self.conversations.move_to_end(conversation)
+        if len(self.conversations) > self._bounds.max_conversations:
+            self.conversations.popitem(last=False)
+
+    def record_context(
+        self,
+        preamble: bytes | None,
+        route: OpenRoute,
+        planned: Sequence[PlannedBlock],
+        report: EngineReport,
+        is_current: bool,
+    ) -> bool:
+        """Record that a replica holds these blocks, in this order, right behind the preamble.
+
+        Args:
+            preamble: Its fingerprint.
+            route: The closed route.
+            planned: One block or more.
+            report: The engine's.
+            is_current: True if a feed makes the report superfluous.
+
+        Returns:
+            True if less was held than predicted, and the rest of the path is now marked stale.
+        """
+        scope = self.scope(preamble)
+        cache = self.cache(scope, route.member)
+        tree = cache.tree
+        keys = [block.block.fingerprint for block in planned]
+        tokens = [block.block.tokens for block in planned]
+        # Blocks inserted since the routing may have been computed at the same time, and so prove nothing.
+        before = sum(end <= route.held for end in accumulate(tokens))
+        expected = min(tree.match_prefix(keys).blocks, before)
+        comparison = scope.feedback.compare(planned, expected, report)
+        is_stale = comparison is not None and comparison.resident_blocks < expected and not is_current
+        if comparison is not None and is_stale:
+            tree.mark_stale(keys, comparison.resident_blocks)
+        tree.insert(keys, tokens)
+        self.record(cache)
+        return is_stale
+
+
+def _recorded_bytes(cache: tuple[Member, ReplicaCache]) -> int:
+    return cache[1].recorded_bytes

@@ -1,43 +1,32 @@
-"""`ReplicaRouter`: each request to the replica of a model that has to compute the least for it, and soon."""
+"""`ReplicaRouter`: each request to the replica of a model that computes the least for it, and soon."""
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
-import uuid
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import cast
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
 from warmprefix.errors import NoAgentError
-from warmprefix.failures import log_failure
-from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.residency import EngineReport, ResidencyFeed, ResidencyTarget, ServedPrompt
-from warmprefix.routing.memory import TenantMemory
-from warmprefix.routing.replica_state import Asked, Home, Loads, Member, Replica
-from warmprefix.routing.replica_tenants import Bounds, OpenRoute, TenantReplicas
+from warmprefix.residency import EngineReport, ResidencyTarget
+from warmprefix.routing.fleet import Fleet, check_finite, check_least, check_names, check_outcome, listed
+from warmprefix.routing.members import Member, Replica
+from warmprefix.routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLoads, ReplicaTenant, RequestBlocks
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Replica", "ReplicaRouter", "ReplicaStats", "Route"]
-
-_log = logging.getLogger("warmprefix")
+__all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one request goes. It knows which request it is, and is handed to `commit` or `abandon` whole."""
+    """The replica of one request. It identifies its request: pass it whole to `commit` or `abandon`."""
 
     id: str
-    """Names this route; unique among all routers."""
+    """Unique among all routers."""
     replica: str
     tenant: str | None
     preamble: bytes | None = field(repr=False)
@@ -47,73 +36,73 @@ class Route:
     """In relevance order, each distinct block once."""
     prompt_tokens: int
     resident_tokens: int
-    """Of the prompt's tokens, those that the replica is predicted to hold already."""
+    """Tokens of the prompt that the replica is predicted to hold."""
     costs: dict[str, float]
-    """What the request costs at each replica, in tokens; the cheapest that has room was taken."""
+    """Tokens that the request costs at each replica; the router chose the cheapest with room."""
     spilled: bool
-    """Whether a cheaper replica had no room for it."""
+    """True if a cheaper replica had no room for it."""
 
     @property
     def cost(self) -> float:
-        """At the replica that it goes to."""
+        """Tokens that the request costs at its replica."""
         return self.costs[self.replica]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """A snapshot; counts since the start or the last reset, but for those behind `feed_errors`."""
+    """A snapshot; fields up to `feed_errors` count since the router was created or reset."""
 
     routes: int = 0
     prompt_tokens: int = 0
-    """Of all requests routed."""
+    """Tokens of all routed prompts."""
     resident_tokens: int = 0
-    """Of these, predicted to be held by the replica that the request went to."""
+    """Tokens of these prompts that their replicas were predicted to hold."""
     spilled: int = 0
-    """Requests that the cheapest replica had no room for."""
+    """Requests for which the cheapest replica had no room."""
     moved: int = 0
-    """Of these and all others, turns of a conversation that went elsewhere than the turn before."""
+    """Turns of a conversation that went to another replica than the turn before."""
     commits: int = 0
     abandons: int = 0
-    """Told by whoever owed them, not for a replica's failure or to keep within the bounds."""
+    """Calls of `abandon`, without routes closed by a failure or a bound."""
     late_commits: int = 0
-    """Commits of a route already committed or abandoned, or forgotten with its replica or to keep within the bounds."""
+    """Commits of a route that was no longer open."""
     reports: int = 0
-    """Answers for which the engine told its own count of cached tokens."""
+    """Answers for which the engine reported its count of cached tokens."""
     reported_cached_tokens: int = 0
-    """The sum of those counts."""
+    """Sum of those counts."""
     stale_paths: int = 0
-    """Times that an engine turned out to hold less of a path than predicted, and the rest was marked stale."""
+    """Reports that an engine held less of a path than predicted."""
     feed_errors: int = 0
-    """Times that a feed failed."""
+    """Failures of feeds."""
     open_routes: int = 0
     tenants: int = 0
     scopes: int = 0
     conversations: int = 0
     replicas: int = 0
     memory_bytes: int = 0
-    """Estimated, of all tenants; the router's `max_bytes` bounds it."""
+    """Estimated memory of all tenants; `max_bytes` bounds it."""
 
 
-class ReplicaRouter:
-    """Picks the replica for each request: by what it is predicted to hold, and by what it has to do. No I/O.
+class ReplicaRouter(Fleet[ReplicaTenant]):
+    """Chooses the replica for each request, by what it is predicted to hold and by its load. Without I/O.
 
-    Of the replicas that have room the cheapest is taken, where
+    It chooses the cheapest of the replicas that have room, where
 
         cost(r) = (prompt - resident(r) + waiting_weight * waiting(r) + held_weight * in_flight(r)) / weight(r)
 
-    all in tokens: `prompt`, those of the request; `resident(r)`, those of them that `r` is predicted to hold in the
-    best order of the blocks, or of the conversation's history; `waiting(r)`, what `r` has still to compute of prompts
-    sent there, until their first token (`prefilled`) or end; `in_flight(r)`, all of the prompts that it works on.
+    all in tokens: `prompt`, the request's; `resident(r)`, the part that `r` is predicted to hold in the best order of
+    the blocks, or of the conversation's history; `waiting(r)`, what `r` has yet to compute of prompts sent there, until
+    their first token (`prefilled`) or end; `in_flight(r)`, all tokens of the prompts it works on.
 
     A replica has room if the request does not take its load above `(1 + eps)` times the mean, or `floor_tokens`; or if
-    nobody has less load; or it has nothing in flight. Load is what is in flight there, and what was lately, by weight.
-    Of replicas that cost the same, rendezvous hashing takes one, by the conversation or the first block: requests that
-    begin alike meet there, also those that other processes route, and no replica is preferred for its place in a list.
+    no other replica has less load; or if it has nothing in flight. Load is what is in flight there, and what was
+    lately, by weight. Among replicas of equal cost, rendezvous hashing by the conversation or the first block decides:
+    requests with the same beginning meet there, also those that other processes route, and no replica is preferred for
+    its place in a list.
 
-    What is known of one tenant's requests, their load included, has no influence on another's (see `share_load`); all
-    bounds but those on tenants and memory are a tenant's own. Deterministic given the calls before. Thread-safe. No
-    text is kept. O(replicas * blocks) a request, and what `PrefixTree` needs to find a path, however many there were
-    before.
+    One tenant's requests, their load included, have no influence on another's (see `share_load`); all bounds except
+    those on tenants and memory are per tenant. Deterministic given the earlier calls. Thread-safe. No text is kept.
+    O(replicas * blocks) per request, plus the path search of `PrefixTree`, however many requests there were before.
 
     >>> router = ReplicaRouter(["http://a/v1", "http://b/v1"])
     >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
@@ -124,6 +113,10 @@ class ReplicaRouter:
     >>> second.replica == first.replica, second.resident_tokens
     (True, 8)
     """
+
+    _kind = "replica"
+    _spec = Replica
+    _closes_feeds = True
 
     def __init__(
         self,
@@ -144,186 +137,66 @@ class ReplicaRouter:
         share_load: bool = False,
         listener: ResidencyTarget | None = None,
     ) -> None:
-        """Start with nothing known.
+        """Start with empty caches.
 
         Args:
-            replicas: `join`ed at once.
-            eps: How far above the mean a replica's load may be.
-            floor_tokens: A load that is never too high, so that few requests are not spread for the sake of balance.
-            waiting_weight: What a token to be computed before its own costs a newcomer, relative to one of its own:
-                less, since a prompt that is computed at another replica costs twice, by what it drives out there.
-            held_weight: What a token in flight costs a newcomer: what an engine decodes slows it down, but little.
-            window_tokens: After so many tokens a replica, on average, load counts 1/e; so does load of long ago.
-            capacity_tokens: Tokens of context that a replica's prefix cache holds, where it has no number of its own;
+            replicas: The replicas that `join` first.
+            eps: How far a replica's load may be above the mean, as a share of it.
+            floor_tokens: A load that is never too high, so that a few requests are not spread for balance alone.
+            waiting_weight: Cost of a token that the replica computes first, relative to one of the request's own. It is
+                less than 1, because a prompt computed at another replica costs twice: there it evicts other prefixes.
+            held_weight: Cost of a token in flight: what an engine decodes slows a newcomer down a little.
+            window_tokens: Tokens per replica after which load counts 1/e.
+            capacity_tokens: Tokens of context in a replica's prefix cache, for replicas without a number of their own;
                 None for no bound.
-            max_nodes: Most nodes of a prefix tree, a replica and scope.
-            max_tenants: Most tenants remembered; beyond it the one not heard of longest is forgotten.
-            max_scopes: Most preambles of a tenant; beyond it the one not used longest is forgotten.
-            max_conversations: Most conversations remembered of a tenant.
-            max_open_routes: Most routes of a tenant neither committed nor abandoned; beyond it the oldest counts as
-                abandoned.
-            max_bytes: Most memory for all tenants together, estimated to within a quarter. Beyond it, of the tenants
-                that take more than `max_bytes / max_tenants`, the one not used longest forgets its oldest paths,
-                conversations and open routes; a tenant that takes less is never affected by another's requests.
-            share_load: Count the load of all tenants together. It balances better where tenants are many and each has
-                little to do; but then one tenant's requests have an influence on where another's go, who could tell
-                from his latencies that they exist.
-            listener: Is told, too, what feeds tell of plans: the planner, whose scopes they have.
+            max_nodes: Most nodes of a prefix tree, per replica and scope.
+            max_tenants: Most tenants; beyond it the least recently used is forgotten.
+            max_scopes: Most preambles per tenant; beyond it the least recently used is forgotten.
+            max_conversations: Most conversations per tenant.
+            max_open_routes: Most open routes per tenant; beyond it the oldest counts as abandoned.
+            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, among the tenants
+                that take more than `max_bytes / max_tenants`, the least recently used forgets its oldest paths,
+                conversations and open routes; other tenants' requests never affect a tenant that takes less.
+            share_load: Count the load of all tenants together. It balances better where many tenants have little to do
+                each. But then one tenant's requests influence where another's go, which their latencies can reveal.
+            listener: Receives the feeds' reports on plans as well: the planner, whose scopes they have.
 
         Raises:
-            TypeError: `replicas` is one string, or holds something else than the above.
-            ValueError: Two replicas have one name, or a number is out of bounds.
+            TypeError: `replicas` is one string, or has an element of another type.
+            ValueError: Two replicas have one name, or a number is out of range.
         """
-        if isinstance(replicas, str | bytes):
-            raise TypeError(f"replicas must be an iterable of names, got one {type(replicas).__name__}")
-        for name, bound in (
-            ("window_tokens", window_tokens),
-            ("max_tenants", max_tenants),
-            ("max_scopes", max_scopes),
-            ("max_conversations", max_conversations),
-            ("max_open_routes", max_open_routes),
-            ("max_bytes", max_bytes),
-        ):
-            if bound < 1:
-                raise ValueError(f"{name} must be 1 or more, got {bound}")
-        for name, number in (
-            ("eps", eps),
-            ("floor_tokens", floor_tokens),
-            ("waiting_weight", waiting_weight),
-            ("held_weight", held_weight),
-        ):
-            if not 0 <= number < math.inf:
-                raise ValueError(f"{name} must be 0 or more, and finite, got {number}")
+        check_least(1, window_tokens=window_tokens, max_tenants=max_tenants, max_scopes=max_scopes)
+        check_least(1, max_conversations=max_conversations, max_open_routes=max_open_routes, max_bytes=max_bytes)
+        check_finite(eps=eps, floor_tokens=floor_tokens, waiting_weight=waiting_weight, held_weight=held_weight)
         PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
         self._eps = eps
         self._floor_tokens = floor_tokens
         self._waiting_weight = waiting_weight
         self._held_weight = held_weight
         self._window_tokens = window_tokens
-        self._max_tenants = max_tenants
-        self._bounds = Bounds(capacity_tokens, max_nodes, max_scopes, max_conversations, max_open_routes)
+        self._bounds = ReplicaBounds(capacity_tokens, max_nodes, max_scopes, max_conversations, max_open_routes)
         self._share_load = share_load
         self._listener = listener
-        self._feeds: list[ResidencyFeed] = []
-        self._members: dict[str, Member] = {}
-        self._failed: dict[str, Member] = {}
-        self._tenants: OrderedDict[str | None, TenantReplicas] = OrderedDict()
-        self._memory = TenantMemory(max_bytes, max_tenants)
-        self._everybodys = Loads(window_tokens, ())
-        """What all tenants see of the load, if they share it."""
-        self._counts: Counter[str] = Counter()
-        # Guards all above. Re-entrant, for the garbage collector may have something abandon a route in the middle of
-        # any other call.
-        self._lock = threading.RLock()
-        in_each_process(self._renew)
-        for replica in replicas:
-            self.join(replica)
-
-    def _renew(self) -> None:
-        """What each process has for itself."""
-        if self._lock.acquire(blocking=False):
-            for tenant in self._tenants.values():
-                tenant.close_all()  # in a fork: these are the parent's to end
-            self._remember_all()
-        else:  # in a fork: somebody was about to change what is known
-            self._forget()
-        self._lock = threading.RLock()
-        self._instance = uuid.uuid4().hex
-        self._routed = 0
-
-    # -- who is there ------------------------------------------------------------------------------------------
-
-    def join(self, replica: Replica | str, *, feed: ResidencyFeed | None = None) -> None:
-        """From now on it gets requests: at first no more than the others get, for its load begins as their mean.
-
-        Args:
-            replica: Or its name, for one as all others are, or for one that failed and is back.
-            feed: Knows from its engine what it holds, and no other's; is `close`d when the replica leaves, or with the
-                router. It needs to be told of prompts: `commit` plans, with reports that have the prompt's tokens.
-
-        Raises:
-            TypeError: An argument has another type than the above.
-            ValueError: It is there already, or its name is empty.
-        """
-        if not isinstance(replica, Replica | str):
-            raise TypeError(f"replica must be a Replica or its name, got {type(replica).__name__}")
-        if feed is not None and not isinstance(feed, ResidencyFeed):
-            raise TypeError(f"feed must be a ResidencyFeed or None, got {type(feed).__name__}")
-        name = replica if isinstance(replica, str) else replica.name
-        with self._lock:
-            if name in self._members:
-                raise ValueError(f"replica {name!r} is there already")
-            before = self._failed.get(name)
-            if isinstance(replica, str):
-                replica = Replica(name) if before is None else before.replica
-            if feed is None and before is not None:
-                feed = before.feed
-            self._failed.pop(name, None)
-            member = self._members[name] = Member(replica, feed, self._residency_changed)
-            for loads in self._all_loads():
-                loads.join(member)
-            self._remember_all()
-            if feed is not None and feed not in self._feeds:
-                self._feeds.append(feed)
-        if before is not None and before.feed is not feed:
-            self._end(before.feed)
-        if feed is not None:
-            self._follow(feed, member.target)
-
-    def leave(self, name: str) -> None:
-        """It gets no more requests, and is forgotten. What it holds, too: its conversations find another replica.
-
-        Raises:
-            ValueError: There is no such replica.
-        """
-        with self._lock:
-            gone = self._failed.pop(name, None) or self._drop(name)
-        self._end(gone.feed)
-
-    def fail(self, name: str) -> None:
-        """Its engine can't be reached: it gets no request until it `join`s again, by its name, holding nothing.
-
-        What is in flight there counts as abandoned. Idempotent.
-
-        Raises:
-            ValueError: There is no such replica.
-        """
-        with self._lock:
-            if name not in self._failed:
-                self._failed[name] = self._drop(name)
-
-    def _drop(self, name: str) -> Member:
-        member = self._members.get(name)
-        if member is None:
-            raise ValueError(f"there is no replica {name!r}, only {_listed(self._members)}")
-        del self._members[name]
-        member.alive = False
-        for tenant in self._tenants.values():
-            tenant.leave(member)
-        for loads in self._all_loads():
-            loads.leave(member)
-        self._remember_all()
-        return member
+        self._shared_load = ReplicaLoads(window_tokens, ())
+        """The load that all tenants see if they share it."""
+        super().__init__(replicas, max_tenants, max_bytes)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """Those that get requests."""
+        """The replicas that requests can go to."""
         with self._lock:
-            return tuple(member.replica for member in self._members.values())
+            return tuple(cast(Replica, member.spec) for member in self._members.values())
 
     def target(self, name: str) -> ResidencyTarget:
-        """Whom to tell what the engine of a replica holds, as a feed does that it did not `join` with.
+        """Return the target for a feed that a replica did not join with.
 
-        Of a scope only tenant and preamble count. It lives as long as the replica is there.
+        Of a scope only tenant and preamble count. The target lives as long as the replica is a member.
 
         Raises:
-            ValueError: There is no such replica.
+            ValueError: No replica has this name.
         """
         with self._lock:
-            member = self._members.get(name)
-            if member is None:
-                raise ValueError(f"there is no replica {name!r}, only {_listed(self._members)}")
-            return member.target
+            return self._member(name)
 
     # -- routing -----------------------------------------------------------------------------------------------
 
@@ -337,56 +210,54 @@ class ReplicaRouter:
         prompt_tokens: int | None = None,
         order_locked: bool = False,
     ) -> Route:
-        """Where to send a request. Owe it a `commit` once it was answered, or an `abandon` if it was not.
+        """Choose the replica of a request. Call `commit` once it was answered, or `abandon` if it was not.
 
         Args:
             blocks: The context, in relevance order. A string is a block without an id.
-            tenant: Whose request.
+            tenant: Tenants share nothing, except load if `share_load`.
             preamble: The text in front of the context, or anything that names it, as for `ContextPlanner.plan`.
-            conversation: Names one linear message history that opens the prompt and is kept (placement "tail"). Leave
-                it out where the context stands in front of the history (placement "head").
-            prompt_tokens: Of the whole prompt; by default, those of the blocks, and of the history that is known.
-            order_locked: The blocks will be sent in this order, and no other is to be hoped for.
+            conversation: Names one linear message history that opens the prompt and is kept (placement "tail"). Omit
+                it where the context stands in front of the history (placement "head").
+            prompt_tokens: Tokens of the whole prompt; by default those of the blocks and of the history so far.
+            order_locked: True if the blocks will be sent in this order.
 
         Raises:
             NoAgentError: All replicas have failed or left.
-            TypeError: An argument has another type than the above.
+            TypeError: An argument has another type.
             ValueError: `conversation` is empty, or `prompt_tokens` is negative.
         """
         distinct, _ = distinct_blocks(as_blocks(blocks))
-        for name, value in (("tenant", tenant), ("preamble", preamble), ("conversation", conversation)):
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
-        if conversation == "":
-            raise ValueError("conversation must not be empty; give None for a request outside any conversation")
+        check_names(tenant=tenant, preamble=preamble, conversation=conversation)
         if prompt_tokens is not None:
             if isinstance(prompt_tokens, bool) or not isinstance(prompt_tokens, int):
                 raise TypeError(f"prompt_tokens must be an int or None, got {type(prompt_tokens).__name__}")
-            if prompt_tokens < 0:
-                raise ValueError(f"prompt_tokens must be 0 or more, got {prompt_tokens}")
+            check_least(0, prompt_tokens=prompt_tokens)
         behind = None if preamble is None else fingerprint(preamble)
-        asked = Asked(distinct, order_locked)
+        request = RequestBlocks(distinct, order_locked)
         with self._lock:
             if not self._members:
-                down = f"; {_listed(self._failed)} failed" if self._failed else ""
-                raise NoAgentError(f"no replica is there to route to{down}")
-            state = self._tenant(tenant)
-            known, loads = state.known(behind), state.loads
-            home = None if conversation is None else state.homes.get(conversation)
+                failed = f"; {listed(self._failed)} failed" if self._failed else ""
+                raise NoAgentError(f"no replica is available{failed}")
+            state = self._tenants.use(tenant)
+            scope, loads = state.scope(behind), state.loads
+            placement = None if conversation is None else state.conversations.get(conversation)
             prompt = prompt_tokens
             if prompt is None:
-                prompt = asked.total + (0 if home is None else home.tokens)
+                prompt = request.total + (0 if placement is None else placement.tokens)
             held, residents = {}, {}
             for member in self._members.values():
-                held[member] = known.held(member, asked) if home is None else state.history(home, member)
-                coming = known.coming(member, asked) if home is None else 0
-                residents[member] = min(max(held[member], coming), prompt)
+                if placement is None:
+                    held[member] = scope.held(member, request)
+                    resident = max(held[member], scope.in_flight(member, request))
+                else:
+                    held[member] = resident = state.history(placement, member)
+                residents[member] = min(resident, prompt)
             costs = {member: self._cost(loads, member, prompt, resident) for member, resident in residents.items()}
-            place = _place(tenant, behind, conversation, distinct)
-            chosen, spilled = self._choose(loads, costs, prompt, place)
-            self._routed += 1
+            affinity = _affinity(tenant, behind, conversation, distinct)
+            chosen, spilled = self._choose(loads, costs, prompt, affinity)
+            self._number += 1
             route = Route(
-                id=f"{self._instance}-{self._routed}",
+                id=f"{self._instance}.{self._number}",
                 replica=chosen.name,
                 tenant=tenant,
                 preamble=behind,
@@ -397,69 +268,97 @@ class ReplicaRouter:
                 costs={member.name: cost for member, cost in costs.items()},
                 spilled=spilled,
             )
-            self._count(route, home, chosen)
-            under_way = state.cache(known, chosen).under_way if home is None and asked.keys else None
+            counts = self._counts
+            counts["routes"] += 1
+            counts["prompt_tokens"] += prompt
+            counts["resident_tokens"] += residents[chosen]
+            counts["spilled"] += spilled
+            counts["moved"] += placement is not None and placement.member is not chosen
+            in_flight = state.cache(scope, chosen).in_flight if placement is None and request.keys else None
             waiting = prompt - residents[chosen]
-            state.opened(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], under_way, asked.keys))
-            self._remember_tenant(tenant, state, used=True)
+            state.add_open(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], in_flight, request.keys))
+            self._tenants.record(tenant, state, used=True)
         return route
 
+    def _cost(self, loads: ReplicaLoads, member: Member, prompt: int, resident: int) -> float:
+        load = loads.by_member[member]
+        waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
+        return (prompt - resident + waits) / member.weight
+
+    def _choose(
+        self, loads: ReplicaLoads, costs: dict[Member, float], prompt: int, affinity: Callable[[Member], float]
+    ) -> tuple[Member, bool]:
+        """Return the cheapest replica with room, and whether a cheaper one has none."""
+        relative = {member: loads.of(member) / member.weight for member in costs}
+        mean = (loads.total() + prompt) / sum(member.weight for member in costs)
+        limit = max(self._floor_tokens, (1 + self._eps) * mean)
+        least = min(relative.values())
+        with_room = [
+            member
+            for member, load in relative.items()
+            if load <= least or load + prompt / member.weight <= limit or not loads.by_member[member].requests
+        ]
+        cheapest = min(costs[member] for member in with_room)
+        best = [member for member in with_room if costs[member] <= cheapest]
+        chosen = best[0] if len(best) == 1 else max(best, key=lambda member: (affinity(member), member.name))
+        return chosen, cheapest > min(costs.values())
+
+    # -- ending a request --------------------------------------------------------------------------------------
+
     def prefilled(self, route: Route) -> bool:
-        """The first token of its answer came: others do not wait for it any more. True if the route was open."""
+        """Record the first token of the answer: others do not wait for the prompt any more. True if it was open."""
         _check_route(route)
         with self._lock:
             state = self._tenants.get(route.tenant)
             return state is not None and state.prefilled(route.id)
 
     def commit(self, route: Route, report: EngineReport | None = None, plan: ContextPlan | None = None) -> bool:
-        """The request was answered: the replica holds its prompt now.
+        """Record that the request was answered: the replica holds its prompt now.
 
         Args:
             route: One of this router's.
-            report: What the engine said of it. If it had less cached than it should have, what else was predicted to
-                lie behind is not counted on any more.
-            plan: The plan that was sent: its order counts, and not that of the route's blocks.
+            report: The engine's report on the answer. If less was cached than predicted, the rest of the predicted path
+                is marked stale.
+            plan: The plan that was sent: its order counts, not that of the route's blocks.
 
         Returns:
-            Whether that was recorded. It is not, and does no harm, if the route was committed or abandoned before, or
-            its replica has left or failed, or it came too late.
+            True if the route was open. Otherwise it was committed or abandoned before, its replica has left or failed,
+            or a bound has closed it; then nothing is recorded.
 
         Raises:
-            TypeError: An argument has another type than the above.
-            ValueError: The plan is of another tenant, or has another preamble.
+            TypeError: An argument has another type.
+            ValueError: The plan has another tenant or preamble.
         """
         _check_route(route)
-        if report is not None and not isinstance(report, EngineReport):
-            raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
-        if plan is not None and not isinstance(plan, ContextPlan):
-            raise TypeError(f"plan must be a ContextPlan or None, got {type(plan).__name__}")
-        if plan is not None and (plan.scope.tenant, plan.scope.preamble) != (route.tenant, route.preamble):
-            raise ValueError("plan must have the route's tenant and preamble")
-        heard = EngineReport() if report is None else report
-        member = self._members.get(route.replica)
-        fed = member is not None and self._is_fed(member, plan, heard)
+        check_outcome(report, plan)
+        if plan is not None and plan.scope.tenant != route.tenant:
+            raise ValueError(f"plan must have the route's tenant {route.tenant!r}, got {plan.scope.tenant!r}")
+        if plan is not None and plan.scope.preamble != route.preamble:
+            raise ValueError(f"plan must have the route's preamble {route.preamble!r}, got {plan.scope.preamble!r}")
+        is_current = self._feed_is_current(self._members.get(route.replica), plan, report)
+        given = EngineReport() if report is None else report
         with self._lock:
             state = self._tenants.get(route.tenant)
-            opened = None if state is None else state.close(route.id)
-            self._counts["late_commits" if opened is None else "commits"] += 1
-            if state is None or opened is None:
+            closed = None if state is None else state.close(route.id)
+            self._counts["late_commits" if closed is None else "commits"] += 1
+            if state is None or closed is None:
                 return False
-            if heard.cached_tokens is not None:
+            if given.cached_tokens is not None:
                 self._counts["reports"] += 1
-                self._counts["reported_cached_tokens"] += heard.cached_tokens
-            state.loads.served(opened.member, opened.prompt_tokens)
-            state.answered(route.conversation, opened, heard)
-            opens_prompt = opened.under_way is not None if plan is None else plan.opens_prompt
+                self._counts["reported_cached_tokens"] += given.cached_tokens
+            state.loads.serve(closed.member, closed.prompt_tokens)
+            state.record_answer(route.conversation, closed, given)
+            opens_prompt = closed.in_flight is not None if plan is None else plan.opens_prompt
             planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
             if opens_prompt and planned:
-                self._counts["stale_paths"] += state.served(route.preamble, opened, planned, heard, fed)
-            if state.memory_bytes > state.recorded_bytes:  # what became less is found out before anything shrinks
-                self._remember_tenant(route.tenant, state)
-        self._remember(opened.member, plan, heard)
+                self._counts["stale_paths"] += state.record_context(route.preamble, closed, planned, given, is_current)
+            if state.memory_bytes > state.recorded_bytes:  # a decrease is noticed before anything shrinks
+                self._tenants.record(route.tenant, state)
+        self._remember_prompt(closed.member, plan, report)
         return True
 
     def abandon(self, route: Route) -> bool:
-        """The request was not answered: its load is taken back, and nothing learned. True if the route was open."""
+        """Take back a request that was not answered: nothing is learned from it. True if the route was open."""
         _check_route(route)
         with self._lock:
             state = self._tenants.get(route.tenant)
@@ -467,179 +366,70 @@ class ReplicaRouter:
             self._counts["abandons"] += was_open
         return was_open
 
-    # -- looking at it -----------------------------------------------------------------------------------------
+    # -- statistics --------------------------------------------------------------------------------------------
 
     def load(self, tenant: str | None = None) -> dict[str, float]:
-        """Each replica's tokens of this tenant, in flight and lately; of all tenants, if they share it."""
+        """Return each replica's tokens, in flight and lately, of one tenant; of all if they share load."""
         with self._lock:
             state = self._tenants.get(tenant)
             loads = None if state is None else state.loads
             if self._share_load:
-                loads = self._everybodys
+                loads = self._shared_load
             return {name: 0.0 if loads is None else loads.of(member) for name, member in self._members.items()}
 
     def stats(self) -> ReplicaStats:
-        """O(tenants)."""
+        """Return counts since the router was created or reset. O(tenants)."""
         with self._lock:
+            states = self._tenants.states.values()
             return ReplicaStats(
                 **self._counts,
-                open_routes=sum(len(state.open) for state in self._tenants.values()),
-                tenants=len(self._tenants),
-                scopes=sum(len(state.scopes) for state in self._tenants.values()),
-                conversations=sum(len(state.homes) for state in self._tenants.values()),
+                open_routes=sum(len(state.open) for state in states),
+                tenants=len(states),
+                scopes=sum(len(state.scopes) for state in states),
+                conversations=sum(len(state.conversations) for state in states),
                 replicas=len(self._members),
-                memory_bytes=sum(state.memory_bytes for state in self._tenants.values()),
+                memory_bytes=sum(state.memory_bytes for state in states),
             )
 
-    def reset(self) -> None:
-        """Forget everything but the replicas: what they hold, loads, conversations, open routes, counts."""
-        with self._lock:
-            self._forget()
-            self._counts.clear()
+    # -- hooks of the fleet ------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Close the feeds that replicas joined with. Idempotent."""
-        for feed in list(self._feeds):
-            self._end(feed)
+    def _new_tenant(self, tenant: str | None) -> ReplicaTenant:
+        if self._share_load:
+            return ReplicaTenant(self._bounds, self._shared_load, False)
+        return ReplicaTenant(self._bounds, ReplicaLoads(self._window_tokens, self._members.values()), True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    # -- the choice; the lock is held --------------------------------------------------------------------------
-
-    def _cost(self, loads: Loads, member: Member, prompt: int, resident: int) -> float:
-        load = loads.by_member[member]
-        waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
-        return (prompt - resident + waits) / member.weight
-
-    def _choose(
-        self, loads: Loads, costs: dict[Member, float], prompt: int, place: Callable[[Member], float]
-    ) -> tuple[Member, bool]:
-        """The cheapest that has room, and whether there is a cheaper one that has none."""
-        relative = {member: loads.of(member) / member.weight for member in costs}
-        mean = (loads.total() + prompt) / sum(member.weight for member in costs)
-        limit = max(self._floor_tokens, (1 + self._eps) * mean)
-        least = min(relative.values())
-        open_to = [
-            member
-            for member, load in relative.items()
-            if load <= least or load + prompt / member.weight <= limit or not loads.by_member[member].requests
-        ]
-        cheapest = min(costs[member] for member in open_to)
-        best = [member for member in open_to if costs[member] <= cheapest]
-        chosen = best[0] if len(best) == 1 else max(best, key=lambda member: (place(member), member.name))
-        return chosen, cheapest > min(costs.values())
-
-    def _count(self, route: Route, home: Home | None, chosen: Member) -> None:
-        self._counts["routes"] += 1
-        self._counts["prompt_tokens"] += route.prompt_tokens
-        self._counts["resident_tokens"] += route.resident_tokens
-        self._counts["spilled"] += route.spilled
-        self._counts["moved"] += home is not None and home.member is not chosen
-
-    # -- what is known; the lock is held -----------------------------------------------------------------------
-
-    def _tenant(self, tenant: str | None) -> TenantReplicas:
-        state = self._tenants.get(tenant)
-        if state is not None:
-            self._tenants.move_to_end(tenant)
-            return state
-        loads = self._everybodys if self._share_load else Loads(self._window_tokens, self._members.values())
-        state = self._tenants[tenant] = TenantReplicas(self._bounds, loads)
-        if len(self._tenants) > self._max_tenants:
-            self._forget_tenant(next(iter(self._tenants)))
-        self._remember_tenant(tenant, state, used=True)
-        return state
-
-    def _forget_tenant(self, tenant: str | None) -> None:
-        state = self._tenants.pop(tenant)
+    def _tenant_forgotten(self, tenant: str | None, state: ReplicaTenant) -> None:
         state.close_all()
-        self._memory.remove(tenant, state)
 
-    def _remember_tenant(self, tenant: str | None, state: TenantReplicas, used: bool = False) -> None:
-        """Keep within `max_bytes`, this tenant's memory having changed."""
-        for forgotten in self._memory.update(tenant, state, used):
-            self._forget_tenant(forgotten)
+    def _forget_tenants(self) -> None:
+        super()._forget_tenants()
+        self._shared_load = ReplicaLoads(self._window_tokens, self._members.values())
 
-    def _remember_all(self) -> None:
-        for tenant, state in list(self._tenants.items()):
-            if tenant in self._tenants:  # not forgotten for the sake of one before
-                self._remember_tenant(tenant, state)
+    def _release_open(self) -> None:
+        for state in self._tenants.states.values():
+            state.close_all()
+        self._tenants.record_all()
 
-    def _all_loads(self) -> Iterable[Loads]:
-        return [self._everybodys, *[state.loads for state in self._tenants.values() if not self._share_load]]
+    def _joined(self, member: Member) -> None:
+        self._shared_load.join(member)
 
-    def _forget(self) -> None:
-        self._tenants.clear()
-        self._memory.clear()
-        self._everybodys = Loads(self._window_tokens, self._members.values())
+    def _removed(self, member: Member) -> None:
+        self._shared_load.leave(member)
 
-    # -- feeds -------------------------------------------------------------------------------------------------
-
-    def _residency_changed(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
         with self._lock:
-            if not member.alive:  # a feed may hold on to whom it told before
+            if not member.alive:  # a feed may keep the target of an earlier life
                 return
             state = self._tenants.get(scope.tenant)
-            known = None if state is None else state.scopes.get(scope.preamble)
-            cache = None if known is None else known.caches.get(member)
+            caches = None if state is None else state.scopes.get(scope.preamble)
+            cache = None if caches is None else caches.caches.get(member)
             if state is not None and cache is not None:
                 cache.tree.mark_resident(keys[:resident_blocks])
                 cache.tree.mark_stale(keys, resident_blocks)
-                state.recount(cache)
-                self._remember_tenant(scope.tenant, state)
+                state.record(cache)
+                self._tenants.record(scope.tenant, state)
         if self._listener is not None:
             self._listener.residency_changed(scope, keys, resident_blocks)
-
-    def _follow(self, feed: ResidencyFeed, target: ResidencyTarget) -> None:
-        try:
-            feed.follow(target)
-        except Exception:
-            self._feed_failed()
-
-    def _end(self, feed: ResidencyFeed | None) -> None:
-        """Close a feed that no replica has any more."""
-        with self._lock:
-            if feed is None or feed not in self._feeds:
-                return
-            self._feeds.remove(feed)
-        try:
-            feed.close()
-        except Exception:
-            self._feed_failed()
-
-    def _is_fed(self, member: Member, plan: ContextPlan | None, report: EngineReport) -> bool:
-        """Whether its feed knows better than a report. Not to be asked under the lock: the feed's thread takes that."""
-        if member.feed is None or plan is None or report.prompt_token_ids is None:
-            return False
-        try:
-            return member.feed.is_complete(plan.cache_salt)
-        except Exception:
-            self._feed_failed()
-            return False
-
-    def _remember(self, member: Member, plan: ContextPlan | None, report: EngineReport) -> None:
-        """Have its feed find the plan's blocks among the engine's KV blocks."""
-        if member.feed is None or plan is None or report.prompt_token_ids is None:
-            return
-        if not plan.opens_prompt or not plan.blocks:
-            return
-        keys = tuple([planned.block.fingerprint for planned in plan.blocks])
-        paragraphs = tuple([planned.render() for planned in plan.blocks])
-        try:
-            member.feed.remember(ServedPrompt(plan.scope, plan.cache_salt, keys, paragraphs, report.prompt_token_ids))
-        except Exception:
-            self._feed_failed()
-
-    def _feed_failed(self) -> None:
-        """The one place where a failing feed degrades to none."""
-        with self._lock:
-            self._counts["feed_errors"] += 1
-            first = self._counts["feed_errors"] == 1
-        log_failure(_log, "residency feed failed", first=first)
 
 
 _TEMPLATES = Templates()
@@ -649,10 +439,10 @@ def _as_planned(block: ContextBlock) -> PlannedBlock:
     return PlannedBlock(block, (0,), block.id or "", None, _TEMPLATES)
 
 
-def _place(
+def _affinity(
     tenant: str | None, preamble: bytes | None, conversation: str | None, blocks: Sequence[ContextBlock]
 ) -> Callable[[Member], float]:
-    """How much a request would like to be at a replica, whoever else is there: weighted rendezvous hashing."""
+    """Return how much a request prefers each replica, whatever others there are: weighted rendezvous hashing."""
     parts = [b"" if tenant is None else fingerprint(tenant), preamble or b""]
     if conversation is not None:
         parts.append(fingerprint(conversation))
@@ -660,19 +450,15 @@ def _place(
         parts.append(blocks[0].fingerprint)
     seed = b"|".join(parts)
 
-    def place(member: Member) -> float:
+    def affinity(member: Member) -> float:
         name = member.name.encode("utf-8", "surrogatepass")
         digest = blake2b(name, digest_size=8, key=blake2b(seed, digest_size=32).digest(), person=b"wp-replica").digest()
         drawn = (int.from_bytes(digest, "big") >> 12) + 0.5  # as many bits as are exact, so that it is below 2**52
         return -member.weight / math.log(drawn / 2.0**52)
 
-    return place
+    return affinity
 
 
 def _check_route(route: Route) -> None:
     if not isinstance(route, Route):
         raise TypeError(f"route must be a Route, got {type(route).__name__}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

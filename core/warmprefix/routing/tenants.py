@@ -1,371 +1,164 @@
-"""What one tenant's requests taught of the agents: their load, what they hold, what conversations told them."""
+"""The tenants of a router: a state for each, within bounds on their number and memory."""
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Generic, TypeVar
 
-from warmprefix.routing.balance import Candidate
-from warmprefix.routing.base import Agent
-from warmprefix.routing.caches import AgentCache, HeldBlock
-from warmprefix.routing.memory import TenantState
+from warmprefix.routing.members import Member
 
-__all__ = ["Booking", "Member", "TenantAgents"]
+__all__ = ["StateT", "TenantState", "Tenants"]
 
-
-# Estimated bytes, with CPython on 64 bits and nothing shared with the application; measured by a test.
-_TENANT, _MEMBER = 1_200, 480
-_BLOCK, _HELD = 250, 210
-"""Of a block that agents hold, and of each of these agents."""
-_CHAT, _CHATTING, _TOLD, _TELLING = 750, 60, 250, 10
-"""Of a conversation, of an agent in it, of a block in it, and of each agent that was given this block."""
-_OPEN, _BOOKING = 450, 380
-"""Of an open assignment, and of a block in it."""
+_WORTH_COMPACTING = 100_000
+"""Peak bytes from which a tenant that shrank is compacted."""
 
 
-class Member(Candidate):
-    """An agent as one tenant sees it, from when it joins until it leaves or fails."""
+class TenantState(ABC):
+    """What a router keeps about one tenant. Not thread-safe: the router calls it under its lock."""
 
-    __slots__ = ("alive", "cache")
+    recorded_bytes = 0
+    """Bytes that `Tenants` counts for it."""
+    peak_bytes = 0
+    """Most bytes recorded since the last `compact`."""
 
-    def __init__(self, agent: Agent, max_blocks: int, salt: bytes) -> None:
-        super().__init__(agent.name, agent.weight, salt)
-        self.cache = AgentCache(agent.capacity_tokens, max_blocks)
-        self.alive = True
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Estimated memory. O(1)."""
+
+    @abstractmethod
+    def join(self, member: Member) -> None:
+        """Add a member, with the others' mean load."""
+
+    @abstractmethod
+    def leave(self, member: Member) -> None:
+        """Remove a member, with everything that it holds."""
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Release the tables of forgotten entries, which a dict keeps. O(remaining entries)."""
+
+    @abstractmethod
+    def shrinkable(self) -> Sequence[tuple[int, Callable[[int], object]]]:
+        """Return the bytes of each kind of record, each with a function that forgets some of the oldest.
+
+        The function receives the bytes to release; it may release fewer.
+        """
+
+    def shrink(self, excess: int) -> bool:
+        """Forget `excess` bytes or more, always from the largest kind. False if nothing is left to forget."""
+        target = self.memory_bytes - excess
+        shrunk = False
+        while self.memory_bytes > target:
+            size, forget = max(self.shrinkable(), key=itemgetter(0))
+            if not size:
+                break
+            forget(self.memory_bytes - target)
+            shrunk = True
+        return shrunk
 
 
-class Booking(NamedTuple):
-    """A block given to an agent, of which is not known yet whether it read it."""
-
-    member: Member
-    tokens: int
-    work: int
-    """Tokens to be computed for it, and what its prompt costs."""
-    clock: float
-    """The tenant's, when the load was added."""
-    block: HeldBlock
-    number: int
-    """Of this use of the block."""
-    read_before: int
-    """The number of the last use before of which was known that the agent read it; 0 if there was none."""
+StateT = TypeVar("StateT", bound=TenantState)
 
 
-Bookings = dict[bytes, Booking]
-"""By the block's fingerprint."""
+class Tenants(Generic[StateT]):
+    """The states of all tenants. Not thread-safe: the router calls it under its lock.
 
-
-class _Chats:
-    """A conversation's chats with its agents: which blocks each was told."""
-
-    __slots__ = ("members", "told")
-
-    def __init__(self) -> None:
-        self.told: OrderedDict[bytes, list[Member]] = OrderedDict()
-        self.members: dict[Member, None] = {}
-
-
-class TenantAgents(TenantState):
-    """Not thread-safe: the router calls it under its lock. Memory is bounded by what the constructor is given.
-
-    To `shrink`, it forgets what it has most of: conversations, assignments whose end is not known, or held blocks.
+    Beyond `max_tenants`, the least recently used tenant is forgotten. Beyond `max_bytes`, tenants shrink that take more
+    than `max_bytes / max_tenants`, the least recently used first. A tenant within that share is therefore routed as if
+    it were alone, whatever the others do.
 
     Args:
-        agents: Those that there are.
-        window_tokens: After so many tokens an agent, a load counts for 1/e of what it did.
-        max_blocks: Most blocks an agent, and most a conversation.
-        max_conversations: Most of them.
-        max_open: Most assignments whose end is not known.
-        number: The router's last assignment's: what became of those before is not known.
-        salt: The tenant's, up to 16 bytes. Tenants share no cached prefix, so what many of them read, a little each,
-            is not to meet at one agent.
+        max_tenants: Most tenants.
+        max_bytes: Most bytes of all tenants together.
+        create: Returns the state of a new tenant.
+        forgotten: Called after a tenant was forgotten.
     """
 
     def __init__(
         self,
-        agents: Iterable[Agent],
-        window_tokens: float,
-        max_blocks: int,
-        max_conversations: int,
-        max_open: int,
-        number: int,
-        salt: bytes,
+        max_tenants: int,
+        max_bytes: int,
+        create: Callable[[str | None], StateT],
+        forgotten: Callable[[str | None, StateT], object],
     ) -> None:
-        self._window_tokens = window_tokens
-        self._max_blocks = max_blocks
-        self._max_conversations = max_conversations
-        self._max_open = max_open
-        self._salt = salt
-        self.forgotten = number
-        """What became of assignments with higher numbers is known: they are open, or were ended."""
-        self._open: OrderedDict[str, tuple[int, Bookings]] = OrderedDict()
-        self.members: dict[str, Member] = {}
-        self.holders: dict[bytes, list[Member]] = {}
-        """Who holds a block; no empty lists."""
-        self._chats: OrderedDict[bytes, _Chats] = OrderedDict()
-        self._clock = 0.0
-        """How often all loads were divided by e."""
-        self._fixed_bytes = _TENANT
-        self._held_bytes = self._chat_bytes = self._open_bytes = 0
-        for agent in agents:
-            self.join(agent)
+        self._max_tenants = max_tenants
+        self._max_bytes = max_bytes
+        self._share = max_bytes // max_tenants
+        self._create = create
+        self._forgotten = forgotten
+        self.clear()
 
-    @property
-    def replicas(self) -> int:
-        """Copies of blocks beyond the first. O(agents)."""
-        return sum(len(member.cache) for member in self.members.values()) - len(self.holders)
+    def clear(self) -> None:
+        """Drop all tenants, without a call of `forgotten`."""
+        self.total_bytes = 0
+        self.states: OrderedDict[str | None, StateT] = OrderedDict()
+        """By tenant, least recently used first."""
+        self._large: OrderedDict[str | None, StateT] = OrderedDict()
+        """Tenants above their share, least recently used first."""
 
-    # -- memory ------------------------------------------------------------------------------------------------
+    def get(self, tenant: str | None) -> StateT | None:
+        """Return a tenant's state, or None. Does not count as use."""
+        return self.states.get(tenant)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._fixed_bytes + self._held_bytes + self._chat_bytes + self._open_bytes
+    def use(self, tenant: str | None) -> StateT:
+        """Return a tenant's state, created if new, and make it the most recently used."""
+        state = self.states.get(tenant)
+        if state is not None:
+            self.states.move_to_end(tenant)
+            return state
+        state = self.states[tenant] = self._create(tenant)
+        if len(self.states) > self._max_tenants:
+            self.forget(next(iter(self.states)))
+        self.record(tenant, state, used=True)
+        return state
 
-    def shrink(self, excess: int) -> bool:
-        target = self.memory_bytes - excess
-        shrunk = False
-        while self.memory_bytes > target and (self._held_bytes or self._chat_bytes or self._open_bytes):
-            most = max(self._held_bytes, self._chat_bytes, self._open_bytes)
-            if most == self._chat_bytes:
-                self._shorten_oldest_chat()
-            elif most == self._open_bytes:
-                self._settle_oldest()
-            else:
-                member = max(self.members.values(), key=_blocks_held)
-                for key in list(islice(member.cache, -(-(self.memory_bytes - target) // (_BLOCK + _HELD)))):
-                    self.drop(member, key)
-            shrunk = True
-        return shrunk
+    def forget(self, tenant: str | None) -> None:
+        """Drop one tenant."""
+        state = self.states.pop(tenant)
+        self.total_bytes -= state.recorded_bytes
+        state.recorded_bytes = 0
+        self._large.pop(tenant, None)
+        self._forgotten(tenant, state)
 
-    def compact(self) -> None:
-        self.holders = dict(self.holders)
-        self._open = OrderedDict(self._open)
-        self._chats = OrderedDict(self._chats)
-        for chats in self._chats.values():
-            chats.told = OrderedDict(chats.told)
-        for member in self.members.values():
-            member.cache.compact()
+    def record(self, tenant: str | None, state: StateT, used: bool = False) -> None:
+        """Record a tenant's memory, and shrink tenants until all fit. O(1), amortised.
 
-    def _shorten_oldest_chat(self) -> None:
-        conversation, chats = next(iter(self._chats.items()))
-        if chats.told:
-            self._forget_oldest_told(chats)
-        if not chats.told:
-            self.end(conversation)
-
-    # -- who is there ------------------------------------------------------------------------------------------
-
-    def join(self, agent: Agent) -> None:
-        """It begins with the others' mean load, so that not everything goes to it at once."""
-        member = Member(agent, self._max_blocks, self._salt)
-        weights = sum(other.weight for other in self.members.values())
-        if weights:
-            member.load = sum(other.load * other.weight for other in self.members.values()) / weights
-        self.members[agent.name] = member
-        self._fixed_bytes += _MEMBER
-
-    def leave(self, name: str) -> None:
-        """Forget it, and what it holds. O(blocks that it holds)."""
-        member = self.members.pop(name, None)
-        if member is not None:
-            self._fixed_bytes -= _MEMBER
-            member.alive = False
-            for key in member.cache:
-                self._let_go(key, member)
-            member.cache = AgentCache()  # bookings and conversations may hold on to the member for long
-
-    # -- giving ------------------------------------------------------------------------------------------------
-
-    def book(self, member: Member, key: bytes, tokens: int, work: int) -> Booking:
-        """The agent, whose load was told, is given a block: from now on it holds it."""
-        block = self._use(member, key, tokens)
-        block.under_way += 1
-        member.queue += work
-        return Booking(member, tokens, work, self._clock, block, block.used, block.read)
-
-    def take_back(self, bookings: Bookings) -> None:
-        """The agents were not given these after all."""
-        for key, (member, tokens, work, clock, block, _, _) in bookings.items():
-            member.queue -= work
-            if not member.alive:
-                continue
-            remaining = tokens / member.weight * math.exp(clock - self._clock)
-            member.load = max(member.load - remaining, 0.0)
-            block.under_way -= 1
-            if not block.under_way and not block.read and member.cache.get(key) is block:
-                self.drop(member, key)
-
-    def settle(self, bookings: Iterable[Booking]) -> None:
-        """The agents read these, or it is not known whether they did."""
-        tokens = 0
-        for booking in bookings:
-            tokens += booking.tokens
-            booking.member.queue -= booking.work
-            block = booking.block
-            block.under_way -= 1
-            block.read = max(block.read, booking.number)
-        self._age(tokens)
-
-    def _age(self, tokens: int) -> None:
-        """So many tokens were read: what was given before counts less. O(agents)."""
-        elapsed = tokens / (self._window_tokens * max(sum([member.weight for member in self.members.values()]), 1e-9))
-        self._clock += elapsed
-        factor = math.exp(-elapsed)
-        for member in self.members.values():
-            member.load *= factor
-
-    def learn(self, name: str, blocks: Sequence[tuple[bytes, int]], conversation: bytes | None) -> int:
-        """Another router gave blocks to an agent. Returns how many, 0 if nobody here knows that agent."""
-        member = self.members.get(name)
-        if member is None:
-            return 0
-        tokens = sum(length for _, length in blocks)
-        self._age(tokens)
-        member.load += tokens / member.weight
-        for key, length in blocks:
-            block = self._use(member, key, length)
-            block.read = block.used
-        if conversation is not None:
-            self.tell(conversation, member, [key for key, _ in blocks])
-        return len(blocks)
-
-    # -- assignments whose end is not known --------------------------------------------------------------------
-
-    @property
-    def open(self) -> int:
-        """How many there are."""
-        return len(self._open)
-
-    def opened(self, id: str, number: int, bookings: Bookings) -> None:
-        """An assignment was made. If there are too many, nobody will tell of the oldest: it counts as it is."""
-        self._open[id] = number, bookings
-        self._open_bytes += _OPEN + _BOOKING * len(bookings)
-        if len(self._open) > self._max_open:
-            self._settle_oldest()
-
-    def _settle_oldest(self) -> None:
-        _, (self.forgotten, oldest) = self._open.popitem(last=False)
-        self._open_bytes -= _OPEN + _BOOKING * len(oldest)
-        self.settle(oldest.values())
-
-    def unread(self, id: str) -> Bookings:
-        """What of an assignment is neither settled nor taken back; to be read only."""
-        opened = self._open.get(id)
-        return {} if opened is None else opened[1]
-
-    def close(self, id: str, agent: str | None, keys: Collection[bytes] | None) -> Bookings:
-        """Take out of an assignment what is to be settled or taken back: all but what belongs to others."""
-        unread = self.unread(id)
-        closed = {
-            key: booking
-            for key, booking in unread.items()
-            if (agent is None or booking.member.name == agent) and (keys is None or key in keys)
-        }
-        for key in closed:
-            del unread[key]
-        self._open_bytes -= _BOOKING * len(closed)
-        if not unread and self._open.pop(id, None) is not None:
-            self._open_bytes -= _OPEN
-        return closed
-
-    # -- what is held ------------------------------------------------------------------------------------------
-
-    def hold(self, member: Member, key: bytes, tokens: int) -> None:
-        """The engine says that it holds this block."""
-        block = member.cache.get(key) or self._use(member, key, tokens)
-        block.read = block.used
-
-    def drop(self, member: Member, key: bytes) -> None:
-        """The engine says that it does not."""
-        if member.cache.drop(key):
-            self._let_go(key, member)
-
-    def drop_as_old(self, booking: Booking) -> int:
-        """A block that should have been held was not: nothing that was used before it is held either.
-
-        Only if the agent had read it before this was booked. Else it may have been on its way to be held.
-
-        Returns:
-            How many blocks that were.
+        Call it when a tenant's memory may have grown; a decrease is noticed before anything shrinks. `used` means that
+        a request of this tenant is the reason, so that other tenants shrink first. The tenant itself is never dropped.
         """
-        member = booking.member
-        if not member.alive or not booking.read_before:
-            return 0
-        gone = member.cache.drop_before(booking.read_before)
-        for key in gone:
-            self._let_go(key, member)
-        return len(gone) + 1
-
-    def _use(self, member: Member, key: bytes, tokens: int) -> HeldBlock:
-        if key not in member.cache:
-            holders = self.holders.get(key)
-            if holders is None:
-                holders = self.holders[key] = []
-                self._held_bytes += _BLOCK
-            holders.append(member)
-            self._held_bytes += _HELD
-        block, left = member.cache.use(key, tokens)
-        for gone in left:
-            self._let_go(gone, member)
-        return block
-
-    def _let_go(self, key: bytes, member: Member) -> None:
-        holders = self.holders[key]
-        holders.remove(member)
-        self._held_bytes -= _HELD
-        if not holders:
-            del self.holders[key]
-            self._held_bytes -= _BLOCK
-
-    # -- conversations -----------------------------------------------------------------------------------------
-
-    def told(self, conversation: bytes | None) -> tuple[dict[bytes, list[Member]], dict[Member, None]]:
-        """Which agents' chats have which blocks, and with whom there is a chat; both to be read only."""
-        chats = None if conversation is None else self._chats.get(conversation)
-        if chats is None:
-            return {}, {}
-        return chats.told, chats.members
-
-    def tell(self, conversation: bytes, member: Member, keys: Iterable[bytes]) -> None:
-        """The conversation's chat with this agent has these blocks now."""
-        chats = self._chats.get(conversation)
-        if chats is None:
-            chats = self._chats[conversation] = _Chats()
-            self._chat_bytes += _CHAT
-        self._chats.move_to_end(conversation)
-        agents_before = len(chats.members)
-        if len(chats.members) >= len(self.members):  # some of them may be gone
-            chats.members = {other: None for other in chats.members if other.alive}
-        chats.members[member] = None
-        self._chat_bytes += _CHATTING * (len(chats.members) - agents_before)
-        for key in keys:
-            members = chats.told.get(key)
-            if members is None:
-                members = chats.told[key] = []
-                self._chat_bytes += _TOLD
+        self._count(tenant, state)
+        if used and tenant in self._large:
+            self._large.move_to_end(tenant)
+        # While all tenants together are above the bound, at least one is above its share.
+        while self.total_bytes > self._max_bytes and self._large:
+            oldest, large = next(iter(self._large.items()))
+            if large.memory_bytes != large.recorded_bytes or large.shrink(self.total_bytes - self._max_bytes):
+                self._count(oldest, large)
+            elif large is state:
+                break  # what remains is the cost of an empty tenant
             else:
-                chats.told.move_to_end(key)
-            before = len(members)
-            members[:] = [other for other in members if other.alive and other is not member] + [member]
-            self._chat_bytes += _TELLING * (len(members) - before)
-        while len(chats.told) > self._max_blocks:
-            self._forget_oldest_told(chats)
-        while len(self._chats) > self._max_conversations:
-            self.end(next(iter(self._chats)))
+                self.forget(oldest)
 
-    def _forget_oldest_told(self, chats: _Chats) -> None:
-        _, members = chats.told.popitem(last=False)
-        self._chat_bytes -= _TOLD + _TELLING * len(members)
+    def record_all(self) -> None:
+        """Record every tenant's memory."""
+        for tenant, state in list(self.states.items()):
+            if tenant in self.states:  # an earlier step may have dropped it
+                self.record(tenant, state)
 
-    def end(self, conversation: bytes) -> None:
-        """The conversation's chats are gone. O(blocks told in them)."""
-        chats = self._chats.pop(conversation, None)
-        if chats is not None:
-            told = sum([_TOLD + _TELLING * len(members) for members in chats.told.values()])
-            self._chat_bytes -= _CHAT + _CHATTING * len(chats.members) + told
-
-
-def _blocks_held(member: Member) -> int:
-    return len(member.cache)
+    def _count(self, tenant: str | None, state: StateT) -> None:
+        size = state.memory_bytes
+        self.total_bytes += size - state.recorded_bytes
+        state.recorded_bytes = size
+        if size > state.peak_bytes:
+            state.peak_bytes = size
+        elif 3 * size < 2 * state.peak_bytes > _WORTH_COMPACTING:  # copies at most two entries per forgotten one
+            state.compact()
+            state.peak_bytes = size
+        if size > self._share:
+            self._large[tenant] = state
+        elif tenant in self._large:
+            del self._large[tenant]

@@ -1,4 +1,4 @@
-"""Who gets what, by itself: nothing is lost, the bound holds, and little moves when somebody comes or goes."""
+"""`share_out`: nothing is lost, the bound holds, and few blocks move when a candidate joins or leaves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import fingerprint
-from warmprefix.routing.balance import Candidate, Choice, Item, share_out
+from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
 
 UNBOUND = float("inf")
 Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool, int]
-"""Loads, weights, what is wanted as tokens and holders, eps, floor, together, what a prompt costs."""
+"""Loads, weights, items as tokens and holders, eps, floor, together, prompt_tokens."""
 NAMES = [f"agent-{i}" for i in range(32)]
 
 
@@ -26,12 +26,12 @@ def candidates(loads: Sequence[float], weights: Sequence[float] | None = None) -
     return made
 
 
-def item(number: int, tokens: int = 100, holders: Sequence[Candidate] = ()) -> Item:
-    return Item(fingerprint(f"block {number}"), tokens, holders)
+def item(number: int, tokens: int = 100, holders: Sequence[Candidate] = ()) -> BlockItem:
+    return BlockItem(fingerprint(f"block {number}"), tokens, holders)
 
 
 def shared_out(
-    items: Sequence[Item],
+    items: Sequence[BlockItem],
     among: Sequence[Candidate],
     eps: float = 0.25,
     floor: float = 0.0,
@@ -42,7 +42,7 @@ def shared_out(
 
 
 def one_by_one(names: Sequence[str], weights: Sequence[float], numbers: Sequence[int]) -> dict[int, str]:
-    """Where each block goes that nobody holds, whatever the load."""
+    """Return the candidate of each block, without holders or a bound."""
     among = [Candidate(name, weight) for name, weight in zip(names, weights, strict=True)]
     return {number: shared_out([item(number)], among, floor=UNBOUND)[0].candidate.name for number in numbers}
 
@@ -73,7 +73,7 @@ def test_every_item_goes_to_one_candidate_within_the_bound(
     for (_, tokens, holders), (candidate, held, spilled, work) in zip(items, choices, strict=True):
         assert candidate in among
         assert work in (tokens * (not held), tokens * (not held) + prompt_tokens)
-        assert candidate in holders or not held  # who holds it may also get it as the least loaded of all
+        assert candidate in holders or not held  # a holder may also get it as the least loaded of all
         assert spilled == (bool(holders) and not held)
         given_to[candidate.name] += tokens
     for candidate, load in zip(among, loads, strict=True):
@@ -110,24 +110,24 @@ def test_the_candidates_order_does_not_matter(situation: Situation, rng: random.
 @pytest.mark.parametrize("key", [bytes(16), b"\xff" * 16, bytes(15) + b"\1"])
 def test_any_key_can_be_placed_the_same_in_any_order(key: bytes, weights: list[float]) -> None:
     among = candidates([0.0] * 8, weights)
-    first = shared_out([Item(key, 1, ())], among, floor=UNBOUND)[0].candidate.name
-    assert shared_out([Item(key, 1, ())], among[::-1], floor=UNBOUND)[0].candidate.name == first
+    first = shared_out([BlockItem(key, 1, ())], among, floor=UNBOUND)[0].candidate.name
+    assert shared_out([BlockItem(key, 1, ())], among[::-1], floor=UNBOUND)[0].candidate.name == first
 
 
-def test_numbers_near_the_end_of_their_range_can_be_weighed() -> None:
+def test_extreme_hashes_can_be_weighted() -> None:
     """-weight / log(u) must not divide by zero where u is nearly 1."""
     one, other = candidates([0.0, 0.0], [1.0, 2.0])
     inverse = pow(one.seed, -1, 1 << 64)
     drawn = -inverse % (1 << 64)  # times the seed, this is 2**64 - 1
     assert drawn & 1
-    choice = shared_out([Item(drawn.to_bytes(8, "big") + bytes(8), 1, ())], [one, other], floor=UNBOUND)[0]
+    choice = shared_out([BlockItem(drawn.to_bytes(8, "big") + bytes(8), 1, ())], [one, other], floor=UNBOUND)[0]
     assert choice.candidate is one
 
 
 @pytest.mark.parametrize(
     "weights", [[1.0] * 9, [1.0, 2.0, 3.0, 0.5, 1.0, 4.0, 1.0, 1.0, 2.0]], ids=["even", "weighted"]
 )
-def test_who_comes_or_goes_moves_only_what_is_its_own(weights: list[float]) -> None:
+def test_joining_or_leaving_candidate_moves_only_its_own_blocks(weights: list[float]) -> None:
     numbers = range(2_000)
     all_nine = one_by_one(NAMES[:9], weights, numbers)
     without_last = one_by_one(NAMES[:8], weights[:8], numbers)
@@ -140,7 +140,7 @@ def test_who_comes_or_goes_moves_only_what_is_its_own(weights: list[float]) -> N
 
 
 @pytest.mark.parametrize("count", [2, 4, 15, 32])
-def test_what_is_new_is_spread_evenly(count: int) -> None:
+def test_new_blocks_are_spread_evenly(count: int) -> None:
     numbers = range(400 * count)
     found = Counter(one_by_one(NAMES[:count], [1.0] * count, numbers).values())
     chi_square = sum((found[name] - 400) ** 2 / 400 for name in NAMES[:count])
@@ -162,8 +162,8 @@ def test_a_request_is_spread_evenly_by_what_has_to_be_computed() -> None:
         assert [candidate.given for candidate in among] == [3] * 5
 
 
-def test_one_who_holds_it_all_may_get_it_all() -> None:
-    """What is held costs next to nothing to compute."""
+def test_single_holder_may_get_all_blocks() -> None:
+    """Held blocks cost almost nothing to compute."""
     among = candidates([0.0] * 5)
     choices = shared_out([item(i, holders=[among[3]]) for i in range(15)], among, floor=UNBOUND)
     assert {choice.candidate for choice in choices} == {among[3]}
@@ -179,7 +179,7 @@ def test_further_prompts_must_not_take_longer_than_computing_elsewhere() -> None
         assert all(choice.candidate is not among[3] for choice in choices if not choice.held)
 
 
-def test_what_is_new_goes_to_those_with_the_least_to_do() -> None:
+def test_new_blocks_go_to_candidates_with_the_least_work() -> None:
     for number in range(50):
         among = candidates([0.0] * 5)
         for candidate, queue in zip(among, (500, 100, 300, 100, 200), strict=True):
@@ -189,14 +189,14 @@ def test_what_is_new_goes_to_those_with_the_least_to_do() -> None:
         assert third.candidate in (among[4], among[1], among[3])
 
 
-def test_of_two_holders_the_one_with_less_to_do_gets_it() -> None:
+def test_holder_with_less_work_gets_the_block() -> None:
     among = candidates([100.0, 500.0])
     among[0].queue = 10
     (choice,) = shared_out([item(0, holders=among)], among, floor=UNBOUND)
     assert choice.candidate is among[1]
 
 
-def test_together_it_gets_no_more_than_an_even_share() -> None:
+def test_together_no_candidate_exceeds_an_even_share() -> None:
     among = candidates([0.0] * 5)
     choices = shared_out([item(i, holders=[among[3]]) for i in range(15)], among, floor=UNBOUND, together=True)
     assert Counter(choice.candidate.name for choice in choices) == dict.fromkeys(NAMES[:5], 3)
@@ -204,14 +204,14 @@ def test_together_it_gets_no_more_than_an_even_share() -> None:
     assert sum(choice.spilled for choice in choices) == 12
 
 
-def test_the_less_loaded_of_two_holders_gets_it() -> None:
+def test_less_loaded_holder_gets_the_block() -> None:
     among = candidates([500.0, 300.0, 100.0])
     (choice,) = shared_out([item(0, holders=among[:2])], among, floor=UNBOUND)
     assert choice == (among[1], True, False, 0)
 
 
-def test_what_spills_goes_to_the_same_one_each_time() -> None:
-    """So that what spills often is held by two, and not by one after the other."""
+def test_block_spills_to_the_same_candidate_each_time() -> None:
+    """A block that spills often is held by two candidates, not by one after the other."""
     for number in range(20):
         seen = set()
         for elsewhere in range(1, 4):
@@ -223,7 +223,7 @@ def test_what_spills_goes_to_the_same_one_each_time() -> None:
         assert len(seen) == 1
 
 
-def test_where_the_first_has_no_room_two_are_asked() -> None:
+def test_without_room_the_better_of_the_next_two_is_chosen() -> None:
     """Power of two choices: the less loaded of the next two that have room."""
     orders = 0
     for number in range(200):
@@ -246,7 +246,7 @@ def test_where_the_first_has_no_room_two_are_asked() -> None:
     assert orders == 200
 
 
-def test_the_longest_is_placed_first_and_the_order_of_results_is_that_of_the_request() -> None:
+def test_longest_block_is_placed_first_and_results_keep_the_order() -> None:
     among = candidates([0.0, 0.0])
     items = [item(0, 10), item(1, 1_000), item(2, 10)]
     choices = shared_out(items, among, eps=0.0)

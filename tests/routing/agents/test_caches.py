@@ -1,17 +1,17 @@
-"""A predicted cache against one that is easy to read, after every random step."""
+"""`AgentCache` against a simple model, after every random step."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from warmprefix.routing.caches import AgentCache
+from warmprefix.routing.agent_state import AgentCache
 
 KEYS = st.integers(0, 9).map(lambda number: bytes([number]))
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """The model is a list of blocks, the one not used longest first."""
+    """The model is a list of blocks, least recently used first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(key=KEYS, tokens=st.integers(0, 30))
     def use(self, key: bytes, tokens: int) -> None:
         self.number += 1
-        before = self.cache.get(key)
+        before = self.cache.blocks.get(key)
         block, left = self.cache.use(key, tokens)
-        known = [length for other, length, _ in self.blocks if other == key]
+        earlier = [length for other, length, _ in self.blocks if other == key]
         self.blocks = [entry for entry in self.blocks if entry[0] != key]
-        self.blocks.append((key, known[0] if known else tokens, self.number))
+        self.blocks.append((key, earlier[0] if earlier else tokens, self.number))
         gone = []
         while len(self.blocks) > self.most or (
             self.capacity is not None and sum(length for _, length, _ in self.blocks) > self.capacity
@@ -59,12 +59,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def check(self) -> None:
-        assert list(self.cache) == [key for key, _, _ in self.blocks]
-        assert len(self.cache) == len(self.blocks) <= self.most
+        assert list(self.cache.blocks) == [key for key, _, _ in self.blocks]
+        assert len(self.cache.blocks) == len(self.blocks) <= self.most
         assert self.cache.tokens == sum(length for _, length, _ in self.blocks)
         for key, length, used in self.blocks:
-            block = self.cache.get(key)
-            assert key in self.cache
+            block = self.cache.blocks.get(key)
+            assert key in self.cache.blocks
             assert block is not None
             assert (block.tokens, block.used) == (length, used)
 
@@ -77,7 +77,7 @@ def test_a_block_longer_than_the_cache_flushes_it_and_itself() -> None:
     cache.use(b"a", 40)
     block, left = cache.use(b"b", 101)
     assert left == [b"a", b"b"]
-    assert cache.get(b"b") is None
-    assert (len(cache), cache.tokens) == (0, 0)
+    assert cache.blocks.get(b"b") is None
+    assert (len(cache.blocks), cache.tokens) == (0, 0)
     again, _ = cache.use(b"b", 1)
     assert again is not block

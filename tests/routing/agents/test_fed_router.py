@@ -1,4 +1,4 @@
-"""A router that hears from engines what they hold."""
+"""A router with feeds of its engines' KV events."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ import pytest
 
 from kv_publisher import KvPublisher, removed, stored
 from redis_servers import wait_until
-from warmprefix import (
-    Agent,
-    AgentRouter,
-    AssignedBlock,
-    ContextBlock,
-    ContextPlan,
-    ContextPlanner,
-    EngineReport,
-    FeedStats,
-    NoFeed,
-)
-from warmprefix.residency import KvEventFeed, ResidencyTarget, ServedPrompt
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, FeedStats, NoFeed
+from warmprefix.residency import ResidencyTarget, ServedPrompt
+from warmprefix.residency import KvEventFeed
+from warmprefix.routing import Agent, AgentRouter, AssignedBlock
 
 KV = 4
-"""Tokens a KV block; the tokenizer has one a character."""
+"""Tokens per KV block; the tokenizer returns one per character."""
 TENANT = "acme"
 
 
@@ -77,7 +69,7 @@ def feed(engine: Engine) -> Iterator[KvEventFeed]:
 
 @pytest.fixture
 def router(engine: Engine, feed: KvEventFeed) -> AgentRouter:
-    """Two agents; the engine of the first tells."""
+    """Two agents; one of them has a feed."""
     router = AgentRouter(["mute"])
     router.join(Agent("fed"), feed)
     engine.publisher.wait_for_subscriber()
@@ -109,79 +101,77 @@ def serve(
 
 
 def held(router: AgentRouter, name: str) -> list[str]:
-    """Which agents are thought to hold a document."""
-    return [member.name for member in router._tenants[TENANT].holders.get(block(name).fingerprint, [])]
+    """Return the agents that are predicted to hold a document."""
+    return [member.name for member in router._tenants.states[TENANT].holders.get(block(name).fingerprint, [])]
 
 
 def given(router: AgentRouter, name: str) -> AssignedBlock:
-    """Who would read it now."""
+    """Return the assignment that a document would get now."""
     assignment = router.assign([block(name)], tenant=TENANT)
     router.abandon(assignment)
     return assignment.blocks[0]
 
 
-def test_what_the_engine_evicts_counts_as_held_no_more(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
+def test_evicted_blocks_no_longer_count_as_held(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
     tokens, plan = serve(router, engine, "sky")
-    wait_until(lambda: feed.stats().prompts == 1, "the prompt is known")
+    wait_until(lambda: feed.stats().prompts == 1, "the prompt is found")
     assert held(router, "sky") == ["fed"]
     assert given(router, "sky")[2:] == ("fed", "cache", False)
     engine.evict_all()
-    wait_until(lambda: held(router, "sky") == [], "the router knows that it is gone")
+    wait_until(lambda: held(router, "sky") == [], "the eviction arrives")
     assert given(router, "sky").held is None
-    router._tenants[TENANT].drop(router._tenants[TENANT].members["fed"], block("sky").fingerprint)
+    router._tenants.states[TENANT].drop(router._tenants.states[TENANT].agents["fed"], block("sky").fingerprint)
     engine.store(tokens, plan.cache_salt)
-    wait_until(lambda: held(router, "sky") == ["fed"], "the router knows that it is there again")
+    wait_until(lambda: held(router, "sky") == ["fed"], "the block counts as held again")
     assert given(router, "sky")[2:] == ("fed", "cache", False)
     serve(router, engine, "sky", "mute")
     engine.publisher.publish({"type": "AllBlocksCleared"})
-    wait_until(lambda: held(router, "sky") == ["mute"], "only who did not lose it holds it")
+    wait_until(lambda: held(router, "sky") == ["mute"], "only the other agent holds it")
     assert given(router, "sky")[2:] == ("mute", "cache", False)
 
 
-def test_a_feed_that_knows_goes_before_reports(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
+def test_current_feed_overrides_reports(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
     for name in ("sky", "sea", "sun"):
         serve(router, engine, name)
-    wait_until(lambda: feed.stats().prompts == 3 and feed.is_complete("a salt"), "all is known")
+    wait_until(lambda: feed.stats().prompts == 3 and feed.is_complete("a salt"), "the feed is current")
     serve(router, engine, "sun", cached=0)
     assert router.stats().stale == 0
     assert all(held(router, name) == ["fed"] for name in ("sky", "sea", "sun"))
     for name in ("sky", "sea", "sun"):
         serve(router, engine, name, "mute")
     serve(router, engine, "sun", "mute", cached=0)
-    assert router.stats().stale == 3, "nobody knows better of this one"
+    assert router.stats().stale == 3, "this agent has no feed"
     assert [held(router, name) for name in ("sky", "sea", "sun")] == [["fed"], ["fed"], ["fed", "mute"]]
 
 
-def test_only_one_agent_makes_it_plain_whose_report_it_is(
+def test_report_without_an_agent_belongs_to_the_only_one(
     router: AgentRouter, engine: Engine, feed: KvEventFeed
 ) -> None:
     assignment = router.assign([block("sky")], ["fed"], tenant=TENANT)
     plan = planner.plan([block("sky")], tenant=TENANT)
     tokens = [*map(ord, plan.render())]
     assert router.commit(assignment, report=EngineReport(0, len(tokens), None, tokens), plan=plan)
-    wait_until(lambda: feed.stats().prompts == 1, "the prompt is known")
+    wait_until(lambda: feed.stats().prompts == 1, "the prompt is found")
 
 
-def test_an_agent_that_comes_back_has_its_feed_still(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
+def test_returning_agent_keeps_its_feed(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
     for agent in ("fed", Agent("fed", capacity_tokens=10_000)):
         serve(router, engine, "sky")
-        wait_until(lambda: feed.stats().prompts == 1, "the prompt is known")
+        wait_until(lambda: feed.stats().prompts == 1, "the prompt is found")
         router.fail("fed")
         engine.evict_all()
         engine.store([1] * 8, None)
         router.join(agent)
         serve(router, engine, "sky")
-        wait_until(lambda: feed.is_complete("a salt"), "all is known")
-        wait_until(lambda: held(router, "sky") == ["fed"], "the router knows that it is there again")
+        wait_until(lambda: feed.is_complete("a salt"), "the feed is current")
+        wait_until(lambda: held(router, "sky") == ["fed"], "the block counts as held again")
         engine.evict_all()
-        wait_until(lambda: held(router, "sky") == [], "the router knows that it is gone")
+        wait_until(lambda: held(router, "sky") == [], "the eviction arrives")
 
 
-def test_news_of_what_the_router_does_not_know_is_of_no_account(
-    router: AgentRouter, engine: Engine, feed: KvEventFeed
-) -> None:
+def test_events_of_forgotten_prompts_are_ignored(router: AgentRouter, engine: Engine, feed: KvEventFeed) -> None:
     tokens, plan = serve(router, engine, "sky")
-    wait_until(lambda: feed.stats().prompts == 1, "the prompt is known")
+    wait_until(lambda: feed.stats().prompts == 1, "the prompt is found")
     router.reset()
     engine.evict_all()
     engine.store(tokens, plan.cache_salt)
@@ -190,7 +180,7 @@ def test_news_of_what_the_router_does_not_know_is_of_no_account(
     engine.store(tokens, plan.cache_salt)
     events = feed.stats().events
     engine.publisher.publish(removed(99))
-    wait_until(lambda: feed.stats().events > events, "all that came before was heard")
+    wait_until(lambda: feed.stats().events > events, "all earlier events are applied")
     assert held(router, "sky") == []
     router.leave("fed")
     engine.evict_all()
@@ -225,24 +215,24 @@ def test_a_feed_that_fails_is_counted_and_does_no_harm(caplog: pytest.LogCapture
     assert router.assign([block("sky")]).blocks[0].held == "cache"
 
 
-def test_a_feed_is_only_told_of_what_opens_a_prompt() -> None:
+def test_feed_receives_only_context_that_opens_the_prompt() -> None:
     remembered: list[ServedPrompt] = []
 
-    class Listening(NoFeed):
+    class CollectingFeed(NoFeed):
         def remember(self, served: ServedPrompt) -> None:
             remembered.append(served)
 
     router = AgentRouter()
-    router.join("a", Listening())
+    router.join("a", CollectingFeed())
     opening = planner.plan([block("sky"), block("sea")], tenant=TENANT)
     behind = planner.plan(
         [block("sky")], tenant=TENANT, placement="tail", history=[{"role": "user", "content": "Hello"}]
     )
-    told: Callable[..., Any] = EngineReport
+    reported: Callable[..., Any] = EngineReport
     for plan, report in (
-        (opening, told(0)),
-        (behind, told(0, prompt_token_ids=[1])),
-        (opening, told(0, prompt_token_ids=[1, 2])),
+        (opening, reported(0)),
+        (behind, reported(0, prompt_token_ids=[1])),
+        (opening, reported(0, prompt_token_ids=[1, 2])),
     ):
         router.commit(router.assign([block("sky"), block("sea")], tenant=TENANT), "a", report, plan=plan)
     (served,) = remembered

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock
+from warmprefix import ContextBlock
+from warmprefix.routing import Agent, AgentRouter, Assignment
 
 EPS, FREE = 0.25, 4_096
-HOT = ContextBlock("The document that everybody asks for.", tokens=600)
+HOT = ContextBlock("The hot document.", tokens=600)
 
 
 def stream(requests: int, k: int, seed: int = 0, documents: int = 400) -> Iterator[list[ContextBlock]]:
@@ -26,7 +27,7 @@ def stream(requests: int, k: int, seed: int = 0, documents: int = 400) -> Iterat
 
 
 def check_bound(router: AgentRouter, before: dict[str, float], assignment: Assignment) -> None:
-    """Nobody is above it, but for who was no higher than the lowest before it got its last block."""
+    """Check that only an agent that was the least loaded before its last block is above the bound."""
     load = router.load()
     mean = sum(load.values()) / len(load)
     limit = max(FREE, (1 + EPS) * mean) * (1 + 1e-9)
@@ -58,13 +59,13 @@ def test_the_bound_holds_after_every_request(agents: int, k: int, together: bool
         router.commit(assignment)
         before = router.load()
     assert held / again > (0.5 if together else 0.9)
-    copies = sum(HOT.fingerprint in member.cache for member in router._tenants[None].members.values())
-    assert copies >= min(agents * 0.6 * HOT.tokens / (k * 450), agents / 2) * 0.5, "it is held by as many as it needs"
+    copies = sum(HOT.fingerprint in member.cache.blocks for member in router._tenants.states[None].agents.values())
+    assert copies >= min(agents * 0.6 * HOT.tokens / (k * 450), agents / 2) * 0.5, "its load needs more holders"
 
 
 @pytest.mark.parametrize("agents", [4, 15, 32])
 def test_a_document_alone_is_spread_over_all(agents: int) -> None:
-    """One who asks for nothing else keeps all agents equally busy, each of which computes it once."""
+    """Requests for one document keep all agents equally busy, and each computes it once."""
     router = AgentRouter([f"agent-{i}" for i in range(agents)], eps=EPS, free_tokens=FREE)
     new = 0
     for _ in range(100 * agents):
@@ -100,7 +101,7 @@ def test_heavier_agents_get_more_of_it() -> None:
 
 
 def test_a_document_that_many_tenants_ask_for_a_little_is_spread_too() -> None:
-    """No load of theirs is above `free_tokens`, and no agent is cheaper for one tenant because another was there."""
+    """Each tenant has its own hash, because its load stays below `free_tokens`."""
     router = AgentRouter([f"agent-{i}" for i in range(8)], eps=EPS, free_tokens=FREE)
     got = dict.fromkeys([agent.name for agent in router.agents], 0)
     for tenant in range(200):

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from warmprefix import Agent, AgentRouter, ContextBlock
+from warmprefix import ContextBlock
+from warmprefix.routing import Agent, AgentRouter
 
 MAX_BYTES = 400_000
 ACCURACY = 1.25
-"""What is allocated may be above the estimate by this factor."""
+"""Factor by which the allocated memory may exceed the estimate."""
 
 
 def allocated() -> int:
@@ -40,7 +41,7 @@ NEVER_SEEN = count()
 
 
 def new_blocks(number: int) -> list[ContextBlock]:
-    """Blocks that nothing else refers to, so that what a router keeps of them is its own."""
+    """Return blocks without other references, so that the router's memory counts for itself."""
     return [ContextBlock(f"text {next(NEVER_SEEN)}", tokens=300 + i) for i in range(number)]
 
 
@@ -72,16 +73,16 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
             assignment = router.assign(blocks, among, conversation=conversation, tenant=f"tenant {number % tenants}")
             if filled.get("commit", True):
                 router.commit(assignment)
-            most = max(most, router._memory.total_bytes)
+            most = max(most, router._tenants.total_bytes)
     assert 0.9 * MAX_BYTES < most <= MAX_BYTES
     assert router.stats().memory_bytes <= MAX_BYTES
     assert allocated() - before <= ACCURACY * MAX_BYTES
 
 
-def test_tenants_that_were_large_leave_no_empty_tables_behind(traced: None) -> None:
+def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
     router = AgentRouter(agents(2), max_bytes=MAX_BYTES, max_tenants=100)
     before = allocated()
-    for tenant in range(10):  # each fills the router for itself
+    for tenant in range(10):  # each fills the router alone
         for _ in range(60):
             router.commit(router.assign(new_blocks(20), tenant=f"tenant {tenant}"))
     assert router.stats().tenants == 10
@@ -100,11 +101,11 @@ def test_the_estimate_is_no_less_than_what_is_allocated(traced: None) -> None:
 
 
 def test_the_defaults_bound_the_worst_case_to_half_a_gigabyte() -> None:
-    assert AgentRouter(agents(32))._memory._max_bytes == 500_000_000
+    assert AgentRouter(agents(32))._tenants._max_bytes == 500_000_000
 
 
 def a_life(router: AgentRouter, others: Random | None) -> list[object]:
-    """All that a small tenant sees, while others ask for all that the router can remember."""
+    """Return the results of a small tenant's calls, while others fill the router's memory."""
     rng = Random(1)
     seen: list[object] = []
     mine = [ContextBlock(f"mine {i}", tokens=200 + i) for i in range(60)]
@@ -131,7 +132,7 @@ def test_a_tenant_within_its_share_is_routed_as_if_it_were_alone() -> None:
     assert stats.tenants == 4
 
 
-def test_of_large_tenants_the_one_not_used_longest_shrinks_first() -> None:
+def test_least_recently_used_large_tenant_shrinks_first() -> None:
     router = AgentRouter(agents(2), max_bytes=1_000_000, max_tenants=10)
     kept = {name: new_blocks(800) for name in ("idle", "active")}
     for tenant, blocks in kept.items():
@@ -142,28 +143,28 @@ def test_of_large_tenants_the_one_not_used_longest_shrinks_first() -> None:
         router.commit(router.assign(kept["active"][-20:], tenant="active"))
 
     def held(tenant: str) -> int:
-        return len(router._tenants[tenant].holders)
+        return len(router._tenants.states[tenant].holders)
 
     assert held("active") > held("idle") > 0
     again = router.assign(kept["active"][-20:], tenant="active")
-    assert again.held_tokens == again.total_tokens, "what it used last is the last that it forgets"
+    assert again.held_tokens == again.total_tokens, "the most recently used blocks are forgotten last"
 
 
-def test_agents_too_many_for_all_tenants_drop_the_oldest_tenants() -> None:
+def test_too_many_agents_drop_the_oldest_tenants() -> None:
     router = AgentRouter(agents(200), max_bytes=1_000_000, max_tenants=1_000)
     for i in range(50):
         router.commit(router.assign(new_blocks(2), tenant=f"tenant {i}"))
     stats = router.stats()
     assert 0 < stats.tenants < 15
     assert stats.memory_bytes <= 1_000_000
-    assert list(router._tenants) == [f"tenant {i}" for i in range(50 - stats.tenants, 50)]
+    assert list(router._tenants.states) == [f"tenant {i}" for i in range(50 - stats.tenants, 50)]
     for i in range(200, 400):
         router.join(f"agent-{i}")
     assert router.stats().memory_bytes <= 1_000_000
     assert router.assign(new_blocks(2), tenant="tenant 49").blocks
 
 
-def test_a_router_of_less_than_a_tenant_takes_still_routes() -> None:
+def test_router_routes_below_the_memory_of_one_tenant() -> None:
     router = AgentRouter(agents(3), max_bytes=1)
     for i in range(10):
         assignment = router.assign(new_blocks(5), tenant=f"tenant {i % 2}", conversation="chat")

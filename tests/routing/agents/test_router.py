@@ -1,4 +1,4 @@
-"""The life of an assignment, of an agent, of a conversation; and what is refused."""
+"""`AgentRouter`: assignments, agents, conversations, reports, bounds and bad input."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix import (
-    Agent,
-    AgentRouter,
-    Assignment,
-    ContextBlock,
-    ContextPlanner,
-    EngineError,
-    EngineReport,
-    NoAgentError,
-    RouterStats,
-)
+from warmprefix import ContextBlock, ContextPlanner, EngineError, EngineReport, NoAgentError
+from warmprefix.routing import Agent, AgentRouter, Assignment, RouterStats
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -48,7 +39,7 @@ def readers(assignment: Assignment) -> dict[str, str]:
 # -- one assignment ----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_read_goes_to_the_same_agents_again() -> None:
+def test_committed_blocks_go_to_the_same_agents_again() -> None:
     router = AgentRouter(["a", "b", "c"])
     first = read(router, blocks(*range(9)))
     assert not any(assigned.held for assigned in first.blocks)
@@ -59,7 +50,7 @@ def test_what_was_read_goes_to_the_same_agents_again() -> None:
     assert again.held_tokens == again.total_tokens == 900
 
 
-def test_an_assignment_knows_its_request() -> None:
+def test_assignment_identifies_its_request() -> None:
     router = AgentRouter(["a", "b"])
     one, two = blocks("one", "two")
     assignment = router.assign([one, two, one, two.text], ["b"], conversation="chat", tenant="acme", together=True)
@@ -83,13 +74,13 @@ def test_segments_begin_with_the_agent_of_the_most_relevant_block() -> None:
     assert sorted(sum(segments.values(), ()), key=given.index) == given
 
 
-def test_at_once_the_same_document_goes_to_one_agent() -> None:
+def test_simultaneous_requests_for_a_document_go_to_one_agent() -> None:
     """Before any of them was read."""
     router = AgentRouter([f"agent-{i}" for i in range(15)])
     assert len({router.assign(blocks("hot")).blocks[0].agent for _ in range(20)}) == 1
 
 
-def test_nothing_to_give() -> None:
+def test_request_without_blocks() -> None:
     router = AgentRouter(["a"])
     assignment = router.assign([], conversation="chat")
     assert (assignment.blocks, assignment.segments, assignment.total_tokens) == ((), {}, 0)
@@ -119,10 +110,10 @@ def test_more_agents_than_blocks() -> None:
 
 
 def holders(router: AgentRouter, tenant: str | None = None) -> dict[bytes, list[str]]:
-    return {key: [member.name for member in held] for key, held in router._tenants[tenant].holders.items()}
+    return {key: [member.name for member in held] for key, held in router._tenants.states[tenant].holders.items()}
 
 
-def test_abandoning_leaves_nothing() -> None:
+def test_abandon_restores_load_and_holders() -> None:
     router = AgentRouter(["a", "b", "c"])
     read(router, blocks(*range(5)))
     before = router.load(), holders(router)
@@ -137,7 +128,7 @@ def test_abandoning_leaves_nothing() -> None:
     assert router.stats().abandoned == 18
 
 
-def test_what_others_are_reading_stays_until_none_of_them_did() -> None:
+def test_block_stays_held_until_all_its_readers_abandon() -> None:
     router = AgentRouter(["a", "b"])
     first, second, third = (router.assign(blocks("hot")) for _ in range(3))
     router.abandon(first)
@@ -151,7 +142,7 @@ def test_what_others_are_reading_stays_until_none_of_them_did() -> None:
     assert len(holders(router)) == 1, "one did read it"
 
 
-def test_a_block_that_left_and_came_again_is_not_taken_back_for_the_first() -> None:
+def test_abandon_keeps_a_block_that_was_evicted_and_read_again() -> None:
     router = AgentRouter([Agent("a", capacity_tokens=100)])
     early = router.assign(blocks("x"))
     read(router, blocks("y"))
@@ -160,7 +151,7 @@ def test_a_block_that_left_and_came_again_is_not_taken_back_for_the_first() -> N
     assert router.assign(blocks("x")).blocks[0].held
 
 
-def test_parts_of_an_assignment_end_by_themselves() -> None:
+def test_parts_of_an_assignment_end_separately() -> None:
     router = AgentRouter(["a", "b"])
     given = blocks(*range(8))
     assignment = router.assign(given, conversation="chat")
@@ -173,15 +164,15 @@ def test_parts_of_an_assignment_end_by_themselves() -> None:
     assert router.commit(assignment, "b")
     assert router.abandon(assignment)
     assert router.stats().open == 0
-    told = {assigned.block: assigned.held for assigned in router.assign(given, conversation="chat").blocks}
-    assert told == {
+    held = {assigned.block: assigned.held for assigned in router.assign(given, conversation="chat").blocks}
+    assert held == {
         by_agent["a"][0]: "conversation",
         **dict.fromkeys(by_agent["a"][1:]),
         **dict.fromkeys(by_agent["b"], "conversation"),
     }
 
 
-def test_too_many_on_their_way_count_as_they_are() -> None:
+def test_oldest_assignment_beyond_max_open_counts_as_read() -> None:
     router = AgentRouter(["a", "b"], max_open=3)
     made = [router.assign(blocks(i)) for i in range(5)]
     assert router.stats().open == 3
@@ -189,7 +180,7 @@ def test_too_many_on_their_way_count_as_they_are() -> None:
     assert all(assigned.held for assigned in router.assign(blocks(*range(5))).blocks)
 
 
-def test_no_time_passes_for_what_was_not_read() -> None:
+def test_abandoned_blocks_do_not_age_the_load() -> None:
     router = AgentRouter(["a", "b"], window_tokens=100)
     read(router, blocks(*range(4)))
     before = router.load()
@@ -203,7 +194,7 @@ def test_no_time_passes_for_what_was_not_read() -> None:
 # -- reassigning -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_failed_agent_did_not_read_goes_to_the_others() -> None:
+def test_reassign_moves_the_unread_blocks_of_a_failed_agent() -> None:
     router = AgentRouter(["a", "b", "c", "d"])
     given = blocks(*range(12))
     assignment = router.assign([given[0], *given], ["a", "b", "c"])
@@ -221,7 +212,7 @@ def test_what_a_failed_agent_did_not_read_goes_to_the_others() -> None:
     assert router.stats().open == 0
 
 
-def test_what_was_committed_or_abandoned_is_not_reassigned() -> None:
+def test_ended_blocks_are_not_reassigned() -> None:
     router = AgentRouter(["a", "b"])
     for end in (router.commit, router.abandon):
         assignment = router.assign(blocks(*range(4)))
@@ -229,8 +220,8 @@ def test_what_was_committed_or_abandoned_is_not_reassigned() -> None:
         assert router.reassign(assignment, "a").blocks == ()
 
 
-def test_what_nothing_is_known_of_is_reassigned_whole() -> None:
-    """Better read twice than not at all."""
+def test_assignment_without_bookings_is_reassigned_whole() -> None:
+    """Reading twice is better than not reading."""
     router, other = AgentRouter(["a", "b"], max_open=1), AgentRouter(["a", "b"])
     foreign = other.assign(blocks(*range(4)))
     pushed_out = router.assign(blocks(*range(4)))
@@ -242,7 +233,7 @@ def test_what_nothing_is_known_of_is_reassigned_whole() -> None:
     assert {given.block for given in router.reassign(before_reset, "a").blocks} == set(before_reset.segments["a"])
 
 
-def test_nobody_is_left() -> None:
+def test_no_agent_is_left() -> None:
     router = AgentRouter(["a", "b"])
     assignment = router.assign(blocks(*range(4)), ["a"])
     router.fail("a")
@@ -262,7 +253,7 @@ def test_nobody_is_left() -> None:
 # -- who is there ------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_a_failed_agent_held_moves() -> None:
+def test_only_blocks_of_the_failed_agent_move() -> None:
     names = [f"agent-{i}" for i in range(8)]
     router = AgentRouter(names, eps=1.0)
     before: dict[str, str] = {}
@@ -277,8 +268,8 @@ def test_only_what_a_failed_agent_held_moves() -> None:
     assert router.stats().failures == 1
 
 
-def test_who_joins_takes_a_share_of_what_is_new_and_no_more() -> None:
-    """It has no load, but is not to be given everything at once."""
+def test_joining_agent_takes_a_fair_share_of_new_blocks() -> None:
+    """It starts with the mean load, so that it does not receive everything at once."""
     router = AgentRouter([f"agent-{i}" for i in range(7)])
     held: dict[str, str] = {}
     for i in range(60):
@@ -294,7 +285,7 @@ def test_who_joins_takes_a_share_of_what_is_new_and_no_more() -> None:
     assert 70 < got["new"] < 200, "of 1000, 125 are an eighth"
 
 
-def test_an_agent_that_comes_back_holds_nothing() -> None:
+def test_returning_agent_holds_nothing() -> None:
     router = AgentRouter(["a", Agent("b", capacity_tokens=5_000, weight=2.0)])
     first = read(router, blocks(*range(10)), conversation="chat")
     assert first.segments["b"]
@@ -310,7 +301,7 @@ def test_an_agent_that_comes_back_holds_nothing() -> None:
     assert router.commit(again)
     router.fail("b")
     router.join(Agent("b"))
-    assert list(router.agents) == [Agent("a"), Agent("b")], "as it is said to be"
+    assert list(router.agents) == [Agent("a"), Agent("b")], "as given"
     assert router.stats().failures == 2
 
 
@@ -323,11 +314,11 @@ def test_bookings_of_an_agent_that_failed_meanwhile_do_no_harm() -> None:
     assert router.commit(one, "b")
     assert router.abandon(two, "b")
     assert router.load()["b"] == pytest.approx(before, rel=0.01)
-    assert "b" not in {member.name for member in router._tenants[None].told(b"")[1]}
+    assert not router._tenants.states[None].chats, "b was another agent when it got these blocks"
     assert not [held for held in holders(router).values() if "b" in held]
 
 
-def test_who_left_is_unknown() -> None:
+def test_agent_that_left_is_not_registered() -> None:
     router = AgentRouter(["a", "b"])
     assignment = router.assign(blocks(*range(4)))
     router.leave("b")
@@ -345,7 +336,7 @@ def test_who_left_is_unknown() -> None:
     assert router.agents == ()
 
 
-def test_what_one_agent_holds_fits_its_cache() -> None:
+def test_predicted_cache_respects_its_capacity() -> None:
     router = AgentRouter([Agent("small", capacity_tokens=300), Agent("large")])
     only = ["small"]
     for i in range(4):
@@ -360,7 +351,7 @@ def test_what_one_agent_holds_fits_its_cache() -> None:
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_knows_what_was_read_and_nothing_before() -> None:
+def test_conversation_holds_blocks_after_commit_only() -> None:
     router = AgentRouter(["a", "b", "c"])
     given = blocks(*range(6))
     first = router.assign(given, conversation="chat")
@@ -372,11 +363,11 @@ def test_a_conversation_knows_what_was_read_and_nothing_before() -> None:
     assert {each.held for each in router.assign(given, conversation="other").blocks} == {"cache"}
     router.end("chat")
     assert {each.held for each in router.assign(given, conversation="chat").blocks} == {"cache"}
-    router.end("never heard of")
-    router.end("chat", tenant="never heard of")
+    router.end("missing")
+    router.end("chat", tenant="missing")
 
 
-def test_in_a_chat_no_cached_copy_is_of_use() -> None:
+def test_cached_copies_do_not_count_behind_a_chat() -> None:
     router = AgentRouter(["a", "b"])
     (one, two) = blocks("one", "two")
     read(router, [one], agents=["a"])
@@ -422,8 +413,8 @@ def test_a_report_of_nothing_cached_drops_what_is_older() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "cached"), [(400, 400), (400, 190), (400, None), (60, 0), (0, 0)])
-def test_a_report_that_may_agree_drops_nothing(tokens: int, cached: int | None) -> None:
-    """Engines count whole KV blocks, so of a short one nothing need be cached; and not all of them report."""
+def test_report_consistent_with_the_prediction_drops_nothing(tokens: int, cached: int | None) -> None:
+    """Engines count whole KV blocks, so a short block may have no cached token; and some do not report."""
     router = AgentRouter(["a"])
     for i in range(3):
         read(router, blocks(i, tokens=tokens))
@@ -431,7 +422,7 @@ def test_a_report_that_may_agree_drops_nothing(tokens: int, cached: int | None) 
     assert all(each.held for each in router.assign(blocks(*range(3), tokens=tokens)).blocks)
 
 
-def test_who_asks_for_the_same_at_once_finds_nothing_cached_and_that_is_no_eviction() -> None:
+def test_misses_of_simultaneous_requests_are_no_eviction() -> None:
     router = AgentRouter(["a"])
     for i in range(5):
         read(router, blocks(i, tokens=400))
@@ -443,7 +434,7 @@ def test_who_asks_for_the_same_at_once_finds_nothing_cached_and_that_is_no_evict
     assert all(each.held for each in router.assign(blocks(*range(5), "hot", tokens=400)).blocks)
 
 
-def test_what_was_read_while_it_was_on_its_way_is_not_older() -> None:
+def test_blocks_read_while_a_booking_was_pending_are_not_dropped() -> None:
     router = AgentRouter(["a"])
     read(router, blocks("x", tokens=400))
     read(router, blocks("y", tokens=400))
@@ -453,7 +444,7 @@ def test_what_was_read_while_it_was_on_its_way_is_not_older() -> None:
     assert router.assign(blocks("y", tokens=400)).blocks[0].held
 
 
-def test_the_plan_says_what_the_prompt_begins_with() -> None:
+def test_plan_determines_the_prompts_first_block() -> None:
     router, planner = AgentRouter(["a"]), ContextPlanner()
     given = blocks("old", "x", "y", tokens=400)
     for each in given:
@@ -468,7 +459,7 @@ def test_the_plan_says_what_the_prompt_begins_with() -> None:
     assert router.stats().stale == 2, "it is behind a history, where nothing follows from the report"
 
 
-def test_a_report_on_several_agents_says_nothing_of_any() -> None:
+def test_report_on_several_agents_is_ignored() -> None:
     router = AgentRouter(["a", "b"])
     given = blocks(*range(6), tokens=400)
     read(router, given)
@@ -486,13 +477,13 @@ def test_memory_is_bounded() -> None:
             assignment = router.assign(blocks(i, i + 1, i + 2), conversation=f"chat {i % 7}", tenant=f"tenant {tenant}")
             if i % 3:
                 router.commit(assignment)
-    assert router.stats().tenants == len(router._tenants) == 3
+    assert router.stats().tenants == len(router._tenants.states) == 3
     assert router.stats().open == 3 * 4
-    for state in router._tenants.values():
+    for state in router._tenants.states.values():
         assert len(state.holders) <= 2 * 5
-        assert all(len(member.cache) <= 5 for member in state.members.values())
-        assert len(state._chats) <= 2
-        assert all(len(chats.told) <= 5 for chats in state._chats.values())
+        assert all(len(member.cache.blocks) <= 5 for member in state.agents.values())
+        assert len(state.chats) <= 2
+        assert all(len(chats.readers) <= 5 for chats in state.chats.values())
 
 
 def test_agents_that_come_and_go_leave_nothing() -> None:
@@ -501,16 +492,16 @@ def test_agents_that_come_and_go_leave_nothing() -> None:
         router.commit(router.assign(blocks(*range(40)), conversation="chat"))
         router.fail("b")
         router.join("b")
-    state = router._tenants[None]
-    (chats,) = state._chats.values()
-    assert len(chats.members) <= 3
-    assert all(len(members) <= 3 for members in chats.told.values())
-    dead = [member for members in chats.told.values() for member in members if not member.alive]
-    assert all(len(member.cache) == 0 for member in dead)
+    state = router._tenants.states[None]
+    (chats,) = state.chats.values()
+    assert len(chats.agents) <= 3
+    assert all(len(members) <= 3 for members in chats.readers.values())
+    dead = [member for members in chats.readers.values() for member in members if not member.alive]
+    assert all(len(member.cache.blocks) == 0 for member in dead)
 
 
-def test_a_tenant_that_was_forgotten_begins_anew() -> None:
-    """Whatever is still told of what it did before."""
+def test_forgotten_tenant_starts_empty() -> None:
+    """Late calls on its earlier assignments change nothing."""
     router = AgentRouter(["a", "b"], max_tenants=1)
     old = [router.assign(blocks(*range(6)), tenant="acme", conversation="chat") for _ in range(3)]
     router.assign(["x"], tenant="other")
@@ -525,7 +516,7 @@ def test_a_tenant_that_was_forgotten_begins_anew() -> None:
     assert router.commit(fresh)
 
 
-def test_reset_forgets_everything_but_the_agents() -> None:
+def test_reset_forgets_everything_except_the_agents() -> None:
     router = AgentRouter(["a", Agent("b", 1_000)])
     router.fail("a")
     router.join("a")
@@ -536,12 +527,12 @@ def test_reset_forgets_everything_but_the_agents() -> None:
     assert (router.stats(), router.agents, router.load("acme")) == (RouterStats(), agents, {})
     for end in (router.commit, router.abandon):
         assert not end(left)
-    new, never_used = AgentRouter(agents), router
+    new, unused = AgentRouter(agents), router
     for i in range(30):
-        one, other = (r.assign(blocks(*range(i, i + 9)), conversation="chat", tenant="acme") for r in (new, never_used))
+        one, other = (r.assign(blocks(*range(i, i + 9)), conversation="chat", tenant="acme") for r in (new, unused))
         assert (one.agents, one.blocks) == (other.agents, other.blocks)
         new.commit(one)
-        never_used.commit(other)
+        unused.commit(other)
 
 
 def test_stats_add_up() -> None:
@@ -561,12 +552,14 @@ def test_stats_add_up() -> None:
     assert stats.spilled == sum(each.spilled for each in given) > 0
     assert stats.abandoned == sum(len(assignment.blocks) for assignment in made[::5])
     assert (stats.open, stats.tenants, stats.stale, stats.learned, stats.feed_errors) == (0, 2, 0, 0, 0)
-    copies = Counter(key for state in router._tenants.values() for m in state.members.values() for key in m.cache)
-    distinct = sum(len(state.holders) for state in router._tenants.values())
+    copies = Counter(
+        key for state in router._tenants.states.values() for m in state.agents.values() for key in m.cache.blocks
+    )
+    distinct = sum(len(state.holders) for state in router._tenants.states.values())
     assert stats.replicas == copies.total() - distinct > 0
 
 
-def test_a_router_that_nobody_has_is_gone() -> None:
+def test_unreferenced_router_is_collected() -> None:
     router = AgentRouter(["a"])
     read(router, blocks("x"))
     reference = weakref.ref(router)
@@ -576,61 +569,6 @@ def test_a_router_that_nobody_has_is_gone() -> None:
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
-
-
-untyped_agent: Any = Agent
-untyped_router: Any = AgentRouter
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: untyped_agent(""), ValueError, "name"),
-        (lambda: untyped_agent(3), TypeError, "name must be a str, got int"),
-        (lambda: untyped_agent("a", 0), ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
-        (lambda: untyped_agent("a", weight=0.0), ValueError, "weight"),
-        (lambda: untyped_agent("a", weight=float("nan")), ValueError, "weight"),
-        (lambda: untyped_agent("a", weight=float("inf")), ValueError, "weight"),
-        (lambda: untyped_router("ab"), TypeError, "agents must be several"),
-        (lambda: untyped_router(["a", "a"]), ValueError, "'a' twice"),
-        (lambda: untyped_router(["a", untyped_agent("a", 5)]), ValueError, "'a' twice"),
-        (lambda: untyped_router([3]), TypeError, "agent must be an Agent or its name, got int"),
-        (lambda: untyped_router([""]), ValueError, "name must not be empty"),
-        (lambda: untyped_router(eps=-0.1), ValueError, "eps"),
-        (lambda: untyped_router(eps=float("nan")), ValueError, "eps"),
-        (lambda: untyped_router(eps=float("inf")), ValueError, "eps"),
-        (lambda: untyped_router(free_tokens=-1), ValueError, "free_tokens"),
-        (lambda: untyped_router(window_tokens=0), ValueError, "window_tokens must be 1 or more, got 0"),
-        (lambda: untyped_router(max_blocks=0), ValueError, "max_blocks"),
-        (lambda: untyped_router(max_tenants=0), ValueError, "max_tenants"),
-        (lambda: untyped_router(max_bytes=0), ValueError, "max_bytes must be 1 or more, got 0"),
-        (lambda: untyped_router(max_conversations=0), ValueError, "max_conversations"),
-        (lambda: untyped_router(max_open=0), ValueError, "max_open"),
-        (lambda: untyped_router(sharing="redis://"), TypeError, "sharing must be an OrderSharing or None, got str"),
-        (lambda: untyped_router(["a"]).join("b", feed=object()), TypeError, "feed"),
-        (lambda: untyped_router(["a"]).join("a"), ValueError, "'a' twice"),
-        (lambda: untyped_router(["a"]).leave("b"), ValueError, "'b'"),
-        (lambda: untyped_router(["a"]).fail("b"), ValueError, "'b'"),
-        (lambda: untyped_router().assign(["x"]), NoAgentError, "no agent"),
-        (lambda: untyped_router(["a"]).assign(["x"], []), ValueError, "agents must name one or more"),
-        (lambda: untyped_router(["a"]).assign(["x"], "a"), TypeError, "got one str"),
-        (lambda: untyped_router(["a"]).assign(["x"], ["a", "a"]), ValueError, "'a' twice"),
-        (lambda: untyped_router(["a"]).assign(["x"], ["a", "b"]), ValueError, "'b'"),
-        (lambda: untyped_router(["a"]).assign("x"), TypeError, "blocks"),
-        (lambda: untyped_router(["a"]).assign(None), TypeError, "blocks"),
-        (lambda: untyped_router(["a"]).assign([b"x"]), TypeError, r"blocks\[0\]"),
-        (lambda: untyped_router(["a"]).assign(["x"], conversation=5), TypeError, "conversation"),
-        (lambda: untyped_router(["a"]).assign(["x"], conversation=""), ValueError, "conversation must not be empty"),
-        (lambda: untyped_router(["a"]).assign(["x"], tenant=5), TypeError, "tenant"),
-        (lambda: untyped_router(["a"]).end(5), TypeError, "conversation"),
-        (lambda: untyped_router(["a"]).commit("x"), TypeError, "assignment must be an Assignment, got str"),
-        (lambda: untyped_router(["a"]).abandon(None), TypeError, "assignment"),
-        (lambda: untyped_router(["a"]).reassign(None, "a"), TypeError, "assignment"),
-    ],
-)
-def test_bad_input_is_refused(call: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        call()
 
 
 def test_bad_ends_are_refused_and_change_nothing() -> None:
@@ -646,7 +584,7 @@ def test_bad_ends_are_refused_and_change_nothing() -> None:
         commit(assignment, report=5)
     with pytest.raises(TypeError, match="plan must be a ContextPlan or None, got int"):
         commit(assignment, plan=5)
-    assert not router.commit(assignment, "nobody")
+    assert not router.commit(assignment, "another")
     assert not router.commit(assignment, blocks=[])
     assert not router.commit(assignment, blocks=["y"])
     assert router.commit(assignment)
@@ -668,8 +606,8 @@ def test_names_may_be_anything() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_forked_process_goes_on_by_itself(busy: bool) -> None:
-    """And is not stopped by a lock that another thread held, nor trusts what that thread was just changing."""
+def test_forked_process_continues_independently(busy: bool) -> None:
+    """It neither waits for a lock of another thread, nor uses the state that this thread was changing."""
     router = AgentRouter(["a", "b"])
     before = router.assign(blocks(*range(6)))
     router.commit(before)
@@ -690,8 +628,8 @@ def test_a_forked_process_goes_on_by_itself(busy: bool) -> None:
         status = 1
         try:
             assignment = router.assign(blocks(*range(6)))
-            known = all(each.held for each in assignment.blocks)
-            os.write(writer, f"{assignment.id} {known} {router.commit(assignment)}".encode())
+            held = all(each.held for each in assignment.blocks)
+            os.write(writer, f"{assignment.id} {held} {router.commit(assignment)}".encode())
             status = 0
         finally:
             os._exit(status)
@@ -700,7 +638,7 @@ def test_a_forked_process_goes_on_by_itself(busy: bool) -> None:
     if busy:
         thread.join()
     assert os.waitpid(pid, 0)[1] == 0
-    with os.fdopen(reader) as told:
-        id, knew, committed = told.read().split()
-    assert (knew, committed) == (str(not busy), "True")
+    with os.fdopen(reader) as pipe:
+        id, held_before, committed = pipe.read().split()
+    assert (held_before, committed) == (str(not busy), "True")
     assert id.split(".")[0] != before.id.split(".")[0]

@@ -1,4 +1,4 @@
-"""A router under random calls: what it knows stays consistent, and agrees with a model that is easy to read."""
+"""A router under random calls: its state stays consistent, and agrees with a simple model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, EngineReport, NoAgentError
-from warmprefix.routing import tenants
-from warmprefix.routing.tenants import TenantAgents
+from warmprefix import ContextBlock, EngineReport, NoAgentError
+from warmprefix.routing import Agent, AgentRouter, Assignment, agent_state
+from warmprefix.routing.agent_state import AgentTenant
 
 BLOCKS = [ContextBlock(f"block {i}", tokens=(0, 40, 200, 400)[i % 4]) for i in range(14)]
 NAMES = ["a", "b", "c", "d"]
@@ -31,56 +31,55 @@ TENANTS = [None, "acme", "other"]
 
 
 def check_integrity(router: AgentRouter) -> None:
-    """All that must hold between any two calls."""
-    assert set(router._digests.values()) == set(router._agents)
-    assert not set(router._agents) & set(router._failed)
-    for state in router._tenants.values():
-        assert list(state.members) == list(router._agents)
-        under_way = Counter[int]()
-        for _, bookings in state._open.values():
-            assert bookings, "an assignment of which nothing is open"
-            under_way.update(id(booking.block) for booking in bookings.values())
+    """Check what must hold between any two calls."""
+    assert not set(router._members) & set(router._failed)
+    for state in router._tenants.states.values():
+        assert list(state.agents) == list(router._members)
+        pending = Counter[int]()
+        for _, bookings in state.open.values():
+            assert bookings, "an assignment without bookings"
+            pending.update(id(booking.block) for booking in bookings.values())
         index: dict[bytes, set[str]] = {}
-        for name, member in state.members.items():
+        for name, member in state.agents.items():
             assert member.alive
             assert member.load >= 0
-            assert member.cache.tokens == sum(block.tokens for block in map(member.cache.get, member.cache) if block)
-            for key in member.cache:
+            assert member.cache.tokens == sum(block.tokens for block in member.cache.blocks.values())
+            for key in member.cache.blocks:
                 index.setdefault(key, set()).add(name)
-                block = member.cache.get(key)
+                block = member.cache.blocks.get(key)
                 assert block is not None
-                assert block.under_way == under_way[id(block)]
-                assert block.under_way or block.read, "held, though nobody reads or read it"
+                assert block.pending == pending[id(block)]
+                assert block.pending or block.read, "held, but without a reader"
         assert {key: {member.name for member in held} for key, held in state.holders.items()} == index
         assert sum(map(len, state.holders.values())) == sum(map(len, index.values())), "a holder twice"
-        assert state.replicas == sum(len(held) - 1 for held in index.values())
-        assert len(state._open) <= router._max_open
-        assert len(state._chats) <= router._max_conversations
+        assert state.copies == sum(len(held) - 1 for held in index.values())
+        assert len(state.open) <= router._bounds.max_open
+        assert len(state.chats) <= router._bounds.max_conversations
         assert state.memory_bytes == recounted_bytes(state)
     stats = router.stats()
-    assert stats.open == sum(len(state._open) for state in router._tenants.values())
+    assert stats.open == sum(len(state.open) for state in router._tenants.states.values())
     assert 0 <= stats.held + stats.spilled <= stats.blocks
     assert stats.abandoned <= stats.blocks
-    recorded = [state.recorded_bytes for state in router._tenants.values()]
-    assert router._memory.total_bytes == sum(recorded)
+    recorded = [state.recorded_bytes for state in router._tenants.states.values()]
+    assert router._tenants.total_bytes == sum(recorded)
     assert stats.memory_bytes <= sum(recorded)
 
 
-def recounted_bytes(state: TenantAgents) -> int:
-    """The estimate, from what there is."""
-    held = tenants._BLOCK * len(state.holders) + tenants._HELD * sum(map(len, state.holders.values()))
-    booked = sum(tenants._OPEN + tenants._BOOKING * len(bookings) for _, bookings in state._open.values())
-    told = sum(
-        tenants._CHAT
-        + tenants._CHATTING * len(chats.members)
-        + sum(tenants._TOLD + tenants._TELLING * len(members) for members in chats.told.values())
-        for chats in state._chats.values()
+def recounted_bytes(state: AgentTenant) -> int:
+    """Return the estimate, counted from scratch."""
+    held = agent_state._BLOCK * len(state.holders) + agent_state._COPY * sum(map(len, state.holders.values()))
+    booked = sum(agent_state._OPEN + agent_state._BOOKING * len(bookings) for _, bookings in state.open.values())
+    read = sum(
+        agent_state._CHAT
+        + agent_state._CHAT_AGENT * len(chats.agents)
+        + sum(agent_state._CHAT_BLOCK + agent_state._CHAT_COPY * len(members) for members in chats.readers.values())
+        for chats in state.chats.values()
     )
-    return tenants._TENANT + tenants._MEMBER * len(state.members) + held + booked + told
+    return agent_state._TENANT + agent_state._MEMBER * len(state.agents) + held + booked + read
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """The model knows who is there, and the exact load: a sum of what each assignment contributes."""
+    """The model has the agents, and the exact load: the sum over all assignments."""
 
     assignments: Bundle[Assignment] = Bundle("assignments")
 
@@ -115,7 +114,7 @@ class RouterMachine(RuleBasedStateMachine):
         )
         possible = self.alive if among is None else self.alive & among
         if among is not None and among - self.alive - self.failed:
-            with pytest.raises(ValueError, match="registered"):
+            with pytest.raises(ValueError, match="must be"):
                 call()
             return multiple()
         if not possible:
@@ -164,16 +163,16 @@ class RouterMachine(RuleBasedStateMachine):
         together=st.booleans(),
     )
     def give_and_take_back(self, numbers: list[int], tenant: str | None, together: bool) -> None:
-        """It is as if nothing had been, but for what had to leave a full cache or a full list."""
+        """Abandoning restores the state, except for evictions from a full cache or list."""
         if not self.alive:
             return
         load = self.router.load(tenant)
         state = self.router._tenants.get(tenant)
         held = {} if state is None else {key: set(members) for key, members in state.holders.items()}
-        full = state is None or state.open >= self.router._max_open
+        full = state is None or len(state.open) >= self.router._bounds.max_open
         assignment = self.router.assign([BLOCKS[i] for i in numbers], tenant=tenant, together=together)
         self.router.abandon(assignment)
-        after = self.router._tenants[tenant]
+        after = self.router._tenants.states[tenant]
         if not full:
             assert self.router.load(tenant) == pytest.approx(load, abs=1e-6)
             for key, members in after.holders.items():
@@ -189,8 +188,8 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.join(agent)
         self.alive.add(name)
         self.failed.discard(name)
-        for state in self.router._tenants.values():
-            assert len(state.members[name].cache) == 0
+        for state in self.router._tenants.states.values():
+            assert len(state.agents[name].cache.blocks) == 0
 
     @rule(name=st.sampled_from(NAMES))
     def fail(self, name: str) -> None:
@@ -199,7 +198,7 @@ class RouterMachine(RuleBasedStateMachine):
             self.alive.discard(name)
             self.failed.add(name)
         else:
-            with pytest.raises(ValueError, match="registered"):
+            with pytest.raises(ValueError, match="must be"):
                 self.router.fail(name)
 
     @rule(name=st.sampled_from(NAMES))
@@ -209,7 +208,7 @@ class RouterMachine(RuleBasedStateMachine):
             self.alive.discard(name)
             self.failed.discard(name)
         else:
-            with pytest.raises(ValueError, match="registered"):
+            with pytest.raises(ValueError, match="must be"):
                 self.router.leave(name)
 
     @rule(conversation=st.sampled_from(["one", "two"]), tenant=st.sampled_from(TENANTS))
@@ -233,7 +232,7 @@ TestRouterModel.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("max_bytes", [500_000_000, 12_000])
-def test_threads_that_do_everything_at_once(max_bytes: int) -> None:
+def test_concurrent_calls_keep_the_state_consistent(max_bytes: int) -> None:
     router = AgentRouter(NAMES, max_blocks=20, max_open=50, max_tenants=2, max_bytes=max_bytes)
     failures: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Routers of the same agents that share by way of a real server: what one assigned, the others know."""
+"""Routers of the same agents that share their assignments through a real server."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import pytest
 
 from fault_proxy import FaultProxy, Stall, Truncate
 from redis_servers import HOST, Server, binaries, free_port, wait_until
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, NoSharing
+from warmprefix import ContextBlock, NoSharing
 from warmprefix.order_sharing.base import LearnedOrder
 from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
 from warmprefix.order_sharing.redis import RedisOrderSharing
-from warmprefix.routing.learning import (
-    LearnedSegment,
+from warmprefix.routing import Agent, AgentRouter, Assignment
+from warmprefix.routing.segments import (
+    Segment,
     name_digest,
     read_segment,
     routing_scope,
-    write_segments,
+    write_segment,
 )
 from warmprefix.settings import SharedSettings
 
@@ -53,14 +54,14 @@ NewRouter = Callable[..., AgentRouter]
 
 @pytest.fixture
 def new_router(prefix: str) -> Iterator[NewRouter]:
-    """Makes routers that share with all others of the test; closes them, and sees that their threads are gone."""
+    """Create routers that share with all others of the test; close them, and check that their threads end."""
     before = set(threading.enumerate())
     made: list[AgentRouter] = []
 
     def make(url: str, agents: Any = AGENTS, **options: Any) -> AgentRouter:
         settings = SharedSettings(redis_url=url, key_prefix=prefix)
         options.setdefault("free_tokens", 10**9)  # so that nothing spills
-        options.setdefault("prompt_tokens", 0)  # who holds it gets it, however much that is
+        options.setdefault("prompt_tokens", 0)  # so that holders get all their blocks
         made.append(AgentRouter.from_url(agents=agents, settings=settings, **options))
         return made[-1]
 
@@ -82,9 +83,9 @@ def read(router: AgentRouter, given: list[ContextBlock], **options: Any) -> Assi
 
 
 def follow(router: AgentRouter, tenant: str | None = None) -> None:
-    """Have it hear of a tenant, and know what was there before."""
+    """Let the router use a tenant, and wait until it has learned the earlier assignments."""
     router.assign([], tenant=tenant)
-    wait_until(lambda: router._sharing.has_caught_up(routing_scope(tenant)), "it has caught up")
+    wait_until(lambda: router._sharing.orders.has_caught_up(routing_scope(tenant)), "it has caught up")
 
 
 def learned(router: AgentRouter, count: int) -> None:
@@ -93,7 +94,7 @@ def learned(router: AgentRouter, count: int) -> None:
 
 
 def published(router: AgentRouter, count: int) -> None:
-    wait_until(lambda: router._sharing.stats().published >= count, f"{count} orders are sent")
+    wait_until(lambda: router._sharing.orders.stats().published >= count, f"{count} orders are sent")
 
 
 def readers(assignment: Assignment) -> dict[str, str]:
@@ -105,7 +106,7 @@ def pin(router: AgentRouter, name: object, agent: str, **options: Any) -> None:
     read(router, blocks(name), agents=[agent], **options)
 
 
-def test_what_one_router_assigned_another_finds_there(server: Server, new_router: NewRouter) -> None:
+def test_routers_share_assignments(server: Server, new_router: NewRouter) -> None:
     one, two = new_router(server.url), new_router(server.url)
     for router in (one, two):
         follow(router, "acme")
@@ -121,7 +122,7 @@ def test_what_one_router_assigned_another_finds_there(server: Server, new_router
     assert sum(two.load("acme").values()) == pytest.approx(6_000, rel=0.1), "the other's requests are load too"
 
 
-def test_who_starts_later_knows_what_was_assigned_before(server: Server, new_router: NewRouter) -> None:
+def test_late_router_learns_earlier_assignments(server: Server, new_router: NewRouter) -> None:
     one = new_router(server.url)
     for number in range(30):
         pin(one, number, AGENTS[number % 3])
@@ -133,7 +134,7 @@ def test_who_starts_later_knows_what_was_assigned_before(server: Server, new_rou
     assert [assigned.agent for assigned in found.blocks] == [AGENTS[number % 3] for number in range(30)]
 
 
-def test_a_conversation_goes_on_at_another_router(server: Server, new_router: NewRouter) -> None:
+def test_conversation_continues_at_another_router(server: Server, new_router: NewRouter) -> None:
     one, two = new_router(server.url), new_router(server.url)
     for router in (one, two):
         follow(router)
@@ -145,7 +146,7 @@ def test_a_conversation_goes_on_at_another_router(server: Server, new_router: Ne
     assert {assigned.held for assigned in two.assign(blocks(*range(6)), conversation="other").blocks} == {"cache"}
 
 
-def test_what_was_not_read_is_not_told(server: Server, new_router: NewRouter) -> None:
+def test_only_committed_blocks_are_shared(server: Server, new_router: NewRouter) -> None:
     one, two = new_router(server.url), new_router(server.url)
     follow(two)
     one.abandon(one.assign(blocks("abandoned")))
@@ -156,8 +157,8 @@ def test_what_was_not_read_is_not_told(server: Server, new_router: NewRouter) ->
     assert held == [None, None, "cache"]
 
 
-def test_each_router_has_agents_of_its_own(server: Server, new_router: NewRouter) -> None:
-    """Of those that it has not got, or that failed here, it learns nothing."""
+def test_router_ignores_segments_of_unregistered_agents(server: Server, new_router: NewRouter) -> None:
+    """It learns nothing about agents that it lacks, or that failed here."""
     one, two = new_router(server.url), new_router(server.url, [AGENTS[1], Agent("other"), AGENTS[2]])
     follow(two)
     two.fail(AGENTS[2])
@@ -169,7 +170,7 @@ def test_each_router_has_agents_of_its_own(server: Server, new_router: NewRouter
     assert held == {"secret id of 1": AGENTS[1]}
 
 
-def test_another_tenants_stream_is_another(server: Server, new_router: NewRouter, prefix: str) -> None:
+def test_each_tenant_has_its_own_stream(server: Server, new_router: NewRouter, prefix: str) -> None:
     one, two = new_router(server.url), new_router(server.url)
     tenants = [None, "acme", "", "acme}", "\ud800", "evil"]
     for number, tenant in enumerate(tenants):
@@ -187,7 +188,7 @@ def test_another_tenants_stream_is_another(server: Server, new_router: NewRouter
     assert len(keys) == len(tenants)
 
 
-def test_redis_is_told_no_text_and_no_name(own_server: Server, new_router: NewRouter) -> None:
+def test_redis_receives_no_text_and_no_name(own_server: Server, new_router: NewRouter) -> None:
     one = new_router(own_server.url)
     read(one, blocks(*range(20)), conversation="secret conversation", tenant="secret tenant")
     published(one, 3)
@@ -215,7 +216,7 @@ def test_a_long_segment_survives(server: Server, new_router: NewRouter) -> None:
     assert len(first.blocks) == 2_500
 
 
-def test_what_others_put_into_the_stream_does_no_harm(server: Server, new_router: NewRouter, prefix: str) -> None:
+def test_malformed_stream_entries_do_no_harm(server: Server, new_router: NewRouter, prefix: str) -> None:
     one, two = new_router(server.url), new_router(server.url)
     follow(two)
     key = stream_key(prefix, routing_scope(None))
@@ -224,19 +225,19 @@ def test_what_others_put_into_the_stream_does_no_harm(server: Server, new_router
         LearnedOrder([block], [5], [0]),  # a planner's: no agent
         LearnedOrder([agent], [0], [0xFFFF]),  # no block
         LearnedOrder([agent, block], [0, 5], [0xFFFE, 0]),  # a conversation, but no agent
-        LearnedOrder([b"\7" * 16, block], [0, 5], [0xFFFF, 0]),  # an agent that nobody knows
+        LearnedOrder([b"\7" * 16, block], [0, 5], [0xFFFF, 0]),  # an agent that is not registered
         LearnedOrder([agent, block], [0, MAX_TOKENS], [0xFFFF, 7]),  # as good as any
     ]
-    payloads = [encode(b"somebody", [pack(order)]) for order in orders]
+    payloads = [encode(b"another", [pack(order)]) for order in orders]
     with server.client() as client:
         for payload in (b"", b"\1", payloads[4][:-3], payloads[4][:-1] + b"\xff", *payloads):
             client.xadd(key, {b"o": payload})
         client.xadd(key, {b"something": b"else"})
     pin(one, "x", AGENTS[1])
     learned(two, 2)
-    assert two._sharing.stats().malformed == 5
+    assert two._sharing.orders.stats().malformed == 5
     assert two.assign(blocks("x")).blocks[0].agent == AGENTS[1]
-    assert len(two._tenants[None].holders) == 2
+    assert len(two._tenants.states[None].holders) == 2
 
 
 def test_segments_survive_being_written() -> None:
@@ -247,7 +248,7 @@ def test_segments_survive_being_written() -> None:
         for count in (1, 1_022, 1_023, 1_024, 3_000):
             given = [(key, i * 10_000) for i, key in enumerate(keys[:count])]
             back: list[tuple[bytes, int]] = []
-            for order in write_segments(LearnedSegment(agent, chat, given)):
+            for order in write_segment(Segment(agent, chat, given)):
                 assert len(order.keys) <= MAX_BLOCKS
                 assert pack(order)
                 segment = read_segment(order)
@@ -255,7 +256,7 @@ def test_segments_survive_being_written() -> None:
                 assert (segment.agent, segment.conversation) == (agent, chat)
                 back += segment.blocks
             assert back == [(key, min(tokens, MAX_TOKENS)) for key, tokens in given]
-    assert not list(write_segments(LearnedSegment(agent, conversation, [])))
+    assert not list(write_segment(Segment(agent, conversation, [])))
 
 
 # -- when Redis is away ------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ def test_redis_is_killed_and_comes_back(own_server: Server, new_router: NewRoute
 
 
 def test_redis_hangs(own_server: Server, new_router: NewRouter) -> None:
-    """Nothing waits for it: were it otherwise, this would not end before the server is resumed, which comes after."""
+    """No call waits for the server, which resumes only after all calls have returned."""
     one, two = new_router(own_server.url), new_router(own_server.url)
     follow(two)
     pin(one, "before", AGENTS[0])
@@ -315,23 +316,23 @@ def test_the_connection_breaks(own_server: Server, new_router: NewRouter, fault:
         with proxy.breaking(replies=fault):
             for number in range(20):
                 pin(one, number, AGENTS[number % 3])
-            wait_until(lambda: one._sharing.stats().errors, "it is noticed")
+            wait_until(lambda: one._sharing.orders.stats().errors, "the failure is counted")
             assert one.assign(blocks(4)).blocks[0].agent == AGENTS[1]
         pin(two, "from two", AGENTS[2])
         wait_until(lambda: one.assign(blocks("from two")).blocks[0].held, "it goes on")
 
 
-def test_nobody_is_there(new_router: NewRouter) -> None:
+def test_router_works_without_a_server(new_router: NewRouter) -> None:
     router = new_router(f"redis://{HOST}:{free_port()}")
     first = read(router, blocks(*range(9)))
     assert readers(read(router, blocks(*range(9)))) == readers(first)
-    wait_until(lambda: router._sharing.stats().errors, "it is counted")
+    wait_until(lambda: router._sharing.orders.stats().errors, "it is counted")
 
 
 # -- from a URL --------------------------------------------------------------------------------------------------------
 
 
-def test_where_it_shares_is_told_by_the_environment(
+def test_environment_configures_sharing(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, new_router: NewRouter
 ) -> None:
     monkeypatch.setenv("WARMPREFIX_REDIS_URL", server.url)
@@ -345,8 +346,8 @@ def test_where_it_shares_is_told_by_the_environment(
     with AgentRouter.from_url(agents=AGENTS) as router:
         monkeypatch.setenv("WARMPREFIX_SHARE_ORDERS", "false")
         with AgentRouter.from_url(agents=AGENTS) as alone:
-            assert isinstance(alone._sharing, NoSharing)
-        assert isinstance(router._sharing, RedisOrderSharing)
+            assert isinstance(alone._sharing.orders, NoSharing)
+        assert isinstance(router._sharing.orders, RedisOrderSharing)
     monkeypatch.delenv("WARMPREFIX_REDIS_URL")
     monkeypatch.delenv("WARMPREFIX_SHARE_ORDERS")
     with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL"):
@@ -362,7 +363,8 @@ def test_without_the_extra_the_error_names_it() -> None:
         code = f"""
 import sys
 sys.modules[{missing!r}] = None
-from warmprefix import AgentRouter, MissingExtraError
+from warmprefix import MissingExtraError
+from warmprefix.routing import AgentRouter
 router = AgentRouter(["a"])
 assert router.commit(router.assign(["x"]))
 try:

@@ -1,4 +1,4 @@
-"""Whatever another tenant does, a tenant's documents go where they would have gone without it."""
+"""One tenant's documents go to the same agents, whatever another tenant does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, EngineReport
+from warmprefix import ContextBlock, EngineReport
+from warmprefix.routing import Agent, AgentRouter, Assignment
 
 VICTIM = "acme"
 BLOCKS = [ContextBlock(f"A document of the victim's, number {i}.", tokens=100 + 37 * i) for i in range(40)]
@@ -19,7 +20,7 @@ def new_router() -> AgentRouter:
 
 
 def victims_life(router: AgentRouter, meanwhile: Callable[[list[Assignment]], object]) -> list[object]:
-    """All that the victim sees: of every kind of call, what it got."""
+    """Return the results of all the victim's calls."""
     rng = random.Random(3)
     seen: list[object] = []
     made: list[Assignment] = []
@@ -46,7 +47,7 @@ ATTACKERS = [None, "", "evil", "acm", "acme\0", "ACME"]
 
 
 @pytest.mark.parametrize("me", ATTACKERS)
-def test_the_victims_documents_go_where_they_would_have_gone(me: str | None) -> None:
+def test_attacker_does_not_move_the_victims_documents(me: str | None) -> None:
     attacked, alone = new_router(), new_router()
     rng = random.Random(5)
 
@@ -68,8 +69,8 @@ def test_the_victims_documents_go_where_they_would_have_gone(me: str | None) -> 
     assert victims_life(attacked, attack) == victims_life(alone, lambda made: None)
 
 
-def test_what_a_tenant_gets_tells_nothing_of_another() -> None:
-    """Nor does it see whether the other has the same documents."""
+def test_assignments_reveal_nothing_about_other_tenants() -> None:
+    """It cannot see whether another tenant has the same documents."""
     router, empty = new_router(), new_router()
     victims_life(router, lambda made: None)
     for other in (router, empty):

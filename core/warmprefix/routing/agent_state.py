@@ -1,0 +1,481 @@
+"""What an `AgentRouter` keeps per tenant: the agents' loads and caches, conversations, open assignments."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from warmprefix.blocks import ContextBlock
+from warmprefix.plan import ContextPlan
+from warmprefix.residency import EngineReport
+from warmprefix.routing.assignments import Assignment, Holding
+from warmprefix.routing.balance import BlockItem, Candidate
+from warmprefix.routing.members import Agent, Member
+from warmprefix.routing.tenants import TenantState
+
+__all__ = ["AgentBounds", "AgentCache", "AgentTenant", "AgentView", "Booking", "HeldBlock"]
+
+_KV_BLOCK = 32
+"""Tokens. Engines count whole KV blocks, so the cached part may end this much before the end of a context block."""
+
+# Estimated bytes, with CPython on 64 bits and nothing shared with the application; a test measures them.
+_TENANT, _MEMBER = 1_200, 480
+_BLOCK, _COPY = 250, 210
+"""Per held block, and per agent that holds it."""
+_CHAT, _CHAT_AGENT, _CHAT_BLOCK, _CHAT_COPY = 750, 60, 250, 10
+"""Per conversation, per agent in it, per block in it, and per agent that read this block there."""
+_OPEN, _BOOKING = 450, 380
+"""Per open assignment, and per block in it."""
+
+
+class HeldBlock:
+    """A block from when it enters a cache until it leaves; when it returns, a new object stands for it."""
+
+    __slots__ = ("pending", "read", "tokens", "used")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.used = 0
+        """Number of its last use."""
+        self.read = 0
+        """Number of the last use that the engine has certainly read; 0 if there was none."""
+        self.pending = 0
+        """Number of uses that may still be read or taken back."""
+
+
+class AgentCache:
+    """The blocks that an engine is predicted to hold right behind the preamble, for one tenant.
+
+    Bounded in tokens and in number; the least recently used block leaves first, as in the engine.
+
+    >>> cache = AgentCache(capacity_tokens=100)
+    >>> for key, tokens in ((b"A", 60), (b"B", 30), (b"C", 40)):
+    ...     block, evicted = cache.use(key, tokens)
+    ...     print(block.used, evicted)
+    1 ()
+    2 ()
+    3 [b'A']
+    """
+
+    def __init__(self, capacity_tokens: int | None = None, max_blocks: int = 16_384) -> None:
+        self._capacity = capacity_tokens
+        self._max_blocks = max_blocks
+        self.blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()
+        """By fingerprint, least recently used first; to be read only."""
+        self.tokens = 0
+        """Tokens of all blocks held."""
+        self._number = 0
+
+    def use(self, key: bytes, tokens: int) -> tuple[HeldBlock, Sequence[bytes]]:
+        """Record that the engine computes or reads a block. O(1), amortised over the evicted blocks.
+
+        Returns:
+            The block, whose `used` is the number of this use, counted from 1; and the blocks evicted for it. A block
+            longer than the capacity is evicted at once, after all others.
+        """
+        self._number += 1
+        block = self.blocks.get(key)
+        if block is not None:
+            block.used = self._number
+            self.blocks.move_to_end(key)
+            return block, ()
+        block = self.blocks[key] = HeldBlock(tokens)
+        block.used = self._number
+        self.tokens += tokens
+        if not self._is_full():
+            return block, ()
+        evicted: list[bytes] = []
+        while self._is_full():
+            oldest, gone = self.blocks.popitem(last=False)
+            self.tokens -= gone.tokens
+            evicted.append(oldest)
+        return block, evicted
+
+    def drop(self, key: bytes) -> bool:
+        """Record that the engine lacks a block. True if the block counted as held."""
+        block = self.blocks.pop(key, None)
+        if block is None:
+            return False
+        self.tokens -= block.tokens
+        return True
+
+    def drop_before(self, number: int) -> list[bytes]:
+        """Drop and return all blocks whose last use was before this one."""
+        dropped: list[bytes] = []
+        while self.blocks:
+            oldest = next(iter(self.blocks))
+            if self.blocks[oldest].used >= number:
+                break
+            self.drop(oldest)
+            dropped.append(oldest)
+        return dropped
+
+    def _is_full(self) -> bool:
+        if len(self.blocks) > self._max_blocks:
+            return True
+        return self._capacity is not None and self.tokens > self._capacity
+
+
+class AgentView(Candidate):
+    """An agent as one tenant sees it, from when it joins until it leaves or fails."""
+
+    __slots__ = ("alive", "cache")
+
+    def __init__(self, agent: Agent, max_blocks: int, salt: bytes) -> None:
+        super().__init__(agent.name, agent.weight, salt)
+        self.cache = AgentCache(agent.capacity_tokens, max_blocks)
+        self.alive = True
+
+
+class Booking(NamedTuple):
+    """A block assigned to an agent, which may not have read it yet."""
+
+    agent: AgentView
+    tokens: int
+    work: int
+    """Tokens to compute for it, including the cost of its prompt."""
+    clock: float
+    """The tenant's clock when the load was added."""
+    block: HeldBlock
+    number: int
+    """Number of this use of the block."""
+    read_before: int
+    """Number of the last earlier use that the agent has certainly read; 0 if there was none."""
+
+
+Bookings = dict[bytes, Booking]
+"""By the block's fingerprint."""
+
+
+class AgentBounds(NamedTuple):
+    """Bounds on one tenant."""
+
+    window_tokens: float
+    """Tokens per agent after which a load counts 1/e."""
+    max_blocks: int
+    """Most blocks per agent, and most per conversation."""
+    max_conversations: int
+    max_open: int
+    """Most open assignments."""
+
+
+class _Chats:
+    """A conversation's chats with its agents."""
+
+    __slots__ = ("agents", "readers")
+
+    def __init__(self) -> None:
+        self.readers: OrderedDict[bytes, list[AgentView]] = OrderedDict()
+        """The agents whose chats have a block, by fingerprint, least recently read first."""
+        self.agents: dict[AgentView, None] = {}
+
+
+class AgentTenant(TenantState):
+    """One tenant of an `AgentRouter`.
+
+    Args:
+        members: The agents.
+        bounds: Bounds on memory, and the window of loads.
+        number: Number of the router's last assignment. The end of earlier assignments is unknown here.
+        salt: The tenant's, up to 16 bytes. Tenants share no cached prefix, so a document that many of them read a
+            little is not to meet at one agent.
+    """
+
+    def __init__(self, members: Iterable[Member], bounds: AgentBounds, number: int, salt: bytes) -> None:
+        self._bounds = bounds
+        self._salt = salt
+        self.forgotten = number
+        """Number of the last assignment whose end may be unknown: later ones are open, or were ended."""
+        self.open: OrderedDict[str, tuple[int, Bookings]] = OrderedDict()
+        """Number and bookings of each open assignment, by its id."""
+        self.agents: dict[str, AgentView] = {}
+        self.holders: dict[bytes, list[AgentView]] = {}
+        """The agents that hold a block; no list is empty."""
+        self.chats: OrderedDict[bytes, _Chats] = OrderedDict()
+        self._clock = 0.0
+        """How often all loads were divided by e."""
+        self._copies = self._booked = self._chat_bytes = 0
+        for member in members:
+            self.join(member)
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of blocks beyond the first."""
+        return self._copies - len(self.holders)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        return _TENANT + _MEMBER * len(self.agents) + self._held_bytes + self._chat_bytes + self._open_bytes
+
+    @property
+    def _held_bytes(self) -> int:
+        return _BLOCK * len(self.holders) + _COPY * self._copies
+
+    @property
+    def _open_bytes(self) -> int:
+        return _OPEN * len(self.open) + _BOOKING * self._booked
+
+    def shrinkable(self) -> Sequence[tuple[int, Callable[[int], object]]]:
+        return (
+            (self._chat_bytes, self._shorten_oldest_chat),
+            (self._open_bytes, self._settle_oldest),
+            (self._held_bytes, self._drop_oldest),
+        )
+
+    def compact(self) -> None:
+        self.holders = dict(self.holders)
+        self.open = OrderedDict(self.open)
+        self.chats = OrderedDict(self.chats)
+        for chats in self.chats.values():
+            chats.readers = OrderedDict(chats.readers)
+        for agent in self.agents.values():
+            agent.cache.blocks = OrderedDict(agent.cache.blocks)
+
+    def _drop_oldest(self, excess: int) -> None:
+        agent = max(self.agents.values(), key=_blocks_held)
+        for key in list(islice(agent.cache.blocks, -(-excess // (_BLOCK + _COPY)))):
+            self.drop(agent, key)
+
+    def _shorten_oldest_chat(self, _: int) -> None:
+        conversation, chats = next(iter(self.chats.items()))
+        if chats.readers:
+            self._forget_oldest_read(chats)
+        if not chats.readers:
+            self.end(conversation)
+
+    # -- agents ------------------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """Add an agent, with the others' mean load so that it does not receive everything at once."""
+        agent = AgentView(member.spec, self._bounds.max_blocks, self._salt)
+        weights = sum(other.weight for other in self.agents.values())
+        if weights:
+            agent.load = sum(other.load * other.weight for other in self.agents.values()) / weights
+        self.agents[agent.name] = agent
+
+    def leave(self, member: Member) -> None:
+        """Remove an agent, with everything that it holds. O(blocks that it holds)."""
+        agent = self.agents.pop(member.name)
+        agent.alive = False
+        for key in agent.cache.blocks:
+            self._remove_holder(key, agent)
+        agent.cache = AgentCache()  # bookings and conversations may keep the agent for long
+
+    # -- assignments -------------------------------------------------------------------------------------------
+
+    def items(
+        self, blocks: Sequence[ContextBlock], agents: Sequence[AgentView], conversation: bytes | None, together: bool
+    ) -> tuple[list[BlockItem], list[Holding]]:
+        """Return the blocks with the agents that hold them, and where these do."""
+        chats = None if conversation is None else self.chats.get(conversation)
+        readers = {} if chats is None else chats.readers
+        among_all = len(agents) == len(self.agents)
+        items: list[BlockItem] = []
+        holdings: list[Holding] = []
+        for block in blocks:
+            key = block.fingerprint
+            holding: Holding = "cache"
+            holders: Sequence[AgentView] = ()
+            if key in readers:
+                holders = [agent for agent in readers[key] if agent.alive and (among_all or agent in agents)]
+            if holders:
+                holding = "conversation"
+            else:
+                holders = self.holders.get(key, ())
+                if not among_all:
+                    holders = [agent for agent in holders if agent in agents]
+                if together and chats is not None:  # behind a chat, a cached copy is of no use
+                    holders = [agent for agent in holders if agent not in chats.agents]
+            items.append(BlockItem(key, block.tokens or 1, holders))
+            holdings.append(holding)
+        return items, holdings
+
+    def book(self, agent: AgentView, key: bytes, tokens: int, work: int) -> Booking:
+        """Record that an agent, whose load includes the block already, is to read it: it counts as held from now on."""
+        block = self._use(agent, key, tokens)
+        block.pending += 1
+        agent.queue += work
+        return Booking(agent, tokens, work, self._clock, block, block.used, block.read)
+
+    def take_back(self, bookings: Bookings) -> None:
+        """Undo bookings that the agents did not read."""
+        for key, (agent, tokens, work, clock, block, _, _) in bookings.items():
+            agent.queue -= work
+            if not agent.alive:
+                continue
+            remaining = tokens / agent.weight * math.exp(clock - self._clock)
+            agent.load = max(agent.load - remaining, 0.0)
+            block.pending -= 1
+            if not block.pending and not block.read and agent.cache.blocks.get(key) is block:
+                self.drop(agent, key)
+
+    def settle(self, bookings: Iterable[Booking]) -> None:
+        """Record that the agents read these blocks, or may have."""
+        tokens = 0
+        for booking in bookings:
+            tokens += booking.tokens
+            booking.agent.queue -= booking.work
+            block = booking.block
+            block.pending -= 1
+            block.read = max(block.read, booking.number)
+        self._age(tokens)
+
+    def _age(self, tokens: int) -> None:
+        """Let all loads decay by the tokens that were read. O(agents)."""
+        weights = max(sum([agent.weight for agent in self.agents.values()]), 1e-9)
+        elapsed = tokens / (self._bounds.window_tokens * weights)
+        self._clock += elapsed
+        factor = math.exp(-elapsed)
+        for agent in self.agents.values():
+            agent.load *= factor
+
+    def learn(self, name: str, blocks: Sequence[tuple[bytes, int]], conversation: bytes | None) -> int:
+        """Record the blocks that another router assigned to an agent. Returns their number, 0 without such an agent."""
+        agent = self.agents.get(name)
+        if agent is None:
+            return 0
+        tokens = sum(length for _, length in blocks)
+        self._age(tokens)
+        agent.load += tokens / agent.weight
+        for key, length in blocks:
+            block = self._use(agent, key, length)
+            block.read = block.used
+        if conversation is not None:
+            self.record_read(conversation, agent, [key for key, _ in blocks])
+        return len(blocks)
+
+    def add_open(self, id: str, number: int, bookings: Bookings) -> None:
+        """Keep an assignment's bookings. Beyond `max_open`, the oldest assignment counts as read."""
+        self.open[id] = number, bookings
+        self._booked += len(bookings)
+        if len(self.open) > self._bounds.max_open:
+            self._settle_oldest()
+
+    def _settle_oldest(self, _: int = 0) -> None:
+        self.forgotten, oldest = self.open.popitem(last=False)[1]
+        self._booked -= len(oldest)
+        self.settle(oldest.values())
+
+    def unread(self, id: str) -> Bookings:
+        """Return an assignment's bookings that are neither settled nor taken back; to be read only."""
+        opened = self.open.get(id)
+        return {} if opened is None else opened[1]
+
+    def close(self, id: str, agent: str | None, keys: Collection[bytes] | None) -> Bookings:
+        """Remove and return an assignment's bookings, all or those of one agent or some blocks."""
+        unread = self.unread(id)
+        closed = {
+            key: booking
+            for key, booking in unread.items()
+            if (agent is None or booking.agent.name == agent) and (keys is None or key in keys)
+        }
+        for key in closed:
+            del unread[key]
+        self._booked -= len(closed)
+        if not unread:
+            self.open.pop(id, None)
+        return closed
+
+    # -- residency ---------------------------------------------------------------------------------------------
+
+    def hold(self, agent: AgentView, key: bytes, tokens: int) -> None:
+        """Record the engine's report that it holds a block."""
+        block = agent.cache.blocks.get(key) or self._use(agent, key, tokens)
+        block.read = block.used
+
+    def drop(self, agent: AgentView, key: bytes) -> None:
+        """Record that the engine does not hold a block."""
+        if agent.cache.drop(key):
+            self._remove_holder(key, agent)
+
+    def correct(self, assignment: Assignment, read: Bookings, report: EngineReport, plan: ContextPlan | None) -> int:
+        """Drop what an agent has lost if, by a report, the prompt's first block was not cached. Returns how many.
+
+        That is every block used before the first one was last read. If it never was, the block may have been
+        pending still, which proves nothing.
+        """
+        first = next(iter(read))
+        if plan is not None and plan.blocks:
+            if not plan.opens_prompt or plan.blocks[0].reference is not None:
+                return 0
+            first = plan.blocks[0].block.fingerprint
+        booking = read.get(first)
+        if booking is None or not booking.agent.alive or not booking.read_before:
+            return 0
+        if report.cached_tokens is None or report.cached_tokens + _KV_BLOCK >= booking.tokens / 2:
+            return 0
+        if not any(each.held == "cache" for each in assignment.blocks if each.block.fingerprint == first):
+            return 0
+        dropped = booking.agent.cache.drop_before(booking.read_before)
+        for key in dropped:
+            self._remove_holder(key, booking.agent)
+        return len(dropped) + 1
+
+    def _use(self, agent: AgentView, key: bytes, tokens: int) -> HeldBlock:
+        if key not in agent.cache.blocks:
+            holders = self.holders.get(key)
+            if holders is None:
+                holders = self.holders[key] = []
+            holders.append(agent)
+            self._copies += 1
+        block, evicted = agent.cache.use(key, tokens)
+        for gone in evicted:
+            self._remove_holder(gone, agent)
+        return block
+
+    def _remove_holder(self, key: bytes, agent: AgentView) -> None:
+        holders = self.holders[key]
+        holders.remove(agent)
+        self._copies -= 1
+        if not holders:
+            del self.holders[key]
+
+    # -- conversations -----------------------------------------------------------------------------------------
+
+    def record_read(self, conversation: bytes, agent: AgentView, keys: Iterable[bytes]) -> None:
+        """Add blocks to a conversation's chat with an agent."""
+        chats = self.chats.get(conversation)
+        if chats is None:
+            chats = self.chats[conversation] = _Chats()
+            self._chat_bytes += _CHAT
+        self.chats.move_to_end(conversation)
+        before = len(chats.agents)
+        if before >= len(self.agents):  # some may have left
+            chats.agents = {other: None for other in chats.agents if other.alive}
+        chats.agents[agent] = None
+        self._chat_bytes += _CHAT_AGENT * (len(chats.agents) - before)
+        for key in keys:
+            readers = chats.readers.get(key)
+            if readers is None:
+                readers = chats.readers[key] = []
+                self._chat_bytes += _CHAT_BLOCK
+            else:
+                chats.readers.move_to_end(key)
+            before = len(readers)
+            readers[:] = [other for other in readers if other.alive and other is not agent] + [agent]
+            self._chat_bytes += _CHAT_COPY * (len(readers) - before)
+        while len(chats.readers) > self._bounds.max_blocks:
+            self._forget_oldest_read(chats)
+        while len(self.chats) > self._bounds.max_conversations:
+            self.end(next(iter(self.chats)))
+
+    def _forget_oldest_read(self, chats: _Chats) -> None:
+        _, readers = chats.readers.popitem(last=False)
+        self._chat_bytes -= _CHAT_BLOCK + _CHAT_COPY * len(readers)
+
+    def end(self, conversation: bytes) -> None:
+        """Forget a conversation's chats. O(blocks in them)."""
+        chats = self.chats.pop(conversation, None)
+        if chats is not None:
+            copies = sum([len(readers) for readers in chats.readers.values()])
+            self._chat_bytes -= _CHAT + _CHAT_AGENT * len(chats.agents)
+            self._chat_bytes -= _CHAT_BLOCK * len(chats.readers) + _CHAT_COPY * copies
+
+
+def _blocks_held(agent: AgentView) -> int:
+    return len(agent.cache.blocks)

@@ -1,0 +1,92 @@
+"""What an `AgentRouter` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from warmprefix.blocks import ContextBlock
+
+__all__ = ["AssignedBlock", "Assignment", "Holding", "RouterStats"]
+
+Holding = Literal["conversation", "cache"]
+"""Where an agent holds a block: in its chat of the conversation, or in its engine's cache."""
+
+
+class AssignedBlock(NamedTuple):
+    """A block, and the agent that is to read it."""
+
+    block: ContextBlock
+    positions: tuple[int, ...]
+    """Places in the request, ascending; several if the request listed the block more than once."""
+    agent: str
+    held: Holding | None
+    """Where the agent is predicted to hold the block; None if it has to compute it."""
+    spilled: bool
+    """True if another agent holds the block, but had no room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The agents of one request's blocks. It identifies its request: pass it whole to `commit` or `abandon`."""
+
+    id: str
+    """Unique among all routers."""
+    tenant: str | None
+    conversation: str | None
+    agents: tuple[str, ...]
+    """The agents that could be chosen, including those that got no block."""
+    blocks: tuple[AssignedBlock, ...]
+    """In relevance order, each distinct block once."""
+    together: bool = field(repr=False)
+    """True if the blocks of one agent stand in one prompt."""
+
+    @property
+    def segments(self) -> dict[str, tuple[ContextBlock, ...]]:
+        """Blocks by agent, in relevance order; the agent of the most relevant block comes first."""
+        segments: dict[str, list[ContextBlock]] = {}
+        for assigned in self.blocks:
+            segments.setdefault(assigned.agent, []).append(assigned.block)
+        return {agent: tuple(blocks) for agent, blocks in segments.items()}
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all blocks."""
+        return sum(assigned.block.tokens for assigned in self.blocks)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the blocks that their agents are predicted to hold."""
+        return sum(assigned.block.tokens for assigned in self.blocks if assigned.held is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStats:
+    """A snapshot of an `AgentRouter`; counts since it was created or reset."""
+
+    assignments: int = 0
+    blocks: int = 0
+    """Assigned blocks; one that was reassigned counts again."""
+    held: int = 0
+    """Assigned blocks that their agents were predicted to hold."""
+    spilled: int = 0
+    """Assigned blocks whose holders had no room."""
+    tokens: int = 0
+    held_tokens: int = 0
+    abandoned: int = 0
+    """Blocks that were taken back."""
+    stale: int = 0
+    """Blocks that counted as held until a report showed that they were not."""
+    learned: int = 0
+    """Blocks that other routers of the same agents assigned."""
+    failures: int = 0
+    """Agents that failed."""
+    feed_errors: int = 0
+    """Failures of feeds."""
+    open: int = 0
+    """Assignments neither committed nor abandoned."""
+    tenants: int = 0
+    replicas: int = 0
+    """Copies of blocks beyond the first, over all agents."""
+    memory_bytes: int = 0
+    """Estimated memory of all tenants; `max_bytes` bounds it."""

@@ -1,0 +1,81 @@
+"""Agents and replicas: the members of a fleet."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+from warmprefix.errors import check_count
+from warmprefix.plan import Scope
+from warmprefix.residency import ResidencyFeed
+from warmprefix.routing.segments import name_digest
+
+__all__ = ["Agent", "Member", "Replica", "check_number"]
+
+
+def check_number(argument: str, number: object) -> None:
+    """Check that an argument is a real number."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise TypeError(f"{argument} must be a number, got {type(number).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A named worker whose engine has a prefix cache of its own.
+
+    Raises:
+        TypeError: A field has another type.
+        ValueError: `name` is empty, `capacity_tokens` is below 1, or `weight` is not positive and finite.
+    """
+
+    name: str
+    capacity_tokens: int | None = None
+    """Tokens of context that the engine's prefix cache holds; None for no bound."""
+    weight: float = 1.0
+    """Share of the load, relative to the other weights: 2.0 for an engine that computes twice as fast."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a str, got {type(self.name).__name__}")
+        if not self.name:
+            raise ValueError("name must not be empty, got ''")
+        check_count("capacity_tokens", self.capacity_tokens, optional=True)
+        check_number("weight", self.weight)
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight must be positive and finite, got {self.weight}")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica(Agent):
+    """One of several endpoints of a model. Its fields are those of an `Agent`; its name may be its URL."""
+
+
+class Member:
+    """An agent or replica from when it joins until it leaves or fails: the `ResidencyTarget` of its feed.
+
+    Feeds hold it weakly; the fleet keeps it.
+    """
+
+    def __init__(
+        self,
+        spec: Agent,
+        feed: ResidencyFeed | None,
+        apply: Callable[[Member, Scope, Sequence[bytes], int], object],
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.digest = name_digest("agent", spec.name)
+        """Stands for the name among routers that share."""
+        self.weight = spec.weight
+        self.feed = feed
+        self.alive = True
+        self.first_blocks: OrderedDict[tuple[str | None, bytes], int] = OrderedDict()
+        """Tokens of the first blocks of the prompts that an agent's feed received, by tenant and fingerprint."""
+        self._apply = apply
+
+    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+        """Apply the feed's report."""
+        self._apply(self, scope, keys, resident_blocks)
