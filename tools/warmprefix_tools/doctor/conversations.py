@@ -9,7 +9,7 @@ from typing import Literal
 
 from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogMessage, LogRequest, Prompt
 
-__all__ = ["Continuation", "HistoryChange", "HistoryStep", "continuations", "leading"]
+__all__ = ["Continuation", "HistoryChange", "HistoryStep", "find_continuations", "leading"]
 
 HistoryChange = Literal["truncated", "rewritten"]
 
@@ -45,7 +45,7 @@ def leading(messages: Sequence[LogMessage]) -> int:
     return next((count for count, leads in enumerate(roles) if not leads), len(messages))
 
 
-def continuations(
+def find_continuations(
     requests: Sequence[LogRequest],
     key_of: Callable[[LogMessage], bytes],
     similarity: Callable[[LogMessage, LogMessage], float],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from warmprefix_tools.doctor.conversations import Continuation, continuations
+from warmprefix_tools.doctor.conversations import Continuation, find_continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
 from warmprefix_tools.doctor.request_log import (
     EMPTY,
@@ -116,11 +116,11 @@ class LogSurvey:
     def _lists_that_stay(self) -> set[Hashable]:
         """Keys of lists of short items most of which recur in the next request of the conversation."""
         shares: dict[Hashable, list[float]] = {}
-        for index, thread in enumerate(self.threads):
-            if thread is None:
+        for index, continuation in enumerate(self.continuations):
+            if continuation is None:
                 continue
             old: dict[Hashable, set[bytes]] = {}
-            for message in self.log.requests[thread.earlier].messages[:2]:
+            for message in self.log.requests[continuation.earlier].messages[:2]:
                 old.update((self.list_key(each), set(self.item_keys(each))) for each in self.lists(message))
             for message in self.log.requests[index].messages[:2]:
                 for each in self.lists(message):
@@ -152,9 +152,9 @@ class LogSurvey:
         return Slots(self.log, plain=self.plain, lists=self.lists, spread=self.plain_spread, owners=self.owners)
 
     @cached_property
-    def threads(self) -> list[Continuation | None]:
+    def continuations(self) -> list[Continuation | None]:
         """For each request, how it continues an earlier one of its conversation."""
-        return continuations(self.log.requests, self.key, self._similarity)
+        return find_continuations(self.log.requests, self.key, self._similarity)
 
     def _similarity(self, old: LogMessage, new: LogMessage) -> float:
         """Return how much of the shorter message the longer one contains."""
@@ -167,8 +167,8 @@ class LogSurvey:
     def roots(self) -> list[int]:
         """For each request, the first one of its conversation."""
         roots: list[int] = []
-        for request, thread in enumerate(self.threads):
-            roots.append(request if thread is None else roots[thread.earlier])
+        for request, continuation in enumerate(self.continuations):
+            roots.append(request if continuation is None else roots[continuation.earlier])
         return roots
 
     @cached_property
