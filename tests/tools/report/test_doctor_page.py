@@ -56,14 +56,14 @@ def test_the_place_of_divergence_is_exact(report: DoctorReport, outline: Parse) 
     assert "<mark>2026-07-01 09:14:31</mark>" in doctor_page(report)
 
 
-def test_what_could_not_be_read_is_said(report: DoctorReport, outline: Parse) -> None:
+def test_unreadable_records_are_listed(report: DoctorReport, outline: Parse) -> None:
     texts = outline(doctor_page(report)).texts
     assert "3 records of the log could not be read and do not count. The first 1:" in texts
     assert "not JSON: Expecting value: line 1 column 1 (char 0)" in texts
     assert "could not be read" not in doctor_page(replace(report, skipped=(), skipped_lines=0))
 
 
-def test_what_there_is_to_know_of_the_log_is_said(report: DoctorReport, outline: Parse) -> None:
+def test_notes_on_the_log_are_shown(report: DoctorReport, outline: Parse) -> None:
     assert set(report.notes) <= set(outline(doctor_page(report)).texts)
 
 

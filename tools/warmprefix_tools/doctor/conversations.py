@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal
 
-from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogMessage, LogRequest
+from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, LogMessage, LogRequest, Prompt
 
-__all__ = ["Continuation", "HistoryChange", "HistoryStep", "continuations", "leading"]
+__all__ = ["Continuation", "HistoryChange", "HistoryStep", "find_continuations", "leading"]
 
 HistoryChange = Literal["truncated", "rewritten"]
 
@@ -45,7 +45,7 @@ def leading(messages: Sequence[LogMessage]) -> int:
     return next((count for count, leads in enumerate(roles) if not leads), len(messages))
 
 
-def continuations(
+def find_continuations(
     requests: Sequence[LogRequest],
     key_of: Callable[[LogMessage], bytes],
     similarity: Callable[[LogMessage, LogMessage], float],
@@ -81,11 +81,7 @@ def continuations(
         if earlier is None:
             result.append(None)
         else:
-            old_messages = bodies[earlier]
-
-            def similar(i: int, j: int, old: Sequence[LogMessage] = old_messages) -> bool:
-                return similarity(old[i], messages[j]) >= _LEAST_SIMILARITY  # noqa: B023 - used in this iteration
-
+            similar = _comparison(bodies[earlier], messages, similarity)
             result.append(Continuation(earlier, tuple(_steps(turns[earlier], keys, similar))))
         turns.append(keys)
         if request.session is not None:
@@ -94,6 +90,12 @@ def continuations(
             latest[scope, "end", keys[-1]] = index
             latest.update(((scope, "answer", key), index) for key in answers)
     return result
+
+
+def _comparison(
+    old: Prompt, new: Prompt, similarity: Callable[[LogMessage, LogMessage], float]
+) -> Callable[[int, int], bool]:
+    return lambda i, j: similarity(old[i], new[j]) >= _LEAST_SIMILARITY
 
 
 def _is_related(old: list[bytes], new: list[bytes]) -> bool:

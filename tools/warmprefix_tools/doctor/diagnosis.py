@@ -146,8 +146,8 @@ def _pairs(survey: LogSurvey, repairs: Repairs, kinds: Kinds, kind: str) -> Iter
     after = repairs.outcomes[kinds]
     gains = after.gains(repairs.outcomes[kinds - {kind}])
     for later in heapq.nlargest(_MOST_PAIRS, range(len(gains)), key=gains.__getitem__):
-        thread = survey.threads[later]
-        likely = [after.donors[later], None if thread is None else thread.earlier]
+        continuation = survey.continuations[later]
+        likely = [after.donors[later], None if continuation is None else continuation.earlier]
         nearest = range(later - 1, max(later - _MOST_PAIRS, 0) - 1, -1)
         for earlier in dict.fromkeys(each for each in (*likely, *nearest) if each is not None):
             yield later, earlier

@@ -66,6 +66,8 @@ class ListItem:
 class ItemList:
     """Consecutive items of one style."""
 
+    source: LogMessage
+    """Message of the log with the list."""
     style: int
     items: tuple[ListItem, ...]
 
@@ -157,7 +159,7 @@ class ListFinder:
             if not self._is_fixed(message, style, number, starts):
                 end = limit if style == _PARAGRAPHS else self._end_of_last(message, starts[-1], limit, style)
                 bounds = pairwise([*starts, end])
-                lists.append(ItemList(style, tuple(ListItem(start, stop) for start, stop in bounds)))
+                lists.append(ItemList(message, style, tuple(ListItem(start, stop) for start, stop in bounds)))
         del self._runs[message]  # needed no more, and large
         return tuple(sorted(lists, key=lambda each: each.start))
 

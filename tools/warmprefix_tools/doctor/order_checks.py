@@ -72,11 +72,11 @@ def _order_lists(
     version: LogVersion,
     *,
     memories: bool,
-    order: Callable[[int, LogMessage, ItemList, list[bytes]], list[int]],
+    order: Callable[[int, LogMessage, ItemList], list[int]],
 ) -> None:
     """Order the lists of each request's head by `order`, once per message and conversation.
 
-    `order` gets a request, a message, a list in it and the keys of its items, and returns the items' places.
+    `order` gets a request, a message and a list in it, and returns the items' places.
     """
     # These repairs decide which requests have which lists, and which requests can share them.
     other_repairs = version.kinds & {"history-truncated", "history-rewritten", "salt-split"}
@@ -91,8 +91,7 @@ def _order_lists(
             key = (survey.roots[index], message.source)
             arrangement = done.get(key)
             if arrangement is None:
-                orders = [(each, order(index, message, each, survey.item_keys(each, message))) for each in lists]
-                arrangement = done[key] = _arrangement(message, orders)
+                arrangement = done[key] = _arrangement(message, [(each, order(index, message, each)) for each in lists])
             new = made.get((arrangement, message))
             if new is None:
                 new = made[arrangement, message] = message.with_ids(arrangement.apply(survey, message.ids))
@@ -104,11 +103,12 @@ def order_passages(survey: LogSurvey, version: LogVersion) -> None:
     """Order passages as warmprefix does: with one planner, request by request."""
     planner = ContextPlanner(capacity_tokens=None, max_nodes=_MAX_NODES)
 
-    def order(index: int, message: LogMessage, each: ItemList, keys: list[bytes]) -> list[int]:
+    def order(index: int, message: LogMessage, each: ItemList) -> list[int]:
+        keys = survey.item_keys(each)
         places: dict[bytes, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(key, []).append(place)
-        scope = f"{survey.list_key(each, message)}"
+        scope = f"{survey.list_key(each)}"
         blocks = [
             ContextBlock(key.decode("latin-1"), tokens=survey.pool.count_tokens(message.ids[item.start : item.end]))
             for key, item in zip(keys, each.items, strict=True)
@@ -124,9 +124,10 @@ def order_memories(survey: LogSurvey, version: LogVersion) -> None:
     """Order memories as they first came up in each owner's requests."""
     ranks: dict[Hashable, dict[bytes, int]] = {}
 
-    def order(index: int, message: LogMessage, each: ItemList, keys: list[bytes]) -> list[int]:
+    def order(index: int, _: LogMessage, each: ItemList) -> list[int]:
+        keys = survey.item_keys(each)
         owner = survey.owners[index] or survey.roots[index]
-        rank = ranks.setdefault((owner, survey.list_key(each, message)), {})
+        rank = ranks.setdefault((owner, survey.list_key(each)), {})
         for key in keys:
             rank.setdefault(key, len(rank))
         return sorted(range(len(keys)), key=lambda place: rank[keys[place]])
@@ -137,23 +138,23 @@ def order_memories(survey: LogSurvey, version: LogVersion) -> None:
 def list_spot(survey: LogSurvey, later: int, earlier: int, *, memories: bool) -> SpotPair | None:
     """Return the first items that differ in two lists with common items."""
 
-    def lists(request: int) -> Iterator[tuple[Hashable, tuple[int, LogMessage, ItemList]]]:
+    def lists(request: int) -> Iterator[tuple[Hashable, tuple[int, ItemList]]]:
         for at, message in _head(survey.log.requests[request].messages):
             for each in survey.lists_of(message, memories=memories):
-                yield survey.list_key(each, message), (at, message, each)
+                yield survey.list_key(each), (at, each)
 
     old = dict(lists(earlier))
-    for key, (at, message, each) in lists(later):
+    for key, (at, each) in lists(later):
         if key not in old:
             continue
-        old_at, old_message, other = old[key]
-        keys, old_keys = survey.item_keys(each, message), survey.item_keys(other, old_message)
+        old_at, other = old[key]
+        keys, old_keys = survey.item_keys(each), survey.item_keys(other)
         first = common_length(keys, old_keys)
         if first < min(len(keys), len(old_keys)) and not set(keys).isdisjoint(old_keys):
             item, old_item = each.items[first], other.items[first]
             return (
-                items_spot(survey, at, message, item.start, item.end),
-                items_spot(survey, old_at, old_message, old_item.start, old_item.end),
+                items_spot(survey, at, each.source, item.start, item.end),
+                items_spot(survey, old_at, other.source, old_item.start, old_item.end),
             )
     return None
 

@@ -42,12 +42,8 @@ _TENANT = (
     *("user_api_key_org_id", "user_api_key_team_id"),
 )
 _DETAILS = (
-    "metadata",
-    "extra_body",
-    "requester_metadata",
-    "spend_logs_metadata",
-    "model_parameters",
-    "optional_params",
+    *("metadata", "extra_body", "requester_metadata", "spend_logs_metadata"),
+    *("model_parameters", "optional_params"),
 )
 _TEXT_KINDS = {"text", "input_text", "output_text", "refusal"}
 

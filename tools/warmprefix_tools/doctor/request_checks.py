@@ -27,31 +27,36 @@ _Restored = tuple[LogMessage, ...]
 
 def history_changes(survey: LogSurvey, change: HistoryChange) -> bool:
     """Return whether any history was changed like this."""
-    return any(step.change == change for thread in survey.threads if thread is not None for step in thread.steps)
+    return any(
+        step.change == change
+        for continuation in survey.continuations
+        if continuation is not None
+        for step in continuation.steps
+    )
 
 
 def restore_histories(survey: LogSurvey, version: LogVersion) -> None:
     """Give each request the history as its conversation had it, without the changes that are to be repaired."""
     repaired = {kind.removeprefix("history-") for kind in version.kinds}
     histories: list[list[_Restored]] = []
-    for index, (prompt, thread) in enumerate(zip(version.prompts, survey.threads, strict=True)):
+    for index, (prompt, continuation) in enumerate(zip(version.prompts, survey.continuations, strict=True)):
         start = leading(prompt)
         own = prompt[start:]
-        if thread is None:
+        if continuation is None:
             history: list[_Restored] = [(message,) for message in own]
         else:
-            history = _restored(histories[thread.earlier], own, thread, repaired)
+            history = _restored(histories[continuation.earlier], own, continuation, repaired)
             version.prompts[index] = prompt[:start] + tuple(chain.from_iterable(history))
         histories.append(history)
 
 
 def _restored(
-    before: list[_Restored], own: tuple[LogMessage, ...], thread: Continuation, repaired: set[str]
+    before: list[_Restored], own: tuple[LogMessage, ...], continuation: Continuation, repaired: set[str]
 ) -> list[_Restored]:
     history: list[_Restored] = []
     lost: _Restored = ()
     new = 0
-    for step in thread.steps:
+    for step in continuation.steps:
         new = max(new, step.new.stop)
         if step.change == "truncated" or (step.change == "rewritten" and len(step.old) != len(step.new)):
             if step.change in repaired:
@@ -72,10 +77,10 @@ def _restored(
 
 def history_spot(survey: LogSurvey, later: int, earlier: int, *, change: HistoryChange) -> SpotPair | None:
     """Return the first messages of two turns that differ by this change."""
-    thread = survey.threads[later]
-    if thread is None or thread.earlier != earlier:
+    continuation = survey.continuations[later]
+    if continuation is None or continuation.earlier != earlier:
         return None
-    step = next((step for step in thread.steps if step.change == change), None)
+    step = next((step for step in continuation.steps if step.change == change), None)
     if step is None:
         return None
     places, texts = [], []

@@ -42,32 +42,22 @@ class SlotRun:
     """True if later messages hold nothing more widespread: then the text may move to the end of its own message."""
 
 
+@dataclass
 class Slots:
     """Slots of a log, each with text of its user or with anything else."""
 
-    def __init__(
-        self,
-        log: RequestLog,
-        *,
-        plain: Callable[[LogMessage], LogMessage],
-        lists: Callable[[LogMessage], Sequence[ItemList]],
-        spread: Sequence[int],
-        owners: Sequence[str | None],
-    ) -> None:
-        """Find slots by these views of the log.
+    log: RequestLog
+    """The log as it was sent."""
+    plain: Callable[[LogMessage], LogMessage]
+    """Repairs the wording of a message."""
+    lists: Callable[[LogMessage], Sequence[ItemList]]
+    """Finds the lists in a message."""
+    spread: Sequence[int]
+    """Number of requests that have each segment of a plain message."""
+    owners: Sequence[str | None]
+    """User, session or conversation of each request; None if not recorded."""
 
-        Args:
-            log: The log as it was sent.
-            plain: Repairs the wording of a message.
-            lists: Finds the lists in a message.
-            spread: Number of requests that have each segment of a plain message.
-            owners: User, session or conversation of each request; None if not recorded.
-        """
-        self._log = log
-        self._plain = plain
-        self._lists = lists
-        self._spread = spread
-        self._owners = owners
+    def __post_init__(self) -> None:
         self._runs = Memo[tuple[LogMessage, int], tuple[SlotRun, ...]](lambda key: tuple(self._find(*key)))
         self._widest = Memo[LogMessage, int](lambda message: max(self._spread_of(message), default=0))
 
@@ -89,18 +79,18 @@ class Slots:
 
     def _spread_of(self, message: LogMessage) -> list[int]:
         """Return for each segment of a message the number of requests that have it."""
-        spread = self._spread
+        spread = self.spread
         size = len(spread)
-        return [spread[number] if number < size else 0 for number in self._plain(message).ids]
+        return [spread[number] if number < size else 0 for number in self.plain(message).ids]
 
     def _find(self, message: LogMessage, later: int) -> Iterator[SlotRun]:
         """Yield the slots of a message, if the most widespread segment behind it is in `later` requests."""
         spread = self._spread_of(message)
-        plain = self._plain(message).ids
+        plain = self.plain(message).ids
         behind = accumulate(reversed(spread), max, initial=later)
         rare = [count * _RARER <= widest for count, widest in zip(reversed(spread), behind, strict=False)]
         rare.reverse()
-        for each in self._lists(message):
+        for each in self.lists(message):
             rare[each.start : each.end] = [False] * (each.end - each.start)
         places = (at for at in compress(range(len(rare)), rare) if plain[at] != EMPTY)
         for _, group in groupby(enumerate(places), lambda found: found[1] - found[0]):
@@ -118,12 +108,12 @@ class Slots:
         of_owner: dict[Hashable, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
         owned: Counter[Hashable] = Counter()
         texts: dict[Hashable, list[str]] = defaultdict(list)
-        for request, owner in zip(self._log.requests, self._owners, strict=True):
+        for request, owner in zip(self.log.requests, self.owners, strict=True):
             for at, run in self.runs(request.messages):
-                ids = self._plain(request.messages[at]).ids[run.start : run.end]
+                ids = self.plain(request.messages[at]).ids[run.start : run.end]
                 value = ids.tobytes()
                 if not values[run.slot][value]:
-                    texts[run.slot].append(self._log.pool.text(ids))
+                    texts[run.slot].append(self.log.pool.text(ids))
                 values[run.slot][value] += 1
                 if owner is not None:
                     of_owner[run.slot][owner].add(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from warmprefix_tools.doctor.conversations import Continuation, continuations
+from warmprefix_tools.doctor.conversations import Continuation, find_continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
 from warmprefix_tools.doctor.request_log import (
     EMPTY,
@@ -68,12 +68,15 @@ class LogSurvey:
             lambda message: any(map(opens_json().__getitem__, message.ids))
         ).__getitem__
         """Returns whether a JSON object may be written out in a message."""
-        self._list_keys: dict[ItemList, Hashable] = {}
-        self._sorted_lists: dict[LogMessage, tuple[tuple[ItemList, ...], tuple[ItemList, ...]]] = {}
+        self.list_key = Memo(self._list_key).__getitem__
+        """Returns a key that is equal for lists in the same place of a prompt: of one style, behind one heading."""
+        self._lists_of = Memo[tuple[LogMessage, bool], tuple[ItemList, ...]](
+            lambda key: tuple(each for each in self.lists(key[0]) if self._is_memory(each) == key[1])
+        )
         self._memory_keys: dict[Hashable, bool] = {}
         self._without_space = Memo[int, int](lambda number: self.pool.intern(self.pool.texts[number].lstrip()))
         self._line_feeds = Memo[int, int](lambda number: _line_feeds(self.pool.texts[number]))
-        self._spaced: dict[tuple[int, int], int] = {}
+        self._spaced = Memo[tuple[int, int], int](lambda pair: self._put_space_of(*pair))
         for message in self.uses:
             self.plain(message)
 
@@ -81,21 +84,15 @@ class LogSurvey:
         """Return the message with these defects of wording repaired."""
         return message.with_ids(self.rewriter.rewritten(message.ids, kinds))
 
-    def list_key(self, each: ItemList, message: LogMessage) -> Hashable:
-        """Return a key that is equal for lists in the same place of a prompt: of one style, behind one heading."""
-        key = self._list_keys.get(each)
-        if key is None:
+    def _list_key(self, each: ItemList) -> Hashable:
+        heading = self.plain(each.source).ids[each.start - 1] if each.start else None
+        if heading is not None and (heading >= len(self.plain_spread) or self.plain_spread[heading] < 2):
             heading = None
-            if each.start:
-                heading = self.plain(message.source).ids[each.start - 1]
-                if heading >= len(self.plain_spread) or self.plain_spread[heading] < 2:
-                    heading = None
-            key = self._list_keys[each] = (message.role, each.style, heading)
-        return key
+        return each.source.role, each.style, heading
 
-    def item_keys(self, each: ItemList, message: LogMessage) -> list[bytes]:
+    def item_keys(self, each: ItemList) -> list[bytes]:
         """Return the text of each item of a list as a key, apart from defects of wording."""
-        ids = self.plain(message.source).ids
+        ids = self.plain(each.source).ids
         return [
             self._without_space[ids[item.start]].to_bytes(WIDTH, "little") + packed(ids[item.start + 1 : item.end])
             for item in each.items
@@ -103,20 +100,14 @@ class LogSurvey:
 
     def lists_of(self, message: LogMessage, *, memories: bool) -> tuple[ItemList, ...]:
         """Return the lists of memories in a message, or all others."""
-        found = self._sorted_lists.get(message.source)
-        if found is None:
-            lists = self.lists(message)
-            remembered = tuple(each for each in lists if self._is_memory(each, message))
-            found = remembered, tuple(each for each in lists if each not in remembered)
-            self._sorted_lists[message.source] = found
-        return found[0] if memories else found[1]
+        return self._lists_of[message.source, memories]
 
-    def _is_memory(self, each: ItemList, message: LogMessage) -> bool:
+    def _is_memory(self, each: ItemList) -> bool:
         """Return whether a list holds memories: by its heading or labels, or because it stays in its conversation."""
-        key = self.list_key(each, message)
+        key = self.list_key(each)
         found = self._memory_keys.get(key)
-        if found is None:
-            texts = [self.pool.texts[i] for i in message.source.ids[max(each.start - 1, 0) : each.start + 1]]
+        if found is None:  # the first list with this key decides for all
+            texts = [self.pool.texts[i] for i in each.source.ids[max(each.start - 1, 0) : each.start + 1]]
             named = _MEMORY_LABEL.match(texts[-1]) or (each.start > 0 and _MEMORY.search(texts[0]))
             found = self._memory_keys[key] = bool(named) or key in self._lists_that_stay
         return found
@@ -125,34 +116,30 @@ class LogSurvey:
     def _lists_that_stay(self) -> set[Hashable]:
         """Keys of lists of short items most of which recur in the next request of the conversation."""
         shares: dict[Hashable, list[float]] = {}
-        for index, thread in enumerate(self.threads):
-            if thread is None:
+        for index, continuation in enumerate(self.continuations):
+            if continuation is None:
                 continue
-            old = {}
-            for message in self.log.requests[thread.earlier].messages[:2]:
-                for each in self.lists(message):
-                    old[self.list_key(each, message)] = set(self.item_keys(each, message))
+            old: dict[Hashable, set[bytes]] = {}
+            for message in self.log.requests[continuation.earlier].messages[:2]:
+                old.update((self.list_key(each), set(self.item_keys(each))) for each in self.lists(message))
             for message in self.log.requests[index].messages[:2]:
                 for each in self.lists(message):
-                    key = self.list_key(each, message)
+                    key = self.list_key(each)
                     tokens = self.pool.count_tokens(message.ids[each.start : each.end]) / len(each.items)
                     if key in old and tokens <= _SHORT_ITEM_TOKENS and message.role in ("system", "developer"):
-                        keys = self.item_keys(each, message)
+                        keys = self.item_keys(each)
                         shares.setdefault(key, []).append(sum(k in old[key] for k in keys) / len(keys))
         return {key for key, found in shares.items() if sum(found) / len(found) >= _MOSTLY}
 
     def with_space_of(self, other: int, segment: int) -> int:
         """Return a segment with the line feeds in front of another one in place of its own white space."""
         feeds = self._line_feeds[other]
-        if feeds >= 0 and feeds == self._line_feeds[segment]:
-            return segment
-        made = self._spaced.get((other, segment))
-        if made is None:
-            text = self.pool.texts[other]
-            space = text[: len(text) - len(text.lstrip())]
-            made = self.pool.intern(space.lstrip(" \t") + self.pool.texts[segment].lstrip())
-            self._spaced[other, segment] = made
-        return made
+        return segment if feeds >= 0 and feeds == self._line_feeds[segment] else self._spaced[other, segment]
+
+    def _put_space_of(self, other: int, segment: int) -> int:
+        text = self.pool.texts[other]
+        space = text[: len(text) - len(text.lstrip())]
+        return self.pool.intern(space.lstrip(" \t") + self.pool.texts[segment].lstrip())
 
     def tools_message(self, request: int) -> LogMessage | None:
         """Return the message of a request's tools, if it has any."""
@@ -165,9 +152,9 @@ class LogSurvey:
         return Slots(self.log, plain=self.plain, lists=self.lists, spread=self.plain_spread, owners=self.owners)
 
     @cached_property
-    def threads(self) -> list[Continuation | None]:
+    def continuations(self) -> list[Continuation | None]:
         """For each request, how it continues an earlier one of its conversation."""
-        return continuations(self.log.requests, self.key, self._similarity)
+        return find_continuations(self.log.requests, self.key, self._similarity)
 
     def _similarity(self, old: LogMessage, new: LogMessage) -> float:
         """Return how much of the shorter message the longer one contains."""
@@ -180,8 +167,8 @@ class LogSurvey:
     def roots(self) -> list[int]:
         """For each request, the first one of its conversation."""
         roots: list[int] = []
-        for request, thread in enumerate(self.threads):
-            roots.append(request if thread is None else roots[thread.earlier])
+        for request, continuation in enumerate(self.continuations):
+            roots.append(request if continuation is None else roots[continuation.earlier])
         return roots
 
     @cached_property
