@@ -1,4 +1,4 @@
-"""`warmprefix record` as a user runs it: around a real application in a process of its own."""
+"""The command `warmprefix record`, around a real application in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from warmprefix_tools.cli import app
 from warmprefix_tools.traces.reader import read_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
@@ -33,8 +37,29 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "warmprefix_tools", "record", *map(str, arguments)]
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, cwd=cwd)
+class Finished(NamedTuple):
+    """Outcome of a command; `stdout` is the application's."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Finished]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in this process, in the folder `cwd`; only the application is a process of its own."""
+
+    def run_command(*arguments: object, cwd: Path | None = None) -> Finished:
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        capfd.readouterr()
+        result = CliRunner().invoke(app, ["record", *map(str, arguments)], catch_exceptions=False)
+        return Finished(result.exit_code, capfd.readouterr().out, result.stderr)
+
+    return run_command
 
 
 @pytest.fixture
@@ -49,7 +74,7 @@ def python(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["day.jsonl", "day.jsonl.gz"])
-def test_record_needs_no_change_to_the_application(tmp_path: Path, application: Path, name: str) -> None:
+def test_record_needs_no_change_to_the_application(run: Run, tmp_path: Path, application: Path, name: str) -> None:
     done = run(name, "--", sys.executable, application, "--port", "80", "--", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "arguments --port 80 -- x\n")
     assert done.stderr == f"Recorded 4 requests to {name}.\nNext: warmprefix replay {name}\n"
@@ -65,14 +90,14 @@ def test_record_needs_no_change_to_the_application(tmp_path: Path, application: 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_texts_are_written_only_with_the_option(
-    tmp_path: Path, application: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, application: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WARMPREFIX_RECORD_TEXT", "1")  # the command's own option decides
     run(*(["--text"] if asked else []), tmp_path / "t.jsonl", "--", sys.executable, application)
     assert ("All about 2." in (tmp_path / "t.jsonl").read_text()) is asked
 
 
-def test_an_application_may_change_directory_and_start_processes(tmp_path: Path) -> None:
+def test_an_application_may_change_directory_and_start_processes(run: Run, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     done = run(
         "t.jsonl",
@@ -95,7 +120,7 @@ def test_an_application_may_change_directory_and_start_processes(tmp_path: Path)
     ]
 
 
-def test_record_reports_an_application_that_plans_nothing(tmp_path: Path) -> None:
+def test_record_reports_an_application_that_plans_nothing(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path / "t.jsonl", "--", *python("print('hello')"))
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert done.stderr.startswith("No request was recorded: no ContextPlanner planned one")
@@ -103,19 +128,19 @@ def test_record_reports_an_application_that_plans_nothing(tmp_path: Path) -> Non
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_record_reports_a_trace_that_cannot_be_read(tmp_path: Path) -> None:
+def test_record_reports_a_trace_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path / "t.jsonl", "--", *python(f"open({str(tmp_path / 't.jsonl')!r}, 'w').write('junk')"))
     assert done.returncode == 0
     assert re.fullmatch(r".*t\.jsonl, line 1: not JSON: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 77])
-def test_record_exits_with_the_status_of_the_application(tmp_path: Path, status: int) -> None:
+def test_record_exits_with_the_status_of_the_application(run: Run, tmp_path: Path, status: int) -> None:
     assert run(tmp_path / "t.jsonl", "--", *python(f"raise SystemExit({status})")).returncode == status
 
 
 @posix
-def test_a_program_that_cannot_start_exits_with_the_status_of_shells(tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_exits_with_the_status_of_shells(run: Run, tmp_path: Path) -> None:
     absent = run(tmp_path / "t.jsonl", "--", "no-such-program", "-x")
     assert (absent.returncode, absent.stderr) == (127, "no-such-program: No such file or directory\n")
     (tmp_path / "notes.txt").write_text("no program")
@@ -123,14 +148,14 @@ def test_a_program_that_cannot_start_exits_with_the_status_of_shells(tmp_path: P
     assert (refused.returncode, refused.stderr) == (126, f"{tmp_path / 'notes.txt'}: Permission denied\n")
 
 
-def test_record_runs_nothing_if_the_folder_of_the_trace_is_missing(tmp_path: Path) -> None:
+def test_record_runs_nothing_if_the_folder_of_the_trace_is_missing(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path / "absent" / "t.jsonl", "--", *python("print('hello')"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{tmp_path / 'absent' / 't.jsonl'}: no file can be made in {tmp_path / 'absent'}\n"
 
 
 @pytest.mark.parametrize("place", [".", "program/t.jsonl"])
-def test_record_runs_nothing_if_the_path_is_a_folder_or_inside_a_file(tmp_path: Path, place: str) -> None:
+def test_record_runs_nothing_if_the_path_is_a_folder_or_inside_a_file(run: Run, tmp_path: Path, place: str) -> None:
     (tmp_path / "program").touch(0o755)
     done = run(tmp_path / place, "--", *python("print('hello')"))
     assert (done.returncode, done.stdout) == (2, "")
@@ -138,7 +163,7 @@ def test_record_runs_nothing_if_the_path_is_a_folder_or_inside_a_file(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_file_names_cannot_control_the_terminal(tmp_path: Path) -> None:
+def test_file_names_cannot_control_the_terminal(run: Run, tmp_path: Path) -> None:
     done = run(
         tmp_path / "t\x1b[31m.jsonl", "--", *python("import warmprefix; warmprefix.ContextPlanner().plan(['a'])")
     )
@@ -147,7 +172,7 @@ def test_file_names_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["t.jsonl"], ["t.jsonl", "--"], ["t.jsonl", "--txt", "--", "true"]])
-def test_a_wrong_command_line_prints_the_usage_with_status_2(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_wrong_command_line_prints_the_usage_with_status_2(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "Usage" in done.stderr
@@ -191,7 +216,7 @@ def test_record_forwards_signals_and_the_application_decides_how_to_exit(
 
 
 @posix
-def test_an_application_killed_by_a_signal_exits_with_the_status_of_shells(tmp_path: Path) -> None:
+def test_an_application_killed_by_a_signal_exits_with_the_status_of_shells(run: Run, tmp_path: Path) -> None:
     done = run(
         tmp_path / "t.jsonl.gz",
         "--",

@@ -9,8 +9,7 @@ from importlib import resources
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.report import amounts
-from warmprefix_tools.report.excerpts import code_points, signs
-from warmprefix_tools.report.visible import visible
+from warmprefix_tools.report.visible import code_points, signs, visible
 
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
