@@ -16,7 +16,7 @@ from warmprefix.errors import (
 from warmprefix.order_sharing.base import NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
-from warmprefix.planner.planner import ContextPlanner
+from warmprefix.planner import ContextPlanner
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
 from warmprefix.residency.capacity import capacity_from_metrics
 from warmprefix.retries import Retries

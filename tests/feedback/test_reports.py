@@ -348,7 +348,7 @@ def test_block_ends_that_make_no_sense_do_no_harm(shares: list[float]) -> None:
         committed(planner, BLOCKS, EngineReport(100, 1_000, block_ends=shares))
     assert planner.plan(BLOCKS).resident_tokens <= 250
     assert planner.stats().reports == 3
-    [state] = planner._scopes.values()
+    [state] = planner._scopes
     state.tree.check_integrity()
 
 

@@ -1,4 +1,4 @@
-"""De-duplication against the messages themselves, where the caller shows them."""
+"""De-duplication against a conversation: its visible messages, or else the store's record of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, pairwise
 from typing import Any, Protocol, runtime_checkable
 
-from warmprefix.annotate import Templates, has_bracket, header_labels
+from warmprefix.annotate import Templates, bracketed, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.dedup.exact import Resolved
-from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
+from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting
 from warmprefix.plan import Reference
+from warmprefix.stores.base import Prepared
 
-__all__ = ["Message", "SdkMessage", "VisibleHistory", "as_mapping", "header_lines"]
+__all__ = [
+    "Message",
+    "Resolution",
+    "SdkMessage",
+    "VisibleHistory",
+    "as_mapping",
+    "header_lines",
+    "resolve_from_record",
+    "shown_labels",
+]
+
+Resolution = tuple[str, Reference | None]
+"""A block's label, and the reference that takes its place if the prompt already holds it."""
 
 
 @runtime_checkable
@@ -82,7 +94,7 @@ class VisibleHistory:
         )
         return {*headed, *noted}
 
-    def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
+    def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolution]:
         """Refer to each block that a message holds; the others stay in full.
 
         A label that the history shows in front of another text names nothing any more: it is neither referred to nor
@@ -90,7 +102,7 @@ class VisibleHistory:
         """
         given = set(labels)
         referred: set[str] = set()
-        resolved: dict[int, Resolved] = {}
+        resolved: dict[int, Resolution] = {}
         # The longest text first: a shorter one that it begins with would match the same place in the history.
         for i in sorted(range(len(blocks)), key=lambda i: -len(blocks[i].text)):
             reference = self._reference(blocks[i], labels[i], referred, templates)
@@ -151,6 +163,36 @@ def _headers(text: str) -> Iterator[tuple[str, int]]:
 def _line(text: str, start: int) -> str:
     end = text.find("\n", start)
     return text[start:] if end < 0 else text[start:end]
+
+
+def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
+    """Return the labels of `lasting_labels`' form that stand in brackets in the texts. O(len(texts)).
+
+    Where the history is not shown, a block of the conversation may have one of them, or get it later.
+    """
+    inners = [inner for block in blocks if has_bracket(block.text) for inner in bracketed(block.text)]
+    return list(dict.fromkeys([inner for inner in inners if seems_lasting(inner)]))
+
+
+def resolve_from_record(
+    blocks: Sequence[ContextBlock], labels: Sequence[str], record: Prepared, templates: Templates
+) -> list[Resolution]:
+    """Refer to each block that the record holds, uncontested; the others stay in full. O(len(blocks)).
+
+    A seen block keeps the label it was sent under, contested or not. A new one whose label names another block in this
+    conversation is labelled by its content instead.
+    """
+    resolved: list[Resolution] = []
+    for block, label in zip(blocks, labels, strict=True):
+        seen = record.seen.get(block.fingerprint)
+        if seen is not None and block.fingerprint in record.contested:
+            resolved.append((seen.label, None))
+        elif seen is not None:
+            note = templates.location_annotation([seen.label])
+            resolved.append((seen.label, Reference(seen.label, seen.turn, note)))
+        else:
+            resolved.append((content_label(block) if label in record.taken else label, None))
+    return resolved
 
 
 def as_mapping(message: object) -> Mapping[str, Any]:

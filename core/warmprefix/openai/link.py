@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from warmprefix.openai.clients import AsyncLinkClient, LinkClient
-    from warmprefix.planner.planner import ContextPlanner
+    from warmprefix.planner import ContextPlanner
 
 __all__ = ["EngineLink"]
 

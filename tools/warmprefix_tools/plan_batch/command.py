@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.errors import MissingExtraError
 from warmprefix.outputs import check_writable, standard_output, text_file
-from warmprefix.planner.planner import ContextPlanner
+from warmprefix.planner import ContextPlanner
 from warmprefix.traces.base import NoRecorder
 from warmprefix_tools.plan_batch.errors import PlanBatchError
 from warmprefix_tools.plan_batch.export import as_json, order_lines

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
-from warmprefix.planner.planner import ContextPlanner
+from warmprefix.planner import ContextPlanner
 from warmprefix.stores import MemorySeenStore
 from warmprefix.traces.base import NoRecorder
 from warmprefix_tools.replay.workload import Request, Workload, estimated_tokens

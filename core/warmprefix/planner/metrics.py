@@ -1,0 +1,125 @@
+"""Counters, latencies and outside observers of one planner, and how it degrades when a part fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from warmprefix.blocks import ContextBlock
+from warmprefix.failures import log_failure
+from warmprefix.plan import ContextPlan
+from warmprefix.residency.base import EngineReport
+from warmprefix.telemetry import LatencyHistogram, NoObserver, PlannerObserver
+from warmprefix.traces.base import RequestRecorder
+from warmprefix.traces.environment import recorder_from_environment
+
+__all__ = ["PlannerMetrics"]
+
+_log = logging.getLogger("warmprefix")
+
+_FAILURES = {
+    "feed": "residency feed failed",
+    "observer": "observer failed",
+    "policy": "ordering policy failed",
+    "recorder": "request recorder failed",
+    "store": "seen-block store failed",
+}
+"""Log message for each part whose failure a request survives."""
+
+
+class PlannerMetrics:
+    """Counts one planner's work, and passes it on to its observer and its recorder.
+
+    Args:
+        lock: The planner's lock, which guards `counts`.
+        observer: Notified of each plan and its end; None for no observer.
+        recorder: Receives each request; None for the one that the environment asks for.
+    """
+
+    def __init__(
+        self, lock: threading.RLock, observer: PlannerObserver | None, recorder: RequestRecorder | None
+    ) -> None:
+        self._lock = lock
+        self._observer: PlannerObserver = NoObserver() if observer is None else observer
+        self._recorder = recorder_from_environment() if recorder is None else recorder
+        self.counts: Counter[str] = Counter()
+        """The counters of `PlannerStats`, by name."""
+        self.plan_latency = LatencyHistogram()
+        self.store_latency = LatencyHistogram()
+
+    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
+        """Count the exception being handled as a failure of `part`, and log it; the request goes on without it.
+
+        The first failure of each part is logged as a warning, later ones at DEBUG.
+        """
+        name = f"{part}_errors"
+        with self._lock:
+            self.counts[name] += 1
+            is_first = self.counts[name] == 1
+        log_failure(_log, _FAILURES[part], first=is_first)
+
+    def record_request(
+        self,
+        blocks: Sequence[ContextBlock],
+        conversation: str | None,
+        tenant: str | None,
+        model: str | None,
+        preamble: str | None,
+    ) -> None:
+        """Pass a request to the recorder, before it is planned."""
+        try:
+            self._recorder.record(
+                tuple(blocks), conversation=conversation, tenant=tenant, model=model, preamble=preamble
+            )
+        except Exception:
+            self.degrade("recorder")
+
+    def count(self, name: str) -> None:
+        """Add 1 to a counter. Called without the lock."""
+        with self._lock:
+            self.counts[name] += 1
+
+    def count_plan(self, plan: ContextPlan) -> None:
+        """Add a plan to the counters; the caller holds the lock."""
+        counts = self.counts
+        counts["plans"] += 1
+        counts["planned_tokens"] += plan.total_tokens
+        counts["resident_tokens"] += plan.resident_tokens
+        counts["reordered_plans"] += plan.reordered
+        if not plan.opens_prompt:  # only then can there be references
+            counts["references"] += len(plan.references)
+            counts["reference_tokens"] += plan.reference_tokens
+
+    def notify_planned(self, plan: ContextPlan, began: float) -> None:
+        """Record the latency since `began`, a `time.perf_counter()`, and notify the observer."""
+        seconds = time.perf_counter() - began
+        self.plan_latency.observe(seconds)
+        try:
+            self._observer.planned(plan, seconds)
+        except Exception:
+            self.degrade("observer")
+
+    def notify_committed(self, plan: ContextPlan, report: EngineReport, recorded: bool, began: float) -> None:
+        """Notify the observer of a commit and its result."""
+        try:
+            self._observer.committed(plan, report, recorded, time.perf_counter() - began)
+        except Exception:
+            self.degrade("observer")
+
+    def notify_abandoned(self, plan: ContextPlan) -> None:
+        """Notify the observer that an open plan was abandoned."""
+        try:
+            self._observer.abandoned(plan)
+        except Exception:
+            self.degrade("observer")
+
+    def clear(self) -> None:
+        """Set all counters and latencies to zero."""
+        with self._lock:
+            self.counts.clear()
+        self.plan_latency.reset()
+        self.store_latency.reset()

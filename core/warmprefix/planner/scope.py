@@ -1,0 +1,204 @@
+"""Learned state of scopes: requests share a prefix and statistics only within one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import operator
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
+
+from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.labels import LabelRegistry
+from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.ordering import PrefixView, ServedBlock
+from warmprefix.plan import PlannedBlock, Scope
+from warmprefix.planner.config import PlannerConfig
+from warmprefix.planner.metrics import PlannerMetrics
+from warmprefix.prefix.tree import PrefixTree
+from warmprefix.residency.feedback import ScopeFeedback
+
+__all__ = ["ScopeOptions", "ScopeRegistry", "ScopeState", "check_names", "make_scope"]
+
+
+class ScopeOptions(TypedDict, total=False):
+    """The arguments of `ContextPlanner.plan` that name a scope."""
+
+    tenant: str | None
+    model: str | None
+    preamble: str | None
+
+
+def check_names(**names: str | None) -> None:
+    """Check arguments that are a name or None.
+
+    Raises:
+        TypeError: A value is neither a str nor None; the message names its argument.
+    """
+    for name, value in names.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+
+
+def make_scope(tenant: str | None = None, model: str | None = None, preamble: str | None = None) -> Scope:
+    """Return the scope of a request; O(len(preamble)).
+
+    Raises:
+        TypeError: An argument is neither a str nor None.
+    """
+    check_names(tenant=tenant, model=model, preamble=preamble)
+    return Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+
+
+class ScopeState:
+    """What one scope has learned. Not thread-safe: callers hold the planner's lock."""
+
+    __slots__ = ("_metrics", "cache_salt", "feedback", "labels", "policy", "tree")
+
+    def __init__(self, scope: Scope, config: PlannerConfig, metrics: PlannerMetrics) -> None:
+        self._metrics = metrics
+        self.tree = PrefixTree[bytes](config.capacity_tokens, config.max_nodes)
+        self.policy = config.new_policy()
+        self.labels = LabelRegistry(config.max_labels)
+        self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
+        self.feedback = ScopeFeedback(config.patience)
+
+    def order(self, blocks: Sequence[ContextBlock], reorders: bool) -> Sequence[int]:
+        """Return the planned order of distinct blocks, given in relevance order, as their indices.
+
+        Args:
+            blocks: The blocks; pinned ones go to their end of the context.
+            reorders: True if the policy may order the blocks without a pin.
+        """
+        starts = [i for i, block in enumerate(blocks) if block.pinned == "start"]
+        ends = [i for i, block in enumerate(blocks) if block.pinned == "end"]
+        if not starts and not ends:
+            return self._policy_order(blocks, ()) if reorders else range(len(blocks))
+        middle = [i for i, block in enumerate(blocks) if block.pinned is None]
+        if reorders:
+            after = [blocks[i].fingerprint for i in starts]
+            middle = [middle[i] for i in self._policy_order([blocks[i] for i in middle], after)]
+        return [*starts, *middle, *ends]
+
+    def _policy_order(self, blocks: Sequence[ContextBlock], after: Sequence[bytes]) -> Sequence[int]:
+        try:
+            order = [operator.index(i) for i in self.policy.order(blocks, PrefixView(self.tree, after))]
+            if sorted(order) != list(range(len(blocks))):
+                raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
+        except Exception:
+            self._metrics.degrade("policy")
+            return range(len(blocks))
+        return order
+
+    def resident_tokens(self, planned: Sequence[PlannedBlock]) -> int:
+        """Return the tokens of the first blocks that the engine's cache is predicted to hold."""
+        return self.tree.match_prefix([block.block.fingerprint for block in planned]).tokens
+
+    def learn(self, order: LearnedOrder) -> None:
+        """Add an order that a model saw to the tree, and pass it to the policy."""
+        keys, tokens, ranks = order
+        resident = self.tree.insert(keys, tokens).blocks
+        try:
+            self.policy.observe(
+                [
+                    ServedBlock(key, length, rank, i < resident)
+                    for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
+                ]
+            )
+        except Exception:
+            self._metrics.degrade("policy")
+
+
+class ScopeRegistry:
+    """The scopes in use, at most `max_scopes`, and the orders they exchange with other planners.
+
+    Beyond the bound, the least recently used scope is forgotten. Callers hold the lock, unless a method says otherwise.
+    """
+
+    def __init__(self, config: PlannerConfig, lock: threading.RLock, metrics: PlannerMetrics) -> None:
+        self._config = config
+        self._lock = lock
+        self._metrics = metrics
+        self._states: OrderedDict[Scope, ScopeState] = OrderedDict()
+        self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
+
+    def use(self, scope: Scope) -> ScopeState:
+        """Return the state of a scope, made now if there is none, as the most recently used one."""
+        state = self._states.get(scope)
+        if state is not None:
+            self._states.move_to_end(scope)
+            return state
+        state = self._states[scope] = ScopeState(scope, self._config, self._metrics)
+        while len(self._states) > self._config.max_scopes:
+            self._drop(next(iter(self._states)))
+        self.sharing.follow(scope, _SharedOrderLearner(self, scope))
+        return state
+
+    def find(self, scope: Scope) -> ScopeState | None:
+        """Return the state of a scope; None if there is none."""
+        return self._states.get(scope)
+
+    def learn(self, scope: Scope, blocks: Sequence[PlannedBlock]) -> None:
+        """Learn a planned order that a model saw, and share it with other planners."""
+        if not blocks:
+            return
+        order = LearnedOrder(
+            [planned.block.fingerprint for planned in blocks],
+            [planned.block.tokens for planned in blocks],
+            [planned.rank for planned in blocks],
+        )
+        self._learn(scope, self.use(scope), order)
+        self.sharing.publish(scope, order)
+
+    def learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
+        """Learn orders of other planners. Called without the lock."""
+        for order in orders:
+            with self._lock:  # taken for each order, because requests wait for it
+                state = self._states.get(scope)
+                if state is None:
+                    return
+                self._learn(scope, state, order)
+                self._metrics.counts["shared_orders"] += 1
+
+    def _learn(self, scope: Scope, state: ScopeState, order: LearnedOrder) -> None:
+        try:
+            state.learn(order)
+        except BaseException:  # such as KeyboardInterrupt: do not trust a scope that has half learned an order
+            self._drop(scope)
+            raise
+
+    def _drop(self, scope: Scope) -> None:
+        if self._states.pop(scope, None) is not None:
+            self.sharing.unfollow(scope)
+
+    def clear(self) -> None:
+        """Forget all scopes."""
+        for scope in self._states:
+            self.sharing.unfollow(scope)
+        self._states.clear()
+
+    def __iter__(self) -> Iterator[ScopeState]:
+        return iter(self._states.values())
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class _SharedOrderLearner:
+    """Passes orders of other planners to a registry, without keeping it alive."""
+
+    def __init__(self, scopes: ScopeRegistry, scope: Scope) -> None:
+        self._scopes = weakref.ref(scopes)
+        self._scope = scope
+
+    def __call__(self, orders: Sequence[LearnedOrder]) -> None:
+        scopes = self._scopes()
+        if scopes is not None:
+            scopes.learn_from_others(self._scope, orders)
+
+
+def _cache_salt(key: bytes, tenant: str) -> str:
+    return hmac.new(key, tenant.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
