@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from warmprefix.annotate import Templates
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmprefix.settings import SharedSettings
     from warmprefix.stores.redis import RedisSeenStore
 
-__all__ = ["PlannerConfig", "PlannerOptions", "SharedParts", "connect_shared_parts"]
+__all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "SharedParts", "connect_shared_parts"]
 
 
 class PlannerOptions(TypedDict, total=False):
@@ -40,21 +40,38 @@ class PlannerOptions(TypedDict, total=False):
     patience: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerConfig:
-    """The arguments of `ContextPlanner`, which documents them; all are checked here.
+@dataclass(frozen=True, slots=True)
+class PlannerBounds:
+    """The arguments of `ContextPlanner` that are counts; all are checked here.
 
     Raises:
-        TypeError: An argument has the wrong type, or `policy` is a policy instead of a callable that makes one.
-        ValueError: `policy` is an unknown name, or a bound is below 1.
+        TypeError: An argument is not an int, or None where that is allowed.
+        ValueError: An argument is below 1.
     """
 
-    policy: str | Callable[[], OrderingPolicy]
     capacity_tokens: int | None
     max_nodes: int
     max_scopes: int
     max_labels: int
     max_open_plans: int
+    patience: int | None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_count(field.name, getattr(self, field.name), optional=field.name in ("capacity_tokens", "patience"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """The arguments of `ContextPlanner`, which documents them; all are checked here.
+
+    Raises:
+        TypeError: An argument has the wrong type, or `policy` is a policy instead of a callable that makes one.
+        ValueError: `policy` is an unknown name.
+    """
+
+    policy: str | Callable[[], OrderingPolicy]
+    bounds: PlannerBounds
     store: SeenStore | None
     sharing: OrderSharing | None
     templates: Templates | None
@@ -62,13 +79,8 @@ class PlannerConfig:
     recorder: RequestRecorder | None
     feed: ResidencyFeed | None
     observer: PlannerObserver | None
-    patience: int | None
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "max_scopes", "max_labels", "max_open_plans"):
-            check_count(name, getattr(self, name))
-        for name in ("capacity_tokens", "patience"):
-            check_count(name, getattr(self, name), optional=True)
         self._check_type("store", SeenStore, "a SeenStore")
         self._check_type("sharing", OrderSharing, "an OrderSharing")
         self._check_type("templates", Templates, "Templates")

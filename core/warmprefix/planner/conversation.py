@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.metrics import PlannerMetrics
@@ -136,15 +136,10 @@ class ConversationStore:
         finally:
             self._metrics.store_latency.observe(time.perf_counter() - began)
 
-    @property
-    def waiting_notices(self) -> int:
-        """Number of operations that a shared store has not received yet."""
-        return 0 if self._guard is None else len(self._guard.outbox)
-
-    @property
-    def lost_notices(self) -> int:
-        """Number of operations that a shared store will never receive."""
-        return 0 if self._guard is None else self._guard.outbox.dropped
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that count operations which a shared store has not received."""
+        outbox = None if self._guard is None else self._guard.outbox
+        return {} if outbox is None else {"untold_notices": len(outbox), "lost_notices": outbox.dropped}
 
     def clear(self) -> None:
         """Forget all conversations.

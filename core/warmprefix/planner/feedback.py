@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.planner.metrics import PlannerMetrics
@@ -156,8 +157,17 @@ class PlanFeedback:
         except Exception:
             self.metrics.degrade("feed")
 
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that compare predictions with reports; the caller holds the lock."""
+        mean, p95 = self.errors.mean_and_p95()
+        return {
+            "prediction_error_mean": mean,
+            "prediction_error_p95": p95,
+            "residency_confidence": self.errors.agreement(),
+        }
+
     def feed_stats(self) -> FeedStats:
-        """Return the feed's counts; all zero if it fails."""
+        """Return the feed's counts; all zero if it fails. Called without the lock."""
         try:
             return self.feed.stats()
         except Exception:

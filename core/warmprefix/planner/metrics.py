@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from warmprefix.blocks import ContextBlock
 from warmprefix.failures import log_failure
@@ -117,9 +117,13 @@ class PlannerMetrics:
         except Exception:
             self.degrade("observer")
 
+    def stats(self) -> dict[str, Any]:
+        """Return the counters and latencies, by the names in `PlannerStats`; the caller holds the lock."""
+        plan_latency, store_latency = self.plan_latency.snapshot(), self.store_latency.snapshot()
+        return {**self.counts, "plan_latency": plan_latency, "store_latency": store_latency}
+
     def clear(self) -> None:
-        """Set all counters and latencies to zero."""
-        with self._lock:
-            self.counts.clear()
+        """Set all counters and latencies to zero; the caller holds the lock."""
+        self.counts.clear()
         self.plan_latency.reset()
         self.store_latency.reset()

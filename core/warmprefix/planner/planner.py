@@ -16,14 +16,14 @@ from warmprefix.order_sharing.base import OrderSharing
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope
 from warmprefix.planner.batching import BatchOptions, BatchSession
-from warmprefix.planner.config import PlannerConfig, PlannerOptions, connect_shared_parts
+from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, connect_shared_parts
 from warmprefix.planner.conversation import ConversationStore
 from warmprefix.planner.feedback import PlanFeedback, as_report, check_plan
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.request import PlanOptions, RequestPlanner
 from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, check_names, make_scope
-from warmprefix.planner.startup import Startup
+from warmprefix.planner.startup import Startup, WarmOptions
 from warmprefix.residency.base import EngineReport, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore
 from warmprefix.telemetry import PlannerObserver, PlannerStats
@@ -44,8 +44,8 @@ class ContextPlanner:
     """Arranges each request's context blocks so that the engine's prefix cache already holds much of the prompt.
 
     A plan alone does not change later plans. Committing it does: the planner learns only from prompts that the model
-    saw. One planner serves any number of threads and tasks. Its state is in memory and bounded. Each method with an
-    `a` in front is the async twin of the method without.
+    saw. One planner serves any number of threads and tasks. Its state is in memory and bounded. `aplan` is the async
+    twin of `plan`, and so on. All methods raise `TypeError` for an argument of a wrong type.
 
     >>> planner = ContextPlanner()
     >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
@@ -89,48 +89,24 @@ class ContextPlanner:
             max_labels: Most blocks whose labels are remembered, per scope.
             max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed. All
                 plans of the last batch can, however many there are.
-            store: Where conversations are remembered; in this process by default. Any other store is called through
-                a `GuardedStore`. Unless you pass one, it has its defaults: a request waits 20 ms at most per call.
+            store: Remembers conversations; in this process by default. Any other store is called through a
+                `GuardedStore`; unless you pass one, with its defaults: a request waits at most 20 ms per call.
             sharing: Exchanges learned orders with other planners of the same engine; None for no exchange.
             templates: The wording of the annotations.
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable for people with the tenant's name.
-            recorder: Receives every request as it came. By default, requests are recorded only if `warmprefix record`
-                runs the application.
+            recorder: Receives every request as it came; by default, only if `warmprefix record` runs the application.
             feed: Follows what the engine holds, such as a `warmprefix.residency.feed.KvEventFeed`. Without one the
                 planner relies on its own picture of the cache, and on the report of each answer.
             observer: Notified of every plan and its end.
-            patience: After this many consecutive answers with no cached token, though each was predicted to have
-                some, a scope's requests keep relevance order, except one in 16, until an answer has cached tokens
-                again. None for never.
+            patience: After this many consecutive answers without cached tokens that were predicted to have some, a
+                scope's requests keep relevance order, except one in 16, until an answer has some. None for never.
 
         Raises:
-            TypeError: An argument has the wrong type, or `policy` is a policy instead of a callable that makes one.
             ValueError: `policy` is an unknown name, or a bound is below 1.
         """
-        config = PlannerConfig(
-            policy=policy,
-            capacity_tokens=capacity_tokens,
-            max_nodes=max_nodes,
-            max_scopes=max_scopes,
-            max_labels=max_labels,
-            max_open_plans=max_open_plans,
-            store=store,
-            sharing=sharing,
-            templates=templates,
-            salt_key=salt_key,
-            recorder=recorder,
-            feed=feed,
-            observer=observer,
-            patience=patience,
-        )
-        # One lock guards scopes, open plans and counters.
-        # - It is re-entrant: the garbage collector may close a generator that is suspended in `planning`, and so call
-        #   `abandon` in the middle of any other call on the same thread, even while that call holds the lock.
-        # - It is never held during a call of the store, the feed, the recorder or the observer. These can be slow, and
-        #   the feed's thread takes this lock in `residency_changed` while it holds locks of its own.
-        # - It is held during calls of policies, and of `sharing`, which only queues. Other workers' orders arrive on a
-        #   thread of `sharing`, which has a weak reference only, so that it does not keep the planner alive.
-        self._lock = threading.RLock()
+        bounds = PlannerBounds(capacity_tokens, max_nodes, max_scopes, max_labels, max_open_plans, patience)
+        config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer)
+        self._lock = threading.RLock()  # scope.py states its rules
         wording = Templates() if templates is None else templates
         self._metrics = PlannerMetrics(self._lock, observer, recorder)
         self._scopes = ScopeRegistry(config, self._lock, self._metrics)
@@ -149,8 +125,8 @@ class ContextPlanner:
     ) -> Self:
         """Return a planner that shares conversations and learned orders with all others of the same Redis or Valkey.
 
-        It connects in the background. A server that is down or slow costs 20 ms, then requests go on with nothing
-        de-duplicated. `close` it at the end, or use it as a context manager.
+        It connects in the background. A server that is down or slow costs 20 ms, then requests go on without
+        de-duplication. `close` it at the end, or use it as a context manager.
 
         Args:
             url: As `RedisSeenStore` takes it; by default the URL of the settings.
@@ -165,8 +141,6 @@ class ContextPlanner:
         planner = cls(store=store, sharing=sharing, **(defaults | options))
         planner._conversations.close_too(connection)
         return planner
-
-    # -- planning ----------------------------------------------------------------------------------------------
 
     def plan(
         self,
@@ -185,10 +159,9 @@ class ContextPlanner:
         Call `commit` once the model has seen the prompt, or `abandon` if it has not.
 
         Args:
-            blocks: In relevance order. A string is a block without an id. Of equal blocks the first decides on id,
-                tokens and pin.
-            conversation: Names one linear message history. Without it nothing is de-duplicated, unless `history` is
-                given.
+            blocks: In relevance order. A string is a block without an id. Equal blocks have
+                the id, tokens and pin of the first.
+            conversation: Names one linear message history. Without it or `history`, nothing is de-duplicated.
             placement: `"head"` if the context is rebuilt each turn in front of the history: it is ordered, never
                 de-duplicated, and `conversation` and `history` are ignored. `"tail"` if it is appended to a history
                 in which it stays: the first turn is ordered; later turns keep relevance order, and blocks that the
@@ -202,7 +175,6 @@ class ContextPlanner:
             order_locked: Keep the order, pins included: the blocks are chronological, or cited by position.
 
         Raises:
-            TypeError: An argument has the wrong type.
             ValueError: `placement` has another value, or `conversation` is empty.
         """
         began = time.perf_counter()
@@ -252,16 +224,15 @@ class ContextPlanner:
     ) -> BatchPlan:
         """Arrange requests that are all available before the first runs: their blocks, and their execution order.
 
-        Starts from what the engine is predicted to hold. Later plans change only once requests of the batch are
-        committed, by `BatchPlan.run` or one by one; `commit` or `abandon` each, as after `plan`. Deterministic unless
-        a time budget is given. Does not block other calls.
+        Starts from what the engine is predicted to hold. `commit` or `abandon` each request, as after `plan`;
+        `BatchPlan.run` does that. Deterministic unless a time budget is given. Does not block other calls.
 
         Args:
             requests: `BatchRequest`s, or a mapping from ids to contexts.
             planner: `"merge"` maximises the tokens actually saved; `"context-index"` plans as ContextPilot does
-                (extra `batch`); `"frequency"` puts the blocks first that most requests hold; `"relevance"` keeps
-                every request as it is and orders the requests only; `"auto"` is `"merge"`, unless `"relevance"` saves
-                as much. Or a `warmprefix.batch.base.BatchPlanner` of your own.
+                (extra `batch`); `"frequency"` puts the blocks first that most requests hold; `"relevance"` only
+                orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. Or your own
+                `warmprefix.batch.base.BatchPlanner`.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             model: The model of all requests, as for `plan`.
             preamble: The text in front of every context, as for `plan`; `BatchPlan.run` sends it as system message.
@@ -273,10 +244,8 @@ class ContextPlanner:
 
         Raises:
             MissingExtraError: The planner or the device needs a package that is not installed.
-            TypeError: An argument has the wrong type.
-            ValueError: Two requests have one id, which the message names; an unknown planner or device; a bound below
-                1; a negative budget; more requests than `"context-index"` can hold; or a planner of your own leaves
-                out a context or a block, or returns one twice.
+            ValueError: Two requests have one id; an unknown planner or device; a bound below 1; a negative budget;
+                more requests than `"context-index"` can hold; or your own planner omits or repeats a context or block.
         """
         return self._batches.plan_batch(
             self, requests, planner, capacity_tokens, model, preamble, time_budget, device, progress
@@ -298,15 +267,13 @@ class ContextPlanner:
         """
         return self._batches.plan_window(self, requests, model, preamble)
 
-    # -- learning ----------------------------------------------------------------------------------------------
-
     def commit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
     ) -> bool:
         """Learn the order of a prompt that the model saw, and count its blocks as seen by the conversation.
 
-        For a conversation, a commit also means that the prompt is now part of its history. Abandon the plan if you
-        throw the answer away, unless you pass the history to `plan`.
+        The prompt is then part of the conversation's history. So abandon the plan if you throw the answer away,
+        unless you pass the history to `plan`.
 
         Args:
             plan: A plan of this planner.
@@ -318,7 +285,6 @@ class ContextPlanner:
             before, or too late, or if another plan of its conversation was committed after this one was made.
 
         Raises:
-            TypeError: An argument has the wrong type, or both a count and a report are given.
             ValueError: A count or a duration is negative.
         """
         began = time.perf_counter()
@@ -356,11 +322,8 @@ class ContextPlanner:
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
         """Apply what the engine reported for a plan that other code commits, or has committed.
 
-        For plugins of frameworks, which commit their own plans and do not see the engine's report. O(blocks).
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            ValueError: A count or a duration is negative.
+        For plugins of frameworks, which commit their own plans and do not see the engine's report. O(blocks). Raises
+        `ValueError` for a negative count or duration.
         """
         check_plan(plan)
         self._feedback.report(plan, as_report(None, report))
@@ -381,9 +344,8 @@ class ContextPlanner:
         Needed only where `plan` does not get the `history`. Plans in flight will count as unseen.
 
         Raises:
-            TypeError: An argument has the wrong type.
-            StoreError: The store failed. It receives this as soon as it answers again. Until then this planner does
-                not trust the record; another planner may.
+            StoreError: The store failed. It receives this as soon as it answers again. Until then, other planners may
+                trust the record; this one does not.
         """
         check_names(conversation=conversation, tenant=tenant)
         self._conversations.forget(Conversation(tenant, conversation))
@@ -391,8 +353,6 @@ class ContextPlanner:
     async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
         check_names(conversation=conversation, tenant=tenant)
         await self._conversations.aforget(Conversation(tenant, conversation))
-
-    # -- what the engine holds ---------------------------------------------------------------------------------
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
         """Apply an event of a feed: the engine holds the first `resident_blocks` of `keys`.
@@ -404,9 +364,8 @@ class ContextPlanner:
     def catch_up(self, *, timeout: float = 5.0, **scope: Unpack[ScopeOptions]) -> bool:
         """Learn what other workers served lately in the scope of `tenant`, `model` and `preamble`, as for `plan`.
 
-        Call it when a worker starts, before it takes requests. Otherwise it learns the same in the background, from
-        its first request in the scope on. Waits at most `timeout` seconds. True if all was learned, or nothing is
-        shared.
+        Call it when a worker starts, before it takes requests; without it, the worker learns the same in the
+        background from its first request in the scope on. Waits at most `timeout` seconds. True if all was learned.
         """
         return self._startup.catch_up(make_scope(**scope), timeout)
 
@@ -418,12 +377,9 @@ class ContextPlanner:
         client: Any,
         preamble: str | None,
         blocks: Iterable[ContextBlock | str] | None = None,
-        *,
-        model: str,
-        tenant: str | None = None,
-        max_paths: int = 8,
+        **options: Unpack[WarmOptions],
     ) -> int:
-        """Have a new engine compute the most frequent beginnings of prompts before requests come; return their number.
+        """Have a new engine compute frequent beginnings of prompts before requests come; return their number.
 
         Sends the preamble alone, then the hottest paths of its scope, as far as `blocks` contains their blocks: texts
         are not retained. Assumes that a context opens the user's message, after the preamble as system message. Takes
@@ -433,51 +389,42 @@ class ContextPlanner:
             client: An `openai.OpenAI`, or an object with its `chat.completions.create`.
             preamble: As for `plan`.
             blocks: Candidates, such as the documents requested most often lately.
-            model: As for `plan`; also the engine's name of the model.
-            tenant: As for `plan`.
-            max_paths: Most paths to send.
+            options: `model`, which is required and also the engine's name of the model; `tenant`, as for `plan`; and
+                `max_paths`, the most paths to send, 8 by default.
 
         Raises:
-            TypeError: An argument has the wrong type.
-            Exception: Whatever the client raises; prompts sent before count as resident.
+            Exception: Any error of the client; prompts sent before count as resident.
         """
-        return self._startup.warm(client, make_scope(tenant, model, preamble), preamble, blocks, max_paths)
+        sent = 0
+        for request in self._startup.warming_requests(preamble, blocks, **options):
+            client.chat.completions.create(**request)
+            sent += 1
+        return sent
 
     async def awarm(
         self,
         client: Any,
         preamble: str | None,
         blocks: Iterable[ContextBlock | str] | None = None,
-        *,
-        model: str,
-        tenant: str | None = None,
-        max_paths: int = 8,
+        **options: Unpack[WarmOptions],
     ) -> int:
-        return await self._startup.awarm(client, make_scope(tenant, model, preamble), preamble, blocks, max_paths)
-
-    # -- the whole planner -------------------------------------------------------------------------------------
+        sent = 0
+        for request in self._startup.warming_requests(preamble, blocks, **options):
+            await client.chat.completions.create(**request)
+            sent += 1
+        return sent
 
     def stats(self) -> PlannerStats:
         """Return the counts since the start or the last reset."""
-        metrics, shared, feed = self._metrics, self._scopes.sharing.stats(), self._feedback.feed_stats()
+        feed = self._feedback.feed_stats()
         with self._lock:
-            mean, p95 = self._feedback.errors.mean_and_p95()
             return PlannerStats(
-                **metrics.counts,
-                plan_latency=metrics.plan_latency.snapshot(),
-                store_latency=metrics.store_latency.snapshot(),
-                disabled_scopes=sum(state.feedback.evidence.is_off for state in self._scopes),
-                prediction_error_mean=mean,
-                prediction_error_p95=p95,
-                residency_confidence=self._feedback.errors.agreement(),
                 feed=feed,
-                published_orders=shared.published,
-                sharing_errors=shared.dropped + shared.malformed + shared.errors,
-                untold_notices=self._conversations.waiting_notices,
-                lost_notices=self._conversations.lost_notices,
                 open_plans=len(self._open_plans),
-                scopes=len(self._scopes),
-                tree_nodes=sum(state.tree.nodes for state in self._scopes),
+                **self._metrics.stats(),
+                **self._scopes.stats(),
+                **self._conversations.stats(),
+                **self._feedback.stats(),
             )
 
     def reset(self) -> None:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.labels import LabelRegistry
@@ -59,12 +59,13 @@ class ScopeState:
     __slots__ = ("_metrics", "cache_salt", "feedback", "labels", "policy", "tree")
 
     def __init__(self, scope: Scope, config: PlannerConfig, metrics: PlannerMetrics) -> None:
+        bounds = config.bounds
         self._metrics = metrics
-        self.tree = PrefixTree[bytes](config.capacity_tokens, config.max_nodes)
+        self.tree = PrefixTree[bytes](bounds.capacity_tokens, bounds.max_nodes)
         self.policy = config.new_policy()
-        self.labels = LabelRegistry(config.max_labels)
+        self.labels = LabelRegistry(bounds.max_labels)
         self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
-        self.feedback = ScopeFeedback(config.patience)
+        self.feedback = ScopeFeedback(bounds.patience)
 
     def order(self, blocks: Sequence[ContextBlock], reorders: bool) -> Sequence[int]:
         """Return the planned order of distinct blocks, given in relevance order, as their indices.
@@ -112,6 +113,15 @@ class ScopeState:
             self._metrics.degrade("policy")
 
 
+# One lock per planner guards scopes, open plans and counters.
+# - It is re-entrant: the garbage collector may close a generator that is suspended in `planning`, and so call `abandon`
+#   in the middle of any other call on the same thread, even one that holds the lock.
+# - It is not held during calls of the store, the feed, the recorder or the observer. These can be slow, and the feed's
+#   thread takes this lock in `residency_changed` while it holds locks of its own.
+# - It is held during calls of policies, and of `sharing`, which only queues. Orders of other workers arrive on a thread
+#   of `sharing`, which holds no lock and has only a weak reference, so that it does not keep the planner alive.
+
+
 class ScopeRegistry:
     """The scopes in use, at most `max_scopes`, and the orders they exchange with other planners.
 
@@ -132,7 +142,7 @@ class ScopeRegistry:
             self._states.move_to_end(scope)
             return state
         state = self._states[scope] = ScopeState(scope, self._config, self._metrics)
-        while len(self._states) > self._config.max_scopes:
+        while len(self._states) > self._config.bounds.max_scopes:
             self._drop(next(iter(self._states)))
         self.sharing.follow(scope, _SharedOrderLearner(self, scope))
         return state
@@ -174,6 +184,17 @@ class ScopeRegistry:
         if self._states.pop(scope, None) is not None:
             self.sharing.unfollow(scope)
 
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that concern scopes and sharing."""
+        shared = self.sharing.stats()
+        return {
+            "scopes": len(self._states),
+            "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
+            "tree_nodes": sum(state.tree.nodes for state in self),
+            "published_orders": shared.published,
+            "sharing_errors": shared.dropped + shared.malformed + shared.errors,
+        }
+
     def clear(self) -> None:
         """Forget all scopes."""
         for scope in self._states:
@@ -182,9 +203,6 @@ class ScopeRegistry:
 
     def __iter__(self) -> Iterator[ScopeState]:
         return iter(self._states.values())
-
-    def __len__(self) -> int:
-        return len(self._states)
 
 
 class _SharedOrderLearner:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.plan import Scope
-from warmprefix.planner.scope import ScopeRegistry
+from warmprefix.planner.scope import ScopeRegistry, make_scope
 from warmprefix.residency.warm import paths_to_warm, warming_request
 
-__all__ = ["Startup"]
+__all__ = ["Startup", "WarmOptions"]
 
 _POLL_SECONDS = 0.005
+
+
+class _RequiredWarmOptions(TypedDict):
+    model: str
+
+
+class WarmOptions(_RequiredWarmOptions, total=False):
+    """The keyword arguments of `ContextPlanner.warm`, which documents them."""
+
+    tenant: str | None
+    max_paths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +58,29 @@ class Startup:
         while not self.scopes.sharing.has_caught_up(scope) and time.monotonic() < deadline:
             yield _POLL_SECONDS
 
-    def warm(
+    def warming_requests(
         self,
-        client: Any,
-        scope: Scope,
         preamble: str | None,
         blocks: Iterable[ContextBlock | str] | None,
-        max_paths: int,
-    ) -> int:
-        """Send the prompts that warm a scope, and return their number."""
-        sent = 0
-        for path, request in self._warming_requests(scope, preamble, blocks, max_paths):
-            client.chat.completions.create(**request)
-            self._add_resident(scope, path)
-            sent += 1
-        return sent
+        *,
+        model: str,
+        tenant: str | None = None,
+        max_paths: int = 8,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the requests that warm a scope, one per path, the empty path first.
 
-    async def awarm(
-        self,
-        client: Any,
-        scope: Scope,
-        preamble: str | None,
-        blocks: Iterable[ContextBlock | str] | None,
-        max_paths: int,
-    ) -> int:
-        sent = 0
-        for path, request in self._warming_requests(scope, preamble, blocks, max_paths):
-            await client.chat.completions.create(**request)
-            self._add_resident(scope, path)
-            sent += 1
-        return sent
-
-    def _warming_requests(
-        self, scope: Scope, preamble: str | None, blocks: Iterable[ContextBlock | str] | None, max_paths: int
-    ) -> Iterator[tuple[list[ContextBlock], dict[str, Any]]]:
-        """Yield each path to warm, the empty one first, with the request that warms it."""
+        Send each before you take the next: a path counts as resident from then on.
+        """
+        scope = make_scope(tenant, model, preamble)
         given = as_blocks(() if blocks is None else blocks)
         with self.lock:
             state = self.scopes.use(scope)
             paths = paths_to_warm(state.tree, given, max_paths)
-            labelled = [list(zip(path, state.labels.labels(path), strict=True)) for path in paths]
-        for path in labelled:
-            names = [label for _, label in path]
-            context = "\n\n".join([self.templates.block(label, block.text, names) for block, label in path])
-            assert scope.model is not None
-            yield [block for block, _ in path], warming_request(scope.model, preamble, context, state.cache_salt)
-
-    def _add_resident(self, scope: Scope, path: Sequence[ContextBlock]) -> None:
-        with self.lock:
-            tree = self.scopes.use(scope).tree
-            tree.insert([block.fingerprint for block in path], [block.tokens for block in path])
+            labels = [state.labels.labels(path) for path in paths]
+        for path, names in zip(paths, labels, strict=True):
+            labelled = zip(names, path, strict=True)
+            context = "\n\n".join([self.templates.block(label, block.text, names) for label, block in labelled])
+            yield warming_request(model, preamble, context, state.cache_salt)
+            with self.lock:
+                tree = self.scopes.use(scope).tree
+                tree.insert([block.fingerprint for block in path], [block.tokens for block in path])
