@@ -264,39 +264,39 @@ def test_templates_can_be_reworded() -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("Read on.", "must hold {labels} once and no other field"),
-        ("", "must hold {labels} once and no other field"),
-        ("See {labels} and {labels}.", "must hold {labels} once and no other field"),
-        ("See {labels} of {rank}.", "must hold {labels} once and no other field"),
-        ("See {order}.", "must hold {labels} once and no other field"),
-        ("See {}.", "must hold {labels} once and no other field"),
-        ("See {0}.", "must hold {labels} once and no other field"),
-        ("See {labels!r}.", "must hold {labels} once and no other field"),
-        ("See {labels:>9}.", "must hold {labels} once and no other field"),
-        ("See {labels.__class__}.", "must hold {labels} once and no other field"),
-        ("See {{labels}}.", "must hold {labels} once and no other field"),
-        ("See {labels.", "unbalanced braces"),
-        ("See labels}.", "unbalanced braces"),
+        ("Read on.", "must contain {labels} once, and no other placeholder"),
+        ("", "must contain {labels} once, and no other placeholder"),
+        ("See {labels} and {labels}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels} of {rank}.", "must contain {labels} once, and no other placeholder"),
+        ("See {order}.", "must contain {labels} once, and no other placeholder"),
+        ("See {}.", "must contain {labels} once, and no other placeholder"),
+        ("See {0}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels!r}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels:>9}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels.__class__}.", "must contain {labels} once, and no other placeholder"),
+        ("See {{labels}}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels.", "must have balanced braces"),
+        ("See labels}.", "must have balanced braces"),
         ("See\n{labels}.", "must be one line"),
         ("See {labels}.\n", "must be one line"),
         ("See {labels}\u2028.", "must be one line"),
-        ("{labels} stands above.", "needs words before {labels}"),
-        ("  {labels} stands above.", "needs words before {labels}"),
-        ("[Note] See {labels}.", "needs words before {labels}"),
-        ("Refer to [context] at {labels}", "needs words before {labels}, no bracket"),
-        ("See \\{labels}.", "needs words before {labels}"),
+        ("{labels} stands above.", "must have words without brackets and backslashes before {labels}"),
+        ("  {labels} stands above.", "must have words without brackets and backslashes before {labels}"),
+        ("[Note] See {labels}.", "must have words without brackets and backslashes before {labels}"),
+        ("Refer to [context] at {labels}", "words without brackets and backslashes before {labels}"),
+        ("See \\{labels}.", "must have words without brackets and backslashes before {labels}"),
     ],
 )
 def test_a_bad_template_is_named(template: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^location template .*{re.escape(message)}"):
+    with pytest.raises(ValueError, match=f"^location .*{re.escape(message)}"):
         Templates(location=template)
     message = message.replace("{labels}", "{order}")
     swapped = template.replace("{order}", "{rank}").replace("{labels", "{order").replace("labels}", "order}")
-    with pytest.raises(ValueError, match=f"^order template .*{re.escape(message)}"):
+    with pytest.raises(ValueError, match=f"^order .*{re.escape(message)}"):
         Templates(order=swapped)
 
 
 @pytest.mark.parametrize("template", [None, 3, b"See {labels}."])
 def test_a_template_of_another_type_is_named(template: str) -> None:
-    with pytest.raises(TypeError, match=f"location template must be a str, got {type(template).__name__}"):
+    with pytest.raises(TypeError, match=f"^location must be a str, got {type(template).__name__}"):
         Templates(location=template)

@@ -68,7 +68,7 @@ def test_what_makes_no_sense_is_named(name: str, value: object) -> None:
 
 def test_a_planner_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMPREFIX_REDIS_URL", raising=False)
-    with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL be set"):
+    with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL must be set; got None"):
         ContextPlanner.from_url()
 
 

@@ -124,7 +124,7 @@ def test_bad_store_bounds_are_refused(name: str) -> None:
     "template", ["no placeholder", "{order} {order}", "{order!r}", "{other}", "{order", "{order}\n"]
 )
 def test_bad_templates_are_refused(template: str) -> None:
-    with pytest.raises(ValueError, match=r"^order template "):
+    with pytest.raises(ValueError, match=r"^order must "):
         Templates(order=template)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from string import Formatter
 from typing import Any
+
+from warmprefix.annotate import check_template
 
 __all__ = ["RepeatTemplates", "Transcript"]
 
@@ -51,22 +52,7 @@ class RepeatTemplates:
 
     def __post_init__(self) -> None:
         for name, placeholders in _PLACEHOLDERS.items():
-            _check_template(name, getattr(self, name), placeholders)
-
-
-def _check_template(name: str, template: str, placeholders: Sequence[str]) -> None:
-    if not isinstance(template, str):
-        raise TypeError(f"{name} must be a str, got {type(template).__name__}")
-    try:
-        pieces = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{name} must have balanced braces, got {template!r}") from error
-    found = sorted((field, spec, conversion) for _, field, spec, conversion in pieces if field is not None)
-    if found != [(placeholder, "", None) for placeholder in sorted(placeholders)]:
-        allowed = " and ".join(f"{{{placeholder}}}" for placeholder in placeholders)
-        raise ValueError(f"{name} must hold {allowed} once each, and no other field, got {template!r}")
-    if template.splitlines() != [template]:
-        raise ValueError(f"{name} must be one line, got {template!r}")
+            check_template(name, getattr(self, name), placeholders)
 
 
 _DEFAULT_TEMPLATES = RepeatTemplates()
@@ -366,8 +352,8 @@ class Transcript:
 
     def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
         if tuple(sent) == result.original and None not in result.original:
-            known = self._results.get(result.original)
-            if known is None or not known.call.answered_once:
+            earlier = self._results.get(result.original)
+            if earlier is None or not earlier.call.answered_once:
                 self._results[result.original] = result
         for span in spans:  # one that became a reference has its source here already
             self._passages.setdefault(span.text, result)

@@ -11,7 +11,7 @@ from collections import Counter
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warmprefix.failures import log_failure
+from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.openai.calls import Call, TokenIds, completed, holds_blocks, read_call
 from warmprefix.openai.exchange import Exchange, Verdict

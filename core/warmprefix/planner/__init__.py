@@ -1,7 +1,7 @@
 """Plans requests: blocks in, plan out; commit what the model saw.
 
 A request passes through `planner` (the public methods), `request` (blocks to plan), `conversation` (the seen-block
-store) and `feedback` (what a commit teaches), all on the state in `scope` and `open_plans`.
+store) and `feedback` (commits and reports), all on the state in `scope` and `open_plans`.
 """
 
 from warmprefix.planner.batching import BatchOptions

@@ -51,7 +51,7 @@ class ConversationStore:
             self._resources.append(self._guard)
 
     def prepare(self, draft: PlanDraft) -> Prepared | None:
-        """Return what the conversation has seen of a draft's blocks; None if it has no say in the plan.
+        """Return what the conversation has seen of a draft's blocks; None if that plays no part in the plan.
 
         If the draft shows its history, the store forgets the conversation instead: the record no longer follows it,
         so no later plan may trust the record.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from warmprefix.blocks import ContextBlock
-from warmprefix.failures import log_failure
+from warmprefix.errors import log_failure
 from warmprefix.plan import ContextPlan
 from warmprefix.residency.base import EngineReport
 from warmprefix.telemetry import LatencyHistogram, NoObserver, PlannerObserver

@@ -12,6 +12,7 @@ from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.history import Message
+from warmprefix.errors import check_names
 from warmprefix.order_sharing.base import OrderSharing
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope
@@ -22,7 +23,7 @@ from warmprefix.planner.feedback import PlanFeedback, as_report, check_plan
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.request import PlanOptions, RequestPlanner
-from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, check_names, make_scope
+from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, make_scope
 from warmprefix.planner.startup import Startup, WarmOptions
 from warmprefix.residency.base import EngineReport, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore

@@ -17,11 +17,12 @@ from warmprefix.dedup.history import (
     resolve_from_record,
     shown_labels,
 )
+from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry, lasting_labels
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
-from warmprefix.planner.scope import ScopeRegistry, check_names, make_scope
+from warmprefix.planner.scope import ScopeRegistry, make_scope
 from warmprefix.stores import Conversation, Prepared
 
 __all__ = ["DraftResolution", "PlanDraft", "PlanOptions", "RequestPlanner"]
@@ -55,7 +56,7 @@ class DraftResolution(NamedTuple):
 
 
 class PlanDraft(NamedTuple):
-    """A request before anything is known of its conversation: distinct blocks in relevance order, with labels."""
+    """A request before its conversation is read: distinct blocks in relevance order, with labels."""
 
     plan_id: str
     scope: Scope

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import PrefixView, ServedBlock
@@ -21,7 +22,7 @@ from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency.feedback import ScopeFeedback
 
-__all__ = ["ScopeOptions", "ScopeRegistry", "ScopeState", "check_names", "make_scope"]
+__all__ = ["ScopeOptions", "ScopeRegistry", "ScopeState", "make_scope"]
 
 
 class ScopeOptions(TypedDict, total=False):
@@ -30,17 +31,6 @@ class ScopeOptions(TypedDict, total=False):
     tenant: str | None
     model: str | None
     preamble: str | None
-
-
-def check_names(**names: str | None) -> None:
-    """Check arguments that are a name or None.
-
-    Raises:
-        TypeError: A value is neither a str nor None; the message names its argument.
-    """
-    for name, value in names.items():
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
 
 
 def make_scope(tenant: str | None = None, model: str | None = None, preamble: str | None = None) -> Scope:
@@ -125,7 +115,7 @@ class ScopeState:
 class ScopeRegistry:
     """The scopes in use, at most `max_scopes`, and the orders they exchange with other planners.
 
-    Beyond the bound, the least recently used scope is forgotten. Callers hold the lock, unless a method says otherwise.
+    Beyond the bound, the least recently used scope is forgotten. Callers hold the lock except where noted.
     """
 
     def __init__(self, config: PlannerConfig, lock: threading.RLock, metrics: PlannerMetrics) -> None:

@@ -14,8 +14,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from warmprefix.errors import MissingExtraError
-from warmprefix.failures import log_failure
+from warmprefix.errors import MissingExtraError, log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.residency.base import FeedStats, ResidencyTarget, ServedPrompt
 from warmprefix.residency.endpoints import Endpoint, endpoints_of

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
-from warmprefix.errors import NoAgentError
-from warmprefix.failures import log_failure
+from warmprefix.errors import NoAgentError, log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
-from warmprefix.errors import NoAgentError
-from warmprefix.failures import log_failure
+from warmprefix.errors import NoAgentError, log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
