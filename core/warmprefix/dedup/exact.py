@@ -8,7 +8,7 @@ from warmprefix.annotate import Templates, bracketed, has_bracket
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import content_label, seems_lasting
 from warmprefix.plan import Reference
-from warmprefix.stores.base import Prepared
+from warmprefix.stores import PreparedTurn
 
 __all__ = ["Resolved", "resolve_from_record", "shown_labels"]
 
@@ -26,7 +26,7 @@ def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
 
 
 def resolve_from_record(
-    blocks: Sequence[ContextBlock], labels: Sequence[str], record: Prepared, templates: Templates
+    blocks: Sequence[ContextBlock], labels: Sequence[str], record: PreparedTurn, templates: Templates
 ) -> list[Resolved]:
     """Refer to each block that the record holds, uncontested; the others stay in full. O(len(blocks)).
 

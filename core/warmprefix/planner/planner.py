@@ -12,10 +12,10 @@ import time
 import uuid
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, TypeVar, get_args, runtime_checkable
 
 from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress, no_progress
@@ -34,9 +34,21 @@ from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, Residency
 from warmprefix.residency.feedback import ScopeFeedback
 from warmprefix.residency.usage import PredictionErrors
 from warmprefix.residency.warm import paths_to_warm, warming_request
-from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
-from warmprefix.stores.guard import GuardedStore
-from warmprefix.stores.outbox import unheard
+from warmprefix.stores import (
+    Abandon,
+    AsyncSeenStore,
+    Commit,
+    Conversation,
+    Forget,
+    GuardedStore,
+    MemorySeenStore,
+    Operation,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    SeenStore,
+    unanswered_id,
+)
 from warmprefix.telemetry import LatencyHistogram, NoObserver, PlannerObserver, PlannerStats
 from warmprefix.traces.base import RequestRecorder
 from warmprefix.traces.environment import recorder_from_environment
@@ -51,6 +63,8 @@ if TYPE_CHECKING:
     from warmprefix.settings import SharedSettings
 
 __all__ = ["BatchOptions", "ContextPlanner", "PlanOptions", "PlannerOptions"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("warmprefix")
 
@@ -325,9 +339,9 @@ class ContextPlanner:
         if (key := draft.key) is not None:
             with self._asking_store():
                 if draft.visible is None:
-                    record = self._store.prepare(key, draft.plan_id, draft.proposed())
+                    record = self._store.execute(Prepare(key, draft.plan_id, draft.proposed()))
                 else:  # the record no longer follows this conversation, so no later plan may trust it
-                    self._store.forget(key)
+                    self._store.execute(Forget(key))
         return self._told_of(self._arrange(draft, record), began)
 
     @contextmanager
@@ -349,9 +363,9 @@ class ContextPlanner:
         if (key := draft.key) is not None:
             with self._asking_store():
                 if draft.visible is None:
-                    record = await self._awaited.aprepare(key, draft.plan_id, draft.proposed())
+                    record = await self._awaited.aexecute(Prepare(key, draft.plan_id, draft.proposed()))
                 else:
-                    await self._awaited.aforget(key)
+                    await self._awaited.aexecute(Forget(key))
         return self._told_of(self._arrange(draft, record), began)
 
     @asynccontextmanager
@@ -481,7 +495,7 @@ class ContextPlanner:
             # The store must know of a late one too: if the model saw it, plans made beside it may not be in the
             # history.
             with self._asking_store():
-                recorded = self._store.commit(_conversation(plan), _id_in_store(plan), _sent(plan))
+                recorded = self._store.execute(Commit(_conversation(plan), _id_in_store(plan), _sent(plan)))
                 self._count_conflict(plan, in_time, recorded)
         return self._told_of_commit(plan, heard, in_time and (recorded or not plan.tracked), began)
 
@@ -510,7 +524,7 @@ class ContextPlanner:
             return False
         if plan.tracked:
             with self._asking_store():
-                self._store.abandon(_conversation(plan), _id_in_store(plan))
+                self._store.execute(Abandon(_conversation(plan), _id_in_store(plan)))
         return True
 
     def withdraw(self, plan: ContextPlan) -> None:
@@ -527,7 +541,7 @@ class ContextPlanner:
         if isinstance(self._store, GuardedStore):
             self._store.forget_soon(_conversation(plan))
         else:
-            self._store.forget(_conversation(plan))
+            self._store.execute(Forget(_conversation(plan)))
 
     async def acommit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
@@ -539,7 +553,8 @@ class ContextPlanner:
         recorded = False
         if plan.tracked:
             with self._asking_store():
-                recorded = await self._awaited.acommit(_conversation(plan), _id_in_store(plan), _sent(plan))
+                commit = Commit(_conversation(plan), _id_in_store(plan), _sent(plan))
+                recorded = await self._awaited.aexecute(commit)
                 self._count_conflict(plan, in_time, recorded)
         return self._told_of_commit(plan, heard, in_time and (recorded or not plan.tracked), began)
 
@@ -549,7 +564,7 @@ class ContextPlanner:
             return False
         if plan.tracked:
             with self._asking_store():
-                await self._awaited.aabandon(_conversation(plan), _id_in_store(plan))
+                await self._awaited.aexecute(Abandon(_conversation(plan), _id_in_store(plan)))
         return True
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
@@ -562,12 +577,12 @@ class ContextPlanner:
                 the record; another one may.
         """
         _check_names(conversation=conversation, tenant=tenant)
-        self._store.forget(Conversation(tenant, conversation))
+        self._store.execute(Forget(Conversation(tenant, conversation)))
 
     async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
         """`forget`, for tasks."""
         _check_names(conversation=conversation, tenant=tenant)
-        await self._awaited.aforget(Conversation(tenant, conversation))
+        await self._awaited.aexecute(Forget(Conversation(tenant, conversation)))
 
     def reset(self) -> None:
         """Forget everything: scopes, labels, open plans, counts, and all conversations of the store, whoever shares it.
@@ -913,7 +928,7 @@ class ContextPlanner:
             plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, imitable
         )
 
-    def _arrange(self, draft: Draft, record: Prepared | None) -> ContextPlan:
+    def _arrange(self, draft: Draft, record: PreparedTurn | None) -> ContextPlan:
         past = draft.past(record, self._templates)
         distinct, positions, resolved, templates = draft.blocks, draft.positions, past.resolved, self._templates
         with self._lock:
@@ -1297,17 +1312,8 @@ class _Awaited:
     def __init__(self, store: MemorySeenStore) -> None:
         self._store = store
 
-    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        return self._store.prepare(conversation, plan_id, proposed)
-
-    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        return self._store.commit(conversation, plan_id, sent)
-
-    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return self._store.abandon(conversation, plan_id)
-
-    async def aforget(self, conversation: Conversation) -> None:
-        self._store.forget(conversation)
+    async def aexecute(self, operation: Operation[T]) -> T:
+        return self._store.execute(operation)
 
 
 def _policy_factory(policy: str | Callable[[], OrderingPolicy]) -> Callable[[], OrderingPolicy]:
@@ -1370,7 +1376,7 @@ def _conversation(plan: ContextPlan) -> Conversation:
 
 def _id_in_store(plan: ContextPlan) -> str:
     """The id under which the store knows of a plan; another one if it gave no answer when the plan was made."""
-    return plan.id if plan.turn is not None else unheard(plan.id)
+    return plan.id if plan.turn is not None else unanswered_id(plan.id)
 
 
 def _sent(plan: ContextPlan) -> list[SeenBlock]:

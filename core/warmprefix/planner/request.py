@@ -10,7 +10,7 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.exact import Resolved, resolve_from_record
 from warmprefix.dedup.history import VisibleHistory
 from warmprefix.plan import Placement, Scope
-from warmprefix.stores import Conversation, Prepared
+from warmprefix.stores import Conversation, PreparedTurn
 
 __all__ = ["Draft", "Past"]
 
@@ -57,7 +57,7 @@ class Draft(NamedTuple):
         """Return the argument of `SeenStore.prepare`: the blocks' labels by their fingerprints."""
         return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
 
-    def past(self, record: Prepared | None, templates: Templates) -> Past:
+    def past(self, record: PreparedTurn | None, templates: Templates) -> Past:
         """Whatever decides here: the visible messages, else the store's record, else that there is no past.
 
         Args:
