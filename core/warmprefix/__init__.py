@@ -33,8 +33,7 @@ from warmprefix.routing import (
     RouterStats,
     SessionHints,
 )
-from warmprefix.stores import MemorySeenStore, SeenStore
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import GuardedStore, MemorySeenStore, SeenStore
 from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats
 from warmprefix.traces.base import NoRecorder, RequestRecorder
 from warmprefix.traces.recorder import TraceRecorder

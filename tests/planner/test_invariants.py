@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,9 +18,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.ordering import POLICIES
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
-from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import CircuitBreaker, Conversation, Forget, GuardedStore, MemorySeenStore, Operation
+
+T = TypeVar("T")
 
 TEMPLATES = Templates()
 
@@ -99,26 +99,14 @@ class FlakyStore(MemorySeenStore):
         super().__init__(ttl=1_000, lease_ttl=100, clock=clock)
         self.fault: Literal["none", "before", "after"] = "none"
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Any) -> Prepared:
-        self._fail("before")
-        prepared = super().prepare(conversation, plan_id, proposed)
-        self._fail("after")
-        return prepared
+    def execute(self, operation: Operation[T]) -> T:
+        self._fail("before", operation)
+        result = super().execute(operation)
+        self._fail("after", operation)
+        return result
 
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        self._fail("before")
-        recorded = super().commit(conversation, plan_id, sent)
-        self._fail("after")
-        return recorded
-
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        self._fail("before")
-        abandoned = super().abandon(conversation, plan_id)
-        self._fail("after")
-        return abandoned
-
-    def _fail(self, when: str) -> None:
-        if self.fault == when:
+    def _fail(self, when: str, operation: Operation[Any]) -> None:
+        if self.fault == when and not isinstance(operation, Forget):
             raise TimeoutError(when)
 
 

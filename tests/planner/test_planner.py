@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -27,9 +27,17 @@ from warmprefix import (
 )
 from warmprefix.labels import label_candidates
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
-from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import (
+    CircuitBreaker,
+    Conversation,
+    GuardedStore,
+    MemorySeenStore,
+    Operation,
+    SeenStore,
+    Snapshot,
+)
+
+T = TypeVar("T")
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:
@@ -679,21 +687,9 @@ class FailingStore(MemorySeenStore):
         super().__init__()
         self.failing = ""
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: object) -> Prepared:
-        self._fail("prepare")
-        return super().prepare(conversation, plan_id, proposed)  # type: ignore[arg-type]
-
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        self._fail("commit")
-        return super().commit(conversation, plan_id, sent)
-
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        self._fail("abandon")
-        return super().abandon(conversation, plan_id)
-
-    def forget(self, conversation: Conversation) -> None:
-        self._fail("forget")
-        super().forget(conversation)
+    def execute(self, operation: Operation[T]) -> T:
+        self._fail(operation.name)
+        return super().execute(operation)
 
     def clear(self) -> None:
         self._fail("clear")
@@ -713,7 +709,7 @@ def impatient(store: SeenStore) -> ContextPlanner:
 
 
 class Unreachable(MemorySeenStore):
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+    def execute(self, operation: Operation[T]) -> T:
         try:
             raise OSError("connection refused\n  by the server")
         except OSError as error:
@@ -773,7 +769,7 @@ def test_a_store_that_fails_after_planning_leaves_blocks_unseen(operation: str) 
 def test_what_a_store_will_never_hear_is_counted() -> None:
     store = FailingStore()
     planner = ContextPlanner(
-        store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0), max_notices=2, retry=600)
+        store=GuardedStore(store, budget=60.0, breaker=CircuitBreaker(0, 0), max_pending=2, retry=600)
     )
     store.failing = "all"
     for chat in ("one", "two", "three"):
@@ -808,12 +804,12 @@ def test_a_record_that_the_store_failed_to_correct_is_not_trusted_afterwards(cor
     else:
         with pytest.raises(StoreError):
             planner.forget("chat")
-    unheard = planner.plan(blocks(1), conversation="chat", placement="tail")
-    assert shape(unheard) == ["full:1"]
+    unanswered_id = planner.plan(blocks(1), conversation="chat", placement="tail")
+    assert shape(unanswered_id) == ["full:1"]
     store.failing = ""
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
     planner.abandon(kept)
-    planner.abandon(unheard)
+    planner.abandon(unanswered_id)
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
 
 

@@ -12,7 +12,7 @@ from warmprefix.annotate import Templates, bracketed, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting
 from warmprefix.plan import Reference
-from warmprefix.stores.base import Prepared
+from warmprefix.stores import PreparedTurn
 
 __all__ = [
     "Message",
@@ -175,7 +175,7 @@ def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
 
 
 def resolve_from_record(
-    blocks: Sequence[ContextBlock], labels: Sequence[str], record: Prepared, templates: Templates
+    blocks: Sequence[ContextBlock], labels: Sequence[str], record: PreparedTurn, templates: Templates
 ) -> list[Resolution]:
     """Return a reference for each block that the record holds, uncontested (ContextPilot, Alg. 3). O(len(blocks)).
 

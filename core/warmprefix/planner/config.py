@@ -11,8 +11,7 @@ from warmprefix.errors import check_count
 from warmprefix.order_sharing.base import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency.base import ResidencyFeed
-from warmprefix.stores import SeenStore
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import GuardedStore, SeenStore
 from warmprefix.telemetry import PlannerObserver
 from warmprefix.traces.base import RequestRecorder
 

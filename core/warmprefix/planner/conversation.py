@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.request import PlanDraft
-from warmprefix.stores import AsyncSeenStore, Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
-from warmprefix.stores.guard import GuardedStore
-from warmprefix.stores.outbox import unheard
+from warmprefix.stores import (
+    Abandon,
+    AsyncSeenStore,
+    Commit,
+    Conversation,
+    Forget,
+    GuardedStore,
+    MemorySeenStore,
+    Operation,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    SeenStore,
+    unanswered_id,
+)
 
 __all__ = ["ConversationStore"]
+
+T = TypeVar("T")
 
 
 class _Closable(Protocol):
@@ -27,9 +41,9 @@ class _AsyncClosable(Protocol):
 
 
 class ConversationStore:
-    """What conversations have seen. A request goes on without an answer if the store fails or is slow.
+    """What conversations have seen.
 
-    The planner's lock is never held here. Each method has an async twin that differs in the await only.
+    If the store fails or is slow, a request goes on without its answer. The planner's lock is never held here.
 
     Args:
         store: None for one in this process. Any store but a `MemorySeenStore` is called through a `GuardedStore`.
@@ -50,30 +64,18 @@ class ConversationStore:
             self._store = self._async_store = self._guard
             self._resources.append(self._guard)
 
-    def prepare(self, draft: PlanDraft) -> Prepared | None:
-        """Return what the conversation has seen of a draft's blocks; None if that plays no part in the plan.
+    def prepare(self, draft: PlanDraft) -> PreparedTurn | None:
+        """Return what the conversation has seen of a draft's blocks; None for nothing.
 
         If the draft shows its history, the store forgets the conversation instead: the record no longer follows it,
         so no later plan may trust the record.
         """
-        key = draft.key
-        if key is None:
-            return None
-        with self._timed():
-            if draft.visible is None:
-                return self._store.prepare(key, draft.plan_id, draft.proposed())
-            self._store.forget(key)
-        return None
+        operation = _first_operation(draft)
+        return None if operation is None else self._execute(operation)
 
-    async def aprepare(self, draft: PlanDraft) -> Prepared | None:
-        key = draft.key
-        if key is None:
-            return None
-        with self._timed():
-            if draft.visible is None:
-                return await self._async_store.aprepare(key, draft.plan_id, draft.proposed())
-            await self._async_store.aforget(key)
-        return None
+    async def aprepare(self, draft: PlanDraft) -> PreparedTurn | None:
+        operation = _first_operation(draft)
+        return None if operation is None else await self._aexecute(operation)
 
     def commit(self, plan: ContextPlan, in_time: bool) -> bool:
         """Record the plan's blocks as seen; True if they were recorded.
@@ -81,36 +83,28 @@ class ConversationStore:
         The store must receive late commits too: if the model saw that prompt, plans that were made at the same time
         may not be part of the history.
         """
-        with self._timed():
-            recorded = self._store.commit(_conversation(plan), _id_in_store(plan), _sent_blocks(plan))
-            return self._count_conflict(plan, in_time, recorded)
-        return False
+        return self._count_commit(plan, in_time, self._execute(_commit(plan)))
 
     async def acommit(self, plan: ContextPlan, in_time: bool) -> bool:
-        with self._timed():
-            recorded = await self._async_store.acommit(_conversation(plan), _id_in_store(plan), _sent_blocks(plan))
-            return self._count_conflict(plan, in_time, recorded)
-        return False
+        return self._count_commit(plan, in_time, await self._aexecute(_commit(plan)))
 
-    def _count_conflict(self, plan: ContextPlan, in_time: bool, recorded: bool) -> bool:
-        if in_time and not recorded and plan.turn is not None:
+    def _count_commit(self, plan: ContextPlan, in_time: bool, recorded: bool | None) -> bool:
+        if in_time and recorded is False and plan.turn is not None:
             self._metrics.count("conflicts")
-        return recorded
+        return recorded is True
 
     def abandon(self, plan: ContextPlan) -> None:
         """Give back the plan's lease of a turn."""
-        with self._timed():
-            self._store.abandon(_conversation(plan), _id_in_store(plan))
+        self._execute(Abandon(_conversation(plan), _id_in_store(plan)))
 
     async def aabandon(self, plan: ContextPlan) -> None:
-        with self._timed():
-            await self._async_store.aabandon(_conversation(plan), _id_in_store(plan))
+        await self._aexecute(Abandon(_conversation(plan), _id_in_store(plan)))
 
     def withdraw(self, plan: ContextPlan) -> None:
         """Forget the plan's conversation, without waiting for a shared store."""
         self._metrics.count("withdrawn_commits")
         if self._guard is None:
-            self._store.forget(_conversation(plan))
+            self._store.execute(Forget(_conversation(plan)))
         else:
             self._guard.forget_soon(_conversation(plan))
 
@@ -120,10 +114,21 @@ class ConversationStore:
         Raises:
             StoreError: The store failed.
         """
-        self._store.forget(conversation)
+        self._store.execute(Forget(conversation))
 
     async def aforget(self, conversation: Conversation) -> None:
-        await self._async_store.aforget(conversation)
+        await self._async_store.aexecute(Forget(conversation))
+
+    def _execute(self, operation: Operation[T]) -> T | None:
+        """Return the result of an operation; None if the store failed."""
+        with self._timed():
+            return self._store.execute(operation)
+        return None
+
+    async def _aexecute(self, operation: Operation[T]) -> T | None:
+        with self._timed():
+            return await self._async_store.aexecute(operation)
+        return None
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -170,17 +175,25 @@ class _AsyncMemoryStore:
     def __init__(self, store: MemorySeenStore) -> None:
         self._store = store
 
-    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        return self._store.prepare(conversation, plan_id, proposed)
+    async def aexecute(self, operation: Operation[T]) -> T:
+        return self._store.execute(operation)
 
-    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        return self._store.commit(conversation, plan_id, sent)
 
-    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return self._store.abandon(conversation, plan_id)
+def _first_operation(draft: PlanDraft) -> Operation[PreparedTurn | None] | None:
+    key = draft.key
+    if key is None:
+        return None
+    return Prepare(key, draft.plan_id, draft.proposed()) if draft.visible is None else Forget(key)
 
-    async def aforget(self, conversation: Conversation) -> None:
-        self._store.forget(conversation)
+
+def _commit(plan: ContextPlan) -> Commit:
+    turn = plan.turn or 0
+    sent = [
+        SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
+        for planned in plan.blocks
+        if planned.reference is None
+    ]
+    return Commit(_conversation(plan), _id_in_store(plan), sent)
 
 
 def _conversation(plan: ContextPlan) -> Conversation:
@@ -189,14 +202,5 @@ def _conversation(plan: ContextPlan) -> Conversation:
 
 
 def _id_in_store(plan: ContextPlan) -> str:
-    """Return the plan's id in the store; another one if the store gave no answer when the plan was made."""
-    return plan.id if plan.turn is not None else unheard(plan.id)
-
-
-def _sent_blocks(plan: ContextPlan) -> list[SeenBlock]:
-    turn = plan.turn or 0
-    return [
-        SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
-        for planned in plan.blocks
-        if planned.reference is None
-    ]
+    """Return the plan's id in the store, which differs if its `Prepare` got no answer."""
+    return plan.id if plan.turn is not None else unanswered_id(plan.id)

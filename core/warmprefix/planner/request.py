@@ -23,7 +23,7 @@ from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.scope import ScopeRegistry, make_scope
-from warmprefix.stores import Conversation, Prepared
+from warmprefix.stores import Conversation, PreparedTurn
 
 __all__ = ["DraftResolution", "PlanDraft", "PlanOptions", "RequestPlanner"]
 
@@ -83,10 +83,10 @@ class PlanDraft(NamedTuple):
         return Conversation(self.scope.tenant, self.conversation)
 
     def proposed(self) -> dict[bytes, str]:
-        """Return the blocks' labels by fingerprint, as the store's `prepare` takes them."""
+        """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""
         return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
 
-    def resolve(self, record: Prepared | None, templates: Templates) -> DraftResolution:
+    def resolve(self, record: PreparedTurn | None, templates: Templates) -> DraftResolution:
         """Decide which blocks become references: by the visible messages, or else by the store's record.
 
         Args:
@@ -158,7 +158,7 @@ class RequestPlanner:
             plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, imitable
         )
 
-    def arrange(self, draft: PlanDraft, record: Prepared | None, began: float) -> ContextPlan:
+    def arrange(self, draft: PlanDraft, record: PreparedTurn | None, began: float) -> ContextPlan:
         """Put the blocks of a draft in planned order, and open the plan.
 
         Args:
