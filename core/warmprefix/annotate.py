@@ -1,4 +1,4 @@
-"""Annotations in the prompt: labels of blocks, and notes on their order and location."""
+"""Annotations in the prompt: labels of blocks, and notes on order and location."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bracketed(text: str) -> list[str]:
 
 
 def header_labels(text: str) -> Iterator[str]:
-    r"""Yield the labels that lines of a text visibly begin with, like the first line of a block.
+    r"""Yield the labels that lines visibly begin with, like the first line of a block.
 
     Escaped lines are left out.
 
@@ -79,7 +79,7 @@ def header_labels(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    r"""The wording of the annotations; the order's is ContextPilot's (sections 4 and 5).
+    r"""The wording of the annotations; by default ContextPilot's (sections 4 and 5).
 
     A block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or an
     annotation in it names one, a backslash is added before the bracket. Everything else keeps its bytes.
@@ -151,7 +151,7 @@ class Templates:
         return f"[{label}] {text}"
 
     def matching_end(self, shown: str, start: int, label: str, text: str) -> int | None:
-        r"""Return where a block that begins at `start` of `shown` ends; None if this block does not begin there.
+        r"""Return the end of this block in `shown`; None if it does not begin at `start`.
 
         Any line of its text may be escaped, depending on the labels in its prompt. O(len(text)).
 
@@ -175,7 +175,7 @@ class Templates:
         return at + len(text) - copied if shown.startswith(text[copied:], at) else None
 
     def _escaped(self, text: str, names: frozenset[str]) -> str:
-        """Add a backslash before each bracket that seems to open a header or an annotation with one of `names`.
+        """Escape each bracket that seems to open a header or a note with one of `names`.
 
         O(len(text)); only one pass of a compiled pattern if no bracket contains a name.
         """
@@ -191,7 +191,7 @@ class Templates:
         return "".join([*pieces, text[copied:]])
 
     def _imitations(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield place and visible content of each bracket at the start of a line or in what reads like a note."""
+        """Yield place and content of each bracket that opens a line or an apparent note."""
         noted_until = 0
         for found in _BRACKETED.finditer(text):
             start = found.start()
@@ -203,7 +203,7 @@ class Templates:
                 yield start, _seen(found[1])
 
     def _ends_in_lead_in(self, text: str, end: int) -> bool:
-        """Return True if the text before `end` reads like the first words of an annotation."""
+        """Return True if the text before `end` reads like the beginning of a note."""
         return any(_reads_backwards(text, end, lead_in) for lead_in in self._lead_ins)
 
 
@@ -219,7 +219,7 @@ def has_bracket(text: str) -> bool:
 
 
 def _unusual(inners: Sequence[str]) -> Iterable[str]:
-    """Return those that may look like a label without being equal to one: with blanks, or not in ASCII."""
+    """Return those that may look like a label without being equal to one."""
     together = "".join(inners)
     if together.isascii() and together.isprintable() and " " not in together:
         return ()
@@ -227,7 +227,7 @@ def _unusual(inners: Sequence[str]) -> Iterable[str]:
 
 
 def _seen(text: str) -> str:
-    """Return the visible part of a text, in plain characters where they have a compatible form.
+    """Return the visible part of a text, in compatible plain characters.
 
     A text that is too long for a label keeps its characters, because normalising it may take quadratic time.
     """
@@ -248,17 +248,17 @@ def _opens_line(text: str, start: int) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return the text in lower case and without spaces, so that all spellings that read the same are equal."""
+    """Return the text in lower case and without spaces, to compare how it reads."""
     return "".join(_plain(text).casefold().split())
 
 
 def _words(lead_in: str) -> str:
-    """Return the folded words of a note, without the characters between them and a label."""
+    """Return the folded words of a note, without characters in front of a label."""
     return _folded(lead_in).rstrip(_BEFORE_LABEL)
 
 
 def _reads_backwards(text: str, end: int, folded: str) -> bool:
-    """Return True if the text before `end` ends in `folded`, ignoring blanks and invisible characters in it."""
+    """Return True if the text before `end` reads like `folded` at its end."""
     left = folded
     while end and (text[end - 1] in _BEFORE_LABEL or text[end - 1].isspace() or _ONE_BLANK.match(text, end - 1)):
         end -= 1

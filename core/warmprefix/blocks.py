@@ -1,4 +1,4 @@
-"""Context blocks: the texts that a retriever returns, each identified by its content."""
+"""Context blocks: the texts that a retriever returns, identified by their content."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ContextBlock:
 
 
 def as_blocks(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
-    """Return the argument `blocks` of a request as a list; a string is a block without an id.
+    """Return the blocks of a request as a list; a string is a block without an id.
 
     Raises:
         TypeError: `blocks` is a string, a mapping or not iterable, or contains something else.
@@ -113,14 +113,14 @@ def _as_block(i: int, block: object) -> ContextBlock:
 
 
 def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
-    """Return the blocks without repetitions, the first of equal ones, and the places of each in `listed`."""
+    """Return the first of equal blocks, and the places of each in `listed`."""
     if len({block.fingerprint for block in listed}) == len(listed):
         return listed, [(i,) for i in range(len(listed))]
     return _distinct(listed, range(len(listed)))
 
 
 def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
-    """Return the distinct blocks with a text, the first of equal ones, and the places of each in `listed`."""
+    """Do the same as `distinct_blocks`, without the blocks that are blank."""
     if not [block for block in listed if not block.text or block.text.isspace()]:  # `is_blank`, inlined for speed
         return distinct_blocks(listed)
     return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])

@@ -1,4 +1,4 @@
-"""The errors that warmprefix raises on purpose, and the log of those that a request survives.
+"""Errors raised on purpose, checks of arguments, and a log of survived errors.
 
 A caller's mistake is a plain `ValueError` or `TypeError`. Everything else derives from `WarmprefixError`.
 """
@@ -29,7 +29,7 @@ class WarmprefixError(Exception):
 
 
 class MissingExtraError(WarmprefixError, ImportError):
-    """An optional dependency is absent; the message gives the command that installs it.
+    """An optional dependency is missing; the message contains the install command.
 
     >>> error = MissingExtraError("cli", "typer")
     >>> str(error) == f"warmprefix needs 'typer' for this: {error.command}"
@@ -61,7 +61,7 @@ def _install_command(extra: str) -> str:
 
 
 def _installed_from() -> str | None:
-    """Return the URL that pip installed warmprefix from; None for a package index, or if pip left no record."""
+    """Return the URL that pip installed warmprefix from; None for a package index."""
     import json
     from importlib import metadata
 
@@ -125,7 +125,7 @@ class TraceError(_FileError):
 
 
 class BatchError(WarmprefixError):
-    """A batch can't start or can't finish; its journal, if it has one, keeps the answers so far."""
+    """A batch can't start or finish; its journal, if any, keeps the answers so far."""
 
 
 class BatchFileError(_FileError, BatchError):
@@ -164,9 +164,10 @@ def check_names(**names: str | None) -> None:
 
 
 def log_failure(log: logging.Logger, what: str, *, first: bool) -> None:
-    """Log the exception being handled in one line, as a warning if it is the `first` of its kind, else at DEBUG.
+    """Log the exception being handled in one line.
 
-    The traceback is added only if the logger shows DEBUG messages.
+    It is a warning if it is the `first` of its kind, and at DEBUG otherwise. The traceback is added only if the logger
+    shows DEBUG messages.
     """
     level = logging.WARNING if first else logging.DEBUG
     log.log(level, "%s: %s", what, _in_one_line(sys.exc_info()[1]), exc_info=log.isEnabledFor(logging.DEBUG))

@@ -17,10 +17,10 @@ _numbers = itertools.count()
 
 
 def in_each_process(set_up: Callable[[], Any]) -> None:
-    """Call a bound method now, and again at the start of each forked process, as long as its object lives.
+    """Call a bound method now, and at the start of each forked process.
 
-    A forked process has no other thread, but a lock that one held stays locked, and connections are shared with the
-    parent.
+    The object of the method is not kept alive. A forked process has no other thread, but a lock that one held stays
+    locked, and connections are shared with the parent.
     """
     owner: Any = getattr(set_up, "__self__")  # noqa: B009
     number = next(_numbers)

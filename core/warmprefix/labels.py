@@ -54,7 +54,7 @@ def content_label(block: ContextBlock) -> str:
 
 
 def lasting_labels(blocks: Iterable[ContextBlock]) -> list[str]:
-    """Return for each block the first of `label_candidates` that contains a part of the fingerprint.
+    """Return for each block its first candidate with a part of the fingerprint.
 
     It depends on id and text alone. So it still names this text, and no other version of it, after the conversation's
     record is lost. If two blocks would share a label, the second gets its content label.
@@ -80,7 +80,7 @@ def seems_lasting(label: str) -> bool:
 
 
 class LabelRegistry:
-    """One label per block and one block per label, for as long as either is remembered.
+    """One label per block and one block per label, while either is remembered.
 
     The first id that comes with a text names it from then on. Bounded between calls: the least recently used block is
     forgotten first, where use counts from when the registry was half full. Not thread-safe.
@@ -94,7 +94,7 @@ class LabelRegistry:
         """Digests of lines of texts that begin with a label."""
 
     def labels(self, blocks: Sequence[ContextBlock]) -> list[str]:
-        """Return a label for each block, and choose one for each block without. O(1) per block."""
+        """Return the blocks' labels, chosen now where there is none. O(1) per block."""
         chosen, mark_used = self._labels, self._labels.move_to_end
         # Far from the bound, nothing is forgotten soon, so the order of use is not worth the time.
         filling = len(chosen) + len(blocks) > self._max_labels // 2
@@ -118,7 +118,7 @@ class LabelRegistry:
         return label
 
     def add_opened(self, lines: Iterable[str]) -> None:
-        """Remember lines of texts that begin with a label that no block of the prompt has. Bounded by `max_labels`."""
+        """Remember lines of texts that begin with a label; at most `max_labels`."""
         for line in lines:
             self._opened[_digest(line)] = None
             self._opened.move_to_end(_digest(line))
@@ -132,7 +132,7 @@ class LabelRegistry:
                 self._opened.pop(_digest(line), None)
 
     def is_text(self, label: str, line: str) -> bool:
-        """Return True if a text had this line, and no remembered block has the label that it begins with."""
+        """Return True if a text had this line, and its label is no block's."""
         return label not in self._owners and _digest(line) in self._opened
 
     def __len__(self) -> int:

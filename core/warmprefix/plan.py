@@ -15,7 +15,7 @@ Placement = Literal["head", "tail"]
 
 
 class Scope(NamedTuple):
-    """Requests that may share a prefix and statistics. Nothing learned in one scope is used in another."""
+    """Requests that may share a prefix and learned statistics; scopes share neither."""
 
     tenant: str | None
     model: str | None
@@ -35,7 +35,7 @@ class Reference:
 
 
 class PlannedBlock(NamedTuple):
-    """A block in planned order: in full, or as a reference to its earlier occurrence in this very prompt."""
+    """A block of a plan: in full, or as a reference to its place in this very prompt."""
 
     block: ContextBlock
     positions: tuple[int, ...]
@@ -58,7 +58,7 @@ class PlannedBlock(NamedTuple):
         return self.block.text if self.reference is None else self.reference.annotation
 
     def render(self) -> str:
-        """Return the block as the prompt shows it: labelled in full, or its location annotation."""
+        """Return the block as the prompt shows it: labelled text or location annotation."""
         if self.reference is not None:
             return self.reference.annotation
         return self.templates.block(self.label, self.block.text, self.names)
@@ -89,7 +89,7 @@ class ContextPlan:
 
     @property
     def order_annotation(self) -> str | None:
-        """The note that restores the relevance order; None if the planned order is that order."""
+        """The note that restores the relevance order; None if that is the planned order."""
         if not self.reordered:
             return None
         labels = [planned.label for planned in sorted(self.blocks, key=attrgetter("rank"))]
@@ -97,7 +97,7 @@ class ContextPlan:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all blocks, including those replaced by references, without labels and annotations."""
+        """Tokens of all blocks, also of referenced ones, without labels and annotations."""
         return sum([planned.block.tokens for planned in self.blocks])
 
     @property
@@ -133,7 +133,7 @@ class ContextPlan:
         return [planned.render() if planned.reference is None else next(sentences, "") for planned in self.blocks]
 
     def render(self) -> str:
-        """Return the default prompt text: paragraphs, then the order annotation. Empty for an empty plan."""
+        """Return the default prompt text: paragraphs, then the order annotation, if any."""
         paragraphs = [paragraph for paragraph in self.paragraphs() if paragraph]
         annotation = self.order_annotation
         if annotation is not None:

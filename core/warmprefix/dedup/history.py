@@ -1,4 +1,4 @@
-"""De-duplication against a conversation: its visible messages, or else the store's record of it."""
+"""De-duplication against a conversation: its messages, or the store's record."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class VisibleHistory:
         """Labels that some line seems to begin with, though not exactly as a block does."""
 
     def labels(self, templates: Templates, is_text: Callable[[str, str], bool]) -> set[str]:
-        """Return the labels that the history's blocks may have: a line begins with them, or a note names them.
+        """Return the labels that a line of the history begins with or a note names.
 
         Args:
             templates: The wording of the notes.
@@ -95,10 +95,11 @@ class VisibleHistory:
         return {*headed, *noted}
 
     def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolution]:
-        """Return a reference for each block that a message contains; the others stay in full.
+        """Return a reference for each block that a message contains.
 
-        A label that the history also shows in front of another text is ambiguous: no reference names it, and no block
-        gets it. One comparison for each place where the history shows one of a block's possible labels.
+        The others stay in full. A label that the history also shows in front of another text is ambiguous: no reference
+        names it, and no block gets it. One comparison for each place where the history shows one of a block's possible
+        labels.
         """
         given = set(labels)
         referred: set[str] = set()
@@ -124,7 +125,7 @@ class VisibleHistory:
         return None
 
     def _holds(self, label: str, text: str, templates: Templates) -> bool:
-        """Return True if each header with this label begins this whole block. O(length of the history)."""
+        """Return True if each header with this label begins this whole block."""
         places = self._headers[label]
         for (message, start), (other, behind) in pairwise(places):
             if other is message and behind - start < len(text):  # no room for two of them
@@ -148,7 +149,7 @@ class VisibleHistory:
 
 
 def header_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each line that begins like the first line of a block, as its label and the whole line."""
+    """Yield label and line for each line that begins like a block."""
     for label, start in _headers(text):
         yield label, _line(text, start)
 
@@ -166,9 +167,10 @@ def _line(text: str, start: int) -> str:
 
 
 def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
-    """Return the labels in the form of `lasting_labels` that the texts contain in brackets. O(length of the texts).
+    """Return the lasting labels that the texts contain in brackets.
 
-    If the history is not shown, another block of the conversation may have such a label, or get it later.
+    O(length of the texts). If the history is not shown, another block of the conversation may have such a label, or get
+    it later.
     """
     inners = [inner for block in blocks if has_bracket(block.text) for inner in bracketed(block.text)]
     return list(dict.fromkeys([inner for inner in inners if seems_lasting(inner)]))
@@ -177,10 +179,10 @@ def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
 def resolve_from_record(
     blocks: Sequence[ContextBlock], labels: Sequence[str], record: PreparedTurn, templates: Templates
 ) -> list[Resolution]:
-    """Return a reference for each block that the record holds, uncontested (ContextPilot, Alg. 3). O(len(blocks)).
+    """Return a reference for each block that the record holds, uncontested.
 
-    The other blocks stay in full. A seen block keeps the label it was sent with, contested or not. A new block whose
-    label names another block of this conversation gets its content label instead.
+    ContextPilot, Alg. 3; O(len(blocks)). The other blocks stay in full. A seen block keeps the label it was sent with,
+    contested or not. A new block whose label names another block of this conversation gets its content label instead.
     """
     resolved: list[Resolution] = []
     for block, label in zip(blocks, labels, strict=True):

@@ -41,7 +41,7 @@ class BatchOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class BatchSession:
-    """Plans batches from the state of their scopes, and opens the plans of their requests."""
+    """Plans batches from the state of their scopes, and opens their plans."""
 
     templates: Templates
     lock: threading.RLock
@@ -78,7 +78,7 @@ class BatchSession:
         return replace(plan, planner=name, device=computed_on, seconds=time.perf_counter() - started)
 
     def plan_window(self, owner: BatchOwner, requests: Requests, model: str | None, preamble: str | None) -> BatchPlan:
-        """Plan the requests in flight; see `ContextPlanner.plan_window`. `owner` commits their plans."""
+        """Plan a window; see `ContextPlanner.plan_window`. `owner` commits its plans."""
         from warmprefix.batch.assembly import as_requests
         from warmprefix.batch.merge import MergePlanner
         from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner

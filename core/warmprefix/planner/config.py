@@ -23,7 +23,7 @@ __all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "SharedParts", "c
 
 
 class PlannerOptions(TypedDict, total=False):
-    """The arguments of `ContextPlanner`, which documents them, except those that `from_url` sets."""
+    """The arguments of `ContextPlanner` that `from_url` takes too."""
 
     policy: str | Callable[[], OrderingPolicy]
     capacity_tokens: int | None
@@ -117,7 +117,7 @@ class SharedParts(NamedTuple):
 
 
 def connect_shared_parts(url: str | None, settings: SharedSettings | None) -> SharedParts:
-    """Make the parts that connect to a Redis or Valkey server; see `ContextPlanner.from_url`."""
+    """Connect to a Redis or Valkey server, for `ContextPlanner.from_url`."""
     from warmprefix.order_sharing.redis import RedisOrderSharing
     from warmprefix.settings import SharedSettings
     from warmprefix.stores.redis import RedisSeenStore

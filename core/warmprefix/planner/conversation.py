@@ -142,7 +142,7 @@ class ConversationStore:
             self._metrics.store_latency.observe(time.perf_counter() - began)
 
     def stats(self) -> dict[str, Any]:
-        """Return the fields of `PlannerStats` that count operations which a shared store has not received."""
+        """Return the `PlannerStats` of operations that a shared store has not received."""
         outbox = None if self._guard is None else self._guard.outbox
         return {} if outbox is None else {"untold_notices": len(outbox), "lost_notices": outbox.dropped}
 
@@ -155,7 +155,7 @@ class ConversationStore:
         self._store.clear()
 
     def close_too(self, resource: _Closable) -> None:
-        """Close `resource` after the store, in `close` and, if it has one, by its `aclose`."""
+        """Close a resource after the store, in `close` and `aclose`."""
         self._resources.append(resource)
 
     def close(self) -> None:

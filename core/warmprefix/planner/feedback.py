@@ -1,4 +1,4 @@
-"""What the planner learns from ended plans: commits, the engine's reports, and its residency feed."""
+"""Learning from commits, the engine's reports, and its residency feed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_plan(plan: ContextPlan) -> None:
 
 
 def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineReport:
-    """Return the checked report of an answer, from one of the two arguments of `ContextPlanner.commit`.
+    """Return the checked report, from one of the two arguments of `commit`.
 
     Raises:
         TypeError: An argument or a field has the wrong type, or both arguments are given.
@@ -102,7 +102,7 @@ class PlanFeedback:
         self._remember(plan, report)
 
     def apply_residency(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        """Apply an event of the feed: the engine holds the first `resident_blocks` of `keys`."""
+        """Apply an event of the feed; see `ContextPlanner.residency_changed`."""
         with self.lock:
             state = self.scopes.find(scope)
             if state is not None:
@@ -137,7 +137,7 @@ class PlanFeedback:
             state.tree.mark_stale(_keys(plan), outcome.resident_blocks)
 
     def _is_fed(self, plan: ContextPlan, report: EngineReport) -> bool:
-        """Return whether the feed is a better source than `report`. Called without the lock: the feed may take it."""
+        """Return True if the feed is a better source than `report`. Takes no lock."""
         if report.prompt_token_ids is None:  # then the feed never receives this prompt
             return False
         try:
@@ -158,7 +158,7 @@ class PlanFeedback:
             self.metrics.degrade("feed")
 
     def stats(self) -> dict[str, Any]:
-        """Return the fields of `PlannerStats` that compare predictions with reports; the caller holds the lock."""
+        """Return the `PlannerStats` of predictions; the caller holds the lock."""
         mean, p95 = self.errors.mean_and_p95()
         return {
             "prediction_error_mean": mean,

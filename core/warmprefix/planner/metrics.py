@@ -1,4 +1,4 @@
-"""Counters, latencies and outside observers of one planner, and how it degrades when a part fails."""
+"""Counters, latencies and observers of one planner, and how it survives failures."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ class PlannerMetrics:
         self.store_latency = LatencyHistogram()
 
     def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
-        """Count the exception being handled as a failure of `part`, and log it; the request goes on without it.
+        """Count and log the exception being handled, as a failure of `part`.
 
-        The first failure of each part is logged as a warning, later ones at DEBUG.
+        The request goes on without that part. The first failure of each part is logged as a warning, later ones at
+        DEBUG.
         """
         name = f"{part}_errors"
         with self._lock:
@@ -95,7 +96,7 @@ class PlannerMetrics:
             counts["reference_tokens"] += plan.reference_tokens
 
     def notify_planned(self, plan: ContextPlan, began: float) -> None:
-        """Record the latency since `began`, a `time.perf_counter()`, and notify the observer."""
+        """Record the latency since `began`, and notify the observer."""
         seconds = time.perf_counter() - began
         self.plan_latency.observe(seconds)
         try:
@@ -118,7 +119,7 @@ class PlannerMetrics:
             self.degrade("observer")
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters and latencies, by the names in `PlannerStats`; the caller holds the lock."""
+        """Return the counts and latencies of `PlannerStats`; the caller holds the lock."""
         plan_latency, store_latency = self.plan_latency.snapshot(), self.store_latency.snapshot()
         return {**self.counts, "plan_latency": plan_latency, "store_latency": store_latency}
 

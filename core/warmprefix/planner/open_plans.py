@@ -22,7 +22,7 @@ class _OpenBatch(NamedTuple):
 
 
 class OpenPlans:
-    """Ids and scopes of open plans. Bounded; not thread-safe: callers hold the planner's lock.
+    """Ids and scopes of open plans. Bounded; callers hold the planner's lock.
 
     Args:
         max_open_plans: Single plans beyond this number are dropped, oldest first. So are whole batches whose plans

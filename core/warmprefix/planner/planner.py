@@ -42,7 +42,7 @@ __all__ = ["ContextPlanner"]
 
 
 class ContextPlanner:
-    """Arranges each request's context blocks so that the engine's prefix cache already holds much of the prompt.
+    """Arranges context so that the engine's prefix cache already holds much of it.
 
     A plan alone does not change later plans. Committing it does: the planner learns only from prompts that the model
     saw. One planner serves any number of threads and tasks. Its state is in memory and bounded. `aplan` is the async
@@ -124,10 +124,10 @@ class ContextPlanner:
     def from_url(
         cls, url: str | None = None, *, settings: SharedSettings | None = None, **options: Unpack[PlannerOptions]
     ) -> Self:
-        """Return a planner that shares conversations and learned orders with all others of the same Redis or Valkey.
+        """Return a planner that shares its state with others through Redis or Valkey.
 
-        It connects in the background. A server that is down or slow costs 20 ms, then requests go on without
-        de-duplication. `close` it at the end, or use it as a context manager.
+        It shares conversations and learned orders, and connects in the background. A server that is down or slow costs
+        20 ms, then requests go on without de-duplication. `close` it at the end, or use it as a context manager.
 
         Args:
             url: As `RedisSeenStore` takes it; by default the URL of the settings.
@@ -155,9 +155,10 @@ class ContextPlanner:
         history: Iterable[Message] | None = None,
         order_locked: bool = False,
     ) -> ContextPlan:
-        """Arrange one request's context. Every block is in the plan once, in full or as a reference.
+        """Arrange one request's context.
 
-        Call `commit` once the model has seen the prompt, or `abandon` if it has not.
+        Every block is in the plan once, in full or as a reference. Call `commit` once the model has seen the prompt, or
+        `abandon` if it has not.
 
         Args:
             blocks: In relevance order. A string is a block without an id. Equal blocks have
@@ -184,7 +185,7 @@ class ContextPlanner:
 
     @contextmanager
     def planning(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
-        """Call `plan`, then `commit` at the end of the `with` block, or `abandon` if any exception leaves it."""
+        """Call `plan`, then `commit` at the end of the block, or `abandon` on an error."""
         plan = self.plan(blocks, **options)
         try:
             yield plan
@@ -202,7 +203,7 @@ class ContextPlanner:
     async def aplanning(
         self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
     ) -> AsyncIterator[ContextPlan]:
-        """Do the same as `planning`. Cancellation abandons the plan; during the commit, it takes the commit back."""
+        """Do the same as `planning`; cancellation abandons the plan or its commit."""
         plan = await self.aplan(blocks, **options)
         try:
             yield plan
@@ -223,10 +224,11 @@ class ContextPlanner:
         device: Device = "auto",
         progress: Progress | None = None,
     ) -> BatchPlan:
-        """Arrange requests that are all available before the first runs: their blocks, and their execution order.
+        """Arrange requests that are all available before the first one runs.
 
-        Starts from what the engine is predicted to hold. `commit` or `abandon` each request, as after `plan`;
-        `BatchPlan.run` does that. Deterministic unless a time budget is given. Does not block other calls.
+        Plans their execution order and the blocks of each. Starts from what the engine is predicted to hold. `commit`
+        or `abandon` each request, as after `plan`; `BatchPlan.run` does that. Deterministic unless a time budget is
+        given. Does not block other calls.
 
         Args:
             requests: `BatchRequest`s, or a mapping from ids to contexts.
@@ -261,7 +263,7 @@ class ContextPlanner:
         return await asyncio.to_thread(self.plan_batch, requests, planner, **options)
 
     def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
-        """Arrange the requests in flight, some 10 to 200 of them, within milliseconds; O(n * n) for n requests.
+        """Arrange 10 to 200 requests in flight within milliseconds; O(n * n).
 
         As `plan_batch`, but it only tries merging, and computes a quick bound. Too many requests for a window are
         planned as a batch, in seconds rather than in O(n * n).
@@ -271,7 +273,7 @@ class ContextPlanner:
     def commit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
     ) -> bool:
-        """Learn the order of a prompt that the model saw, and count its blocks as seen by the conversation.
+        """Learn from a prompt that the model saw, and count its blocks as seen.
 
         The prompt is then part of the conversation's history. So abandon the plan if you throw the answer away,
         unless you pass the history to `plan`.
@@ -308,7 +310,7 @@ class ContextPlanner:
         return recorded
 
     def abandon(self, plan: ContextPlan) -> bool:
-        """Close a plan whose prompt the model did not see: nothing of it is remembered. True if it was open."""
+        """Drop a plan whose prompt the model did not see; True if it was open."""
         was_open = self._feedback.abandon(plan)
         if was_open and plan.tracked:
             self._conversations.abandon(plan)
@@ -321,7 +323,7 @@ class ContextPlanner:
         return was_open
 
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
-        """Apply what the engine reported for a plan that other code commits, or has committed.
+        """Apply the engine's report for a plan that other code commits.
 
         For plugins of frameworks, which commit their own plans and do not see the engine's report. O(blocks). Raises
         `ValueError` for a negative count or duration.
@@ -330,19 +332,21 @@ class ContextPlanner:
         self._feedback.report(plan, as_report(None, report))
 
     def withdraw(self, plan: ContextPlan) -> None:
-        """Take back a commit whose answer the application does not keep, such as that of a call cancelled meanwhile.
+        """Take back a commit whose answer the application does not keep.
 
-        The plan's conversation has seen nothing until its next commit. What was learned of the engine stays. Does not
-        wait for a shared store; does nothing for a plan without a conversation.
+        For a call that was cancelled during its commit, for example. The plan's conversation has seen nothing until its
+        next commit. What was learned of the engine stays. Does not wait for a shared store; does nothing for a plan
+        without a conversation.
         """
         check_plan(plan)
         if plan.tracked:
             self._conversations.withdraw(plan)
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
-        """Count no block as seen, because the conversation's history was cut, edited, summarised or branched.
+        """Count no block as seen any more, because the history was changed.
 
-        Needed only where `plan` does not get the `history`. Plans in flight will count as unseen.
+        Call it after a cut, an edit, a summary or a branch. Needed only where `plan` does not get the `history`. Plans
+        in flight will count as unseen.
 
         Raises:
             StoreError: The store failed. It receives this as soon as it answers again. Until then, other planners may
@@ -356,17 +360,19 @@ class ContextPlanner:
         await self._conversations.aforget(Conversation(tenant, conversation))
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        """Apply an event of a feed: the engine holds the first `resident_blocks` of `keys`.
+        """Apply an event of a feed.
 
-        `keys` are fingerprints of blocks that follow the preamble in this order. O(blocks + nodes below them).
+        The engine holds the first `resident_blocks` of `keys`. These are fingerprints of blocks that follow the
+        preamble in this order. O(blocks + nodes below them).
         """
         self._feedback.apply_residency(scope, keys, resident_blocks)
 
     def catch_up(self, *, timeout: float = 5.0, **scope: Unpack[ScopeOptions]) -> bool:
-        """Learn what other workers served lately in the scope of `tenant`, `model` and `preamble`, as for `plan`.
+        """Learn what other workers served lately; True if all was learned.
 
-        Call it when a worker starts, before it takes requests; without it, the worker learns the same in the
-        background from its first request in the scope on. Waits at most `timeout` seconds. True if all was learned.
+        The scope is that of `tenant`, `model` and `preamble`, as for `plan`. Call it when a worker starts, before it
+        takes requests; without it, the worker learns the same in the background from its first request in the scope on.
+        Waits at most `timeout` seconds.
         """
         return self._startup.catch_up(make_scope(**scope), timeout)
 
@@ -380,7 +386,7 @@ class ContextPlanner:
         blocks: Iterable[ContextBlock | str] | None = None,
         **options: Unpack[WarmOptions],
     ) -> int:
-        """Have a new engine compute frequent beginnings of prompts before requests come; return their number.
+        """Fill a new engine's cache before requests come; return the number of prompts.
 
         Sends the preamble alone, then the hottest paths of its scope, as far as `blocks` contains their blocks: texts
         are not retained. Assumes that a context opens the user's message, after the preamble as system message. Takes
@@ -429,7 +435,9 @@ class ContextPlanner:
             )
 
     def reset(self) -> None:
-        """Forget scopes, labels, open plans and counts, and all conversations of the store, also those of others.
+        """Forget all that was learned, and all conversations of the store.
+
+        Scopes, labels, open plans, counts; conversations also of other planners that share the store.
 
         Raises:
             StoreError: The store failed, so conversations may still be remembered; all else is forgotten.
@@ -442,10 +450,10 @@ class ContextPlanner:
         self._conversations.clear()
 
     def close(self) -> None:
-        """End the threads of a shared store and of a feed, and the connections that `from_url` made. Idempotent.
+        """End the threads and connections of this planner. Idempotent.
 
-        Tries once more to deliver what the store has not received. A planner that shares nothing and has no feed need
-        not be closed.
+        These are the threads of a shared store and a feed, and the connections that `from_url` made. Tries once more to
+        deliver what the store has not received. A planner that shares nothing and has no feed need not be closed.
         """
         self._feedback.feed.close()
         self._scopes.sharing.close()

@@ -1,4 +1,4 @@
-"""From a request to its plan: a checked and labelled draft, then its blocks in planned order."""
+"""From a request to its plan: a checked draft with labels, then the planned order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DraftResolution(NamedTuple):
 
 
 class PlanDraft(NamedTuple):
-    """A request before its conversation is read: distinct blocks in relevance order, with labels."""
+    """A checked request: distinct blocks in relevance order, with labels."""
 
     plan_id: str
     scope: Scope
@@ -74,7 +74,7 @@ class PlanDraft(NamedTuple):
 
     @property
     def key(self) -> Conversation | None:
-        """The conversation whose record the plan reads or voids; None if the store has no part in the plan.
+        """The conversation whose record the plan reads or voids; None if there is none.
 
         With head placement it has none: the context is rebuilt each turn, so there is nothing to refer to.
         """
@@ -87,7 +87,7 @@ class PlanDraft(NamedTuple):
         return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
 
     def resolve(self, record: PreparedTurn | None, templates: Templates) -> DraftResolution:
-        """Decide which blocks become references: by the visible messages, or else by the store's record.
+        """Decide which blocks become references, by the messages or the store's record.
 
         Args:
             record: The store's answer; None if it was not called or did not answer.
@@ -111,7 +111,7 @@ class PlanDraft(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestPlanner:
-    """Plans single requests in two steps: `draft`, and `arrange` once the store has answered.
+    """Plans single requests: `draft`, and `arrange` once the store has answered.
 
     The store works between the two, without the lock.
     """
@@ -198,7 +198,7 @@ class RequestPlanner:
         return plan
 
     def _names(self, draft: PlanDraft, resolution: DraftResolution, registry: LabelRegistry) -> frozenset[str]:
-        """Return the labels that no line of this prompt may imitate; the caller holds the lock."""
+        """Return the labels that this prompt must not imitate; the caller holds the lock."""
         own = [label for label, _ in resolution.blocks]
         if draft.visible is None or draft.placement == "head":
             return frozenset([*own, *resolution.names])

@@ -8,7 +8,7 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
 
 from warmprefix.blocks import ContextBlock, fingerprint
@@ -58,7 +58,7 @@ class ScopeState:
         self.feedback = ScopeFeedback(bounds.patience)
 
     def order(self, blocks: Sequence[ContextBlock], reorders: bool) -> Sequence[int]:
-        """Return the planned order of distinct blocks, given in relevance order, as their indices.
+        """Return the planned order of distinct blocks as indices of the relevance order.
 
         Args:
             blocks: The blocks; pinned ones go to their end of the context.
@@ -85,7 +85,7 @@ class ScopeState:
         return order
 
     def resident_tokens(self, planned: Sequence[PlannedBlock]) -> int:
-        """Return the tokens of the first blocks that the engine's cache is predicted to hold."""
+        """Return the tokens that the engine's cache is predicted to hold."""
         return self.tree.match_prefix([block.block.fingerprint for block in planned]).tokens
 
     def learn(self, order: LearnedOrder) -> None:
@@ -113,9 +113,9 @@ class ScopeState:
 
 
 class ScopeRegistry:
-    """The scopes in use, at most `max_scopes`, and the orders they exchange with other planners.
+    """The scopes in use, and the orders they exchange with other planners.
 
-    Beyond the bound, the least recently used scope is forgotten. Callers hold the lock except where noted.
+    Beyond `max_scopes`, the least recently used scope is forgotten. Callers hold the lock except where noted.
     """
 
     def __init__(self, config: PlannerConfig, lock: threading.RLock, metrics: PlannerMetrics) -> None:
@@ -126,7 +126,7 @@ class ScopeRegistry:
         self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
 
     def use(self, scope: Scope) -> ScopeState:
-        """Return the state of a scope, made now if there is none, as the most recently used one."""
+        """Return the state of a scope, made now if new, and count it as used."""
         state = self._states.get(scope)
         if state is not None:
             self._states.move_to_end(scope)
@@ -134,8 +134,18 @@ class ScopeRegistry:
         state = self._states[scope] = ScopeState(scope, self._config, self._metrics)
         while len(self._states) > self._config.bounds.max_scopes:
             self._drop(next(iter(self._states)))
-        self.sharing.follow(scope, _SharedOrderLearner(self, scope))
+        self.sharing.follow(scope, self._learner(scope))
         return state
+
+    def _learner(self, scope: Scope) -> Callable[[Sequence[LearnedOrder]], None]:
+        registry = weakref.ref(self)
+
+        def learn(orders: Sequence[LearnedOrder]) -> None:
+            scopes = registry()
+            if scopes is not None:
+                scopes.learn_from_others(scope, orders)
+
+        return learn
 
     def find(self, scope: Scope) -> ScopeState | None:
         """Return the state of a scope; None if there is none."""
@@ -193,19 +203,6 @@ class ScopeRegistry:
 
     def __iter__(self) -> Iterator[ScopeState]:
         return iter(self._states.values())
-
-
-class _SharedOrderLearner:
-    """Passes orders of other planners to a registry, without keeping it alive."""
-
-    def __init__(self, scopes: ScopeRegistry, scope: Scope) -> None:
-        self._scopes = weakref.ref(scopes)
-        self._scope = scope
-
-    def __call__(self, orders: Sequence[LearnedOrder]) -> None:
-        scopes = self._scopes()
-        if scopes is not None:
-            scopes.learn_from_others(self._scope, orders)
 
 
 def _cache_salt(key: bytes, tenant: str) -> str:

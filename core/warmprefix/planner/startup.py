@@ -1,4 +1,4 @@
-"""Work before the first request: learn what other workers served, and fill the engine's cache."""
+"""Work before the first request: learn from other workers, warm the engine."""
 
 from __future__ import annotations
 
