@@ -52,7 +52,7 @@ def escape(t: Templates, text: str) -> str:
 
 
 def unescape(t: Templates, escaped: str) -> str:
-    """The inverse of `escape`: from the left, drop each backslash that `escape` would put there again."""
+    """Undo `escape`: from the left, drop each backslash that `escape` would add again."""
     plain, copied = "", 0
     for marker in MARKER.finditer(escaped):
         plain += escaped[copied : marker.start()]
@@ -148,7 +148,7 @@ def test_no_line_of_a_text_can_pass_for_a_header(t: Templates, text: str, before
         ("Please also use the list [1]", "Please also use the list [1]"),
     ],
 )
-def test_only_what_names_a_label_of_the_prompt_is_escaped(text: str, escaped: str) -> None:
+def test_only_labels_of_the_prompt_are_escaped(text: str, escaped: str) -> None:
     assert DEFAULT.block("x", text, ["1"]) == f"[x] {escaped}"
 
 
@@ -164,7 +164,7 @@ def test_only_what_names_a_label_of_the_prompt_is_escaped(text: str, escaped: st
     ids=["blanks in a note", "marks", "labels", "lines", "notes"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    """With the quadratic or exponential time that these once took, the test would not end."""
+    """These once took quadratic or exponential time, with which the test would not end."""
     assert DEFAULT.block("a", text, ["b"]).replace("\\", "") == f"[a] {text}"
     plan = ContextPlanner().plan([ContextBlock(text, id="a")], placement="tail", history=[f"[a] {text}", text])
     assert len(plan.blocks) == 1
@@ -180,7 +180,7 @@ def test_hostile_texts_take_linear_time(text: str) -> None:
         ("[a] x\n\\\\[b] y", "x\n[b] y", False),
     ],
 )
-def test_only_a_backslash_of_ours_is_overlooked(shown: str, text: str, held: bool) -> None:
+def test_only_our_own_backslash_is_ignored(shown: str, text: str, held: bool) -> None:
     assert DEFAULT.matching_end(shown, 0, "a", text) == (len(shown) if held else None)
     plan = ContextPlanner().plan([ContextBlock(text, id="a")], placement="tail", history=[shown])
     assert bool(plan.references) == held
