@@ -209,7 +209,7 @@ class Templates:
 
 def _listed(labels: Iterable[str], separator: str) -> str:
     if isinstance(labels, str):
-        raise TypeError("labels must be several labels, got one str")
+        raise TypeError(f"labels must be a sequence of str, got one str, {labels!r}")
     return separator.join([f"[{label}]" for label in labels])
 
 

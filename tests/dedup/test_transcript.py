@@ -477,7 +477,7 @@ def test_templates_are_checked(arguments: dict[str, Any], error: type[Exception]
     [
         ({"templates": "x"}, TypeError, "templates must be RepeatTemplates or None, got str"),
         ({"separator": 7}, TypeError, "separator must be a str or None, got int"),
-        ({"separator": ""}, ValueError, "separator must not be empty"),
+        ({"separator": ""}, ValueError, "separator must have at least one character, got ''"),
         ({"min_tokens": True}, TypeError, "min_tokens must be an int, got bool"),
         ({"min_tokens": 1.5}, TypeError, "min_tokens must be an int, got float"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be 0 or more, got -1"),
@@ -494,5 +494,5 @@ def test_names_results_and_passages_must_be_text() -> None:
         Transcript().call("a", bad)
     with pytest.raises(TypeError, match="text must be a str, got int"):
         Transcript().result("a", bad)
-    with pytest.raises(TypeError, match="passages must hold str, got int"):
+    with pytest.raises(TypeError, match="passages must contain str only, got int"):
         Transcript().result("a", SEA, [bad])

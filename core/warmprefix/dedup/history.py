@@ -207,7 +207,7 @@ def as_mapping(message: object) -> Mapping[str, Any]:
         message = message.model_dump(exclude_none=True)
     if not isinstance(message, Mapping):
         kind = type(message).__name__
-        raise TypeError(f"a message of history must be a str, a mapping or a message of the OpenAI SDK, got {kind}")
+        raise TypeError(f"history must contain only str, mappings and messages of the OpenAI SDK, got {kind}")
     return message
 
 

@@ -146,7 +146,7 @@ class Transcript:
         if separator is not None and not isinstance(separator, str):
             raise TypeError(f"separator must be a str or None, got {type(separator).__name__}")
         if separator == "":
-            raise ValueError("separator must not be empty")
+            raise ValueError("separator must have at least one character, got ''")
         if isinstance(min_tokens, bool) or not isinstance(min_tokens, int):
             raise TypeError(f"min_tokens must be an int, got {type(min_tokens).__name__}")
         if min_tokens < 0:
@@ -230,7 +230,7 @@ class Transcript:
         passages = list(passages)
         for passage in passages:
             if not isinstance(passage, str):
-                raise TypeError(f"passages must hold str, got {type(passage).__name__}")
+                raise TypeError(f"passages must contain str only, got {type(passage).__name__}")
         original = tuple(parts)
         call = self._answer(call_id)
         sent = self._refer_to_result(original, call)

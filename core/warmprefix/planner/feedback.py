@@ -40,7 +40,7 @@ def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineR
     if report is not None and not isinstance(report, EngineReport):
         raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
     if report is not None and cached_tokens is not None:
-        raise TypeError("give either cached_tokens or report, which has a field of that name")
+        raise TypeError(f"cached_tokens must be None if a report is given, got {cached_tokens!r}")
     checked = EngineReport(cached_tokens) if report is None else report
     for name, count in (("cached_tokens", checked.cached_tokens), ("prompt_tokens", checked.prompt_tokens)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
@@ -50,7 +50,7 @@ def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineR
     if checked.ttft is not None and not checked.ttft >= 0:
         raise ValueError(f"ttft must be 0 or more, got {checked.ttft}")
     if checked.block_ends is not None and not all(isinstance(share, (int, float)) for share in checked.block_ends):
-        raise TypeError(f"block_ends must be numbers, got {checked.block_ends!r}")
+        raise TypeError(f"block_ends must be numbers or None, got {checked.block_ends!r}")
     return checked
 
 

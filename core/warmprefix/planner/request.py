@@ -139,7 +139,7 @@ class RequestPlanner:
         check_names(conversation=conversation)
         scope = make_scope(tenant, model, preamble)
         if conversation == "":
-            raise ValueError("conversation must not be empty, got ''; give None for a request outside any conversation")
+            raise ValueError("conversation must be None or have at least one character, got ''")
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         visible = None if history is None else VisibleHistory(history)
