@@ -94,7 +94,7 @@ class LabelRegistry:
         """Digests of lines of texts that begin with a label."""
 
     def labels(self, blocks: Sequence[ContextBlock]) -> list[str]:
-        """Return the blocks' labels, chosen now where there is none. O(1) per block."""
+        """Return the blocks' labels; new blocks get theirs now. O(1) per block."""
         chosen, mark_used = self._labels, self._labels.move_to_end
         # Far from the bound, nothing is forgotten soon, so the order of use is not worth the time.
         filling = len(chosen) + len(blocks) > self._max_labels // 2

@@ -74,7 +74,7 @@ class PlanDraft(NamedTuple):
 
     @property
     def key(self) -> Conversation | None:
-        """The conversation whose record the plan reads or voids; None if there is none.
+        """Conversation whose record the plan reads or voids; None without a conversation.
 
         With head placement it has none: the context is rebuilt each turn, so there is nothing to refer to.
         """

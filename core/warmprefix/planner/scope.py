@@ -148,7 +148,7 @@ class ScopeRegistry:
         return learn
 
     def find(self, scope: Scope) -> ScopeState | None:
-        """Return the state of a scope; None if there is none."""
+        """Return the state of a scope; None if it has no state."""
         return self._states.get(scope)
 
     def learn(self, scope: Scope, blocks: Sequence[PlannedBlock]) -> None:
