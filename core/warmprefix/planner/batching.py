@@ -115,16 +115,15 @@ class BatchSession:
         scoped: dict[Scope, list[BatchRequest]] = {}
         for request in requests:
             scoped.setdefault(common._replace(tenant=request.tenant), []).append(request)
-            self.metrics.record_request(
-                distinct_blocks(request.blocks)[0], None, request.tenant, common.model, preamble
-            )
+            recorded = distinct_blocks(request.blocks)[0]
+            self.metrics.record_request(recorded, None, request.tenant, common.model, preamble)
         planned: list[PlannedRequest] = []
         scopes: list[Scope] = []
         bounds: list[Bound] = []
         total_tokens = 0
         for scope, own in scoped.items():
             distinct: dict[bytes, ContextBlock] = {}
-            for block in [block for request in own for block in request.blocks if not block.is_blank]:
+            for block in (block for request in own for block in request.blocks if not block.is_blank):
                 distinct.setdefault(block.fingerprint, block)
             with self.lock:
                 state = self.scopes.use(scope)
@@ -138,14 +137,16 @@ class BatchSession:
             bounds.append(plan.bound)
             total_tokens += plan.total_tokens
         saved_tokens = sum([request.saved_tokens for request in planned])
+        reordered = sum([list(request.order) != sorted(request.order) for request in planned])
+        blank = sum([block.is_blank for request in requests for block in request.blocks])
         with self.lock:
             self.open_plans.add_batch(batch_id, scopes)
             counts = self.metrics.counts
             counts["plans"] += len(planned)
             counts["planned_tokens"] += total_tokens
             counts["resident_tokens"] += saved_tokens
-            counts["reordered_plans"] += sum([list(request.order) != sorted(request.order) for request in planned])
-            counts["blank_blocks"] += sum([block.is_blank for request in requests for block in request.blocks])
+            counts["reordered_plans"] += reordered
+            counts["blank_blocks"] += blank
         bound = bound_of_all(bounds)
         places = {request.id: place for place, request in enumerate(planned)}
         return BatchPlan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.metrics import PlannerMetrics
@@ -26,18 +26,12 @@ from warmprefix.stores import (
     unanswered_id,
 )
 
+if TYPE_CHECKING:
+    from warmprefix.stores.redis import RedisSeenStore
+
 __all__ = ["ConversationStore"]
 
 T = TypeVar("T")
-
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class _AsyncClosable(Protocol):
-    async def aclose(self) -> None: ...
 
 
 class ConversationStore:
@@ -55,14 +49,14 @@ class ConversationStore:
         self._store: SeenStore
         self._async_store: AsyncSeenStore
         self._guard: GuardedStore | None = None
-        self._resources: list[_Closable] = []
+        self.connection: RedisSeenStore | None = None
+        """A connection to close after the store."""
         if store is None or type(store) is MemorySeenStore:
             self._store = MemorySeenStore() if store is None else store
             self._async_store = _AsyncMemoryStore(self._store)
         else:
             self._guard = store if isinstance(store, GuardedStore) else GuardedStore(store)
             self._store = self._async_store = self._guard
-            self._resources.append(self._guard)
 
     def prepare(self, draft: PlanDraft) -> PreparedTurn | None:
         """Return what the conversation has seen of a draft's blocks; None for nothing.
@@ -89,9 +83,10 @@ class ConversationStore:
         return self._count_commit(plan, in_time, await self._aexecute(_commit(plan)))
 
     def _count_commit(self, plan: ContextPlan, in_time: bool, recorded: bool | None) -> bool:
-        if in_time and recorded is False and plan.turn is not None:
+        """Return the result of a commit, None if the store failed, as a bool; count a conflict."""
+        if in_time and recorded is not None and not recorded and plan.turn is not None:
             self._metrics.count("conflicts")
-        return recorded is True
+        return bool(recorded)
 
     def abandon(self, plan: ContextPlan) -> None:
         """Give back the plan's lease of a turn."""
@@ -154,19 +149,16 @@ class ConversationStore:
         """
         self._store.clear()
 
-    def close_too(self, resource: _Closable) -> None:
-        """Close a resource after the store, in `close` and `aclose`."""
-        self._resources.append(resource)
-
     def close(self) -> None:
-        for resource in self._resources:
-            resource.close()
+        if self._guard is not None:
+            self._guard.close()
+        if self.connection is not None:
+            self.connection.close()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; call `close` before."""
-        for resource in self._resources:
-            if isinstance(resource, _AsyncClosable):
-                await resource.aclose()
+        if self.connection is not None:
+            await self.connection.aclose()
 
 
 class _AsyncMemoryStore:

@@ -140,7 +140,7 @@ class ContextPlanner:
         """
         connection, store, sharing, defaults = connect_shared_parts(url, settings)
         planner = cls(store=store, sharing=sharing, **(defaults | options))
-        planner._conversations.close_too(connection)
+        planner._conversations.connection = connection
         return planner
 
     def plan(
