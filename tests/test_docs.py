@@ -76,8 +76,8 @@ def test_the_readmes_code_runs(
     exec(compile(batch, "README.md", "exec"), application)
     assert application["planner"].stats().commits == 6
     assert (tmp_path / "night.journal").stat().st_size > 0
-    found, *answers = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\d+% of the context will be cached; at most \d+% could be", found)
+    summary, *answers = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+% of the context will be cached; at most \d+% could be", summary)
     assert [answer.partition(" ")[0] for answer in answers if answer[:2] in ("0 ", "1 ")] == ["0", "1"]
 
 
@@ -232,12 +232,13 @@ def test_every_example_fits_a_screen_and_has_a_test() -> None:
     frameworks = [folder for folder in (ROOT / "tests/integrations").iterdir() if folder.is_dir()]
     for example in (ROOT / "examples").glob("*.py"):
         assert len(example.read_text().splitlines()) <= 40, example.name
-        folders = [folder for folder in frameworks if example.name.startswith(f"{folder.name}_")]
-        tests = [test for folder in (*folders, ROOT / "tests" / example.stem) for test in folder.glob("test_*.py")]
+        # The test of a framework's example must run in the framework's environment.
+        folder = next((each for each in frameworks if example.name.startswith(f"{each.name}_")), ROOT / "tests")
+        tests = [test for test in folder.rglob("test_*.py") if test != Path(__file__)]
         assert any(example.name in test.read_text() for test in tests), example.name
 
 
-def test_every_link_in_the_docs_leads_somewhere() -> None:
+def test_every_link_in_the_docs_has_a_target() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

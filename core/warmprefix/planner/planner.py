@@ -203,7 +203,7 @@ class ContextPlanner:
     async def aplanning(
         self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
     ) -> AsyncIterator[ContextPlan]:
-        """Do the same as `planning`; cancellation abandons the plan or its commit."""
+        """Do the same as `planning`. Cancellation abandons the plan or its commit."""
         plan = await self.aplan(blocks, **options)
         try:
             yield plan
@@ -226,9 +226,9 @@ class ContextPlanner:
     ) -> BatchPlan:
         """Arrange requests that are all available before the first one runs.
 
-        Plans their execution order and the blocks of each. Starts from what the engine is predicted to hold. `commit`
-        or `abandon` each request, as after `plan`; `BatchPlan.run` does that. Deterministic unless a time budget is
-        given. Does not block other calls.
+        Plans their execution order and the blocks of each, starting from what the engine is predicted to hold. Later
+        plans change only once these are committed. `commit` or `abandon` each request, as after `plan`;
+        `BatchPlan.run` does that. Deterministic unless a time budget is given. Does not block other calls.
 
         Args:
             requests: `BatchRequest`s, or a mapping from ids to contexts.
@@ -422,7 +422,7 @@ class ContextPlanner:
         return sent
 
     def stats(self) -> PlannerStats:
-        """Return the counts since the start or the last reset."""
+        """Return counts since the start or the last reset, and the current state."""
         feed = self._feedback.feed_stats()
         with self._lock:
             return PlannerStats(
