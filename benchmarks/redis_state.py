@@ -29,7 +29,7 @@ import redis
 
 from common import percentile, print_table, write_rows
 from redis_servers import Server, binaries
-from warmprefix.stores import Conversation, SeenBlock
+from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
 from warmprefix.stores.redis import RedisSeenStore
 from warmprefix.stores.redis.keys import conversation_key
 
@@ -101,7 +101,7 @@ def blocks_of(rng: random.Random, count: int) -> list[tuple[bytes, str]]:
 def serve(store: RedisSeenStore, turn: Turn) -> tuple[float, float]:
     """Seconds that prepare and commit took."""
     start = time.perf_counter()
-    prepared = store.prepare(turn.conversation, turn.plan, turn.proposed)
+    prepared = store.execute(Prepare(turn.conversation, turn.plan, turn.proposed))
     middle = time.perf_counter()
     sent = [
         SeenBlock(fingerprint, label, prepared.turn + 1, 150)
@@ -109,7 +109,7 @@ def serve(store: RedisSeenStore, turn: Turn) -> tuple[float, float]:
         if fingerprint not in prepared.seen
     ]
     begin = time.perf_counter()
-    store.commit(turn.conversation, turn.plan, sent)
+    store.execute(Commit(turn.conversation, turn.plan, sent))
     return middle - start, time.perf_counter() - begin
 
 

@@ -12,9 +12,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fault_proxy import Delay, Dribble, FaultProxy, Reorder, Stall, Swallow, Truncate
 from redis_servers import Clock, Server, wait_until
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
-from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import (
+    CircuitBreaker,
+    Conversation,
+    GuardedStore,
+    MemorySeenStore,
+    Operation,
+    SeenStore,
+    Snapshot,
+)
 from warmprefix.stores.redis import RedisSeenStore
 
 # REDIS from warmprefix.stores.redis import RedisSeenStore
@@ -170,34 +176,22 @@ class _Faulty:
         self.fault: Literal["none", "before", "after", "late"] = "none"
         self._store = store
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        return self._carry(lambda: self._store.prepare(conversation, plan_id, proposed))
-
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        return self._carry(lambda: self._store.commit(conversation, plan_id, sent))
-
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return self._carry(lambda: self._store.abandon(conversation, plan_id))
-
-    def forget(self, conversation: Conversation) -> None:
-        self._carry(lambda: self._store.forget(conversation))
+    def execute(self, operation: Operation[T]) -> T:
+        fault = self.fault
+        if fault == "before":
+            raise ConnectionError("before")
+        if fault == "late":
+            time.sleep(0.03)
+        answer = self._store.execute(operation)
+        if fault == "after":
+            raise ConnectionError("after")
+        return answer
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         return self._store.inspect(conversation)
 
     def clear(self) -> None:
         self._store.clear()
-
-    def _carry(self, call: Callable[[], T]) -> T:
-        fault = self.fault
-        if fault == "before":
-            raise ConnectionError("before")
-        if fault == "late":
-            time.sleep(0.03)
-        answer = call()
-        if fault == "after":
-            raise ConnectionError("after")
-        return answer
 
 
 # -- in Redis ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 
 Requests of 15 blocks over 400 Zipf-distributed topics, as in plan_overhead.py. Each goes to one planner per row, in
 turns that rotate, so that all have learned the same and are timed on the same requests at the same time. Ratios are
-of the medians, to the planner without telemetry, with 95 % bootstrap intervals. Spans go through the SDK's batching processor
+of the medians, to the planner without telemetry, with 95 % bootstrap intervals. Spans go through the SDK's batching
+processor
 to an exporter that drops them, because sending them is not part of the measurement.
 
 A feed of KV events works in threads of its own, which share the interpreter with requests. So it is timed against a

@@ -16,8 +16,7 @@ from store_faults import Laboratory, Lease
 from true_prompts import TENANTS, Findings, Message
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.errors import StoreError
-from warmprefix.stores import Conversation, SeenStore
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import Conversation, GuardedStore, SeenStore
 from warmprefix.stores.redis import RedisSeenStore
 
 __all__ = ["Application", "World"]

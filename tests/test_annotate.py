@@ -52,7 +52,7 @@ def escape(t: Templates, text: str) -> str:
 
 
 def unescape(t: Templates, escaped: str) -> str:
-    """The inverse of `escape`: from the left, drop each backslash that `escape` would put there again."""
+    """Undo `escape`: from the left, drop each backslash that `escape` would add again."""
     plain, copied = "", 0
     for marker in MARKER.finditer(escaped):
         plain += escaped[copied : marker.start()]
@@ -148,7 +148,7 @@ def test_no_line_of_a_text_can_pass_for_a_header(t: Templates, text: str, before
         ("Please also use the list [1]", "Please also use the list [1]"),
     ],
 )
-def test_only_what_names_a_label_of_the_prompt_is_escaped(text: str, escaped: str) -> None:
+def test_only_labels_of_the_prompt_are_escaped(text: str, escaped: str) -> None:
     assert DEFAULT.block("x", text, ["1"]) == f"[x] {escaped}"
 
 
@@ -164,7 +164,7 @@ def test_only_what_names_a_label_of_the_prompt_is_escaped(text: str, escaped: st
     ids=["blanks in a note", "marks", "labels", "lines", "notes"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    """With the quadratic or exponential time that these once took, the test would not end."""
+    """These once took quadratic or exponential time, with which the test would not end."""
     assert DEFAULT.block("a", text, ["b"]).replace("\\", "") == f"[a] {text}"
     plan = ContextPlanner().plan([ContextBlock(text, id="a")], placement="tail", history=[f"[a] {text}", text])
     assert len(plan.blocks) == 1
@@ -180,7 +180,7 @@ def test_hostile_texts_take_linear_time(text: str) -> None:
         ("[a] x\n\\\\[b] y", "x\n[b] y", False),
     ],
 )
-def test_only_a_backslash_of_ours_is_overlooked(shown: str, text: str, held: bool) -> None:
+def test_only_our_own_backslash_is_ignored(shown: str, text: str, held: bool) -> None:
     assert DEFAULT.matching_end(shown, 0, "a", text) == (len(shown) if held else None)
     plan = ContextPlanner().plan([ContextBlock(text, id="a")], placement="tail", history=[shown])
     assert bool(plan.references) == held
@@ -264,39 +264,39 @@ def test_templates_can_be_reworded() -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("Read on.", "must hold {labels} once and no other field"),
-        ("", "must hold {labels} once and no other field"),
-        ("See {labels} and {labels}.", "must hold {labels} once and no other field"),
-        ("See {labels} of {rank}.", "must hold {labels} once and no other field"),
-        ("See {order}.", "must hold {labels} once and no other field"),
-        ("See {}.", "must hold {labels} once and no other field"),
-        ("See {0}.", "must hold {labels} once and no other field"),
-        ("See {labels!r}.", "must hold {labels} once and no other field"),
-        ("See {labels:>9}.", "must hold {labels} once and no other field"),
-        ("See {labels.__class__}.", "must hold {labels} once and no other field"),
-        ("See {{labels}}.", "must hold {labels} once and no other field"),
-        ("See {labels.", "unbalanced braces"),
-        ("See labels}.", "unbalanced braces"),
+        ("Read on.", "must contain {labels} once, and no other placeholder"),
+        ("", "must contain {labels} once, and no other placeholder"),
+        ("See {labels} and {labels}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels} of {rank}.", "must contain {labels} once, and no other placeholder"),
+        ("See {order}.", "must contain {labels} once, and no other placeholder"),
+        ("See {}.", "must contain {labels} once, and no other placeholder"),
+        ("See {0}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels!r}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels:>9}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels.__class__}.", "must contain {labels} once, and no other placeholder"),
+        ("See {{labels}}.", "must contain {labels} once, and no other placeholder"),
+        ("See {labels.", "must have balanced braces"),
+        ("See labels}.", "must have balanced braces"),
         ("See\n{labels}.", "must be one line"),
         ("See {labels}.\n", "must be one line"),
         ("See {labels}\u2028.", "must be one line"),
-        ("{labels} stands above.", "needs words before {labels}"),
-        ("  {labels} stands above.", "needs words before {labels}"),
-        ("[Note] See {labels}.", "needs words before {labels}"),
-        ("Refer to [context] at {labels}", "needs words before {labels}, no bracket"),
-        ("See \\{labels}.", "needs words before {labels}"),
+        ("{labels} stands above.", "must have words without brackets and backslashes before {labels}"),
+        ("  {labels} stands above.", "must have words without brackets and backslashes before {labels}"),
+        ("[Note] See {labels}.", "must have words without brackets and backslashes before {labels}"),
+        ("Refer to [context] at {labels}", "words without brackets and backslashes before {labels}"),
+        ("See \\{labels}.", "must have words without brackets and backslashes before {labels}"),
     ],
 )
 def test_a_bad_template_is_named(template: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^location template .*{re.escape(message)}"):
+    with pytest.raises(ValueError, match=f"^location .*{re.escape(message)}"):
         Templates(location=template)
     message = message.replace("{labels}", "{order}")
     swapped = template.replace("{order}", "{rank}").replace("{labels", "{order").replace("labels}", "order}")
-    with pytest.raises(ValueError, match=f"^order template .*{re.escape(message)}"):
+    with pytest.raises(ValueError, match=f"^order .*{re.escape(message)}"):
         Templates(order=swapped)
 
 
 @pytest.mark.parametrize("template", [None, 3, b"See {labels}."])
 def test_a_template_of_another_type_is_named(template: str) -> None:
-    with pytest.raises(TypeError, match=f"location template must be a str, got {type(template).__name__}"):
+    with pytest.raises(TypeError, match=f"^location must be a str, got {type(template).__name__}"):
         Templates(location=template)

@@ -35,8 +35,8 @@ def test_blocks_are_equal_when_their_texts_are(a: str, b: str) -> None:
     assert (fingerprint(a) == fingerprint(b)) == (a == b)
 
 
-def test_a_known_fingerprint_never_changes() -> None:
-    """Stores hold fingerprints for longer than a process lives."""
+def test_the_fingerprint_of_a_text_never_changes() -> None:
+    """Stores keep fingerprints for longer than a process lives."""
     assert fingerprint("").hex() == "cae66941d9efbd404e4d88758ea67670"
     assert fingerprint("\ud800").hex() == "b4fe3de0239399efbfffc79686f435f9"
 
@@ -80,7 +80,7 @@ def test_an_int_id_stands_for_its_digits() -> None:
     assert ContextBlock("evidence").id is None
 
 
-def test_a_score_of_any_kind_does_no_harm() -> None:
+def test_scores_may_be_nan_or_infinite() -> None:
     assert ContextBlock("evidence", score=float("nan")) == ContextBlock("evidence", score=float("inf"))
 
 

@@ -100,7 +100,7 @@ def test_one_id_for_two_texts_names_the_first_of_them() -> None:
     assert second == f"a~{ContextBlock('two').fingerprint.hex()[:6]}"
 
 
-def test_a_block_asked_for_again_keeps_its_label_longer() -> None:
+def test_a_block_used_again_keeps_its_label_longer() -> None:
     registry = LabelRegistry(max_labels=2)
     for text in ("one", "two", "one", "three"):
         registry.labels([ContextBlock(text, id=text)])
@@ -108,7 +108,7 @@ def test_a_block_asked_for_again_keeps_its_label_longer() -> None:
     assert registry.labels([ContextBlock("yet another", id="three")]) != ["three"]
 
 
-def test_a_block_interrupted_while_it_was_named_is_named_the_same_the_next_time() -> None:
+def test_an_interrupt_while_choosing_a_label_does_not_change_it() -> None:
     registry = LabelRegistry(max_labels=1)
     registry._owners["one"] = ContextBlock("one").fingerprint
     assert registry.labels([ContextBlock("one", id="one")]) == ["one"]
@@ -122,7 +122,7 @@ def test_labels_do_not_depend_on_the_place_in_the_request() -> None:
 
 
 @given(st.lists(blocks, max_size=30), st.integers(1, 4))
-def test_the_registry_is_bounded_and_forgets_the_block_not_asked_for_longest(
+def test_the_registry_is_bounded_and_forgets_the_least_recently_used_block(
     requested: list[ContextBlock], max_labels: int
 ) -> None:
     registry = LabelRegistry(max_labels)

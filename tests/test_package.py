@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, and what it says of itself."""
+"""The package as a whole: its imports, its public names, and the commands that install extras."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMMAND = "from warmprefix import MissingExtraError; print(MissingExtraError('cl
 
 
 def command_for(folder: Path) -> str:
-    """The command that the copy of warmprefix in a folder gives."""
+    """Return the install command from the copy of warmprefix in a folder."""
     done = subprocess.run(
         [sys.executable, "-c", COMMAND], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(folder)}
     )
@@ -118,7 +118,7 @@ def test_the_command_line_needs_no_array_library(tmp_path: Path) -> None:
 
 
 def extras_of(extra: str, extras: dict[str, list[str]]) -> set[str]:
-    """The extras of warmprefix that an extra brings, however deep."""
+    """Return the extras of warmprefix that an extra brings, directly or not."""
     found: set[str] = set()
     for requirement in extras[extra]:
         if requirement.startswith("warmprefix["):
@@ -128,7 +128,7 @@ def extras_of(extra: str, extras: dict[str, list[str]]) -> set[str]:
 
 
 def read_extras() -> dict[str, list[str]]:
-    """The extras in pyproject.toml; Python 3.10 has no `tomllib`, but lists of strings look as in Python."""
+    """Return the extras in pyproject.toml, whose lists of strings look like Python's (3.10 has no `tomllib`)."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\[project\.optional-dependencies\]\n(.*?)^\[", text, re.DOTALL | re.MULTILINE)
     _, *parts = re.split(r"^([\w-]+) = ", table, flags=re.MULTILINE)

@@ -15,7 +15,7 @@ def test_defaults() -> None:
     assert settings.share_orders
 
 
-def test_the_environment_decides_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "REDIS_URL": "redis://elsewhere",
         "STORE_BUDGET": "0.005",
@@ -61,17 +61,17 @@ def test_a_validation_error_shows_no_secret(name: str) -> None:
         ("typo", 1),
     ],
 )
-def test_what_makes_no_sense_is_named(name: str, value: object) -> None:
+def test_an_invalid_setting_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         SharedSettings.model_validate({name: value})
 
 
 def test_a_planner_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMPREFIX_REDIS_URL", raising=False)
-    with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL be set"):
+    with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL must be set; got None"):
         ContextPlanner.from_url()
 
 
-def test_a_url_that_is_none_is_refused() -> None:
+def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(ValueError, match="redis://"):
         ContextPlanner.from_url("postgres://localhost")

@@ -16,7 +16,7 @@ from warmprefix.errors import (
 from warmprefix.order_sharing.base import NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
-from warmprefix.planner.planner import ContextPlanner
+from warmprefix.planner import ContextPlanner
 from warmprefix.residency import EngineReport, FeedStats, NoFeed, ResidencyFeed, capacity_from_metrics
 from warmprefix.retries import Retries
 from warmprefix.routing import (
@@ -32,8 +32,7 @@ from warmprefix.routing import (
     RouterStats,
     SessionHints,
 )
-from warmprefix.stores import MemorySeenStore, SeenStore
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import GuardedStore, MemorySeenStore, SeenStore
 from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats
 from warmprefix.traces import NoRecorder, RequestRecorder, TraceRecorder
 

@@ -1,4 +1,4 @@
-"""What the model reads next to the evidence: labels, and notes on order and location."""
+"""Annotations in the prompt: labels of blocks, and notes on order and location."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from string import Formatter
 
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates", "bracketed", "has_bracket", "header_labels"]
+__all__ = ["Templates", "bracketed", "check_template", "has_bracket", "header_labels"]
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -28,15 +28,15 @@ _COMBINING = (
 
 _BLANKS = rf" \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}{_COMBINING}\\"
 _BLANK = f"[{_BLANKS}]"
-"""What a line may begin with and still seem to begin with a label. A backslash is what an escaped line begins with."""
+"""Characters in front of a label that still looks like the beginning of its line; a backslash marks an escaped line."""
 
 _OPENING = "[\uff3b\ufe47"
 _BRACKETED = re.compile(r"[\[\uff3b\ufe47]([^\[\]\uff3b\uff3d\ufe47\ufe48]*)[\]\uff3d\ufe48]")
-"""What stands in brackets, full-width ones included."""
+"""A text in brackets, full-width ones included."""
 
 _HEADER_AT_START = re.compile(rf"\A{_BLANK}*(?={_BRACKETED.pattern})")
 _HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANK}*(?={_BRACKETED.pattern})") for line_break in _BREAKS}
-"""One pattern per line break: `re` looks for one first character many times faster than for one of several."""
+"""One pattern per line break: `re` finds one fixed first character many times faster than one of several."""
 
 _ONE_BLANK = re.compile(_BLANK)
 _UNSEEN = re.compile(f"[{_INVISIBLE}{_COMBINING}]")
@@ -44,22 +44,22 @@ _LABEL = re.compile(rf"[{LABEL_CHARACTERS}]{{1,64}}")
 _IN_NOTE = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\]")
 _NOTED = rf"{_IN_NOTE.pattern}(?:(?:, | > )\[[{LABEL_CHARACTERS}]{{1,64}}\])*"
 _JOINING = re.compile(rf"(?:[\n\r\v\f,;>&{_BLANKS}]|and)*")
-"""What may stand between two labels of one note. No character has two ways to match, or it would take for ever."""
+"""Text between two labels of one note. No character can match in two ways, which keeps the search linear."""
 
 _MAX_LABEL_CHARACTERS = 64
 _BEFORE_LABEL = ":\"'“”‘’("
-"""What may stand between the words of a note and its first label."""
+"""Characters between the words of a note and its first label."""
 
 
 def bracketed(text: str) -> list[str]:
-    """Return what is seen in the brackets of a text, wherever they stand."""
+    """Return the visible content of all brackets in a text."""
     return [_seen(inner) for inner in _BRACKETED.findall(text)] if has_bracket(text) else []
 
 
 def header_labels(text: str) -> Iterator[str]:
-    r"""Yield the labels that lines of a text begin with, to the eye, as a block's first line does.
+    r"""Yield the labels that lines visibly begin with, like the first line of a block.
 
-    Escaped ones are left out.
+    Escaped lines are left out.
 
     >>> list(header_labels("[Doc_1] First, which cites [Doc_2].\u2028 [Doc\u200b_3] Second.\n\\[Doc_4] Third."))
     ['Doc_1', 'Doc_3']
@@ -79,31 +79,31 @@ def header_labels(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    r"""The wording of the annotations; that of the order is ContextPilot's (sections 4 and 5).
+    r"""The wording of the annotations; by default ContextPilot's (sections 4 and 5).
 
-    A block is rendered as ``[label] text``. In its text, a line that begins with a label of this very prompt, or an
-    annotation that names one, has a backslash put before the bracket. Everything else keeps its bytes.
+    A block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or an
+    annotation in it names one, a backslash is added before the bracket. Everything else keeps its bytes.
 
     >>> Templates().block("Doc_1", "First line.\n[Doc_2] Not a header.\n[ERROR] Not one either.", {"Doc_2"})
     '[Doc_1] First line.\n\\[Doc_2] Not a header.\n[ERROR] Not one either.'
 
     Raises:
-        TypeError: A template is no str.
+        TypeError: A template is not a str.
         ValueError: A template lacks its placeholder, has another one, spans several lines, begins with the placeholder,
             or has a bracket or backslash before it.
     """
 
     order: str = "Please read the context in the following priority order: {order} and answer the question."
-    """`{order}` stands for all labels, most relevant first: ``[Doc_2] > [Doc_1]``."""
+    """`{order}` is replaced by all labels, most relevant first: ``[Doc_2] > [Doc_1]``."""
 
     location: str = "Please also use the context labelled {labels} above in this conversation."
-    """`{labels}` stands for the labels of blocks that the conversation already holds: ``[Doc_1], [Doc_2]``."""
+    """`{labels}` is replaced by the labels of blocks that the conversation holds: ``[Doc_1], [Doc_2]``."""
 
     _lead_ins: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The words before each placeholder, as `_reads_backwards` compares them."""
+    """The words before each placeholder, folded for `_reads_backwards`."""
 
     _before: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The same words as they are written."""
+    """The same words, not folded."""
 
     def __post_init__(self) -> None:
         lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
@@ -119,7 +119,7 @@ class Templates:
         return self.order.format(order=_listed(labels, " > "))
 
     def location_annotation(self, labels: Iterable[str]) -> str:
-        """Return the note that stands for blocks which the conversation already holds.
+        """Return the note that replaces blocks which the conversation already holds.
 
         >>> Templates().location_annotation(["Doc_1", "Doc_2"])
         'Please also use the context labelled [Doc_1], [Doc_2] above in this conversation.'
@@ -138,23 +138,22 @@ class Templates:
                     yield from _IN_NOTE.findall(note[0], len(before))
 
     def block(self, label: str, text: str, names: Collection[str] = ()) -> str:
-        """Return a block as it stands in the prompt.
+        """Return a block as the prompt shows it.
 
         Args:
             label: Its own label.
             text: Its text.
-            names: The labels that this prompt and its conversation use; only these can be mistaken for ours.
+            names: All labels of this prompt and its conversation: only imitations of these are escaped.
         """
         if has_bracket(text):
-            known = names if isinstance(names, frozenset) and label in names else frozenset((label, *names))
-            text = self._escaped(text, known)
+            own = names if isinstance(names, frozenset) and label in names else frozenset((label, *names))
+            text = self._escaped(text, own)
         return f"[{label}] {text}"
 
     def matching_end(self, shown: str, start: int, label: str, text: str) -> int | None:
-        r"""Return where a block that `shown` holds from `start` on ends; None if `shown` holds no such block there.
+        r"""Return the end of this block in `shown`; None if it does not begin at `start`.
 
-        Which lines of its text are escaped depends on the labels of the prompt that it was written in, so each may be.
-        O(len(text)).
+        Any line of its text may be escaped, depending on the labels in its prompt. O(len(text)).
 
         >>> Templates().matching_end("[a] x\n\\[b] y", 0, "a", "x\n[b] y")
         12
@@ -172,13 +171,13 @@ class Templates:
                 return None
             at, copied = at + len(piece), place
             if _LABEL.fullmatch(seen):
-                at += shown.startswith("\\", at)  # the text has a bracket here, so escaping has added the backslash
+                at += shown.startswith("\\", at)  # the text has a bracket here, so the backslash was added by escaping
         return at + len(text) - copied if shown.startswith(text[copied:], at) else None
 
     def _escaped(self, text: str, names: frozenset[str]) -> str:
-        """Put a backslash before each bracket that seems to open a header or an annotation with one of `names`.
+        """Escape each bracket that seems to open a header or a note with one of `names`.
 
-        O(len(text)), and one pass of a compiled pattern where no bracket holds one of them.
+        O(len(text)); only one pass of a compiled pattern if no bracket contains a name.
         """
         inners = _BRACKETED.findall(text)
         if names.isdisjoint(inners) and not any(_seen(inner) in names for inner in _unusual(inners)):
@@ -192,7 +191,7 @@ class Templates:
         return "".join([*pieces, text[copied:]])
 
     def _imitations(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield each bracket that opens a line or stands in what reads like an annotation, and what is seen in it."""
+        """Yield place and content of each bracket that opens a line or an apparent note."""
         noted_until = 0
         for found in _BRACKETED.finditer(text):
             start = found.start()
@@ -204,23 +203,23 @@ class Templates:
                 yield start, _seen(found[1])
 
     def _ends_in_lead_in(self, text: str, end: int) -> bool:
-        """Return whether what stands before `end` reads like the first words of an annotation."""
+        """Return True if the text before `end` reads like the beginning of a note."""
         return any(_reads_backwards(text, end, lead_in) for lead_in in self._lead_ins)
 
 
 def _listed(labels: Iterable[str], separator: str) -> str:
     if isinstance(labels, str):
-        raise TypeError("labels must be several labels, got one str")
+        raise TypeError(f"labels must be a sequence of str, got one str, {labels!r}")
     return separator.join([f"[{label}]" for label in labels])
 
 
 def has_bracket(text: str) -> bool:
-    """Return whether a text has any bracket that a label could stand in."""
+    """Return True if a text has a bracket that could enclose a label."""
     return "[" in text or (not text.isascii() and any(bracket in text for bracket in _OPENING))
 
 
 def _unusual(inners: Sequence[str]) -> Iterable[str]:
-    """Return those that may look like a label without being equal to one: with blanks, or with more than ASCII."""
+    """Return those that may look like a label without being equal to one."""
     together = "".join(inners)
     if together.isascii() and together.isprintable() and " " not in together:
         return ()
@@ -228,9 +227,9 @@ def _unusual(inners: Sequence[str]) -> Iterable[str]:
 
 
 def _seen(text: str) -> str:
-    """Return what the eye sees in brackets, in plain characters where it has a compatible form.
+    """Return the visible part of a text, in compatible plain characters.
 
-    A text that is too long for a label is returned without that: to normalise it may take quadratic time.
+    A text that is too long for a label keeps its characters, because normalising it may take quadratic time.
     """
     if text.isascii() and text.isprintable():
         return text.strip()
@@ -249,17 +248,17 @@ def _opens_line(text: str, start: int) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return letters and signs only, without case: any spaces between them read the same."""
+    """Return the text in lower case and without spaces, to compare how it reads."""
     return "".join(_plain(text).casefold().split())
 
 
 def _words(lead_in: str) -> str:
-    """Return the folded words of a note, without what may stand between them and a label."""
+    """Return the folded words of a note, without characters in front of a label."""
     return _folded(lead_in).rstrip(_BEFORE_LABEL)
 
 
 def _reads_backwards(text: str, end: int, folded: str) -> bool:
-    """Return whether the text before `end` ends in `folded`, whatever blanks and invisible characters are in it."""
+    """Return True if the text before `end` reads like `folded` at its end."""
     left = folded
     while end and (text[end - 1] in _BEFORE_LABEL or text[end - 1].isspace() or _ONE_BLANK.match(text, end - 1)):
         end -= 1
@@ -277,24 +276,34 @@ def _reads_backwards(text: str, end: int, folded: str) -> bool:
     return True
 
 
-def _lead_in(name: str, placeholder: str, template: str) -> str:
-    """Check a template, and return the words before its placeholder."""
+def check_template(name: str, template: str, placeholders: Sequence[str]) -> None:
+    """Check a one-line template that contains each placeholder once and no other one.
+
+    Raises:
+        TypeError: `template` is not a str.
+        ValueError: It is not such a template.
+    """
     if not isinstance(template, str):
-        raise TypeError(f"{name} template must be a str, got {type(template).__name__}")
+        raise TypeError(f"{name} must be a str, got {type(template).__name__}")
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"{name} template has unbalanced braces: {template!r}") from error
-    fields = [(field, spec, conversion) for _, field, spec, conversion in pieces if field is not None]
-    if fields != [(placeholder, "", None)]:
-        raise ValueError(f"{name} template must hold {{{placeholder}}} once and no other field, got {template!r}")
+        raise ValueError(f"{name} must have balanced braces, got {template!r}") from error
+    found = sorted((field, spec, conversion) for _, field, spec, conversion in pieces if field is not None)
+    if found != [(placeholder, "", None) for placeholder in sorted(placeholders)]:
+        allowed = " and ".join(f"{{{placeholder}}}" for placeholder in placeholders)
+        raise ValueError(f"{name} must contain {allowed} once, and no other placeholder, got {template!r}")
     if template.splitlines() != [template]:
-        raise ValueError(f"{name} template must be one line, got {template!r}")
+        raise ValueError(f"{name} must be one line, got {template!r}")
+
+
+def _lead_in(name: str, placeholder: str, template: str) -> str:
+    """Check a template of an annotation, and return the words before its placeholder."""
+    check_template(name, template, [placeholder])
     lead_in = template.format(**{placeholder: "\n"}).partition("\n")[0]
-    # Without words in front it could pass for a block's header; a backslash there would pass for our escape, and a
-    # forged phrase could hide a forged header in its own brackets.
+    # Without words in front, the note could pass for a block's header; a backslash there would pass for our escape, and
+    # a forged phrase could hide a forged header in its own brackets.
     if not _words(lead_in) or any(sign in lead_in for sign in (*_OPENING, "\\")):
-        raise ValueError(
-            f"{name} template needs words before {{{placeholder}}}, no bracket, no backslash, got {template!r}"
-        )
+        needed = f"words without brackets and backslashes before {{{placeholder}}}"
+        raise ValueError(f"{name} must have {needed}, got {template!r}")
     return lead_in

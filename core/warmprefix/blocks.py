@@ -1,4 +1,4 @@
-"""Context blocks: what a retriever returns, with an identity that is its content."""
+"""Context blocks: the texts that a retriever returns, identified by their content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DIGEST_BYTES = 16
 
 
 def fingerprint(text: str) -> bytes:
-    """The 16-byte BLAKE2b digest of `text`: a context block's identity.
+    """Return the 16-byte BLAKE2b digest of `text`, which identifies a context block.
 
-    Every `str` has one: a lone surrogate is hashed as the three bytes that WTF-8 gives it. Nothing is
-    normalised, since another spelling of the same characters is other tokens to the engine.
+    Works for every `str`: a lone surrogate is hashed as its three bytes in WTF-8. Nothing is normalised, because
+    another spelling of the same characters has other tokens.
 
     >>> fingerprint("evidence").hex()
     '2f235f9686cc7930960bbdcf87dc4e64'
@@ -36,7 +36,7 @@ def _digest(data: bytes) -> bytes:
 class ContextBlock:
     """One unit of external context: a document, passage, memory or tool result.
 
-    Blocks are equal when their texts are: two ids with one text are one block, one id with two texts is two.
+    Blocks are equal if their texts are: two ids with one text are one block, one id with two texts is two blocks.
 
     >>> ContextBlock("The sky is blue.", id="sky") == ContextBlock("The sky is blue.", id=7)
     True
@@ -57,20 +57,20 @@ class ContextBlock:
         score: float | None = None,
         pinned: Pin | None = None,
     ) -> None:
-        """Hash `text` (about 1 µs a kB) and check the rest.
+        """Hash `text` (about 1 µs per kB) and check the other arguments.
 
         Args:
-            text: What goes into the prompt. A block whose text is empty or blank is left out of plans.
-            id: The caller's name for the block: its label in the prompt when it is short and safe (see
-                `warmprefix.labels`), unused otherwise. An `int` stands for its decimal digits.
-            tokens: Length in tokens, 0 or more; a quarter of the UTF-8 bytes, rounded up, when not given.
-            score: The retriever's score, for the caller's own use: it neither orders a block nor reaches the
+            text: The text for the prompt. Plans leave out a block whose text is empty or blank.
+            id: The caller's name for the block. It is the label in the prompt if it is short and safe (see
+                `warmprefix.labels`), and unused otherwise. An `int` stands for its decimal digits.
+            tokens: Length in tokens, 0 or more; by default a quarter of the UTF-8 bytes, rounded up.
+            score: The retriever's score, for the caller's own use: it neither affects the order nor reaches the
                 prompt, so NaN does no harm.
             pinned: `"start"` or `"end"` keeps the block at that end of the context.
 
         Raises:
-            TypeError: `text`, `id` or `tokens` has another type than those above.
-            ValueError: `tokens` is negative, or `pinned` is another value than those above.
+            TypeError: `text`, `id` or `tokens` has the wrong type.
+            ValueError: `tokens` is negative, or `pinned` has another value.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {type(text).__name__}")
@@ -91,15 +91,15 @@ class ContextBlock:
 
     @property
     def is_blank(self) -> bool:
-        """True if the text is empty, or white space only."""
+        """True if the text is empty or only white space."""
         return not self.text or self.text.isspace()
 
 
 def as_blocks(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
-    """What a request is given as blocks: a string is a block without an id.
+    """Return the blocks of a request as a list; a string is a block without an id.
 
     Raises:
-        TypeError: `blocks` is one string or a mapping, or no iterable, or holds something else.
+        TypeError: `blocks` is a string, a mapping or not iterable, or contains something else.
     """
     if isinstance(blocks, str | bytes | Mapping) or not isinstance(blocks, Iterable):
         raise TypeError(f"blocks must be a sequence of ContextBlock or str, got one {type(blocks).__name__}")
@@ -113,15 +113,15 @@ def _as_block(i: int, block: object) -> ContextBlock:
 
 
 def distinct_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
-    """Return the blocks without repetitions, and the places of each. Of equal blocks the first is kept."""
+    """Return the first of equal blocks, and the places of each in `listed`."""
     if len({block.fingerprint for block in listed}) == len(listed):
         return listed, [(i,) for i in range(len(listed))]
     return _distinct(listed, range(len(listed)))
 
 
 def evidence_blocks(listed: Sequence[ContextBlock]) -> tuple[Sequence[ContextBlock], list[tuple[int, ...]]]:
-    """Return the distinct blocks that have a text, and the places of each among all that are listed."""
-    if not [block for block in listed if not block.text or block.text.isspace()]:  # `is_blank`, without a call
+    """Do the same as `distinct_blocks`, without the blocks that are blank."""
+    if not [block for block in listed if not block.text or block.text.isspace()]:  # `is_blank`, inlined for speed
         return distinct_blocks(listed)
     return _distinct(listed, [i for i, block in enumerate(listed) if not block.is_blank])
 

@@ -1,9 +1,12 @@
-"""The errors that warmprefix raises on purpose.
+"""Errors raised on purpose, checks of arguments, and a log of survived errors.
 
 A caller's mistake is a plain `ValueError` or `TypeError`. Everything else derives from `WarmprefixError`.
 """
 
 from __future__ import annotations
+
+import logging
+import sys
 
 __all__ = [
     "BatchError",
@@ -16,15 +19,17 @@ __all__ = [
     "TraceError",
     "WarmprefixError",
     "check_count",
+    "check_names",
+    "log_failure",
 ]
 
 
 class WarmprefixError(Exception):
-    """Base of every error below, for callers who want one `except`."""
+    """Base class of the errors below, for callers that catch them all."""
 
 
 class MissingExtraError(WarmprefixError, ImportError):
-    """An optional dependency is absent; the message gives the command that installs it.
+    """An optional dependency is missing; the message contains the install command.
 
     >>> error = MissingExtraError("cli", "typer")
     >>> str(error) == f"warmprefix needs 'typer' for this: {error.command}"
@@ -41,9 +46,9 @@ class MissingExtraError(WarmprefixError, ImportError):
 def _install_command(extra: str) -> str:
     """Return the pip command that adds an extra to this installation of warmprefix.
 
-    A package index need not have warmprefix, so the command names the clone, directory or file that it came from.
+    warmprefix need not be on a package index, so the command names the clone, directory or file that it came from.
     """
-    import shlex  # none of these imports is needed before an extra is missing
+    import shlex  # not imported at the top, to keep `import warmprefix` fast
     from pathlib import Path
 
     clone = Path(__file__).resolve().parents[2]
@@ -56,7 +61,7 @@ def _install_command(extra: str) -> str:
 
 
 def _installed_from() -> str | None:
-    """Return the URL that pip installed warmprefix from; None if that was an index, or is unknown."""
+    """Return the URL that pip installed warmprefix from; None for a package index."""
     import json
     from importlib import metadata
 
@@ -73,15 +78,15 @@ def _installed_from() -> str | None:
 
 
 class EngineError(WarmprefixError):
-    """An engine could not be asked, or does not tell what it was asked for."""
+    """An engine did not answer, or its answer lacks what was requested."""
 
 
 class NoAgentError(EngineError):
-    """All agents or replicas that could be asked have failed or left."""
+    """No agent or replica is available: all have failed or left."""
 
 
 class StoreError(WarmprefixError):
-    """A seen-block store could not answer; names the operation and the conversation's key."""
+    """A seen-block store failed; names the operation and the conversation's key."""
 
     def __init__(self, operation: str, key: object) -> None:
         super().__init__(operation, key)
@@ -93,10 +98,10 @@ class StoreError(WarmprefixError):
 
 
 class StoreUnavailableError(StoreError):
-    """A seen-block store was not asked, because it failed a moment ago."""
+    """A seen-block store was not called, because it failed a moment ago."""
 
     def __str__(self) -> str:
-        return f"seen-block store failed lately, and is not asked to {self.operation} for {self.key}"
+        return f"seen-block store failed a moment ago, so {self.operation} was not called for {self.key}"
 
 
 class _FileError(WarmprefixError):
@@ -120,7 +125,7 @@ class TraceError(_FileError):
 
 
 class BatchError(WarmprefixError):
-    """A batch can't be run, or not to its end; what had been answered is in its journal, if it has one."""
+    """A batch can't start or finish; its journal, if any, keeps the answers so far."""
 
 
 class BatchFileError(_FileError, BatchError):
@@ -132,15 +137,10 @@ class BatchFileError(_FileError, BatchError):
 
 
 def check_count(name: str, value: object, *, optional: bool = False) -> None:
-    """Check an argument that is a count of 1 or more.
-
-    Args:
-        name: The argument's name, for the message.
-        value: Its value.
-        optional: Allow None too.
+    """Check an argument that is a count of 1 or more, or None if `optional`.
 
     Raises:
-        TypeError: `value` is no int.
+        TypeError: `value` is not an int.
         ValueError: `value` is below 1.
     """
     if optional and value is None:
@@ -150,3 +150,41 @@ def check_count(name: str, value: object, *, optional: bool = False) -> None:
         raise TypeError(f"{name} must be an int{or_none}, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name} must be 1 or more{or_none and ', or None'}, got {value}")
+
+
+def check_names(**names: str | None) -> None:
+    """Check arguments that are a name or None.
+
+    Raises:
+        TypeError: A value is neither a str nor None; the message names its argument.
+    """
+    for name, value in names.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+
+
+def log_failure(log: logging.Logger, what: str, *, first: bool) -> None:
+    """Log the exception being handled in one line.
+
+    It is a warning if it is the `first` of its kind, and at DEBUG otherwise. The traceback is added only if the logger
+    shows DEBUG messages.
+    """
+    level = logging.WARNING if first else logging.DEBUG
+    log.log(level, "%s: %s", what, _in_one_line(sys.exc_info()[1]), exc_info=log.isEnabledFor(logging.DEBUG))
+
+
+def _in_one_line(error: BaseException | None) -> str:
+    """Return the error and its root cause."""
+    if error is None:
+        return "unknown"
+    root, causes = error, 0
+    while (cause := root.__cause__ or root.__context__) is not None and causes < 100:
+        root, causes = cause, causes + 1
+    if root is error:
+        return _described(error)
+    return f"{_described(error)} (because of {_described(root)})"
+
+
+def _described(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What a forked process has to have of its own: locks, threads, connections."""
+"""Set-up of locks, threads and connections that each process must have for itself."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 __all__ = ["in_each_process"]
 
-# A WeakMethod that ends together with its object complains of it when the interpreter exits (Python 3.11).
+# Not a WeakMethod: one that ends together with its object prints an error at interpreter exit (Python 3.11).
 _set_ups: dict[int, tuple[weakref.ref[Any], Callable[[Any], object]]] = {}
 _numbers = itertools.count()
 
 
 def in_each_process(set_up: Callable[[], Any]) -> None:
-    """Call a bound method now, and again first of all in each forked process, as long as its object lives.
+    """Call a bound method now, and at the start of each forked process.
 
-    There no other thread exists, but a lock that one held stays locked, and a connection is still the parent's too.
+    The object of the method is not kept alive. A forked process has no other thread, but a lock that one held stays
+    locked, and connections are shared with the parent.
     """
     owner: Any = getattr(set_up, "__self__")  # noqa: B009
     number = next(_numbers)
@@ -27,7 +28,7 @@ def in_each_process(set_up: Callable[[], Any]) -> None:
     set_up()
 
 
-def _set_up_the_fork() -> None:
+def _set_up_forked_process() -> None:
     for reference, set_up in list(_set_ups.values()):
         owner = reference()
         if owner is not None:
@@ -35,4 +36,4 @@ def _set_up_the_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_set_up_the_fork)
+    os.register_at_fork(after_in_child=_set_up_forked_process)

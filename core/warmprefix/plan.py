@@ -1,4 +1,4 @@
-"""What planning returns."""
+"""Plans: a request's blocks in planned order, and the prompt text they make."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Placement = Literal["head", "tail"]
 
 
 class Scope(NamedTuple):
-    """What may share a prefix and statistics. Nothing learned in one scope is used in another."""
+    """Requests that may share a prefix and learned statistics; scopes share neither."""
 
     tenant: str | None
     model: str | None
@@ -25,27 +25,27 @@ class Scope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where the prompt already holds a block in full."""
+    """An earlier place in this prompt that holds a block in full."""
 
     label: str
     turn: int | None
-    """The conversation's turn that sent it, from 1 on; None where the visible history told."""
+    """The conversation's turn that sent it, from 1 on; None if it was found in the visible history."""
     annotation: str
-    """The note that takes the block's place."""
+    """The note that replaces the block."""
 
 
 class PlannedBlock(NamedTuple):
-    """A block in its planned place: in full, or as a reference to its earlier occurrence in this very prompt."""
+    """A block of a plan: in full, or as a reference to its place in this very prompt."""
 
     block: ContextBlock
     positions: tuple[int, ...]
-    """Where the request listed it, ascending: more than one place if it came more than once."""
+    """Its places in the request, ascending; more than one if the request repeats it."""
     label: str
     reference: Reference | None
     templates: Templates
-    """The wording of the prompt that it stands in."""
+    """The wording of its prompt."""
     names: frozenset[str] = frozenset()
-    """Labels of that prompt and its conversation: a line of text that begins with one is escaped."""
+    """Labels of its prompt and conversation; a line of its text that begins with one is escaped."""
 
     @property
     def rank(self) -> int:
@@ -54,11 +54,11 @@ class PlannedBlock(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The block's own text, unlabelled, or the location annotation that takes its place."""
+        """The block's own text, unlabelled, or the location annotation that replaces it."""
         return self.block.text if self.reference is None else self.reference.annotation
 
     def render(self) -> str:
-        """Return the block as the prompt shows it: labelled in full, or its location annotation."""
+        """Return the block as the prompt shows it: labelled text or location annotation."""
         if self.reference is not None:
             return self.reference.annotation
         return self.templates.block(self.label, self.block.text, self.names)
@@ -66,10 +66,10 @@ class PlannedBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ContextPlan:
-    """A request's context, arranged. It knows which request it is, and is handed to `commit` or `abandon` whole."""
+    """An arranged context of one request, which `commit` and `abandon` take as it is."""
 
     id: str
-    """Names this plan; unique among all planners."""
+    """Unique among all planners."""
     scope: Scope
     conversation: str | None
     placement: Placement
@@ -78,18 +78,18 @@ class ContextPlan:
     blocks: tuple[PlannedBlock, ...]
     """In planned order."""
     resident_tokens: int
-    """Tokens of context that the engine's prefix cache is predicted to hold already. Not counted: whatever stands
-    before the context, and the blocks that a reference spares."""
+    """Tokens of context that the engine's prefix cache is predicted to hold already. Text in front of the context, and
+    blocks replaced by references, are not counted."""
     cache_salt: str | None
     """For the engine's `cache_salt`: derived from the tenant, so that tenants share no cached prefix."""
     tracked: bool = field(repr=False)
-    """Whether committing it records its blocks as seen by the conversation."""
+    """True if a commit records the blocks as seen by the conversation."""
     opens_prompt: bool = field(repr=False)
-    """Whether its context follows the preamble directly, so that other conversations can share it as a prefix."""
+    """True if the context follows the preamble directly, so that other conversations can share it as a prefix."""
 
     @property
     def order_annotation(self) -> str | None:
-        """The note that restores the relevance order; None where the planned order is that order."""
+        """The note that restores the relevance order; None if that is the planned order."""
         if not self.reordered:
             return None
         labels = [planned.label for planned in sorted(self.blocks, key=attrgetter("rank"))]
@@ -97,12 +97,12 @@ class ContextPlan:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all blocks, those referred to included, without labels and annotations."""
+        """Tokens of all blocks, also of referenced ones, without labels and annotations."""
         return sum([planned.block.tokens for planned in self.blocks])
 
     @property
     def reference_tokens(self) -> int:
-        """Tokens of the blocks that a reference spares."""
+        """Tokens of the blocks that references replace."""
         return sum(planned.block.tokens for planned in self.blocks if planned.reference is not None)
 
     @property
@@ -112,20 +112,19 @@ class ContextPlan:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """For each place in planned order, the block's position in the request."""
+        """Positions of the blocks in the request, in planned order."""
         return tuple([planned.positions[0] for planned in self.blocks])
 
     @property
     def reordered(self) -> bool:
-        """Whether the planned order differs from relevance order."""
+        """True if the planned order differs from relevance order."""
         order = self.order
         return list(order) != sorted(order)
 
     def paragraphs(self) -> list[str]:
         """Return the prompt text of each block, in planned order.
 
-        One sentence names all blocks that are references. It takes the place of the first of them; the text of the
-        others is empty.
+        One sentence names all references. It replaces the first of them; the text of the others is empty.
         """
         labels = [planned.label for planned in self.blocks if planned.reference is not None]
         if not labels:
@@ -134,7 +133,7 @@ class ContextPlan:
         return [planned.render() if planned.reference is None else next(sentences, "") for planned in self.blocks]
 
     def render(self) -> str:
-        """Return the default prompt text: paragraphs, then the order annotation. Empty for an empty plan."""
+        """Return the default prompt text: paragraphs, then the order annotation, if any."""
         paragraphs = [paragraph for paragraph in self.paragraphs() if paragraph]
         annotation = self.order_annotation
         if annotation is not None:

@@ -80,11 +80,11 @@ def test_batches_of_nothing_and_closed_ones_do_not_pile_up() -> None:
     for _ in range(50):
         planner.plan_batch([])
         planner.plan_window([])
-    assert planner._open_batches == {}
+    assert planner._open_plans.open_batches == 0
     for _ in range(50):
         for planned in planner.plan_window({"a": ["x"], "b": ["x", "y"]}):
             assert planner.commit(planned.plan)
-    assert planner._open_batches == {}
+    assert planner._open_plans.open_batches == 0
 
 
 @pytest.mark.parametrize(

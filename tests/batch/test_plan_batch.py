@@ -495,7 +495,7 @@ def test_nothing_is_kept_of_a_batch_that_is_over() -> None:
         planner.plan_batch({})
         for planned in planner.plan_batch({"1": ["a"], "2": ["b"]}):
             planner.commit(planned.plan)
-    assert not planner._open_batches
+    assert planner._open_plans.open_batches == 0
 
 
 def test_another_planners_batch_is_not_ours() -> None:

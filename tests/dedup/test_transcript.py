@@ -16,7 +16,7 @@ from warmprefix import RepeatTemplates, Transcript
 
 SEA = """\
 The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven
-tenths of the planet and holds 97 % of its water. A quarter of its floor has been mapped in detail; the rest is known
+tenths of the planet and holds 97 % of its water. A quarter of its floor has been mapped in detail; the rest is measured
 from satellites, which measure how the water's surface follows gravity."""
 SKY = """\
 The sky looks blue since the air scatters short waves more than long ones.
@@ -59,7 +59,7 @@ class Result(Step):
 
 
 def run(steps: Sequence[Step], transcript: Transcript) -> list[str]:
-    """Return the texts that the model gets for the results."""
+    """Return the texts that the model receives for the results."""
     sent: list[str] = []
     for step in steps:
         if isinstance(step, Call):
@@ -76,7 +76,7 @@ def run(steps: Sequence[Step], transcript: Transcript) -> list[str]:
 
 
 def read(*texts: str) -> list[Step]:
-    """Return one call of the same looks per text, each with its result."""
+    """Return one call per text, all shown the same, each with its result."""
     return [step for i, text in enumerate(texts) for step in (Call(f"c{i}", "read", "{}"), Result(f"c{i}", [text]))]
 
 
@@ -178,7 +178,7 @@ TEXTS = [
     "Short.",
     "",
 ]
-TEXTS += ["Ü" * 300, "x" * 300, "# Title\n" + SEA, "# Title\n" + SKY, 'He said "so", \\ and\u2028went. ' * 12]
+TEXTS += ["Ü" * 300, "x" * 300, "# Title\n" + SEA, "# Title\n" + SKY, 'He wrote "so", \\ and\u2028went. ' * 12]
 ARGUMENTS: list[object] = ["", "{}", {}, {"q": "sea"}, '{"q":"sea"}', '{\n  "q": "sea"\n}', {"q": "s" * 300 + "1"}]
 ARGUMENTS += [{"q": "s" * 300 + "2"}, {"q": "), number 2 of such calls"}, ["Ü", None, 1.5], 'a "b" {call} \r\n c']
 a_text = st.sampled_from(TEXTS)
@@ -220,7 +220,7 @@ def test_every_result_can_be_rebuilt_from_the_prompt(steps: list[Step]) -> None:
 
 
 @given(sessions(), st.sampled_from([0, 10]))
-def test_so_it_can_where_short_texts_may_repeat_too(steps: list[Step], min_tokens: int) -> None:
+def test_results_can_be_rebuilt_if_short_texts_repeat_too(steps: list[Step], min_tokens: int) -> None:
     check(steps, sent_for(*steps, min_tokens=min_tokens))
 
 
@@ -264,12 +264,12 @@ def test_a_session_without_repeats_keeps_every_byte(drawn: list[list[str]], opti
 # -- Whole results -------------------------------------------------------------------------------------------------
 
 
-def test_a_repeat_names_the_call_that_gave_it_first() -> None:
+def test_a_repeat_names_the_first_call_with_this_result() -> None:
     again = [Call("a", "read", {"filePath": "/p/a.py"}), Result("a", [SEA]), Call("b", "run", "{}"), Result("b", [SEA])]
     assert sent_for(*again) == [SEA, '[Word for word the result of the earlier call read({"filePath":"/p/a.py"}).]']
 
 
-def test_look_alikes_are_numbered_where_they_gave_other_results() -> None:
+def test_look_alikes_with_other_results_are_numbered() -> None:
     assert sent_for(*read(SEA, SKY, SKY, SEA))[2:] == [
         "[Word for word the result of the earlier call read({}), number 2 of such calls.]",
         "[Word for word the result of the earlier call read({}), number 1 of such calls.]",
@@ -277,13 +277,13 @@ def test_look_alikes_are_numbered_where_they_gave_other_results() -> None:
     assert sent_for(*read(SEA, SEA, SEA))[2] == "[Word for word the result of the earlier call read({}).]"
 
 
-def test_a_look_alike_whose_result_is_still_to_come_counts_as_another() -> None:
+def test_a_look_alike_without_a_result_yet_counts_as_different() -> None:
     calls = [Call("a", "read", "{}"), Call("b", "read", "{}"), Call("c", "run", "{}")]
     steps = [*calls, Result("a", [SEA]), Result("c", [SEA]), Result("b", [SKY])]
     assert sent_for(*steps)[1].endswith("read({}), number 1 of such calls.]")
 
 
-def test_calls_that_are_cut_to_the_same_looks_are_look_alikes() -> None:
+def test_calls_that_are_shortened_to_the_same_text_are_look_alikes() -> None:
     steps: list[Step] = []
     for i, text in enumerate([SEA, SKY, SEA]):
         steps += [Call(str(i), "run", "x" * 300 + str(i)), Result(str(i), [text])]
@@ -300,7 +300,7 @@ def test_shown_arguments_stay_in_one_line_that_can_be_encoded() -> None:
     assert sent_for(*steps)[1] == WHOLE + 'run({ "q": "\\ud800" }).]'
 
 
-def test_arguments_that_are_no_json_are_shown_by_their_type() -> None:
+def test_arguments_outside_json_are_shown_by_their_type() -> None:
     steps = [Call("a", "run", {"of": {1, 2}}), Result("a", [SEA]), Call("b", "run", ""), Result("b", [SEA])]
     assert sent_for(*steps)[1] == WHOLE + 'run({"of":"set"}).]'
 
@@ -383,13 +383,13 @@ def test_neighbouring_passages_share_a_reference(in_parts: bool) -> None:
     check(steps, sent_for(*steps))
 
 
-def test_passages_with_other_text_between_them_do_not() -> None:
+def test_passages_with_other_text_between_them_get_their_own_references() -> None:
     sent = sent_for(*search([SEA, ROWS], [TOML, SEA, ROWS], between="\nSource: sea\n"))[1]
     assert sent.count(PART) == 2
     assert sent.count("\nSource: sea\n") == 2
 
 
-def test_a_part_that_is_no_text_stays_where_it_is() -> None:
+def test_a_part_without_text_stays_in_place() -> None:
     transcript = Transcript()
     transcript.call("a", "look", "")
     transcript.call("b", "look", "")
@@ -405,7 +405,7 @@ def test_a_whole_result_in_parts_becomes_one_reference() -> None:
     assert sent_for(*steps)[1] == WHOLE + 'search({"n":0}).]'
 
 
-def test_a_result_with_references_in_it_is_named_for_no_more_than_its_own_passages() -> None:
+def test_a_result_with_references_is_named_for_its_own_passages_only() -> None:
     sent = sent_for(*search([SEA], [SEA, ROWS], [SEA, ROWS]))
     assert [text.count("earlier call") for text in sent] == [0, 1, 2]
     assert 'search({"n":1}): the passage that begins "[{' in sent[2]
@@ -438,7 +438,7 @@ def test_line_breaks_around_a_passage_stay() -> None:
 # -- Wording and arguments -----------------------------------------------------------------------------------------
 
 
-def test_the_wording_is_the_templates() -> None:
+def test_templates_set_the_wording() -> None:
     templates = RepeatTemplates(result="See {call}.", passages="In {call}: {quotes}.", number="{call} #{number}")
     steps = [*search([SEA, ROWS], [SEA, ROWS], [SKY, SEA, ROWS]), *read(SKY)]
     sent = sent_for(*steps, templates=templates)
@@ -456,13 +456,13 @@ def test_the_wording_is_the_templates() -> None:
         (
             {"result": "See above."},
             ValueError,
-            r"result must hold {call} once each, and no other field, got 'See above\.'",
+            r"result must contain {call} once, and no other placeholder, got 'See above\.'",
         ),
-        ({"result": "{call} {call}"}, ValueError, "result must hold"),
-        ({"result": "{call!r}"}, ValueError, "result must hold"),
-        ({"passage": "In {call}."}, ValueError, "passage must hold {call} and {quote} once each"),
-        ({"passages": "In {call}: {quote}."}, ValueError, "passages must hold {call} and {quotes} once each"),
-        ({"number": "{call}, {n}"}, ValueError, "number must hold {call} and {number} once each"),
+        ({"result": "{call} {call}"}, ValueError, "result must contain"),
+        ({"result": "{call!r}"}, ValueError, "result must contain"),
+        ({"passage": "In {call}."}, ValueError, "passage must contain {call} and {quote} once"),
+        ({"passages": "In {call}: {quote}."}, ValueError, "passages must contain {call} and {quotes} once"),
+        ({"number": "{call}, {n}"}, ValueError, "number must contain {call} and {number} once"),
         ({"result": "See {call"}, ValueError, "result must have balanced braces, got 'See {call'"),
         ({"result": "See\n{call}"}, ValueError, "result must be one line"),
     ],
@@ -477,7 +477,7 @@ def test_templates_are_checked(arguments: dict[str, Any], error: type[Exception]
     [
         ({"templates": "x"}, TypeError, "templates must be RepeatTemplates or None, got str"),
         ({"separator": 7}, TypeError, "separator must be a str or None, got int"),
-        ({"separator": ""}, ValueError, "separator must not be empty"),
+        ({"separator": ""}, ValueError, "separator must have at least one character, got ''"),
         ({"min_tokens": True}, TypeError, "min_tokens must be an int, got bool"),
         ({"min_tokens": 1.5}, TypeError, "min_tokens must be an int, got float"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be 0 or more, got -1"),
@@ -494,5 +494,5 @@ def test_names_results_and_passages_must_be_text() -> None:
         Transcript().call("a", bad)
     with pytest.raises(TypeError, match="text must be a str, got int"):
         Transcript().result("a", bad)
-    with pytest.raises(TypeError, match="passages must hold str, got int"):
+    with pytest.raises(TypeError, match="passages must contain str only, got int"):
         Transcript().result("a", SEA, [bad])

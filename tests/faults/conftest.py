@@ -11,8 +11,7 @@ import pytest
 
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
-from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import CircuitBreaker, GuardedStore
 from warmprefix.stores.redis import RedisSeenStore
 
 OpenPlanner = Callable[..., ContextPlanner]

@@ -21,7 +21,7 @@ import redis
 from true_prompts import Dialogue, Findings, Message
 from warmprefix import ContextPlanner
 from warmprefix.errors import StoreError
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import GuardedStore
 from warmprefix.stores.redis import RedisSeenStore, scripts
 
 CHAT = "the one that both serve"

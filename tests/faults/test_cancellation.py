@@ -13,7 +13,7 @@ from fault_proxy import Delay, FaultProxy
 from redis_servers import Server
 from true_prompts import Dialogue, Turn
 from warmprefix import ContextPlan, ContextPlanner
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import GuardedStore
 from warmprefix.stores.redis import RedisSeenStore
 
 NEVER = 10_000

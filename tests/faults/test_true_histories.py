@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,7 +15,20 @@ from true_prompts import Dialogue, Findings, Message
 from true_world import World
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.labels import lasting_labels
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore
+from warmprefix.stores import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    MemorySeenStore,
+    Operation,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    SeenStore,
+)
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -55,39 +69,47 @@ class Spoilt(MemorySeenStore):
     """A store with a fault of its own."""
 
 
-class RecordsWhateverComes(Spoilt):
+class RecordsEveryCommit(Spoilt):
     """Takes every commit for the next turn."""
 
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        super().prepare(conversation, f"{plan_id}, again", {})
-        super().abandon(conversation, plan_id)
-        return super().commit(conversation, f"{plan_id}, again", sent)
+    def execute(self, operation: Operation[T]) -> T:
+        if not isinstance(operation, Commit):
+            return super().execute(operation)
+        super().execute(Prepare(operation.conversation, f"{operation.plan_id}, again", {}))
+        super().execute(Abandon(operation.conversation, operation.plan_id))
+        renamed: Any = dataclasses.replace(operation, plan_id=f"{operation.plan_id}, again")
+        return super().execute(renamed)  # type: ignore[no-any-return]
 
 
-class TrustsWhatIsContested(Spoilt):
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        return super().prepare(conversation, plan_id, proposed)._replace(contested=frozenset())
+class TrustsContestedBlocks(Spoilt):
+    def execute(self, operation: Operation[T]) -> T:
+        result = super().execute(operation)
+        if isinstance(result, PreparedTurn):
+            return result._replace(contested=frozenset())
+        return result
 
 
 class RecordsWithoutCommit(Spoilt):
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        prepared = super().prepare(conversation, plan_id, proposed)
-        sent = [SeenBlock(key, label, prepared.turn, 1) for key, label in proposed.items() if key not in prepared.seen]
-        super().commit(conversation, plan_id, sent)
-        return prepared
+    def execute(self, operation: Operation[T]) -> T:
+        result = super().execute(operation)
+        if isinstance(operation, Prepare) and isinstance(result, PreparedTurn):
+            new = [item for item in operation.proposed.items() if item[0] not in result.seen]
+            sent = [SeenBlock(key, label, result.turn, 1) for key, label in new]
+            super().execute(Commit(operation.conversation, operation.plan_id, sent))
+        return result
 
 
 class ForgetsNothing(Spoilt):
-    def forget(self, conversation: Conversation) -> None:
-        pass
+    def execute(self, operation: Operation[T]) -> T:
+        return None if isinstance(operation, Forget) else super().execute(operation)  # type: ignore[return-value]
 
 
-class KnowsNoTenants(Spoilt):
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        return super().prepare(Conversation(None, conversation.id), plan_id, proposed)
-
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        return super().commit(Conversation(None, conversation.id), plan_id, sent)
+class IgnoresTenants(Spoilt):
+    def execute(self, operation: Operation[T]) -> T:
+        if isinstance(operation, Prepare | Commit):
+            shared: Any = dataclasses.replace(operation, conversation=Conversation(None, operation.conversation.id))
+            return super().execute(shared)  # type: ignore[no-any-return]
+        return super().execute(operation)
 
 
 class SpoiltLaboratory(Laboratory):

@@ -19,13 +19,14 @@ from true_prompts import Dialogue
 from warmprefix import ContextPlanner
 
 HERE = Path(__file__).parent
+SEARCH_PATH = os.pathsep.join([str(HERE.parent.parent / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
 OpenPlanner = Callable[..., ContextPlanner]
 
 
 def start_worker(
     server: Server, application: str, number: int, races: int, *value_format: int
 ) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent / "benchmarks")}
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
     arguments = [server.url, application, *map(str, (number, races, *value_format))]
     command = [sys.executable, str(HERE / "racing_worker.py"), *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -76,7 +77,7 @@ def test_the_lease_of_a_dead_worker_ends(open_planner: OpenPlanner, dialogue: Di
 import os, signal, sys
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
-from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores import GuardedStore
 from warmprefix.stores.redis import RedisSeenStore
 store = RedisSeenStore(sys.argv[1], settle=0, lease_ttl=2, timeout=5)
 planner = ContextPlanner(store=GuardedStore(store, budget=5))
@@ -86,7 +87,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     with Server() as server:
         planner = open_planner(server.url, budget=2, settle=0, lease_ttl=2)
         dialogue.turn(planner, [1, 2])
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent / "benchmarks")}
+        environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         dead = subprocess.run([sys.executable, "-c", script, server.url], env=environment, check=False)
         assert dead.returncode == -signal.SIGKILL
         # What both knew is certain; what came since may not be: the dead one's turn may have been stored instead.

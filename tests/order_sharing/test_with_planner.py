@@ -57,8 +57,7 @@ def test_a_planner_that_comes_late_starts_warm(planners: list[ContextPlanner]) -
     for blocks in requests(60):
         serve(first, blocks)
         serve(alone, blocks)
-    sharing = first._sharing
-    wait_until(lambda: sharing.stats().published == 60, "all are sent")
+    wait_until(lambda: first.stats().published_orders == 60, "all are sent")
     late.abandon(late.plan([]))
     learned(late, 60)
     for blocks in requests(10):
@@ -75,8 +74,7 @@ def test_tenants_learn_nothing_from_each_other(planners: list[ContextPlanner]) -
         serve(acme, blocks, "acme")
     learned(witness, 20)
     serve(other, BLOCKS[20:25], "other")
-    sharing = other._sharing
-    wait_until(lambda: sharing.stats().published == 1, "a whole round of its thread")
+    wait_until(lambda: other.stats().published_orders == 1, "a whole round of its thread")
     assert other.stats().shared_orders == 0
     blocks = next(requests(1))
     plan = serve(other, blocks, "other")

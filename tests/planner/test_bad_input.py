@@ -1,15 +1,18 @@
-"""Bad, odd and huge input: what is refused, in which words, and what is simply served."""
+"""Bad, odd and huge input: which is refused with which message, and which is served."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlanner, MemorySeenStore, Templates
+from warmprefix import ContextBlock, ContextPlanner, EngineReport, MemorySeenStore, Templates
+from warmprefix.dedup import RepeatTemplates, Transcript, VisibleHistory
 from warmprefix.ordering import CoAccessPolicy
+from warmprefix.settings import SharedSettings
 
 BLOCK = ContextBlock("evidence", id="e")
 
@@ -48,7 +51,7 @@ def test_a_bad_block_is_refused(arguments: dict[str, Any], error: type[Exception
         ({"placement": "middle"}, ValueError, "placement must be 'head' or 'tail', got 'middle'"),
         ({"placement": None}, ValueError, "placement must be 'head' or 'tail', got None"),
         ({"conversation": 42}, TypeError, "conversation must be a str or None, got int"),
-        ({"conversation": ""}, ValueError, "conversation must not be empty.*"),
+        ({"conversation": ""}, ValueError, "conversation must be None or have at least one character, got ''"),
         ({"tenant": 42}, TypeError, "tenant must be a str or None, got int"),
         ({"model": b"m"}, TypeError, "model must be a str or None, got bytes"),
         ({"preamble": ["p"]}, TypeError, "preamble must be a str or None, got list"),
@@ -58,7 +61,7 @@ def test_a_bad_block_is_refused(arguments: dict[str, Any], error: type[Exception
         (
             {"history": [7]},
             TypeError,
-            "a message of history must be a str, a mapping or a message of the OpenAI SDK, got int",
+            "history must contain only str, mappings and messages of the OpenAI SDK, got int",
         ),
     ],
 )
@@ -104,13 +107,64 @@ def test_a_bad_report_is_refused_and_the_plan_stays_open(cached_tokens: Any) -> 
     assert planner.commit(plan)
 
 
-@pytest.mark.parametrize("call", [ContextPlanner.commit, ContextPlanner.abandon])
-def test_only_a_plan_can_be_closed(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"^plan must be a ContextPlan, got str$"):
-        call(ContextPlanner(), "plan")
+Call = Callable[[Any], object]
+SEVEN: Any = 7
+
+REFUSED: list[tuple[Call, str]] = [
+    (lambda planner: planner.commit("plan"), "plan must be a ContextPlan, got str"),
+    (lambda planner: planner.abandon("plan"), "plan must be a ContextPlan, got str"),
+    (lambda planner: planner.withdraw("plan"), "plan must be a ContextPlan, got str"),
+    (lambda planner: planner.report("plan", EngineReport()), "plan must be a ContextPlan, got str"),
+    (lambda planner: planner.report(planner.plan([]), 7), "report must be an EngineReport or None, got int"),
+    (lambda planner: planner.commit(planner.plan([]), report=7), "report must be an EngineReport or None, got int"),
+    (
+        lambda planner: planner.commit(planner.plan([]), 7, report=EngineReport()),
+        "cached_tokens must be None if a report is given, got 7",
+    ),
+    (lambda planner: planner.forget(7), "conversation must be a str or None, got int"),
+    (lambda planner: planner.forget("chat", tenant=7), "tenant must be a str or None, got int"),
+    (lambda planner: planner.catch_up(tenant=7), "tenant must be a str or None, got int"),
+    (lambda planner: planner.catch_up(model=7), "model must be a str or None, got int"),
+    (lambda planner: planner.warm(None, 7, model="m"), "preamble must be a str or None, got int"),
+    (
+        lambda planner: planner.warm(None, None, "text", model="m"),
+        "blocks must be a sequence of ContextBlock or str, got one str",
+    ),
+    (lambda planner: planner.plan_batch({}, model=7), "model must be a str or None, got int"),
+    (lambda planner: planner.plan_batch({}, capacity_tokens=0), "capacity_tokens must be 1 or more, or None, got 0"),
+    (lambda planner: planner.plan_batch({}, "fastest"), "planner must be one of auto, .*, got 'fastest'"),
+    (lambda planner: planner.plan_batch({}, device="tpu"), "device must be one of auto, .*, got 'tpu'"),
+    (lambda planner: planner.plan_batch({}, time_budget=-1), "time_budget must be 0 seconds or more, or None, got -1"),
+    (lambda planner: planner.plan_window({}, preamble=7), "preamble must be a str or None, got int"),
+    (lambda planner: ContextPlanner.from_url(settings=SharedSettings()), "url must be given, or .* set; got None"),
+    (lambda planner: Templates(order=SEVEN), "order must be a str, got int"),
+    (lambda planner: Templates(location="{labels}"), "location must have words .* before {labels}, got '{labels}'"),
+    (lambda planner: Templates().order_annotation("a"), "labels must be a sequence of str, got one str, 'a'"),
+    (
+        lambda planner: RepeatTemplates(number="{call}"),
+        "number must contain {call} and {number} once, .*",
+    ),
+    (lambda planner: Transcript(templates=SEVEN), "templates must be RepeatTemplates or None, got int"),
+    (lambda planner: Transcript(separator=""), "separator must have at least one character, got ''"),
+    (lambda planner: Transcript(min_tokens=-1), "min_tokens must be 0 or more, got -1"),
+    (lambda planner: Transcript().call(None, SEVEN), "name must be a str, got int"),
+    (lambda planner: Transcript().result(None, SEVEN), "text must be a str, got int"),
+    (lambda planner: Transcript().result(None, "text", [SEVEN]), "passages must contain str only, got int"),
+    (lambda planner: VisibleHistory("text"), "history must be a sequence of messages, got one str"),
+]
+"""Calls with one bad argument each, and the message, which names the argument, the value and what is allowed."""
 
 
-def test_a_foreign_plan_is_no_plan_of_ours() -> None:
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_refusal_names_the_argument_the_value_and_what_is_allowed(
+    call: Call, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WARMPREFIX_REDIS_URL", raising=False)
+    with pytest.raises((TypeError, ValueError), match=f"^{message}$"):
+        call(ContextPlanner())
+
+
+def test_a_plan_of_another_planner_is_not_committed() -> None:
     assert not ContextPlanner().commit(ContextPlanner().plan([BLOCK]))
 
 
@@ -124,7 +178,7 @@ def test_bad_store_bounds_are_refused(name: str) -> None:
     "template", ["no placeholder", "{order} {order}", "{order!r}", "{other}", "{order", "{order}\n"]
 )
 def test_bad_templates_are_refused(template: str) -> None:
-    with pytest.raises(ValueError, match=r"^order template "):
+    with pytest.raises(ValueError, match=r"^order must "):
         Templates(order=template)
 
 
@@ -164,7 +218,7 @@ def test_only_blank_texts_make_an_empty_plan() -> None:
         assert (plan.blocks, plan.render(), plan.total_tokens) == ((), "", 0)
 
 
-def test_a_generator_of_plain_strings_will_do() -> None:
+def test_a_generator_of_strings_is_accepted() -> None:
     plan = ContextPlanner().plan(text for text in ("a", "b", "a"))
     assert [planned.text for planned in plan.blocks] == ["a", "b"]
 
@@ -207,7 +261,7 @@ def test_an_unsafe_id_never_reaches_the_prompt(bad: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["{a}", "a\nb", "\ud800", "x" * 10_000, "💬"])
-def test_any_name_will_do_for_a_conversation_or_tenant(name: str) -> None:
+def test_any_string_can_name_a_conversation_or_tenant(name: str) -> None:
     planner = ContextPlanner()
     with planner.planning([BLOCK], conversation=name, tenant=name, model=name, preamble=name, placement="tail") as plan:
         assert str(plan.cache_salt).isalnum()
@@ -221,7 +275,7 @@ def test_scores_may_be_anything() -> None:
     assert ContextPlanner().plan(request).order == (0, 1, 2, 3)
 
 
-def test_blocks_without_tokens_weigh_nothing_and_are_placed_all_the_same() -> None:
+def test_blocks_of_zero_tokens_are_placed() -> None:
     planner = ContextPlanner(capacity_tokens=1)
     request = [ContextBlock(f"text {i}", tokens=0) for i in range(3)]
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Many requests, many threads: nothing grows, nothing is mixed up. How fast is for benchmarks/ to say."""
+"""Many requests and threads: no state grows, and no requests are mixed up. Speed is measured in benchmarks/."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from warmprefix.order_sharing import Learn, LearnedOrder, SharingStats
 
 
 class Wire:
-    """Carries orders between the planners of one process, as they are served."""
+    """Carries orders between the planners of one process, at once."""
 
     def __init__(self) -> None:
         self.ends: list[End] = []
@@ -77,7 +77,7 @@ def wire() -> Wire:
     return Wire()
 
 
-def test_what_one_worker_served_the_other_plans_on(wire: Wire) -> None:
+def test_a_worker_plans_on_orders_that_another_served(wire: Wire) -> None:
     one, other = ContextPlanner(sharing=wire.end()), ContextPlanner(sharing=wire.end())
     other.plan([])  # so it follows the scope
     serve(one, 1, 2, 3)
@@ -90,8 +90,8 @@ def test_what_one_worker_served_the_other_plans_on(wire: Wire) -> None:
     assert one.stats().sharing_errors == 6
 
 
-def test_it_learns_the_same_as_from_its_own(wire: Wire) -> None:
-    """Ranks too, which policies estimate what ranks are worth from."""
+def test_shared_orders_are_learned_like_own_ones(wire: Wire) -> None:
+    """Ranks too: policies estimate from them how often each rank recurs."""
     seen: list[list[ServedBlock]] = []
 
     class Noting:
@@ -176,14 +176,14 @@ async def test_catching_up_follows_the_scope_and_waits(wire: Wire) -> None:
     assert ContextPlanner().catch_up(timeout=0)
 
 
-def test_close_ends_it(wire: Wire) -> None:
+def test_close_ends_the_sharing(wire: Wire) -> None:
     end = wire.end()
     with ContextPlanner(sharing=end):
         assert not end.closed
     assert end.closed
 
 
-async def test_aclose_ends_it(wire: Wire) -> None:
+async def test_aclose_ends_the_sharing(wire: Wire) -> None:
     end = wire.end()
     async with ContextPlanner(sharing=end):
         assert not end.closed

@@ -7,7 +7,7 @@ import itertools
 import re
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from redis_servers import Clock, Cluster, SentinelSetup, Server, binaries
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
 from warmprefix.stores.redis import RedisSeenStore
 
 T = TypeVar("T")
@@ -108,17 +108,8 @@ class Awaiting:
         self._store = store
         self._loop = loop
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        return self._result(self._store.aprepare(conversation, plan_id, proposed))
-
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        return self._result(self._store.acommit(conversation, plan_id, sent))
-
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return self._result(self._store.aabandon(conversation, plan_id))
-
-    def forget(self, conversation: Conversation) -> None:
-        self._result(self._store.aforget(conversation))
+    def execute(self, operation: Operation[T]) -> T:
+        return self._result(self._store.aexecute(operation))
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
         return self._result(self._store.ainspect(conversation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores import CircuitBreaker
 
 
 class Clock:

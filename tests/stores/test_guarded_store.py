@@ -6,8 +6,8 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 import redis.asyncio
@@ -15,11 +15,24 @@ import redis.asyncio
 from redis_servers import Server
 from warmprefix import ContextPlanner, StoreError
 from warmprefix.errors import StoreUnavailableError
-from warmprefix.stores import Conversation, MemorySeenStore, Prepared, SeenBlock
-from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.guard import GuardedStore
-from warmprefix.stores.outbox import unheard
+from warmprefix.stores import (
+    Abandon,
+    CircuitBreaker,
+    Commit,
+    Conversation,
+    Forget,
+    GuardedStore,
+    MemorySeenStore,
+    Operation,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    Snapshot,
+    unanswered_id,
+)
 from warmprefix.stores.redis import RedisSeenStore
+
+T = TypeVar("T")
 
 CHAT = Conversation("acme", "chat")
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
@@ -27,7 +40,7 @@ LONG = 30.0
 
 
 class TroubledStore:
-    """A memory store that can be made to fail or to hang, and notes what it is asked."""
+    """A memory store that can be made to fail or to hang, and records its calls."""
 
     def __init__(self) -> None:
         self.memory = MemorySeenStore()
@@ -36,25 +49,13 @@ class TroubledStore:
         self.gate.set()
         self.asked: list[str] = []
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        self._trouble("prepare")
-        return self.memory.prepare(conversation, plan_id, proposed)
-
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        self._trouble("commit")
-        if any(not isinstance(block, SeenBlock) for block in sent):
+    def execute(self, operation: Operation[T]) -> T:
+        self._trouble(operation.name)
+        if isinstance(operation, Commit) and any(not isinstance(block, SeenBlock) for block in operation.sent):
             raise TypeError("no block")
-        return self.memory.commit(conversation, plan_id, sent)
+        return self.memory.execute(operation)
 
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        self._trouble("abandon")
-        return self.memory.abandon(conversation, plan_id)
-
-    def forget(self, conversation: Conversation) -> None:
-        self._trouble("forget")
-        self.memory.forget(conversation)
-
-    def inspect(self, conversation: Conversation) -> object:
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
         self._trouble("inspect")
         return self.memory.inspect(conversation)
 
@@ -70,30 +71,15 @@ class TroubledStore:
 
 
 class TroubledAsyncStore(TroubledStore):
-    """The same, for tasks: its methods wait without holding up the loop."""
+    """The same, for tasks: it waits without blocking the loop."""
 
-    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        await self._atrouble("prepare")
-        return self.memory.prepare(conversation, plan_id, proposed)
-
-    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        await self._atrouble("commit")
-        return self.memory.commit(conversation, plan_id, sent)
-
-    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
-        await self._atrouble("abandon")
-        return self.memory.abandon(conversation, plan_id)
-
-    async def aforget(self, conversation: Conversation) -> None:
-        await self._atrouble("forget")
-        self.memory.forget(conversation)
-
-    async def _atrouble(self, operation: str) -> None:
-        self.asked.append(operation)
+    async def aexecute(self, operation: Operation[T]) -> T:
+        self.asked.append(operation.name)
         while not self.gate.is_set():
             await asyncio.sleep(0.001)
         if self.failing:
-            raise ConnectionError(operation)
+            raise ConnectionError(operation.name)
+        return self.memory.execute(operation)
 
 
 @pytest.fixture(params=[TroubledStore, TroubledAsyncStore], ids=["threads", "tasks"])
@@ -106,7 +92,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[TroubledStore]:
 @pytest.fixture
 def guard(store: TroubledStore) -> Iterator[GuardedStore]:
     """Asks again at once after a failure, and looks at the outbox by itself only when a test hurries it."""
-    guard = GuardedStore(store, budget=0.05, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, budget=0.05, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
     yield guard
     store.gate.set()
     store.failing = False
@@ -136,32 +122,32 @@ def leases(store: TroubledStore) -> set[str]:
 
 
 def test_it_answers_as_the_store_does(store: TroubledStore, guard: GuardedStore) -> None:
-    assert guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}) == Prepared(0, {}, frozenset())
-    assert guard.commit(CHAT, "p1", [BLOCK])
-    assert not guard.abandon(CHAT, "p1")
-    assert guard.prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}).seen == {BLOCK.fingerprint: BLOCK}
-    guard.forget(CHAT)
+    assert guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})) == PreparedTurn(0, {}, frozenset())
+    assert guard.execute(Commit(CHAT, "p1", [BLOCK]))
+    assert not guard.execute(Abandon(CHAT, "p1"))
+    assert guard.execute(Prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).seen == {BLOCK.fingerprint: BLOCK}
+    guard.execute(Forget(CHAT))
     assert guard.inspect(CHAT) == store.memory.inspect(CHAT)
     guard.clear()
     assert guard.inspect(CHAT) is None
 
 
 async def test_it_answers_tasks_as_the_store_does(store: TroubledStore, guard: GuardedStore) -> None:
-    assert await guard.aprepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}) == Prepared(0, {}, frozenset())
-    assert await guard.acommit(CHAT, "p1", [BLOCK])
-    assert not await guard.aabandon(CHAT, "p1")
-    assert (await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).seen == {BLOCK.fingerprint: BLOCK}
-    await guard.aforget(CHAT)
+    assert await guard.aexecute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})) == PreparedTurn(0, {}, frozenset())
+    assert await guard.aexecute(Commit(CHAT, "p1", [BLOCK]))
+    assert not await guard.aexecute(Abandon(CHAT, "p1"))
+    assert (await guard.aexecute(Prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}))).seen == {BLOCK.fingerprint: BLOCK}
+    await guard.aexecute(Forget(CHAT))
     assert seen(store) == set()
 
 
 def test_an_error_of_the_store_is_a_store_error(store: TroubledStore, guard: GuardedStore) -> None:
     store.failing = True
     calls: list[Callable[[], object]] = [
-        lambda: guard.prepare(CHAT, "p", {}),
-        lambda: guard.commit(CHAT, "p", []),
-        lambda: guard.abandon(CHAT, "p"),
-        lambda: guard.forget(CHAT),
+        lambda: guard.execute(Prepare(CHAT, "p", {})),
+        lambda: guard.execute(Commit(CHAT, "p", [])),
+        lambda: guard.execute(Abandon(CHAT, "p")),
+        lambda: guard.execute(Forget(CHAT)),
         lambda: guard.inspect(CHAT),
         guard.clear,
     ]
@@ -174,30 +160,30 @@ def test_an_error_of_the_store_is_a_store_error(store: TroubledStore, guard: Gua
 def test_a_store_that_hangs_costs_its_budget(store: TroubledStore, guard: GuardedStore) -> None:
     store.gate.clear()
     with pytest.raises(StoreError) as caught:
-        guard.prepare(CHAT, "p", {})
+        guard.execute(Prepare(CHAT, "p", {}))
     assert isinstance(caught.value.__cause__, TimeoutError)
 
 
 async def test_a_store_that_hangs_costs_tasks_its_budget(store: TroubledStore, guard: GuardedStore) -> None:
     store.gate.clear()
     with pytest.raises(StoreError) as caught:
-        await guard.aprepare(CHAT, "p", {})
+        await guard.aexecute(Prepare(CHAT, "p", {}))
     assert isinstance(caught.value.__cause__, TimeoutError)
     store.gate.set()
 
 
 def test_while_the_breaker_is_open_the_store_is_not_asked(store: TroubledStore) -> None:
-    guard = GuardedStore(store, breaker=CircuitBreaker(LONG, LONG), interval=LONG, retry=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, breaker=CircuitBreaker(LONG, LONG), interval=LONG, retry=LONG)
     store.failing = True
     with pytest.raises(StoreError):
-        guard.forget(CHAT)
+        guard.execute(Forget(CHAT))
     store.failing = False
     asked = list(store.asked)
     for _ in range(3):
         with pytest.raises(StoreUnavailableError):
-            guard.prepare(CHAT, "p", {})
+            guard.execute(Prepare(CHAT, "p", {}))
     with pytest.raises(StoreUnavailableError):
-        asyncio.run(guard.aprepare(CHAT, "p", {}))
+        asyncio.run(guard.aexecute(Prepare(CHAT, "p", {})))
     assert store.asked == asked
     guard.close()
 
@@ -208,13 +194,13 @@ def test_while_the_breaker_is_open_the_store_is_not_asked(store: TroubledStore) 
 def test_a_commit_that_failed_is_told_before_the_record_is_used_again(
     store: TroubledStore, guard: GuardedStore
 ) -> None:
-    guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
+    guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
     store.failing = True
     with pytest.raises(StoreError):
-        guard.commit(CHAT, "p1", [BLOCK])
+        guard.execute(Commit(CHAT, "p1", [BLOCK]))
     assert len(guard.outbox) == 1
     store.failing = False
-    assert set(guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).seen) == {BLOCK.fingerprint}
+    assert set(guard.execute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).seen) == {BLOCK.fingerprint}
     assert len(guard.outbox) == 0
 
 
@@ -222,17 +208,17 @@ def test_what_was_recorded_beside_a_plan_that_the_store_did_not_hear_of_is_not_t
     store: TroubledStore, guard: GuardedStore
 ) -> None:
     """The answer to that plan may be stored over it before anybody commits it."""
-    guard.prepare(CHAT, "before", {BLOCK.fingerprint: "Doc_A"})
-    guard.commit(CHAT, "before", [BLOCK])
+    guard.execute(Prepare(CHAT, "before", {BLOCK.fingerprint: "Doc_A"}))
+    guard.execute(Commit(CHAT, "before", [BLOCK]))
     store.failing = True
     with pytest.raises(StoreError):
-        guard.prepare(CHAT, "p1", {})
+        guard.execute(Prepare(CHAT, "p1", {}))
     store.failing = False
-    assert guard.prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}).seen == {}
-    guard.commit(CHAT, "p2", [BLOCK])
-    assert guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).contested == {BLOCK.fingerprint}
-    guard.abandon(CHAT, unheard("p1"))
-    assert guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).contested == set()
+    assert guard.execute(Prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).seen == {}
+    guard.execute(Commit(CHAT, "p2", [BLOCK]))
+    assert guard.execute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).contested == {BLOCK.fingerprint}
+    guard.execute(Abandon(CHAT, unanswered_id("p1")))
+    assert guard.execute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).contested == set()
 
 
 def test_the_commit_of_a_plan_that_the_store_did_not_hear_of_voids_the_record(
@@ -241,47 +227,47 @@ def test_the_commit_of_a_plan_that_the_store_did_not_hear_of_voids_the_record(
     """Other workers may have such plans too."""
     store.failing = True
     with pytest.raises(StoreError):
-        guard.prepare(CHAT, "p1", {})
+        guard.execute(Prepare(CHAT, "p1", {}))
     store.failing = False
-    assert not guard.commit(CHAT, unheard("p1"), [BLOCK])
-    assert guard.prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}).seen == {}
-    assert guard.commit(CHAT, "p2", [BLOCK])
+    assert not guard.execute(Commit(CHAT, unanswered_id("p1"), [BLOCK]))
+    assert guard.execute(Prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})).seen == {}
+    assert guard.execute(Commit(CHAT, "p2", [BLOCK]))
 
 
 async def test_what_tasks_could_not_tell_is_told_too(store: TroubledStore, guard: GuardedStore) -> None:
-    await guard.aprepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
-    await guard.acommit(CHAT, "p1", [BLOCK])
+    await guard.aexecute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
+    await guard.aexecute(Commit(CHAT, "p1", [BLOCK]))
     store.failing = True
     with pytest.raises(StoreError):
-        await guard.aforget(CHAT)
+        await guard.aexecute(Forget(CHAT))
     store.failing = False
-    assert (await guard.aprepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).seen == {}
+    assert (await guard.aexecute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}))).seen == {}
     assert len(guard.outbox) == 0
 
 
 def test_what_the_store_can_never_take_does_not_hold_up_the_rest(store: TroubledStore, guard: GuardedStore) -> None:
     other = Conversation("acme", "other")
     for conversation in (CHAT, other):
-        guard.prepare(conversation, "p1", {})
+        guard.execute(Prepare(conversation, "p1", {}))
     store.failing = True
     with pytest.raises(StoreError):
-        guard.commit(CHAT, "p1", [("no", "block")])  # type: ignore[list-item]
+        guard.execute(Commit(CHAT, "p1", [("no", "block")]))  # type: ignore[list-item]
     with pytest.raises(StoreError):
-        guard.commit(other, "p1", [BLOCK])
+        guard.execute(Commit(other, "p1", [BLOCK]))
     store.failing = False
-    guard.keep()
+    guard.run_upkeep()
     assert len(guard.outbox) == 0
     assert seen(store) == set()
     assert not guard.breaker.is_open
-    assert set(guard.prepare(other, "p2", {BLOCK.fingerprint: "Doc_A"}).seen) == {BLOCK.fingerprint}
+    assert set(guard.execute(Prepare(other, "p2", {BLOCK.fingerprint: "Doc_A"})).seen) == {BLOCK.fingerprint}
 
 
 def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:
-    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=0.01, retry=0.01)  # type: ignore[arg-type]
-    guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
+    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=0.01, retry=0.01)
+    guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
     store.failing = True
     with pytest.raises(StoreError):
-        guard.commit(CHAT, "p1", [BLOCK])
+        guard.execute(Commit(CHAT, "p1", [BLOCK]))
     assert eventually(lambda: store.asked.count("commit") > 2), "it goes on trying"
     store.failing = False
     assert eventually(lambda: seen(store) == {BLOCK.fingerprint})
@@ -292,46 +278,46 @@ def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:
 def test_the_lease_of_a_plan_that_got_no_answer_is_given_back(store: TroubledStore, guard: GuardedStore) -> None:
     store.gate.clear()
     with pytest.raises(StoreError):
-        guard.prepare(CHAT, "p1", {})
+        guard.execute(Prepare(CHAT, "p1", {}))
     store.gate.set()
     assert eventually(lambda: leases(store) == {"p1"} and len(guard.outbox) == 2), "the store did it all the same"
-    guard.prepare(CHAT, "p2", {})
+    guard.execute(Prepare(CHAT, "p2", {}))
     assert leases(store) == {"p2"}
 
 
 def test_a_record_is_not_trusted_while_another_thread_is_correcting_it(
     store: TroubledStore, guard: GuardedStore
 ) -> None:
-    guard.prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})
-    guard.commit(CHAT, "p1", [BLOCK])
+    guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
+    guard.execute(Commit(CHAT, "p1", [BLOCK]))
     store.failing = True
     with pytest.raises(StoreError):
-        guard.forget(CHAT)
+        guard.execute(Forget(CHAT))
     store.failing = False
     store.gate.clear()
-    correcting = threading.Thread(target=guard.keep)
+    correcting = threading.Thread(target=guard.run_upkeep)
     correcting.start()
     with pytest.raises(StoreError):
-        guard.prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})
+        guard.execute(Prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}))
     store.gate.set()
     correcting.join()
-    assert guard.prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"}).seen == {}
+    assert guard.execute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).seen == {}
 
 
 def test_start_maintains_at_once() -> None:
     store = Maintainable()
-    guard = GuardedStore(store, interval=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, interval=LONG)
     guard.start()
     assert eventually(lambda: store.rounds == 1)
     guard.close()
 
 
 def test_close_tries_once_more(store: TroubledStore) -> None:
-    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
-    guard.prepare(CHAT, "p1", {})
+    guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
+    guard.execute(Prepare(CHAT, "p1", {}))
     store.failing = True
     with pytest.raises(StoreError):
-        guard.commit(CHAT, "p1", [BLOCK])
+        guard.execute(Commit(CHAT, "p1", [BLOCK]))
     store.failing = False
     guard.close()
     assert seen(store) == {BLOCK.fingerprint}
@@ -349,25 +335,25 @@ async def cancelled(call: asyncio.Task[object], store: TroubledStore, asked: int
 
 
 async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None:
-    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
+    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
     store.gate.clear()
-    await cancelled(asyncio.ensure_future(guard.aprepare(CHAT, "p1", {})), store, 0)
+    await cancelled(asyncio.ensure_future(guard.aexecute(Prepare(CHAT, "p1", {}))), store, 0)
     store.gate.set()
     assert await asyncio.to_thread(eventually, lambda: len(guard.outbox))
     assert leases(store) == {"p1"}
-    await guard.aprepare(CHAT, "p2", {})
+    await guard.aexecute(Prepare(CHAT, "p2", {}))
     assert leases(store) == {"p2"}
     await asyncio.to_thread(guard.close)
 
 
 async def test_a_cancelled_commit_is_taken_back(store: TroubledStore) -> None:
     """Its caller has a CancelledError in place of the answer, so its next prompt may lack the turn."""
-    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)  # type: ignore[arg-type]
-    await guard.aprepare(CHAT, "p1", {})
+    guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
+    await guard.aexecute(Prepare(CHAT, "p1", {}))
     store.gate.clear()
-    await cancelled(asyncio.ensure_future(guard.acommit(CHAT, "p1", [BLOCK])), store, 1)
+    await cancelled(asyncio.ensure_future(guard.aexecute(Commit(CHAT, "p1", [BLOCK]))), store, 1)
     store.gate.set()
-    prepared = await guard.aprepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"})
+    prepared = await guard.aexecute(Prepare(CHAT, "p2", {BLOCK.fingerprint: "Doc_A"}))
     assert not prepared.seen
     assert await asyncio.to_thread(eventually, lambda: not len(guard.outbox))
     assert seen(store) == set()
@@ -394,8 +380,8 @@ def keepers() -> list[threading.Thread]:
 def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
     assert eventually(lambda: not keepers())
     store = Maintainable()
-    guard = GuardedStore(store, interval=0.01, retry=0.01)  # type: ignore[arg-type]
-    guard.prepare(CHAT, "p1", {})
+    guard = GuardedStore(store, interval=0.01, retry=0.01)
+    guard.execute(Prepare(CHAT, "p1", {}))
     assert eventually(lambda: store.rounds > 3)
     del guard
     gc.collect()
@@ -404,13 +390,13 @@ def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
 
 def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
     store = Maintainable()
-    guard = GuardedStore(store, breaker=CircuitBreaker(0.05, 0.05), interval=0.01, retry=0.01)  # type: ignore[arg-type]
+    guard = GuardedStore(store, breaker=CircuitBreaker(0.05, 0.05), interval=0.01, retry=0.01)
     store.failing = True
     with pytest.raises(StoreError):
-        guard.prepare(CHAT, "p1", {})
+        guard.execute(Prepare(CHAT, "p1", {}))
     store.failing = False
     assert eventually(lambda: not guard.breaker.is_open)
-    assert guard.prepare(CHAT, "p2", {}).turn == 0
+    assert guard.execute(Prepare(CHAT, "p2", {})).turn == 0
     guard.close()
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock
+from warmprefix.stores import Commit, Conversation, MemorySeenStore, Prepare, SeenBlock
 
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
 
 
 def serve(store: MemorySeenStore, chat: str) -> None:
     conversation = Conversation(None, chat)
-    store.prepare(conversation, f"plan of {chat}", {BLOCK.fingerprint: BLOCK.label})
-    store.commit(conversation, f"plan of {chat}", [BLOCK])
+    store.execute(Prepare(conversation, f"plan of {chat}", {BLOCK.fingerprint: BLOCK.label}))
+    store.execute(Commit(conversation, f"plan of {chat}", [BLOCK]))
 
 
 def remembered(store: MemorySeenStore, *chats: str) -> list[str]:
@@ -41,9 +41,9 @@ def test_looking_is_not_using() -> None:
 def test_a_plan_of_a_dropped_conversation_commits_nothing() -> None:
     store = MemorySeenStore(max_conversations=1)
     one = Conversation(None, "one")
-    store.prepare(one, "p1", {})
+    store.execute(Prepare(one, "p1", {}))
     serve(store, "two")
-    assert not store.commit(one, "p1", [BLOCK])
+    assert not store.execute(Commit(one, "p1", [BLOCK]))
     assert store.inspect(one) is None
 
 
@@ -52,8 +52,8 @@ def test_labels_are_bounded_too() -> None:
     chat = Conversation(None, "chat")
     for turn in range(200):
         fingerprint = turn.to_bytes(16, "big")
-        store.prepare(chat, str(turn), {fingerprint: str(turn)})
-        store.commit(chat, str(turn), [SeenBlock(fingerprint, str(turn), turn + 1, 1)])
+        store.execute(Prepare(chat, str(turn), {fingerprint: str(turn)}))
+        store.execute(Commit(chat, str(turn), [SeenBlock(fingerprint, str(turn), turn + 1, 1)]))
     assert len(store._states[chat].labels) <= 20
 
 
@@ -64,10 +64,10 @@ def test_a_label_is_kept_as_long_as_its_block() -> None:
     serve(store, "chat")
     chat = Conversation(None, "chat")
     for turn in range(20):
-        store.prepare(chat, str(turn), {})
+        store.execute(Prepare(chat, str(turn), {}))
         now += 1
-        assert not store.commit(chat, str(turn), [SeenBlock(turn.to_bytes(16, "big"), str(turn), turn + 2, 1)])
-    prepared = store.prepare(chat, "next", {BLOCK.fingerprint: BLOCK.label, b"other": BLOCK.label})
+        assert not store.execute(Commit(chat, str(turn), [SeenBlock(turn.to_bytes(16, "big"), str(turn), turn + 2, 1)]))
+    prepared = store.execute(Prepare(chat, "next", {BLOCK.fingerprint: BLOCK.label, b"other": BLOCK.label}))
     assert set(prepared.seen) == {BLOCK.fingerprint}
     assert prepared.taken == {BLOCK.label}
     assert len(store._states[chat].labels) <= 8
@@ -92,10 +92,10 @@ def test_a_commit_that_is_interrupted_leaves_nothing_half_recorded() -> None:
     store = MemorySeenStore()
     serve(store, "chat")
     chat = Conversation(None, "chat")
-    store.prepare(chat, "p", {})
+    store.execute(Prepare(chat, "p", {}))
     other = SeenBlock(b"B" * 16, "Doc_B", 2, 100)
     with pytest.raises(KeyboardInterrupt):
-        store.commit(chat, "p", Interrupted([other, other]))
+        store.execute(Commit(chat, "p", Interrupted([other, other])))
     assert store.inspect(chat) is None
 
 
@@ -104,22 +104,22 @@ def test_all_conversations_together_are_bounded() -> None:
     chats = [Conversation(f"tenant {i % 3}", f"chat {i}") for i in range(40)]
     for number, chat in enumerate(chats):
         for turn in range(3):
-            store.prepare(chat, f"{number} {turn}", {})
+            store.execute(Prepare(chat, f"{number} {turn}", {}))
             blocks = [SeenBlock(bytes([number, turn, i]) * 5 + b"!", f"{number} {turn} {i}", 1, 9) for i in range(4)]
-            assert store.commit(chat, f"{number} {turn}", blocks)
+            assert store.execute(Commit(chat, f"{number} {turn}", blocks))
     kept = [chat for chat in chats if store.inspect(chat) is not None]
     assert kept == chats[-len(kept) :], "the conversations used last"
     assert 1 < len(kept) <= 4  # 3 turns are 12 blocks, 12 labels and 3 plans
     store.clear()
-    store.prepare(chats[0], "again", {})
+    store.execute(Prepare(chats[0], "again", {}))
     assert store.inspect(chats[0]) is not None
 
 
 def test_one_conversation_alone_may_fill_the_bound() -> None:
     store = MemorySeenStore(max_entries=1)
     chat = Conversation(None, "chat")
-    store.prepare(chat, "p", {})
-    assert store.commit(chat, "p", [SeenBlock(b"A" * 16, "a", 1, 9), SeenBlock(b"B" * 16, "b", 1, 9)])
+    store.execute(Prepare(chat, "p", {}))
+    assert store.execute(Commit(chat, "p", [SeenBlock(b"A" * 16, "a", 1, 9), SeenBlock(b"B" * 16, "b", 1, 9)]))
     seen = store.inspect(chat)
     assert seen is not None
     assert len(seen.blocks) == 2

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores import Conversation, MemorySeenStore, SeenBlock
-from warmprefix.stores.outbox import Abandon, Commit, Forget, Outbox, Reserve, Settle, unheard
+from warmprefix.stores import Abandon, Commit, Conversation, Forget, MemorySeenStore, Prepare, SeenBlock, unanswered_id
+from warmprefix.stores.outbox import Outbox, Settlement, UnansweredPlan, operations_of
 
 CHAT, OTHER = Conversation("acme", "chat"), Conversation("acme", "other")
 
 
 def test_notices_wait_in_order_and_by_conversation() -> None:
     outbox = Outbox()
-    first, second, third = Abandon("p1"), Commit("p2", []), Forget()
-    outbox.add(CHAT, first)
-    outbox.add(OTHER, third)
-    outbox.add(CHAT, second)
+    first, second, third = Abandon(CHAT, "p1"), Commit(CHAT, "p2", []), Forget(OTHER)
+    outbox.add(first)
+    outbox.add(third)
+    outbox.add(second)
     assert outbox.waiting(CHAT) == (first, second)
     assert outbox.waiting(OTHER) == (third,)
     assert outbox.conversations() == [CHAT, OTHER]
@@ -24,22 +24,22 @@ def test_notices_wait_in_order_and_by_conversation() -> None:
 
 def test_a_notice_stays_until_it_is_delivered_and_only_it_goes() -> None:
     outbox = Outbox()
-    first, second = Abandon("same"), Abandon("same")
-    outbox.add(CHAT, first)
-    outbox.add(CHAT, second)
-    outbox.delivered(CHAT, first)
-    outbox.delivered(CHAT, first)
+    first, second = Abandon(CHAT, "same"), Abandon(CHAT, "same")
+    outbox.add(first)
+    outbox.add(second)
+    outbox.remove(first)
+    outbox.remove(first)
     assert outbox.waiting(CHAT) == (second,)
-    outbox.delivered(CHAT, second)
+    outbox.remove(second)
     assert outbox.waiting(CHAT) == ()
     assert outbox.conversations() == []
     assert len(outbox) == 0
 
 
 def test_beyond_the_bound_those_that_wait_longest_are_lost_and_counted() -> None:
-    outbox = Outbox(max_notices=2)
+    outbox = Outbox(max_pending=2)
     for chat in ("one", "two", "three"):
-        outbox.add(Conversation(None, chat), Forget())
+        outbox.add(Forget(Conversation(None, chat)))
     assert [chat.id for chat in outbox.conversations()] == ["two", "three"]
     assert outbox.dropped == 1
     assert len(outbox) == 2
@@ -48,9 +48,9 @@ def test_beyond_the_bound_those_that_wait_longest_are_lost_and_counted() -> None
 def test_dozens_for_one_conversation_become_one_that_settles_them() -> None:
     outbox = Outbox()
     for i in range(1_000):
-        outbox.add(CHAT, Abandon(f"p{i}"))
+        outbox.add(Abandon(CHAT, f"p{i}"))
         assert len(outbox) == len(outbox.waiting(CHAT)) <= 64
-    assert isinstance(outbox.waiting(CHAT)[0], Settle)
+    assert isinstance(outbox.waiting(CHAT)[0], Settlement)
     last = outbox.waiting(CHAT)[-1]
     assert isinstance(last, Abandon)
     assert last.plan_id == "p999"
@@ -60,50 +60,51 @@ def test_dozens_for_one_conversation_become_one_that_settles_them() -> None:
 def test_a_long_outage_leaves_no_lease_behind_and_no_label_unknown(turns: int) -> None:
     """Of a plan that the store has leased, and of many that it did not hear of, but that the model saw."""
     store, outbox = MemorySeenStore(), Outbox()
-    store.prepare(CHAT, "before", {b"a": "doc-a"})
-    outbox.add(CHAT, Commit("before", [SeenBlock(b"a", "doc-a", 1, 5)]))
+    store.execute(Prepare(CHAT, "before", {b"a": "doc-a"}))
+    outbox.add(Commit(CHAT, "before", [SeenBlock(b"a", "doc-a", 1, 5)]))
     for i in range(turns):
-        plan_id = unheard(f"p{i}")
-        outbox.add(CHAT, Reserve(plan_id))
-        outbox.add(CHAT, Commit(plan_id, [SeenBlock(b"b%d" % i, f"doc-{i}", 1, 5)]))
+        plan_id = unanswered_id(f"p{i}")
+        outbox.add(UnansweredPlan(CHAT, plan_id))
+        outbox.add(Commit(CHAT, plan_id, [SeenBlock(b"b%d" % i, f"doc-{i}", 1, 5)]))
     while notices := outbox.waiting(CHAT):
-        notices[0].tell(store, CHAT)
-        notices[0].tell(store, CHAT)
-        outbox.delivered(CHAT, notices[0])
+        for operation in 2 * operations_of(notices[0]):
+            store.execute(operation)
+        outbox.remove(notices[0])
 
     proposed = {b"other%d" % i: f"doc-{i}" for i in range(turns)} | {b"other": "doc-a"}
-    prepared = store.prepare(CHAT, "after", proposed)
+    prepared = store.execute(Prepare(CHAT, "after", proposed))
     assert prepared.taken == frozenset(proposed.values())
-    store.commit(CHAT, "after", [SeenBlock(b"c", "doc-c", 1, 5)])
-    prepared = store.prepare(CHAT, "last", {b"c": "doc-c", b"a": "doc-a"})
+    store.execute(Commit(CHAT, "after", [SeenBlock(b"c", "doc-c", 1, 5)]))
+    prepared = store.execute(Prepare(CHAT, "last", {b"c": "doc-c", b"a": "doc-a"}))
     assert set(prepared.seen) == {b"c"}
     assert prepared.contested == frozenset()
 
 
 def test_plans_that_are_open_outlast_the_settlement_of_others() -> None:
     outbox = Outbox()
-    outbox.add(CHAT, Reserve(unheard("open")))
+    outbox.add(UnansweredPlan(CHAT, unanswered_id("open")))
     for i in range(100):
-        outbox.add(CHAT, Reserve(unheard(f"p{i}")))
-        outbox.add(CHAT, Abandon(unheard(f"p{i}")))
+        outbox.add(UnansweredPlan(CHAT, unanswered_id(f"p{i}")))
+        outbox.add(Abandon(CHAT, unanswered_id(f"p{i}")))
     store = MemorySeenStore()
     for notice in outbox.waiting(CHAT):
-        notice.tell(store, CHAT)
-    store.prepare(CHAT, "beside", {})
-    store.commit(CHAT, "beside", [SeenBlock(b"a", "doc-a", 1, 5)])
-    assert store.prepare(CHAT, "later", {b"a": "doc-a"}).contested == frozenset([b"a"])
-    assert not store.commit(CHAT, unheard("open"), [])
-    assert store.prepare(CHAT, "last", {b"a": "doc-a"}).seen == {}
+        for operation in operations_of(notice):
+            store.execute(operation)
+    store.execute(Prepare(CHAT, "beside", {}))
+    store.execute(Commit(CHAT, "beside", [SeenBlock(b"a", "doc-a", 1, 5)]))
+    assert store.execute(Prepare(CHAT, "later", {b"a": "doc-a"})).contested == frozenset([b"a"])
+    assert not store.execute(Commit(CHAT, unanswered_id("open"), []))
+    assert store.execute(Prepare(CHAT, "last", {b"a": "doc-a"})).seen == {}
 
 
 def test_clear() -> None:
     outbox = Outbox()
-    outbox.add(CHAT, Forget())
+    outbox.add(Forget(CHAT))
     outbox.clear()
     assert len(outbox) == 0
     assert outbox.waiting(CHAT) == ()
 
 
 def test_a_bound_of_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_notices must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="max_pending must be 1 or more, got 0"):
         Outbox(0)

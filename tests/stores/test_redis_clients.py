@@ -14,8 +14,9 @@ import redis
 import redis.asyncio
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
-from warmprefix.stores import Conversation, Prepared, SeenBlock
+from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, PreparedTurn, SeenBlock
 from warmprefix.stores.redis import RedisSeenStore
+from warmprefix.stores.redis.keys import conversation_key
 
 CHAT = Conversation("acme", "chat")
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
@@ -24,13 +25,13 @@ OpenStore = Callable[..., RedisSeenStore]
 
 
 def serve(store: RedisSeenStore, plan: str) -> bool:
-    store.prepare(CHAT, plan, PROPOSED)
-    return store.commit(CHAT, plan, [BLOCK])
+    store.execute(Prepare(CHAT, plan, PROPOSED))
+    return store.execute(Commit(CHAT, plan, [BLOCK]))
 
 
 async def aserve(store: RedisSeenStore, plan: str) -> bool:
-    await store.aprepare(CHAT, plan, PROPOSED)
-    return await store.acommit(CHAT, plan, [BLOCK])
+    await store.aexecute(Prepare(CHAT, plan, PROPOSED))
+    return await store.aexecute(Commit(CHAT, plan, [BLOCK]))
 
 
 async def test_both_kinds_of_method_have_one_state(open_store: OpenStore) -> None:
@@ -38,11 +39,11 @@ async def test_both_kinds_of_method_have_one_state(open_store: OpenStore) -> Non
     assert await aserve(store, "p1")
     assert serve(store, "p2")
     assert (await store.ainspect(CHAT)) == store.inspect(CHAT)
-    assert (await store.aprepare(CHAT, "p3", PROPOSED)) == store.prepare(CHAT, "p3", PROPOSED)
-    assert await store.aabandon(CHAT, "p3")
-    assert not store.abandon(CHAT, "p3")
-    await store.aforget(CHAT)
-    assert store.prepare(CHAT, "p4", PROPOSED).seen == {}
+    assert (await store.aexecute(Prepare(CHAT, "p3", PROPOSED))) == store.execute(Prepare(CHAT, "p3", PROPOSED))
+    assert await store.aexecute(Abandon(CHAT, "p3"))
+    assert not store.execute(Abandon(CHAT, "p3"))
+    await store.aexecute(Forget(CHAT))
+    assert store.execute(Prepare(CHAT, "p4", PROPOSED)).seen == {}
     await store.aclear()
     assert store.inspect(CHAT) is None
     await store.aclose()
@@ -80,7 +81,7 @@ def test_without_an_asyncio_client_nothing_is_awaited(admin: redis.Redis) -> Non
     store = RedisSeenStore(admin, settle=0)
     serve(store, "p1")
     with pytest.raises(TypeError, match=r"^this store was given no redis\.asyncio client"):
-        asyncio.run(store.aprepare(CHAT, "p2", PROPOSED))
+        asyncio.run(store.aexecute(Prepare(CHAT, "p2", PROPOSED)))
 
 
 async def test_with_an_asyncio_client_alone_all_is_awaited(server: Server) -> None:
@@ -88,7 +89,7 @@ async def test_with_an_asyncio_client_alone_all_is_awaited(server: Server) -> No
         store = RedisSeenStore(client, settle=0)
         await aserve(store, "p1")
         with pytest.raises(TypeError, match=r"^this store was given a redis\.asyncio client only"):
-            store.prepare(CHAT, "p2", PROPOSED)
+            store.execute(Prepare(CHAT, "p2", PROPOSED))
         store.maintain()
 
 
@@ -116,7 +117,7 @@ def test_clients_of_resp3_serve_too(server: Server, admin: redis.Redis) -> None:
     with server.client(protocol=3) as client:
         store = RedisSeenStore(client, settle=0)
         serve(store, "p1")
-        assert store.prepare(CHAT, "p2", PROPOSED).seen == {BLOCK.fingerprint: BLOCK}
+        assert store.execute(Prepare(CHAT, "p2", PROPOSED)).seen == {BLOCK.fingerprint: BLOCK}
         assert store.inspect(CHAT) is not None
         store.maintain()
 
@@ -129,8 +130,8 @@ def test_threads_share_it(open_store: OpenStore) -> None:
         chat = Conversation("acme", f"chat-{worker}")
         barrier.wait()
         for turn in range(50):
-            assert store.prepare(chat, f"p{turn}", PROPOSED).turn == turn
-            assert store.commit(chat, f"p{turn}", [BLOCK])
+            assert store.execute(Prepare(chat, f"p{turn}", PROPOSED)).turn == turn
+            assert store.execute(Commit(chat, f"p{turn}", [BLOCK]))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -142,16 +143,16 @@ async def test_a_cancelled_call_spoils_no_connection(open_store: OpenStore) -> N
     random_delay = random.Random(0)
     for number in range(200):
         chat = Conversation("acme", f"chat-{number}")
-        task = asyncio.create_task(store.aprepare(chat, "p1", PROPOSED))
+        task = asyncio.create_task(store.aexecute(Prepare(chat, "p1", PROPOSED)))
         await asyncio.sleep(random_delay.random() * 0.001)
         task.cancel()
         await asyncio.wait([task])
         fingerprint = number.to_bytes(16, "big")
-        await store.aprepare(CHAT, f"p{number}", {})
-        assert await store.acommit(CHAT, f"p{number}", [SeenBlock(fingerprint, f"Doc_{number}", 1, number)])
-        seen = (await store.aprepare(CHAT, "look", {fingerprint: f"Doc_{number}"})).seen
+        await store.aexecute(Prepare(CHAT, f"p{number}", {}))
+        assert await store.aexecute(Commit(CHAT, f"p{number}", [SeenBlock(fingerprint, f"Doc_{number}", 1, number)]))
+        seen = (await store.aexecute(Prepare(CHAT, "look", {fingerprint: f"Doc_{number}"}))).seen
         assert seen[fingerprint].tokens == number
-        await store.aabandon(CHAT, "look")
+        await store.aexecute(Abandon(CHAT, "look"))
     await store.aclose()
 
 
@@ -173,7 +174,7 @@ async def test_clients_of_a_cluster_serve_too(cluster: Cluster) -> None:
             store.maintain()
             await store.amaintain()
             for number in range(20):
-                store.prepare(Conversation(None, str(number)), "p1", {})
+                store.execute(Prepare(Conversation(None, str(number)), "p1", {}))
             store.clear()
             assert store.inspect(CHAT) is None
             assert not list(for_threads.scan_iter(match="clients:*"))
@@ -186,7 +187,7 @@ def test_scripts_unknown_to_some_nodes_of_a_cluster_are_sent_again(cluster: Clus
             with node.client() as client:
                 client.script_flush()
         for number in range(20):
-            assert store.prepare(Conversation(None, str(number)), f"p{round_}", {}).turn == 0
+            assert store.execute(Prepare(Conversation(None, str(number)), f"p{round_}", {})).turn == 0
     store.close()
 
 
@@ -195,24 +196,24 @@ def test_each_primary_of_a_cluster_is_told_what_was_forgotten_there(flavour: str
         store = RedisSeenStore(cluster.url, settle=1, timeout=10)
         chats = [Conversation("acme", str(number)) for number in range(30)]
         for chat in chats:
-            store.prepare(chat, "p1", PROPOSED)
-            store.commit(chat, "p1", [BLOCK])
+            store.execute(Prepare(chat, "p1", PROPOSED))
+            store.execute(Commit(chat, "p1", [BLOCK]))
         for node in cluster.nodes:
             with node.client() as client:
                 client.save()
         for chat in chats:
-            store.forget(chat)
-        victim = cluster.owner(store._key(chats[0]))
+            store.execute(Forget(chat))
+        victim = cluster.owner(conversation_key("wp", chats[0]))
         victim.kill()
         victim.restart()
 
         def is_repeated() -> bool:
             store.maintain()
-            return store.prepare(chats[0], "p2", PROPOSED).seen == {}
+            return store.execute(Prepare(chats[0], "p2", PROPOSED)).seen == {}
 
         wait_until(is_repeated, "the node is told again what was forgotten")
         for chat in chats:
-            assert store.prepare(chat, "p3", PROPOSED).seen == {}
+            assert store.execute(Prepare(chat, "p3", PROPOSED)).seen == {}
         store.close()
 
 
@@ -227,15 +228,15 @@ async def test_after_a_failover_the_new_master_is_found(flavour: str) -> None:
         sentinels.wait_for_failover(master)
 
         def serves() -> bool:
-            return store.prepare(CHAT, "p3", PROPOSED).seen != {}
+            return store.execute(Prepare(CHAT, "p3", PROPOSED)).seen != {}
 
         wait_until(serves, "the store has found the new master")
-        prepared = store.prepare(CHAT, "p3", PROPOSED)
+        prepared = store.execute(Prepare(CHAT, "p3", PROPOSED))
         assert prepared.contested == prepared.seen.keys()
-        wait_until(lambda: not store.prepare(CHAT, "p3", PROPOSED).contested, "the new master is trusted")
-        awaited: Prepared | None = None
+        wait_until(lambda: not store.execute(Prepare(CHAT, "p3", PROPOSED)).contested, "the new master is trusted")
+        awaited: PreparedTurn | None = None
         while awaited is None:  # that its connection has gone, this client learns only when it asks
             with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-                awaited = await store.aprepare(CHAT, "p3", PROPOSED)
+                awaited = await store.aexecute(Prepare(CHAT, "p3", PROPOSED))
         assert awaited.seen == {BLOCK.fingerprint: BLOCK._replace(turn=2)}
         await store.aclose()

@@ -9,7 +9,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warmprefix.stores import Conversation, Prepared, SeenBlock, Snapshot
+from warmprefix.stores import Commit, Conversation, Prepare, PreparedTurn, SeenBlock, Snapshot
 from warmprefix.stores.redis import RedisSeenStore
 from warmprefix.stores.redis.codec import pack_sent, read_info, unpack_hash, unpack_prepared
 
@@ -40,13 +40,13 @@ def test_whatever_is_sent_is_told_again(
     conversation = Conversation(tenant, id)
     first, second, third = plans
     proposed = {block.fingerprint: block.label for block in sent}
-    assert store.prepare(conversation, first, proposed) == Prepared(0, {}, frozenset())
-    assert store.commit(conversation, first, sent)
+    assert store.execute(Prepare(conversation, first, proposed)) == PreparedTurn(0, {}, frozenset())
+    assert store.execute(Commit(conversation, first, sent))
     told = {block.fingerprint: block for block in sent}
-    assert store.prepare(conversation, second, proposed) == Prepared(1, told, frozenset())
+    assert store.execute(Prepare(conversation, second, proposed)) == PreparedTurn(1, told, frozenset())
     others = {bytes(byte ^ 255 for byte in block.fingerprint): block.label for block in sent}
     expected = frozenset(label for fingerprint, label in others.items() if fingerprint not in proposed)
-    assert store.prepare(conversation, third, others).taken == expected
+    assert store.execute(Prepare(conversation, third, others)).taken == expected
     assert store.inspect(conversation) == Snapshot(0, 1, tuple(sent), (second, third))
 
 
@@ -60,9 +60,9 @@ def test_each_seen_block_is_told_with_what_it_is_asked_with(
     store = open_store()
     conversation = Conversation("acme", "chat")
     recorded = [block for i, block in enumerate(sent) if i in which]
-    store.prepare(conversation, "p1", {})
-    store.commit(conversation, "p1", recorded)
-    prepared = store.prepare(conversation, "p2", {block.fingerprint: block.label for block in sent})
+    store.execute(Prepare(conversation, "p1", {}))
+    store.execute(Commit(conversation, "p1", recorded))
+    prepared = store.execute(Prepare(conversation, "p2", {block.fingerprint: block.label for block in sent}))
     assert list(prepared.seen.values()) == recorded
 
 
@@ -74,7 +74,7 @@ def test_who_a_server_is_does_not_depend_on_how_it_is_asked(
     client = store._clients.sync()
     execute = client.execute_command
     client.execute_command = lambda *command: raw.append(execute(*command)) or raw[-1]  # type: ignore[func-returns-value]
-    store.prepare(Conversation("acme", "chat"), "p1", {})
+    store.execute(Prepare(Conversation("acme", "chat"), "p1", {}))
     told = unpack_prepared(raw[-1], {}).server
     asked = read_info(admin.info("server"), admin.info("replication"))
     assert told.identity == asked.identity

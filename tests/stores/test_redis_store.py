@@ -18,7 +18,19 @@ from redis import exceptions
 from redis_servers import Clock, Server
 from redis_servers import wait_until as wait_until_so
 from warmprefix.errors import MissingExtraError
-from warmprefix.stores import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores import (
+    Abandon,
+    AsyncSeenStore,
+    Commit,
+    Conversation,
+    Forget,
+    MaintainableStore,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    SeenStore,
+    Snapshot,
+)
 from warmprefix.stores.redis import RedisSeenStore
 
 CHAT = Conversation("acme", "chat")
@@ -37,13 +49,13 @@ def sent(names: str) -> list[SeenBlock]:
     return [SeenBlock(key(name), f"Doc_{name}", 1, 100) for name in names]
 
 
-def prepare(store: SeenStore, plan: str, names: str = "", conversation: Conversation = CHAT) -> Prepared:
-    return store.prepare(conversation, plan, labelled(names))
+def prepare(store: SeenStore, plan: str, names: str = "", conversation: Conversation = CHAT) -> PreparedTurn:
+    return store.execute(Prepare(conversation, plan, labelled(names)))
 
 
 def serve(store: SeenStore, plan: str, names: str, conversation: Conversation = CHAT) -> bool:
     prepare(store, plan, names, conversation)
-    return store.commit(conversation, plan, sent(names))
+    return store.execute(Commit(conversation, plan, sent(names)))
 
 
 def names_of(keys: object) -> str:
@@ -66,7 +78,7 @@ def test_it_is_what_it_says(open_store: OpenStore) -> None:
     store = open_store()
     assert isinstance(store, SeenStore)
     assert isinstance(store, AsyncSeenStore)
-    assert isinstance(store, Maintained)
+    assert isinstance(store, MaintainableStore)
 
 
 # -- round trips ---------------------------------------------------------------------------------------------------
@@ -95,16 +107,16 @@ def test_each_operation_is_one_round_trip(open_store: OpenStore, monitored: Call
     store = open_store()
     serve(store, "p1", "AB")
     prepare(store, "p2", "C")
-    store.abandon(CHAT, "p2")
-    store.forget(CHAT)
+    store.execute(Abandon(CHAT, "p2"))
+    store.execute(Forget(CHAT))
     monitored()
     prepare(store, "p3", "ABCDE")
     assert monitored() == ["EVALSHA"]
-    store.commit(CHAT, "p3", sent("ABC"))
+    store.execute(Commit(CHAT, "p3", sent("ABC")))
     assert monitored() == ["EVALSHA"]
     prepare(store, "p4")
-    store.abandon(CHAT, "p4")
-    store.forget(CHAT)
+    store.execute(Abandon(CHAT, "p4"))
+    store.execute(Forget(CHAT))
     store.inspect(CHAT)
     assert monitored() == ["EVALSHA", "EVALSHA", "EVALSHA", "HGETALL"]
 
@@ -116,9 +128,9 @@ def test_scripts_that_the_server_forgot_are_sent_again(
     serve(store, "p1", "A")
     operations: list[Callable[[], object]] = [
         lambda: prepare(store, "p2", "A"),
-        lambda: store.commit(CHAT, "p2", sent("B")),
-        lambda: store.abandon(CHAT, "p3"),
-        lambda: store.forget(CHAT),
+        lambda: store.execute(Commit(CHAT, "p2", sent("B"))),
+        lambda: store.execute(Abandon(CHAT, "p3")),
+        lambda: store.execute(Forget(CHAT)),
     ]
     for operation in operations:
         admin.script_flush()
@@ -134,9 +146,9 @@ async def test_awaited_scripts_that_the_server_forgot_are_sent_again(open_store:
     store = open_store()
     try:
         for name in ("p1", "p2"):
-            await store.aprepare(CHAT, name, labelled("A"))
+            await store.aexecute(Prepare(CHAT, name, labelled("A")))
             admin.script_flush()
-            await store.acommit(CHAT, name, sent("A"))
+            await store.aexecute(Commit(CHAT, name, sent("A")))
             admin.script_flush()
         assert state(store).turn == 2
     finally:
@@ -150,9 +162,9 @@ def test_nothing_is_stored_but_digests_labels_and_numbers(open_store: OpenStore,
     store = open_store()
     conversation = Conversation("tenant-of-the-secret", "conversation-with-a-secret")
     proposed = {key("A"): "label-of-A"}
-    store.prepare(conversation, "plan-1", proposed)
-    store.commit(conversation, "plan-1", [SeenBlock(key("A"), "label-of-A", 1, 77)])
-    store.prepare(conversation, "plan-2", proposed)
+    store.execute(Prepare(conversation, "plan-1", proposed))
+    store.execute(Commit(conversation, "plan-1", [SeenBlock(key("A"), "label-of-A", 1, 77)]))
+    store.execute(Prepare(conversation, "plan-2", proposed))
     name = only_key(admin)
     fields: Any = admin.hgetall(name)
     assert set(fields) == {b"m", b"p", b"c", b"b" + key("A"), b"llabel-of-A"}
@@ -177,15 +189,15 @@ def test_every_write_renews_the_time_to_live(open_store: OpenStore, admin: redis
     store = open_store(ttl=1_000)
     operations: list[Callable[[], Any]] = [
         lambda: prepare(store, "p1", "A"),
-        lambda: store.commit(CHAT, "p1", sent("A")),
-        lambda: store.commit(CHAT, "p1", sent("A")),
+        lambda: store.execute(Commit(CHAT, "p1", sent("A"))),
+        lambda: store.execute(Commit(CHAT, "p1", sent("A"))),
         lambda: prepare(store, "p1", "A"),
         lambda: prepare(store, "p2", "A"),
-        lambda: store.abandon(CHAT, "p2"),
-        lambda: store.abandon(CHAT, "p2"),
-        lambda: store.abandon(CHAT, "never was"),
-        lambda: store.commit(CHAT, "never was", sent("B")),
-        lambda: store.forget(CHAT),
+        lambda: store.execute(Abandon(CHAT, "p2")),
+        lambda: store.execute(Abandon(CHAT, "p2")),
+        lambda: store.execute(Abandon(CHAT, "never was")),
+        lambda: store.execute(Commit(CHAT, "never was", sent("B"))),
+        lambda: store.execute(Forget(CHAT)),
     ]
     for operation in operations:
         operation()
@@ -282,16 +294,16 @@ def test_what_another_version_left_is_treated_as_nothing(
 
     spoilt()
     assert store.inspect(CHAT) is None
-    assert not store.abandon(CHAT, "p2")
+    assert not store.execute(Abandon(CHAT, "p2"))
     assert admin.dbsize() == 1, "the other version may still have use for it"
-    assert not store.commit(CHAT, "p2", sent("B"))
+    assert not store.execute(Commit(CHAT, "p2", sent("B")))
     assert admin.dbsize() == 0, "it contradicts what the other version recorded"
     spoilt()
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     assert admin.dbsize() == 0
     spoilt()
-    assert prepare(store, "p3", "AB") == Prepared(0, {}, frozenset())
-    assert store.commit(CHAT, "p3", sent("AB"))
+    assert prepare(store, "p3", "AB") == PreparedTurn(0, {}, frozenset())
+    assert store.execute(Commit(CHAT, "p3", sent("AB")))
     assert names_of(prepare(store, "p4", "AB").seen) == "AB"
 
 
@@ -326,8 +338,8 @@ def numbered(numbers: range) -> list[SeenBlock]:
 
 
 def commit(store: SeenStore, plan: str, blocks: list[SeenBlock]) -> bool:
-    store.prepare(CHAT, plan, {})
-    return store.commit(CHAT, plan, blocks)
+    store.execute(Prepare(CHAT, plan, {}))
+    return store.execute(Commit(CHAT, plan, blocks))
 
 
 def labels_of(admin: redis.Redis) -> set[bytes]:
@@ -356,10 +368,10 @@ def test_a_label_is_kept_as_long_as_its_block(open_store: OpenStore, admin: redi
     store = open_store(max_blocks=2, lease_ttl=1, ttl=10_000)
     serve(store, "p1", "A")
     for turn in range(20):
-        store.prepare(CHAT, f"late-{turn}", {})
+        store.execute(Prepare(CHAT, f"late-{turn}", {}))
         server.jump(1)
-        assert not store.commit(CHAT, f"late-{turn}", numbered(range(turn, turn + 1)))
-    prepared = store.prepare(CHAT, "next", {key("A"): "Doc_A", key("B"): "Doc_A"})
+        assert not store.execute(Commit(CHAT, f"late-{turn}", numbered(range(turn, turn + 1))))
+    prepared = store.execute(Prepare(CHAT, "next", {key("A"): "Doc_A", key("B"): "Doc_A"}))
     assert set(prepared.seen) == {key("A")}
     assert prepared.taken == {"Doc_A"}
     assert len(labels_of(admin)) <= 8
@@ -368,13 +380,13 @@ def test_a_label_is_kept_as_long_as_its_block(open_store: OpenStore, admin: redi
 def test_labels_of_two_recorded_blocks_are_kept_too(open_store: OpenStore, admin: redis.Redis) -> None:
     store = open_store(max_blocks=2)
     commit(store, "p1", [SeenBlock(key("A"), "x", 1, 1)])
-    store.prepare(CHAT, "p2", {})
-    store.commit(CHAT, "p2", [SeenBlock(key("B"), "x", 1, 1)])
+    store.execute(Prepare(CHAT, "p2", {}))
+    store.execute(Commit(CHAT, "p2", [SeenBlock(key("B"), "x", 1, 1)]))
     for turn in range(20):
-        store.prepare(CHAT, f"t{turn}", {})
-        store.forget(CHAT)
+        store.execute(Prepare(CHAT, f"t{turn}", {}))
+        store.execute(Forget(CHAT))
         commit(store, f"u{turn}", [SeenBlock(key("A"), "x", 1, 1), SeenBlock(key("B"), "x", 1, 1)])
-    assert store.prepare(CHAT, "p3", {key("C"): "x"}).taken == {"x"}
+    assert store.execute(Prepare(CHAT, "p3", {key("C"): "x"})).taken == {"x"}
 
 
 def test_what_is_sent_twice_counts_once(open_store: OpenStore, admin: redis.Redis) -> None:
@@ -391,7 +403,7 @@ def test_a_conflict_keeps_count(open_store: OpenStore) -> None:
     for turn in range(10):
         prepare(store, f"slow{turn}")
         serve(store, f"p{turn}", "ABC"[turn % 3])
-        store.commit(CHAT, f"slow{turn}", sent("D"))
+        store.execute(Commit(CHAT, f"slow{turn}", sent("D")))
     assert state(store).blocks == ()
     serve(store, "p", "ABC")
     assert len(state(store).blocks) == 3
@@ -402,12 +414,12 @@ def test_requests_of_any_size(open_store: OpenStore) -> None:
     store = open_store(max_blocks=20_000)
     blocks = numbered(range(9_001))
     proposed = {block.fingerprint: block.label for block in blocks}
-    assert store.prepare(CHAT, "p1", proposed) == Prepared(0, {}, frozenset())
-    assert store.commit(CHAT, "p1", blocks)
+    assert store.execute(Prepare(CHAT, "p1", proposed)) == PreparedTurn(0, {}, frozenset())
+    assert store.execute(Commit(CHAT, "p1", blocks))
     prepare(store, "slow")
-    assert dict(store.prepare(CHAT, "p2", proposed).seen) == {block.fingerprint: block for block in blocks}
+    assert dict(store.execute(Prepare(CHAT, "p2", proposed)).seen) == {block.fingerprint: block for block in blocks}
     assert commit(store, "p3", [])
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     assert state(store).blocks == ()
 
 
@@ -427,7 +439,7 @@ def test_a_prefix_that_would_choose_the_slot_is_refused(prefix: str) -> None:
 
 def test_a_fingerprint_of_another_size_is_refused(open_store: OpenStore) -> None:
     with pytest.raises(ValueError, match=r"^fingerprint must be 16 bytes, got 15$"):
-        open_store().prepare(CHAT, "p1", {b"x" * 15: "x"})
+        open_store().execute(Prepare(CHAT, "p1", {b"x" * 15: "x"}))
 
 
 # -- servers that refuse -------------------------------------------------------------------------------------------
@@ -454,14 +466,14 @@ def test_what_adds_fails_when_memory_is_full_and_changes_nothing(
     before = state(store)
     full(True)
     with pytest.raises(exceptions.OutOfMemoryError):
-        store.commit(CHAT, "p2", sent("B"))
+        store.execute(Commit(CHAT, "p2", sent("B")))
     with pytest.raises(exceptions.OutOfMemoryError):
         prepare(store, "p3", "A")
     with pytest.raises(exceptions.OutOfMemoryError):
         prepare(store, "p3", "A", Conversation("acme", "new"))
     assert state(store) == before
     full(False)
-    assert store.commit(CHAT, "p2", sent("B")), "it is still to come"
+    assert store.execute(Commit(CHAT, "p2", sent("B"))), "it is still to come"
 
 
 def test_what_takes_back_works_when_memory_is_full(
@@ -473,10 +485,10 @@ def test_what_takes_back_works_when_memory_is_full(
     serve(store, "p3", "C")
     prepare(store, "p4")
     full(True)
-    assert not store.commit(CHAT, "p2", sent("B")), "it was prepared beside p3"
+    assert not store.execute(Commit(CHAT, "p2", sent("B"))), "it was prepared beside p3"
     assert names_of({block.fingerprint for block in state(store).blocks}) == "A"
-    assert store.abandon(CHAT, "p4")
-    store.forget(CHAT)
+    assert store.execute(Abandon(CHAT, "p4"))
+    store.execute(Forget(CHAT))
     assert state(store).blocks == ()
     assert state(store).leases == ()
 
@@ -505,9 +517,9 @@ def test_a_replica_says_that_it_is_one(flavour: str) -> None:
         wait_until_so(lambda: store.inspect(CHAT) is not None, "it is replicated")
         for operation in (
             lambda: prepare(store, "p2", "A"),
-            lambda: store.commit(CHAT, "p2", sent("A")),
-            lambda: store.abandon(CHAT, "p2"),
-            lambda: store.forget(CHAT),
+            lambda: store.execute(Commit(CHAT, "p2", sent("A"))),
+            lambda: store.execute(Abandon(CHAT, "p2")),
+            lambda: store.execute(Forget(CHAT)),
         ):
             with pytest.raises(exceptions.ReadOnlyError):
                 operation()
@@ -550,7 +562,7 @@ async def test_awaited_it_does_not_try_again_either(listener: Callable[[], tuple
     url, connections = listener()
     store = RedisSeenStore(url, timeout=5, connect_timeout=5)
     with pytest.raises(exceptions.ConnectionError):
-        await store.aprepare(CHAT, "p1", labelled("A"))
+        await store.aexecute(Prepare(CHAT, "p1", labelled("A")))
     assert connections() == 1
     await store.aclose()
 
@@ -586,7 +598,7 @@ def look(store: RedisSeenStore, names: str) -> tuple[str, str]:
     """What is seen, and what of it is contested."""
     plan = f"look {next(looks)}"
     prepared = prepare(store, plan, names)
-    store.abandon(CHAT, plan)
+    store.execute(Abandon(CHAT, plan))
     return names_of(prepared.seen), names_of(prepared.contested)
 
 
@@ -598,7 +610,7 @@ def test_after_a_restart_nothing_counts_as_seen_until_what_was_forgotten_is_repe
     for store in (ours, theirs):
         store.maintain()
         assert look(store, "A")[0] == "A"
-    ours.forget(CHAT)
+    ours.execute(Forget(CHAT))
     assert look(theirs, "A") == ("", "")
     forgetful.kill()
     forgetful.restart()
@@ -663,18 +675,18 @@ def test_a_fresh_worker_does_not_trust_a_replica_that_was_made_the_master(flavou
 async def test_tasks_alone_repeat_what_was_forgotten(forgetful: Server) -> None:
     async with redis.asyncio.Redis(host="127.0.0.1", port=forgetful.port) as client:
         store = RedisSeenStore(client, settle=0.5)
-        while (await store.aprepare(CHAT, "look", labelled("A"))).contested:
+        while (await store.aexecute(Prepare(CHAT, "look", labelled("A")))).contested:
             await asyncio.sleep(0.05)
-        await store.aforget(CHAT)
+        await store.aexecute(Forget(CHAT))
         forgetful.kill()
         forgetful.restart()
         try:
-            prepared = await store.aprepare(CHAT, "p2", labelled("A"))
+            prepared = await store.aexecute(Prepare(CHAT, "p2", labelled("A")))
         except redis.ConnectionError:  # that its connection has gone, the client may learn only now
-            prepared = await store.aprepare(CHAT, "p2", labelled("A"))
+            prepared = await store.aexecute(Prepare(CHAT, "p2", labelled("A")))
         assert names_of(prepared.contested) == "A"
         await store.aclose()
-        assert (await store.aprepare(CHAT, "p3", labelled("A"))).seen == {}
+        assert (await store.aexecute(Prepare(CHAT, "p3", labelled("A")))).seen == {}
 
 
 # -- without redis-py ----------------------------------------------------------------------------------------------
@@ -685,7 +697,6 @@ def test_without_redis_the_extra_is_named() -> None:
 import sys
 sys.modules["redis"] = None
 from warmprefix.errors import MissingExtraError
-from warmprefix.stores import MemorySeenStore
 try:
     from warmprefix.stores.redis import RedisSeenStore
 except MissingExtraError as error:

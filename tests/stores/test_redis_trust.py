@@ -112,5 +112,5 @@ def test_the_journal_keeps_the_last_in_order_and_each_once() -> None:
     journal = Journal(size=3)
     for name in (b"a", b"b", b"a", b"c", b"d"):
         journal.add(name)
-    assert journal.keys() == [b"a", b"c", b"d"]
+    assert journal.recent() == [b"a", b"c", b"d"]
     assert len(journal) == 3

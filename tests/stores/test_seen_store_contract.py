@@ -22,7 +22,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from warmprefix.stores import Conversation, Prepared, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    SeenStore,
+    Snapshot,
+)
 
 CHAT = Conversation("acme", "chat")
 
@@ -66,20 +76,20 @@ def sent(names: str, turn: int = 1) -> list[SeenBlock]:
     return [SeenBlock(key(name), f"Doc_{name}", turn, 100) for name in names]
 
 
-def prepare(store: SeenStore, plan: str, names: str = "", conversation: Conversation = CHAT) -> Prepared:
-    return store.prepare(conversation, plan, labelled(names))
+def prepare(store: SeenStore, plan: str, names: str = "", conversation: Conversation = CHAT) -> PreparedTurn:
+    return store.execute(Prepare(conversation, plan, labelled(names)))
 
 
 def serve(store: SeenStore, plan: str, names: str, conversation: Conversation = CHAT) -> bool:
     turn = prepare(store, plan, names, conversation).turn + 1
-    return store.commit(conversation, plan, sent(names, turn))
+    return store.execute(Commit(conversation, plan, sent(names, turn)))
 
 
 def seen(store: SeenStore, conversation: Conversation = CHAT) -> str:
     """The names of all blocks that a plan would be told it may refer to."""
     names = "ABCDEFGH"
     found = prepare(store, "look", names, conversation).seen
-    store.abandon(conversation, "look")
+    store.execute(Abandon(conversation, "look"))
     return "".join(name for name in names if key(name) in found)
 
 
@@ -93,13 +103,13 @@ def state(store: SeenStore, conversation: Conversation = CHAT) -> Snapshot:
 
 
 def test_a_new_conversation_has_seen_nothing(store: SeenStore) -> None:
-    assert prepare(store, "p1", "AB") == Prepared(0, {}, frozenset())
+    assert prepare(store, "p1", "AB") == PreparedTurn(0, {}, frozenset())
 
 
 def test_a_block_is_seen_only_once_a_plan_that_sent_it_is_committed(store: SeenStore) -> None:
     prepare(store, "p1", "AB")
     assert seen(store) == ""
-    assert store.commit(CHAT, "p1", sent("AB"))
+    assert store.execute(Commit(CHAT, "p1", sent("AB")))
     assert seen(store) == "AB"
 
 
@@ -113,14 +123,14 @@ def test_the_record_is_told_as_it_was_sent(store: SeenStore) -> None:
 
 def test_what_was_prepared_does_not_matter_but_what_was_sent(store: SeenStore) -> None:
     prepare(store, "p1", "AB")
-    store.commit(CHAT, "p1", sent("C"))
+    store.execute(Commit(CHAT, "p1", sent("C")))
     assert seen(store) == "C"
 
 
 def test_turns_count_commits(store: SeenStore) -> None:
     for turn, names in enumerate(["AB", "", "C"]):
         assert prepare(store, f"p{turn}", names).turn == turn
-        assert store.commit(CHAT, f"p{turn}", sent(names, turn + 1))
+        assert store.execute(Commit(CHAT, f"p{turn}", sent(names, turn + 1)))
     assert state(store).turn == 3
     assert {block.turn for block in state(store).blocks} == {1, 3}
 
@@ -128,29 +138,29 @@ def test_turns_count_commits(store: SeenStore) -> None:
 def test_a_second_commit_changes_nothing(store: SeenStore) -> None:
     serve(store, "p1", "A")
     before = state(store)
-    assert not store.commit(CHAT, "p1", sent("B", 2))
+    assert not store.execute(Commit(CHAT, "p1", sent("B", 2)))
     assert state(store) == before
 
 
 def test_an_abandoned_plan_leaves_nothing(store: SeenStore) -> None:
     prepare(store, "p1", "A")
-    assert store.abandon(CHAT, "p1")
-    assert not store.abandon(CHAT, "p1")
-    assert not store.commit(CHAT, "p1", sent("A"))
+    assert store.execute(Abandon(CHAT, "p1"))
+    assert not store.execute(Abandon(CHAT, "p1"))
+    assert not store.execute(Commit(CHAT, "p1", sent("A")))
     assert seen(store) == ""
     assert state(store).turn == 0
 
 
 def test_a_committed_plan_cannot_be_abandoned(store: SeenStore) -> None:
     serve(store, "p1", "A")
-    assert not store.abandon(CHAT, "p1")
+    assert not store.execute(Abandon(CHAT, "p1"))
     assert seen(store) == "A"
 
 
 def test_an_unknown_conversation_is_valid_everywhere(store: SeenStore) -> None:
-    assert not store.commit(CHAT, "p1", sent("A"))
-    assert not store.abandon(CHAT, "p1")
-    store.forget(CHAT)
+    assert not store.execute(Commit(CHAT, "p1", sent("A")))
+    assert not store.execute(Abandon(CHAT, "p1"))
+    store.execute(Forget(CHAT))
     assert store.inspect(CHAT) is None
 
 
@@ -158,38 +168,38 @@ def test_abandoning_an_unknown_plan_changes_nothing(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
     before = state(store)
-    assert not store.abandon(CHAT, "nobody")
+    assert not store.execute(Abandon(CHAT, "nobody"))
     assert state(store) == before
 
 
 def test_a_commit_whose_lease_is_gone_voids_the_record(store: SeenStore) -> None:
     """The history may go on from a past of which the store knows nothing."""
     prepare(store, "p1", "A")
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     serve(store, "p2", "B")
     prepare(store, "p3", "C")
-    assert not store.commit(CHAT, "p1", sent("A"))
+    assert not store.execute(Commit(CHAT, "p1", sent("A")))
     assert seen(store) == ""
-    assert not store.commit(CHAT, "p3", sent("C"))
+    assert not store.execute(Commit(CHAT, "p3", sent("C")))
     assert serve(store, "p4", "D")
 
 
 def test_a_label_that_two_plans_gave_to_two_texts_is_taken_for_both(store: SeenStore) -> None:
     prepare(store, "p1")
     prepare(store, "p2")
-    store.commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 1)])
-    store.commit(CHAT, "p2", [SeenBlock(key("B"), "x", 1, 1)])
+    store.execute(Commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 1)]))
+    store.execute(Commit(CHAT, "p2", [SeenBlock(key("B"), "x", 1, 1)]))
     for name in "ABC":
-        assert store.prepare(CHAT, "p3", {key(name): "x"}).taken == {"x"}
+        assert store.execute(Prepare(CHAT, "p3", {key(name): "x"})).taken == {"x"}
 
 
 def test_a_plan_is_known_to_its_own_conversation_alone(store: SeenStore) -> None:
     other = Conversation("acme", "other")
     prepare(store, "p1", "A")
     prepare(store, "p2", "A", other)
-    assert not store.commit(other, "p1", sent("A"))
-    assert not store.abandon(other, "p1")
-    assert store.commit(CHAT, "p1", sent("A"))
+    assert not store.execute(Commit(other, "p1", sent("A")))
+    assert not store.execute(Abandon(other, "p1"))
+    assert store.execute(Commit(CHAT, "p1", sent("A")))
     assert seen(store, other) == ""
 
 
@@ -197,8 +207,8 @@ def test_an_answer_is_not_changed_by_what_comes_later(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepared = prepare(store, "p2", "AB")
     snapshot = state(store)
-    store.commit(CHAT, "p2", sent("B", 2))
-    store.forget(CHAT)
+    store.execute(Commit(CHAT, "p2", sent("B", 2)))
+    store.execute(Forget(CHAT))
     assert set(prepared.seen) == {key("A")}
     assert [block.fingerprint for block in snapshot.blocks] == [key("A")]
 
@@ -217,9 +227,9 @@ def test_any_bytes_and_any_names_will_do(store: SeenStore) -> None:
     for i, name in enumerate(["", "\x00", "a\nb", "{chat}", "é\U0001f600", "x" * 500]):
         chat = Conversation(name, name)
         fingerprint = bytes([0, 255, 10, 13, i] + [0] * 11)
-        store.prepare(chat, "p:{1}", {fingerprint: "Doc:/é"})
-        assert store.commit(chat, "p:{1}", [SeenBlock(fingerprint, "Doc:/é", 1, 0)])
-        prepared = store.prepare(chat, "p2", {fingerprint: "Doc:/é"})
+        store.execute(Prepare(chat, "p:{1}", {fingerprint: "Doc:/é"}))
+        assert store.execute(Commit(chat, "p:{1}", [SeenBlock(fingerprint, "Doc:/é", 1, 0)]))
+        prepared = store.execute(Prepare(chat, "p2", {fingerprint: "Doc:/é"}))
         assert dict(prepared.seen) == {fingerprint: SeenBlock(fingerprint, "Doc:/é", 1, 0)}
 
 
@@ -230,9 +240,9 @@ def test_of_two_plans_side_by_side_neither_stays_seen(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
     prepare(store, "p3", "C")
-    assert store.commit(CHAT, "p2", sent("B", 2))
+    assert store.execute(Commit(CHAT, "p2", sent("B", 2)))
     epoch = state(store).epoch
-    assert not store.commit(CHAT, "p3", sent("C", 2))
+    assert not store.execute(Commit(CHAT, "p3", sent("C", 2)))
     assert seen(store) == "A", "their common past is still seen, and nothing else"
     assert state(store).epoch > epoch
 
@@ -243,25 +253,25 @@ def test_all_since_the_common_past_is_forgotten(store: SeenStore) -> None:
     serve(store, "p2", "B")
     serve(store, "p3", "C")
     assert seen(store) == "ABC"
-    assert not store.commit(CHAT, "slow", sent("H", 2))
+    assert not store.execute(Commit(CHAT, "slow", sent("H", 2)))
     assert seen(store) == "A"
 
 
 def test_a_plan_prepared_before_a_conflict_and_committed_after_it_is_not_recorded(store: SeenStore) -> None:
     prepare(store, "p1", "A")
     prepare(store, "p2", "B")
-    store.commit(CHAT, "p1", sent("A"))
+    store.execute(Commit(CHAT, "p1", sent("A")))
     prepare(store, "p3", "AC")
-    assert not store.commit(CHAT, "p2", sent("B"))
-    assert not store.commit(CHAT, "p3", sent("C", 2))
+    assert not store.execute(Commit(CHAT, "p2", sent("B")))
+    assert not store.execute(Commit(CHAT, "p3", sent("C", 2)))
     assert seen(store) == ""
 
 
 def test_after_a_conflict_the_next_turn_is_recorded(store: SeenStore) -> None:
     prepare(store, "p1", "A")
     prepare(store, "p2", "B")
-    store.commit(CHAT, "p1", sent("A"))
-    store.commit(CHAT, "p2", sent("B"))
+    store.execute(Commit(CHAT, "p1", sent("A")))
+    store.execute(Commit(CHAT, "p2", sent("B")))
     assert serve(store, "p3", "AB")
     assert seen(store) == "AB"
 
@@ -269,8 +279,8 @@ def test_after_a_conflict_the_next_turn_is_recorded(store: SeenStore) -> None:
 def test_an_abandoned_plan_is_no_conflict(store: SeenStore) -> None:
     prepare(store, "p1", "A")
     prepare(store, "p2", "B")
-    store.abandon(CHAT, "p1")
-    assert store.commit(CHAT, "p2", sent("B"))
+    store.execute(Abandon(CHAT, "p1"))
+    assert store.execute(Commit(CHAT, "p2", sent("B")))
     assert seen(store) == "B"
 
 
@@ -281,7 +291,7 @@ def contested(store: SeenStore) -> str:
     """The names of all blocks that are seen and must not be referred to."""
     names = "ABCDEFGH"
     prepared = prepare(store, "look", names)
-    store.abandon(CHAT, "look")
+    store.execute(Abandon(CHAT, "look"))
     assert prepared.contested <= set(prepared.seen)
     return "".join(name for name in names if key(name) in prepared.contested)
 
@@ -299,7 +309,7 @@ def test_what_was_recorded_beside_an_open_plan_is_contested(store: SeenStore) ->
 def test_it_no_longer_is_once_that_plan_is_abandoned(store: SeenStore) -> None:
     prepare(store, "slow", "H")
     serve(store, "p1", "A")
-    store.abandon(CHAT, "slow")
+    store.execute(Abandon(CHAT, "slow"))
     assert seen(store) == "A"
     assert contested(store) == ""
 
@@ -317,16 +327,16 @@ def test_the_earliest_open_plan_decides(store: SeenStore) -> None:
     prepare(store, "late", "")
     serve(store, "p3", "C")
     assert contested(store) == "BC"
-    store.abandon(CHAT, "early")
+    store.execute(Abandon(CHAT, "early"))
     assert contested(store) == "C"
 
 
 def test_a_plan_that_forget_ended_could_still_take_back_what_came_after(store: SeenStore) -> None:
     prepare(store, "slow", "H")
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     serve(store, "p1", "A")
     assert contested(store) == "A"
-    assert not store.abandon(CHAT, "slow")
+    assert not store.execute(Abandon(CHAT, "slow"))
     assert seen(store) == "A"
     assert contested(store) == ""
 
@@ -347,7 +357,7 @@ def test_an_open_plan_whose_time_is_over_is_taken_for_committed(kit: Kit) -> Non
 def test_one_that_forget_ended_is_too(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     prepare(store, "crashed", "H")
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     serve(store, "p1", "A")
     kit.wait(61)
     assert seen(store) == ""
@@ -379,7 +389,7 @@ def test_an_open_plan_pushed_out_by_the_bound_is_taken_for_committed(kit: Kit) -
 def test_a_plan_that_is_prepared_after_its_end_holds_no_lease(store: SeenStore) -> None:
     """Its question was on its way for longer than its planner waited."""
     serve(store, "p1", "A")
-    store.abandon(CHAT, "late")
+    store.execute(Abandon(CHAT, "late"))
     assert prepare(store, "late", "AB").turn == 1
     assert state(store).leases == ()
     serve(store, "p2", "B")
@@ -393,7 +403,7 @@ def test_forget_leaves_nothing_seen_and_begins_an_epoch(store: SeenStore) -> Non
     serve(store, "p1", "AB")
     serve(store, "p2", "C")
     epoch = state(store).epoch
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     assert seen(store) == ""
     assert state(store).blocks == ()
     assert state(store).epoch > epoch
@@ -402,16 +412,16 @@ def test_forget_leaves_nothing_seen_and_begins_an_epoch(store: SeenStore) -> Non
 def test_forget_ends_every_lease(store: SeenStore) -> None:
     prepare(store, "p1", "A")
     prepare(store, "p2", "B")
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     assert state(store).leases == ()
-    assert not store.commit(CHAT, "p1", sent("A"))
-    assert not store.abandon(CHAT, "p2")
+    assert not store.execute(Commit(CHAT, "p1", sent("A")))
+    assert not store.execute(Abandon(CHAT, "p2"))
     assert seen(store) == ""
 
 
 def test_after_forget_the_next_turn_is_recorded(store: SeenStore) -> None:
     serve(store, "p1", "A")
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     assert serve(store, "p2", "AB")
     assert seen(store) == "AB"
 
@@ -420,11 +430,11 @@ def test_forget_is_about_one_conversation_and_clear_about_all(store: SeenStore) 
     other = Conversation(None, "chat")
     serve(store, "p1", "A")
     serve(store, "p2", "B", other)
-    store.forget(CHAT)
+    store.execute(Forget(CHAT))
     assert seen(store, other) == "B"
     store.clear()
     assert store.inspect(CHAT) is store.inspect(other) is None
-    assert not store.commit(other, "p2", sent("B"))
+    assert not store.execute(Commit(other, "p2", sent("B")))
     assert seen(store, other) == ""
 
 
@@ -432,9 +442,9 @@ def test_forget_is_about_one_conversation_and_clear_about_all(store: SeenStore) 
 
 
 def test_a_label_that_names_another_block_is_taken(store: SeenStore) -> None:
-    store.prepare(CHAT, "p1", {key("A"): "x"})
-    store.commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 100)])
-    prepared = store.prepare(CHAT, "p2", {key("B"): "x", key("C"): "y"})
+    store.execute(Prepare(CHAT, "p1", {key("A"): "x"}))
+    store.execute(Commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 100)]))
+    prepared = store.execute(Prepare(CHAT, "p2", {key("B"): "x", key("C"): "y"}))
     assert prepared.taken == {"x"}
 
 
@@ -446,14 +456,14 @@ def test_a_label_is_not_taken_for_the_block_that_it_names(store: SeenStore) -> N
 def test_a_seen_block_needs_no_label(store: SeenStore) -> None:
     """It keeps the one it was sent under, whatever it would be called now."""
     serve(store, "p1", "AB")
-    prepared = store.prepare(CHAT, "p2", {key("B"): "Doc_A"})
+    prepared = store.execute(Prepare(CHAT, "p2", {key("B"): "Doc_A"}))
     assert prepared.seen[key("B")].label == "Doc_B"
     assert prepared.taken == frozenset()
 
 
 def test_a_leased_label_is_not_taken(store: SeenStore) -> None:
     prepare(store, "p1", "A")
-    assert store.prepare(CHAT, "p2", {key("B"): "Doc_A"}).taken == frozenset()
+    assert store.execute(Prepare(CHAT, "p2", {key("B"): "Doc_A"})).taken == frozenset()
 
 
 @pytest.mark.parametrize("event", ["conflict", "forget"])
@@ -462,17 +472,17 @@ def test_labels_stay_taken_when_their_blocks_are_no_longer_seen(store: SeenStore
     prepare(store, "slow", "H")
     serve(store, "p1", "A")
     if event == "conflict":
-        store.commit(CHAT, "slow", sent("H"))
+        store.execute(Commit(CHAT, "slow", sent("H")))
     else:
-        store.forget(CHAT)
-    prepared = store.prepare(CHAT, "p2", {key("B"): "Doc_A"})
+        store.execute(Forget(CHAT))
+    prepared = store.execute(Prepare(CHAT, "p2", {key("B"): "Doc_A"}))
     assert prepared.taken == {"Doc_A"}
-    assert store.prepare(CHAT, "p3", {key("A"): "Doc_A"}).taken == frozenset()
+    assert store.execute(Prepare(CHAT, "p3", {key("A"): "Doc_A"})).taken == frozenset()
 
 
 def test_labels_are_taken_in_one_conversation_alone(store: SeenStore) -> None:
     serve(store, "p1", "A")
-    assert store.prepare(Conversation("acme", "other"), "p2", {key("B"): "Doc_A"}).taken == frozenset()
+    assert store.execute(Prepare(Conversation("acme", "other"), "p2", {key("B"): "Doc_A"})).taken == frozenset()
 
 
 # -- isolation -----------------------------------------------------------------------------------------------------
@@ -509,14 +519,14 @@ def test_a_lease_holds_for_its_time(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     prepare(store, "p1", "A")
     kit.wait(59)
-    assert store.commit(CHAT, "p1", sent("A"))
+    assert store.execute(Commit(CHAT, "p1", sent("A")))
 
 
 def test_a_lease_that_timed_out_commits_nothing(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     prepare(store, "p1", "A")
     kit.wait(61)
-    assert not store.commit(CHAT, "p1", sent("A"))
+    assert not store.execute(Commit(CHAT, "p1", sent("A")))
     assert seen(store) == ""
     assert serve(store, "p2", "A")
 
@@ -530,9 +540,9 @@ def test_a_late_plan_conflicts_with_those_beside_it_all_the_same(kit: Kit) -> No
     prepare(store, "beside", "D")
     serve(store, "p1", "C")
     kit.wait(20)
-    assert not store.commit(CHAT, "slow", sent("B", 2))
+    assert not store.execute(Commit(CHAT, "slow", sent("B", 2)))
     assert seen(store) == "A"
-    assert not store.commit(CHAT, "beside", sent("D", 2))
+    assert not store.execute(Commit(CHAT, "beside", sent("D", 2)))
     assert seen(store) == "A"
 
 
@@ -542,8 +552,8 @@ def test_a_conversation_is_dropped_when_it_was_not_used_for_its_time(kit: Kit) -
     prepare(store, "p2", "B")
     kit.wait(601)
     assert store.inspect(CHAT) is None
-    assert not store.commit(CHAT, "p2", sent("B", 2))
-    assert prepare(store, "p3", "AB") == Prepared(0, {}, frozenset())
+    assert not store.execute(Commit(CHAT, "p2", sent("B", 2)))
+    assert prepare(store, "p3", "AB") == PreparedTurn(0, {}, frozenset())
 
 
 @pytest.mark.parametrize("use", ["prepare", "commit"])
@@ -555,7 +565,7 @@ def test_use_keeps_a_conversation(kit: Kit, use: str) -> None:
     if use == "prepare":
         prepare(store, "p3")
     else:
-        store.commit(CHAT, "p2", sent("B", 2))
+        store.execute(Commit(CHAT, "p2", sent("B", 2)))
     kit.wait(500)
     assert seen(store) == ("A" if use == "prepare" else "AB")
 
@@ -582,7 +592,7 @@ def test_a_label_outlives_its_block(kit: Kit) -> None:
     store = kit.store(max_blocks=1)
     serve(store, "p1", "A")
     serve(store, "p2", "B")
-    assert store.prepare(CHAT, "p3", {key("C"): "Doc_A"}).taken == {"Doc_A"}
+    assert store.execute(Prepare(CHAT, "p3", {key("C"): "Doc_A"})).taken == {"Doc_A"}
 
 
 def test_the_oldest_leases_beyond_the_bound_commit_nothing(kit: Kit) -> None:
@@ -590,17 +600,17 @@ def test_the_oldest_leases_beyond_the_bound_commit_nothing(kit: Kit) -> None:
     for plan in ("p1", "p2", "p3"):
         prepare(store, plan, "A")
     assert len(state(store).leases) == 2
-    assert not store.commit(CHAT, "p1", sent("A"))
-    assert not store.commit(CHAT, "p3", sent("A")), "it was prepared beside p1"
+    assert not store.execute(Commit(CHAT, "p1", sent("A")))
+    assert not store.execute(Commit(CHAT, "p3", sent("A"))), "it was prepared beside p1"
 
 
 def test_thousands_of_turns_hold_no_more_than_the_bounds(kit: Kit) -> None:
     store = kit.store(max_blocks=10, max_leases=5)
     for turn in range(2_000):
         fingerprint = turn.to_bytes(16, "big")
-        store.prepare(CHAT, f"lost-{turn}", {fingerprint: str(turn)})
-        store.prepare(CHAT, f"p{turn}", {fingerprint: str(turn)})
-        assert store.commit(CHAT, f"p{turn}", [SeenBlock(fingerprint, str(turn), turn + 1, 1)])
+        store.execute(Prepare(CHAT, f"lost-{turn}", {fingerprint: str(turn)}))
+        store.execute(Prepare(CHAT, f"p{turn}", {fingerprint: str(turn)}))
+        assert store.execute(Commit(CHAT, f"p{turn}", [SeenBlock(fingerprint, str(turn), turn + 1, 1)]))
     assert len(state(store).blocks) <= 10
     assert len(state(store).leases) <= 5
 
@@ -643,7 +653,7 @@ def test_threads_on_their_own_conversations_do_not_disturb_each_other(store: See
             prepared = prepare(store, f"{worker}-{turn}", "AB", chat)
             assert prepared.turn == turn
             assert len(prepared.seen) == (2 if turn else 0)
-            assert store.commit(chat, f"{worker}-{turn}", sent("" if turn else "AB"))
+            assert store.execute(Commit(chat, f"{worker}-{turn}", sent("" if turn else "AB")))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -735,17 +745,17 @@ class TrueHistories(RuleBasedStateMachine):
         snapshot = self.store.inspect(chat)
         leased = snapshot is not None and flight.plan in snapshot.leases
         alone = flight.commits == self.commits.get(chat, 0)
-        recorded = self.store.commit(chat, flight.plan, sent(flight.sent, flight.turn))
+        recorded = self.store.execute(Commit(chat, flight.plan, sent(flight.sent, flight.turn)))
         assert recorded == (leased and alone and self.now < flight.deadline)
         self.open.remove(flight)
         self.histories[chat] = flight.continued() if alone else self.history(chat) | flight.continued()
         self.commits[chat] = self.commits.get(chat, 0) + 1
-        assert not self.store.commit(chat, flight.plan, sent("ABCDE", flight.turn))
+        assert not self.store.execute(Commit(chat, flight.plan, sent("ABCDE", flight.turn)))
 
     @rule(flight=consumes(flights))
     def abandon(self, flight: Flight) -> None:
         self.open.remove(flight)
-        self.store.abandon(flight.conversation, flight.plan)
+        self.store.execute(Abandon(flight.conversation, flight.plan))
 
     @rule(flight=consumes(flights))
     def crash(self, flight: Flight) -> None:
@@ -755,7 +765,7 @@ class TrueHistories(RuleBasedStateMachine):
     @rule(chat=chats)
     def cut(self, chat: Conversation) -> None:
         self.histories[chat] = frozenset(history[:kept] for history in self.history(chat) for kept in (0, 1, 2))
-        self.store.forget(chat)
+        self.store.execute(Forget(chat))
 
     @rule(seconds=st.sampled_from([1, 99, 101, 1_001]))
     def wait(self, seconds: int) -> None:

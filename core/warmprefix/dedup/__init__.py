@@ -1,1 +1,9 @@
-"""Which blocks the prompt already holds: by the seen-block record (`exact`), or by the messages (`history`)."""
+"""De-duplication: text that the prompt already holds becomes a reference.
+
+`history` compares a request's blocks with its conversation; `transcript` compares the tool results inside one prompt.
+"""
+
+from warmprefix.dedup.history import Message, SdkMessage, VisibleHistory, as_mapping
+from warmprefix.dedup.transcript import RepeatTemplates, Transcript
+
+__all__ = ["Message", "RepeatTemplates", "SdkMessage", "Transcript", "VisibleHistory", "as_mapping"]

@@ -1,4 +1,4 @@
-"""De-duplication against the messages themselves, where the caller shows them."""
+"""De-duplication against a conversation: its messages, or the store's record."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, pairwise
 from typing import Any, Protocol, runtime_checkable
 
-from warmprefix.annotate import Templates, has_bracket, header_labels
+from warmprefix.annotate import Templates, bracketed, has_bracket, header_labels
 from warmprefix.blocks import ContextBlock
-from warmprefix.dedup.exact import Resolved
-from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates
+from warmprefix.labels import LABEL_CHARACTERS, content_label, label_candidates, seems_lasting
 from warmprefix.plan import Reference
+from warmprefix.stores import PreparedTurn
 
-__all__ = ["Message", "SdkMessage", "VisibleHistory", "as_mapping", "header_lines"]
+__all__ = [
+    "Message",
+    "Resolution",
+    "SdkMessage",
+    "VisibleHistory",
+    "as_mapping",
+    "header_lines",
+    "resolve_from_record",
+    "shown_labels",
+]
+
+Resolution = tuple[str, Reference | None]
+"""A block's label, and the reference that replaces the block if the prompt already holds it."""
 
 
 @runtime_checkable
@@ -33,23 +45,23 @@ _HEADER = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\] ")
 class VisibleHistory:
     """The messages that this very prompt will hold in front of the new context.
 
-    They alone decide what may be referred to: a block is seen if it stands in one of them, whole and as rendered. So
-    a history that was cut, edited, summarised or forked can't leave a reference dangling.
+    They alone decide which blocks become references: a block counts as seen if one of them contains it, whole and as
+    rendered. So a history that was cut, edited, summarised or forked can't leave a dangling reference.
     """
 
     def __init__(self, messages: Iterable[Message]) -> None:
-        """Take the text out of the messages; linear in its length.
+        """Extract the text of the messages; linear in its length.
 
         Raises:
-            TypeError: `messages` is one string or message, or holds something else.
+            TypeError: `messages` is one string or message, or contains something else.
         """
         if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
             raise TypeError(f"history must be a sequence of messages, got one {type(messages).__name__}")
         self.is_empty = True
-        """Whether there is no message but system and developer prompts, so that the context opens the prompt."""
+        """True if all messages are system or developer prompts, so that the context opens the prompt."""
         self._headers: dict[str, list[tuple[str, int]]] = {}
         self._given: dict[str, list[tuple[str, int]]] = {}
-        """Those of the headers that may be a block's: the model's own messages hold none."""
+        """The headers that may be those of blocks: the model's own messages contain no block."""
         self._texts: list[str] = []
         looks: Counter[str] = Counter()
         for given in messages:
@@ -65,14 +77,14 @@ class VisibleHistory:
                     if not by_model:
                         self._given.setdefault(label, []).append((text, start))
         self._forged = {label for label, times in looks.items() if times > len(self._headers.get(label, ()))}
-        """Labels that a line seems to begin with somewhere, though not as a block does."""
+        """Labels that some line seems to begin with, though not exactly as a block does."""
 
     def labels(self, templates: Templates, is_text: Callable[[str, str], bool]) -> set[str]:
-        """Return the labels that may be those of its blocks: a line begins with them, or a note names them.
+        """Return the labels that a line of the history begins with or a note names.
 
         Args:
             templates: The wording of the notes.
-            is_text: Returns for a label and the line that begins with it whether the line is one of a block's text.
+            is_text: Returns True if a line, passed after the label that it begins with, belongs to a block's text.
         """
         noted = (label for text in self._texts for label in templates.noted_labels(text))
         headed = (
@@ -82,15 +94,16 @@ class VisibleHistory:
         )
         return {*headed, *noted}
 
-    def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolved]:
-        """Refer to each block that a message holds; the others stay in full.
+    def resolve(self, blocks: Sequence[ContextBlock], labels: Sequence[str], templates: Templates) -> list[Resolution]:
+        """Return a reference for each block that a message contains.
 
-        A label that the history shows in front of another text names nothing any more: it is neither referred to nor
-        given again. One comparison for each place where the history shows one of a block's possible labels.
+        The others stay in full. A label that the history also shows in front of another text is ambiguous: no reference
+        names it, and no block gets it. One comparison for each place where the history shows one of a block's possible
+        labels.
         """
         given = set(labels)
         referred: set[str] = set()
-        resolved: dict[int, Resolved] = {}
+        resolved: dict[int, Resolution] = {}
         # The longest text first: a shorter one that it begins with would match the same place in the history.
         for i in sorted(range(len(blocks)), key=lambda i: -len(blocks[i].text)):
             reference = self._reference(blocks[i], labels[i], referred, templates)
@@ -112,7 +125,7 @@ class VisibleHistory:
         return None
 
     def _holds(self, label: str, text: str, templates: Templates) -> bool:
-        """Return whether every header with this label begins this block, whole. O(length of the history)."""
+        """Return True if each header with this label begins this whole block."""
         places = self._headers[label]
         for (message, start), (other, behind) in pairwise(places):
             if other is message and behind - start < len(text):  # no room for two of them
@@ -126,7 +139,7 @@ class VisibleHistory:
     def _free_label(self, block: ContextBlock, label: str, given: set[str]) -> str:
         if self._is_unused(label):
             return label
-        # Whoever knows a text can forge all its candidates; no history is long enough for all numbers.
+        # An attacker who has the text can forge all its candidates, but no history is long enough for all numbers.
         numbered = (f"{content_label(block)}~{number}" for number in count(2))
         candidates = chain(label_candidates(block), numbered)
         return next(free for free in candidates if free not in given and self._is_unused(free))
@@ -136,7 +149,7 @@ class VisibleHistory:
 
 
 def header_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a text that begin as a block's first line does, each behind its label."""
+    """Yield label and line for each line that begins like a block."""
     for label, start in _headers(text):
         yield label, _line(text, start)
 
@@ -153,17 +166,48 @@ def _line(text: str, start: int) -> str:
     return text[start:] if end < 0 else text[start:end]
 
 
+def shown_labels(blocks: Sequence[ContextBlock]) -> list[str]:
+    """Return the lasting labels that the texts contain in brackets.
+
+    O(length of the texts). If the history is not shown, another block of the conversation may have such a label, or get
+    it later.
+    """
+    inners = [inner for block in blocks if has_bracket(block.text) for inner in bracketed(block.text)]
+    return list(dict.fromkeys([inner for inner in inners if seems_lasting(inner)]))
+
+
+def resolve_from_record(
+    blocks: Sequence[ContextBlock], labels: Sequence[str], record: PreparedTurn, templates: Templates
+) -> list[Resolution]:
+    """Return a reference for each block that the record holds, uncontested.
+
+    ContextPilot, Alg. 3; O(len(blocks)). The other blocks stay in full. A seen block keeps the label it was sent with,
+    contested or not. A new block whose label names another block of this conversation gets its content label instead.
+    """
+    resolved: list[Resolution] = []
+    for block, label in zip(blocks, labels, strict=True):
+        seen = record.seen.get(block.fingerprint)
+        if seen is not None and block.fingerprint in record.contested:
+            resolved.append((seen.label, None))
+        elif seen is not None:
+            note = templates.location_annotation([seen.label])
+            resolved.append((seen.label, Reference(seen.label, seen.turn, note)))
+        else:
+            resolved.append((content_label(block) if label in record.taken else label, None))
+    return resolved
+
+
 def as_mapping(message: object) -> Mapping[str, Any]:
     """Return a message as a mapping.
 
     Raises:
-        TypeError: It is neither a mapping nor one of the SDK's messages.
+        TypeError: It is neither a mapping nor a message of the SDK.
     """
     if isinstance(message, SdkMessage) and not isinstance(message, type):
         message = message.model_dump(exclude_none=True)
     if not isinstance(message, Mapping):
         kind = type(message).__name__
-        raise TypeError(f"a message of history must be a str, a mapping or a message of the OpenAI SDK, got {kind}")
+        raise TypeError(f"history must contain only str, mappings and messages of the OpenAI SDK, got {kind}")
     return message
 
 

@@ -1,12 +1,13 @@
-"""De-duplication inside one prompt: repeated tool results become references to earlier calls."""
+"""De-duplication inside one prompt: repeated tool results become references."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from string import Formatter
 from typing import Any
+
+from warmprefix.annotate import check_template
 
 __all__ = ["RepeatTemplates", "Transcript"]
 
@@ -51,22 +52,7 @@ class RepeatTemplates:
 
     def __post_init__(self) -> None:
         for name, placeholders in _PLACEHOLDERS.items():
-            _check_template(name, getattr(self, name), placeholders)
-
-
-def _check_template(name: str, template: str, placeholders: Sequence[str]) -> None:
-    if not isinstance(template, str):
-        raise TypeError(f"{name} must be a str, got {type(template).__name__}")
-    try:
-        pieces = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{name} must have balanced braces, got {template!r}") from error
-    found = sorted((field, spec, conversion) for _, field, spec, conversion in pieces if field is not None)
-    if found != [(placeholder, "", None) for placeholder in sorted(placeholders)]:
-        allowed = " and ".join(f"{{{placeholder}}}" for placeholder in placeholders)
-        raise ValueError(f"{name} must hold {allowed} once each, and no other field, got {template!r}")
-    if template.splitlines() != [template]:
-        raise ValueError(f"{name} must be one line, got {template!r}")
+            check_template(name, getattr(self, name), placeholders)
 
 
 _DEFAULT_TEMPLATES = RepeatTemplates()
@@ -101,7 +87,7 @@ class _Result:
     quotes: dict[str, str | None] = field(default_factory=dict)
 
     def quote(self, passage: str) -> str | None:
-        """Return the first words of a passage that occur once in this result; None if no short quote does."""
+        """Return first words of a passage that occur once in this result, if any."""
         if passage not in self.quotes:
             self.quotes[passage] = _unique_quote(passage, self.sent)
         return self.quotes[passage]
@@ -120,7 +106,7 @@ class _Span:
 
 
 class Transcript:
-    """One prompt's tool calls and results, received in order: a repeated result becomes a reference.
+    """One prompt's tool calls and results, in order; repeats become references.
 
     Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
     earlier inputs. So a history that only grows keeps its bytes, and a history that was cut, forked or summarised has
@@ -160,7 +146,7 @@ class Transcript:
         if separator is not None and not isinstance(separator, str):
             raise TypeError(f"separator must be a str or None, got {type(separator).__name__}")
         if separator == "":
-            raise ValueError("separator must not be empty")
+            raise ValueError("separator must have at least one character, got ''")
         if isinstance(min_tokens, bool) or not isinstance(min_tokens, int):
             raise TypeError(f"min_tokens must be an int, got {type(min_tokens).__name__}")
         if min_tokens < 0:
@@ -201,7 +187,7 @@ class Transcript:
             self._waiting.setdefault(id, []).append(_Call(shown, look_alikes, look_alikes.calls))
 
     def skip(self, call_id: str | None) -> None:
-        """Add a result that stays as it is and that no reference names: an error, or another tool's result."""
+        """Add a result that stays as it is and that no reference names, like an error."""
         self._answer(call_id)
 
     def result(self, call_id: str | None, text: str, passages: Iterable[str] = ()) -> str:
@@ -223,7 +209,9 @@ class Transcript:
         return sent or ""
 
     def parts(self, call_id: str | None, parts: Sequence[str | None], passages: Iterable[str] = ()) -> list[str | None]:
-        """Add a result that has several parts, as `result` does; each text is a passage unless `passages` are found.
+        """Add a result that has several parts, as `result` does.
+
+        Each text is a passage unless `passages` are found.
 
         Args:
             call_id: The `id` of the call.
@@ -242,7 +230,7 @@ class Transcript:
         passages = list(passages)
         for passage in passages:
             if not isinstance(passage, str):
-                raise TypeError(f"passages must hold str, got {type(passage).__name__}")
+                raise TypeError(f"passages must contain str only, got {type(passage).__name__}")
         original = tuple(parts)
         call = self._answer(call_id)
         sent = self._refer_to_result(original, call)
@@ -257,7 +245,7 @@ class Transcript:
         return sent
 
     def _answer(self, call_id: str | None) -> _Call | None:
-        """Return the call that a result answers; None if no open call, or more than one, has this id."""
+        """Return the call that a result answers; None unless one open call has this id."""
         if call_id is None:
             return None
         waiting = self._waiting.get(call_id)
@@ -323,7 +311,7 @@ class Transcript:
         return self._templates.passages.format(call=name, quotes=", ".join(quotes))
 
     def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
-        """Return the passages of a result, each with the earlier result that a reference could name."""
+        """Return the passages of a result, each with the earlier result to refer to."""
         spans: list[_Span] = []
         for number, part in enumerate(parts):
             if not part:
@@ -339,7 +327,7 @@ class Transcript:
         return spans
 
     def _find(self, passages: Iterable[str], text: str) -> list[tuple[int, str]]:
-        """Look for passages in sequence, without the line breaks around them; skip the short and the missing ones."""
+        """Look for long passages in sequence, without the line breaks around them."""
         found: list[tuple[int, str]] = []
         end = gap = 0
         for passage in passages:
@@ -366,14 +354,14 @@ class Transcript:
 
     def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
         if tuple(sent) == result.original and None not in result.original:
-            known = self._results.get(result.original)
-            if known is None or not known.call.answered_once:
+            earlier = self._results.get(result.original)
+            if earlier is None or not earlier.call.answered_once:
                 self._results[result.original] = result
         for span in spans:  # one that became a reference has its source here already
             self._passages.setdefault(span.text, result)
 
     def _name(self, source: _Result, call: _Call | None) -> str:
-        """Return the name of the call that gave `source`, for a reference in the result of `call`."""
+        """Return the name of the call that gave `source`, for a result of `call`."""
         look_alikes = source.call.look_alikes
         others = look_alikes.calls - (call is not None and call.look_alikes is look_alikes)
         # A look-alike that has no result yet may get a different one, after this reference was sent.

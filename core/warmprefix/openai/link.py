@@ -11,7 +11,7 @@ from collections import Counter
 from contextvars import Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warmprefix.failures import log_failure
+from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.openai.calls import Call, TokenIds, completed, holds_blocks, read_call
 from warmprefix.openai.exchange import Exchange, Verdict
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from warmprefix.openai.clients import AsyncLinkClient, LinkClient
-    from warmprefix.planner.planner import ContextPlanner
+    from warmprefix.planner import ContextPlanner
 
 __all__ = ["EngineLink"]
 

@@ -1,35 +1,62 @@
-"""A request on its way to a plan: checked, labelled, and not yet told what its conversation has seen."""
+"""From a request to its plan: a checked draft with labels, then the planned order."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict, get_args
 
 from warmprefix.annotate import Templates
-from warmprefix.blocks import ContextBlock
-from warmprefix.dedup.exact import Resolved, resolve_from_record
-from warmprefix.dedup.history import VisibleHistory
-from warmprefix.plan import Placement, Scope
-from warmprefix.stores import Conversation, Prepared
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks
+from warmprefix.dedup.history import (
+    Message,
+    Resolution,
+    VisibleHistory,
+    header_lines,
+    resolve_from_record,
+    shown_labels,
+)
+from warmprefix.errors import check_names
+from warmprefix.labels import LabelRegistry, lasting_labels
+from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
+from warmprefix.planner.metrics import PlannerMetrics
+from warmprefix.planner.open_plans import OpenPlans
+from warmprefix.planner.scope import ScopeRegistry, make_scope
+from warmprefix.stores import Conversation, PreparedTurn
 
-__all__ = ["Draft", "Past"]
+__all__ = ["DraftResolution", "PlanDraft", "PlanOptions", "RequestPlanner"]
+
+_PLACEMENTS = get_args(Placement)
 
 
-class Past(NamedTuple):
-    """What stands between the preamble and the context, and what of the context it already holds."""
+class PlanOptions(TypedDict, total=False):
+    """The keyword arguments of `ContextPlanner.plan`, which documents them."""
+
+    conversation: str | None
+    placement: Placement
+    tenant: str | None
+    model: str | None
+    preamble: str | None
+    history: Iterable[Message] | None
+    order_locked: bool
+
+
+class DraftResolution(NamedTuple):
+    """Which of a draft's blocks the prompt already holds, and what decided that."""
 
     opens_prompt: bool
-    """Whether nothing does: the context follows the preamble directly."""
+    """True if the context follows the preamble directly."""
     turn: int | None
-    resolved: Sequence[Resolved]
+    blocks: Sequence[Resolution]
     tracked: bool
-    """Whether the store follows the plan, until it is committed or abandoned."""
+    """True if the store follows the plan until it is committed or abandoned."""
     names: Collection[str]
-    """Labels besides those of the plan's blocks, and of a shown history, that its texts must not imitate."""
+    """Labels that the texts must not imitate, besides those of the plan's blocks and of a shown history."""
 
 
-class Draft(NamedTuple):
-    """Distinct blocks in relevance order, each with its positions in the request and the label it would get."""
+class PlanDraft(NamedTuple):
+    """A checked request: distinct blocks in relevance order, with labels."""
 
     plan_id: str
     scope: Scope
@@ -37,7 +64,9 @@ class Draft(NamedTuple):
     conversation: str | None
     blocks: Sequence[ContextBlock]
     positions: Sequence[tuple[int, ...]]
+    """The places of each block in the request."""
     labels: Sequence[str]
+    """The label that each block gets unless its conversation requires another one."""
     visible: VisibleHistory | None
     order_locked: bool
     imitable: Sequence[str]
@@ -45,36 +74,142 @@ class Draft(NamedTuple):
 
     @property
     def key(self) -> Conversation | None:
-        """Whose record the store must be asked for, or told that it no longer holds; None if it has no part in this.
+        """Conversation whose record the plan reads or voids; None without a conversation.
 
-        It has none where context is rebuilt each turn, for there is nothing to refer to.
+        With head placement it has none: the context is rebuilt each turn, so there is nothing to refer to.
         """
         if self.conversation is None or self.placement == "head":
             return None
         return Conversation(self.scope.tenant, self.conversation)
 
     def proposed(self) -> dict[bytes, str]:
-        """Return the argument of `SeenStore.prepare`: the blocks' labels by their fingerprints."""
+        """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""
         return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
 
-    def past(self, record: Prepared | None, templates: Templates) -> Past:
-        """Whatever decides here: the visible messages, else the store's record, else that there is no past.
+    def resolve(self, record: PreparedTurn | None, templates: Templates) -> DraftResolution:
+        """Decide which blocks become references, by the messages or the store's record.
 
         Args:
-            record: The store's answer; None if it was not asked, or gave none.
+            record: The store's answer; None if it was not called or did not answer.
             templates: The wording of references.
         """
-        in_full: list[Resolved] = [(label, None) for label in self.labels]
+        in_full: list[Resolution] = [(label, None) for label in self.labels]
         if self.placement == "head":
-            return Past(True, None, in_full, tracked=False, names=())
+            return DraftResolution(True, None, in_full, tracked=False, names=())
         if self.visible is None and self.conversation is None:
-            return Past(True, None, in_full, tracked=False, names=self.imitable)
+            return DraftResolution(True, None, in_full, tracked=False, names=self.imitable)
         if self.visible is not None:
             resolved = self.visible.resolve(self.blocks, self.labels, templates)
-            # A system prompt that holds one of the blocks is this request's own: nobody shares what follows it.
+            # A system prompt that holds one of the blocks is this request's own, so no other request shares a prefix.
             opens_prompt = self.visible.is_empty and all(reference is None for _, reference in resolved)
-            return Past(opens_prompt, None, resolved, tracked=False, names=())
+            return DraftResolution(opens_prompt, None, resolved, tracked=False, names=())
         if record is None:
-            return Past(False, None, in_full, tracked=True, names=self.imitable)
+            return DraftResolution(False, None, in_full, tracked=True, names=self.imitable)
         resolved = resolve_from_record(self.blocks, self.labels, record, templates)
-        return Past(record.turn == 0, record.turn + 1, resolved, tracked=True, names=self.imitable)
+        return DraftResolution(record.turn == 0, record.turn + 1, resolved, tracked=True, names=self.imitable)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlanner:
+    """Plans single requests: `draft`, and `arrange` once the store has answered.
+
+    The store works between the two, without the lock.
+    """
+
+    templates: Templates
+    lock: threading.RLock
+    scopes: ScopeRegistry
+    open_plans: OpenPlans
+    metrics: PlannerMetrics
+
+    def draft(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        conversation: str | None = None,
+        placement: Placement = "head",
+        tenant: str | None = None,
+        model: str | None = None,
+        preamble: str | None = None,
+        history: Iterable[Message] | None = None,
+        order_locked: bool = False,
+    ) -> PlanDraft:
+        """Check a request and label its blocks."""
+        listed = as_blocks(blocks)
+        distinct, positions = evidence_blocks(listed)
+        check_names(conversation=conversation)
+        scope = make_scope(tenant, model, preamble)
+        if conversation == "":
+            raise ValueError("conversation must be None or have at least one character, got ''")
+        if placement not in _PLACEMENTS:
+            raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
+        visible = None if history is None else VisibleHistory(history)
+        blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
+        recorded = distinct_blocks(listed)[0] if blank else distinct
+        self.metrics.record_request(recorded, conversation, tenant, model, preamble)
+        is_unshown = placement == "tail" and visible is None
+        imitable = shown_labels(distinct) if is_unshown else ()
+        with self.lock:
+            state = self.scopes.use(scope)
+            labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
+            if blank:
+                self.metrics.counts["blank_blocks"] += blank
+            plan_id = self.open_plans.new_id()
+        return PlanDraft(
+            plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, imitable
+        )
+
+    def arrange(self, draft: PlanDraft, record: PreparedTurn | None, began: float) -> ContextPlan:
+        """Put the blocks of a draft in planned order, and open the plan.
+
+        Args:
+            draft: The draft.
+            record: The store's answer; None if it was not called or did not answer.
+            began: `time.perf_counter()` when the request came.
+        """
+        distinct, positions, templates, metrics = draft.blocks, draft.positions, self.templates, self.metrics
+        resolution = draft.resolve(record, templates)
+        opens_prompt, resolved = resolution.opens_prompt, resolution.blocks
+        with self.lock:
+            state = self.scopes.use(draft.scope)
+            # Reordering is off for a scope whose engine evidently caches nothing.
+            is_left_alone = opens_prompt and state.feedback.evidence.keeps_order()
+            reorders = opens_prompt and not is_left_alone
+            order = range(len(distinct)) if draft.order_locked else state.order(distinct, reorders)
+            names = self._names(draft, resolution, state.labels)
+            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
+            plan = ContextPlan(
+                id=draft.plan_id,
+                scope=draft.scope,
+                conversation=draft.conversation,
+                placement=draft.placement,
+                turn=resolution.turn,
+                blocks=planned,
+                resident_tokens=state.resident_tokens(planned) if reorders else 0,
+                cache_salt=state.cache_salt,
+                tracked=resolution.tracked,
+                opens_prompt=opens_prompt,
+            )
+            self.open_plans.add(plan)
+            metrics.count_plan(plan)
+            metrics.counts["disabled_plans"] += is_left_alone
+            if record is not None:
+                metrics.counts["contested_blocks"] += len(record.contested)
+        metrics.notify_planned(plan, began)
+        return plan
+
+    def _names(self, draft: PlanDraft, resolution: DraftResolution, registry: LabelRegistry) -> frozenset[str]:
+        """Return the labels that this prompt must not imitate; the caller holds the lock."""
+        own = [label for label, _ in resolution.blocks]
+        if draft.visible is None or draft.placement == "head":
+            return frozenset([*own, *resolution.names])
+        names = draft.visible.labels(self.templates, registry.is_text) | set(own)
+        in_full = [
+            (block, label)
+            for block, (label, reference) in zip(draft.blocks, resolution.blocks, strict=True)
+            if reference is None
+        ]
+        lines = [found for block, _ in in_full for found in header_lines(block.text)]
+        # Once such a line is part of the history, it must not pass for the first line of a block.
+        registry.add_opened([line for label, line in lines if label not in names])
+        registry.discard_opened(f"[{label}] {block.text}".partition("\n")[0] for block, label in in_full)
+        return frozenset(names)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic
 
-from warmprefix.failures import log_failure
+from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, ResidencyFeed, ServedPrompt

@@ -1,25 +1,41 @@
-"""Where a conversation's seen blocks are remembered."""
+"""Where the blocks that a conversation has seen are remembered."""
 
 from __future__ import annotations
 
-from warmprefix.stores.base import (
+from warmprefix.stores.breaker import CircuitBreaker
+from warmprefix.stores.guard import GuardedStore
+from warmprefix.stores.memory import MemorySeenStore
+from warmprefix.stores.operations import (
+    Abandon,
     AsyncSeenStore,
+    Commit,
     Conversation,
-    Maintained,
-    Prepared,
+    Forget,
+    MaintainableStore,
+    Operation,
+    Prepare,
+    PreparedTurn,
     SeenBlock,
     SeenStore,
     Snapshot,
+    unanswered_id,
 )
-from warmprefix.stores.memory import MemorySeenStore
 
 __all__ = [
+    "Abandon",
     "AsyncSeenStore",
+    "CircuitBreaker",
+    "Commit",
     "Conversation",
-    "Maintained",
+    "Forget",
+    "GuardedStore",
+    "MaintainableStore",
     "MemorySeenStore",
-    "Prepared",
+    "Operation",
+    "Prepare",
+    "PreparedTurn",
     "SeenBlock",
     "SeenStore",
     "Snapshot",
+    "unanswered_id",
 ]

@@ -1,4 +1,4 @@
-"""A store that may fail, hang or be cut off, made safe to ask on the way of a request."""
+"""A store that may fail, hang or be cut off, made safe to call during a request."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from warmprefix.errors import StoreError, StoreUnavailableError
+from warmprefix.errors import StoreError, StoreUnavailableError, check_count
 from warmprefix.forks import in_each_process
-from warmprefix.stores.base import AsyncSeenStore, Conversation, Maintained, Prepared, SeenBlock, SeenStore, Snapshot
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.lanes import Lanes
-from warmprefix.stores.outbox import Abandon, Commit, Forget, Notice, Outbox, Reserve, unheard
+from warmprefix.stores.operations import (
+    Abandon,
+    AsyncSeenStore,
+    Commit,
+    Conversation,
+    Forget,
+    MaintainableStore,
+    Operation,
+    Prepare,
+    SeenStore,
+    Snapshot,
+    Steps,
+    arun_steps,
+    run_steps,
+    unanswered_id,
+    unknown_operation,
+)
+from warmprefix.stores.outbox import Outbox, PendingOperation, UnansweredPlan, operations_of
 from warmprefix.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -26,45 +42,48 @@ __all__ = ["GuardedStore"]
 
 T = TypeVar("T")
 
-_TURNS_OF_THE_LOOP = 4
-"""From the bytes of an answer on a socket to the task that waits for it."""
+_LOOP_CYCLES = 4
+"""Cycles of the event loop from the bytes of an answer on a socket to the task that awaits it."""
 
-_LONGEST_SLEEP = 3_600.0
-"""Seconds; a thread can't wait for ever with a time limit."""
+_MAX_SLEEP_SECONDS = 3_600.0
+"""Longest sleep of the background thread; `queue.get` takes no infinite timeout."""
 
-_NEVER = (TypeError, ValueError, ArithmeticError, struct.error)
-"""What a store raises that can't take what it is told, however often it is told."""
+_PERMANENT_ERRORS = (TypeError, ValueError, ArithmeticError, struct.error)
+"""Errors of a store that rejects an operation's values. Retrying cannot fix these."""
 
-_LAST_TRY = 1.0
-"""Seconds, at the end."""
+_LAST_DELIVERY_SECONDS = 1.0
 
 
 def _nothing() -> None: ...
 
 
 class GuardedStore:
-    """A `SeenStore` and `AsyncSeenStore` that answers in time or raises `StoreError`, whatever the one behind it does.
+    """A store that answers in time or raises `StoreError`, however the store behind it fails.
 
-    - A call gets `budget` seconds, then its caller goes on without an answer. One that fails or takes longer opens the
-      breaker, and while that is open the store is not asked.
-    - What a caller could not tell the store (a commit, an abandon, a forget) waits in an outbox. It is delivered
-      before this conversation is next prepared, or in the background as soon as the store answers again; until then
-      `prepare` fails for this conversation, rather than trust a record that was not corrected.
-    - If `prepare` fails, the caller is taken to go on without: the store hears of that plan later, as `unheard`.
-    - A task that is cancelled while it waits leaves the command to end by itself, so that the next one on its
-      connection can't get its answer.
+    - A call gets `budget` seconds, then its caller continues without an answer. A failed or slower call opens the
+      breaker. While that is open, the store is not called.
+    - A `Commit`, `Abandon` or `Forget` that failed waits in an outbox. It is executed before this conversation is next
+      prepared, or in the background as soon as the store answers again. Until then `Prepare` fails for this
+      conversation, because its record is not up to date.
+    - When `Prepare` fails, the caller is expected to continue without an answer: the store receives that plan later,
+      under `unanswered_id`.
+    - When a waiting task is cancelled, the command still runs to its end in the background, so that the next command on
+      its connection cannot receive its answer.
+    - When a task is cancelled or interrupted in a `Commit`, the commit is withdrawn: the application receives the
+      exception in place of the answer, so that its next prompt may lack this turn.
 
-    `inspect` and `clear` are for operators: they take their time, and only translate errors.
+    `inspect` and `clear` are for operators: they have no time limit, and only translate errors.
 
     Args:
-        store: What does the work. If it is an `AsyncSeenStore` too, tasks await it; if not, threads call it for them.
-        budget: Seconds a call.
-        breaker: Decides when a store that failed is asked again.
-        max_notices: Most that waits in the outbox.
+        store: The store that does the work. If it is an `AsyncSeenStore` too, tasks await it; if not, threads call it
+            for them.
+        budget: Seconds per call.
+        breaker: Decides when a store that failed is called again.
+        max_pending: Most operations in the outbox.
         threads: Most calls that may hang at once before further ones fail.
-        interval: Seconds between two calls of `Maintained.maintain`.
-        retry: Seconds until what could not be told is tried again. Not at once: the call that got no answer in time may
-            still be on its way.
+        interval: Seconds between two calls of `MaintainableStore.maintain`.
+        retry: Seconds until operations in the outbox are tried again. Not at once, because a call that got no answer
+            in time may still be running.
     """
 
     def __init__(
@@ -73,7 +92,7 @@ class GuardedStore:
         *,
         budget: float = 0.020,
         breaker: CircuitBreaker | None = None,
-        max_notices: int = 65_536,
+        max_pending: int = 65_536,
         threads: int = 16,
         interval: float = 0.25,
         retry: float = 0.05,
@@ -81,181 +100,101 @@ class GuardedStore:
         for name, value in (("budget", budget), ("interval", interval), ("retry", retry)):
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        check_count("threads", threads)
         self.store = store
         self.breaker = CircuitBreaker() if breaker is None else breaker
-        self.outbox = Outbox(max_notices)
+        self.outbox = Outbox(max_pending)
         self._budget = budget
         self._lanes = Lanes(threads)
-        self._maintained = isinstance(store, Maintained)
+        self._is_maintained = isinstance(store, MaintainableStore)
         self._serves_threads = getattr(store, "serves_threads", True)
         self._awaited = store if isinstance(store, AsyncSeenStore) and getattr(store, "serves_tasks", True) else None
         self._interval = interval
         self._retry = retry
-        in_each_process(self._keep_here)
-        self._left_behind: set[asyncio.Task[object]] = set()
+        in_each_process(self._start_process)
+        self._running: set[asyncio.Task[Any]] = set()
 
-    def _keep_here(self) -> None:
-        # Guards the time. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
+    def _start_process(self) -> None:
+        # Guards `_due`. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
         self._lock = threading.RLock()
         self._due = math.inf
         self._ticker = Ticker(self._tick, _nothing, "warmprefix-keeper")
 
-    # -- what a request asks -----------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        # To be told only once the call has ended, for until then it may take a lease.
-        owe = partial(self._owe, conversation, Abandon(plan_id))
+    def execute(self, operation: Operation[T]) -> T:
+        """Execute one operation within the budget.
 
-        def ask() -> Prepared:
-            try:
-                self._deliver(conversation)
-                return self.store.prepare(conversation, plan_id, proposed)
-            except BaseException:
-                owe()
-                raise
+        Raises:
+            StoreError: The store failed, or did not answer in time.
+        """
+        with self._attempt(operation):
+            steps = self._steps(operation, self.store.execute)
+            return self._lanes.run(partial(run_steps, steps), self._budget, self._abandon_if_late(operation))
 
-        try:
-            return self._call("prepare", conversation, ask, owe)
-        except StoreError:
-            self._owe(conversation, Reserve(unheard(plan_id)))
-            raise
-
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        def tell(conversation: Conversation) -> bool:
-            self._deliver(conversation)  # the plan may be one of those that the store did not hear of
-            return self.store.commit(conversation, plan_id, sent)
-
-        with self._withdrawn_if_interrupted(conversation):
-            return self._tell("commit", conversation, Commit(plan_id, sent), tell)
-
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return self._tell("abandon", conversation, Abandon(plan_id), self.store.abandon, plan_id)
-
-    def forget(self, conversation: Conversation) -> None:
-        self._tell("forget", conversation, Forget(), self.store.forget)
-
-    # -- the same, for tasks -----------------------------------------------------------------------------------
-
-    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        owe, store = partial(self._owe, conversation, Abandon(plan_id)), self._awaited
-        if store is None:
-            return await self._in_thread(self.prepare, conversation, plan_id, proposed, late=owe)
-
-        async def ask() -> Prepared:
-            try:
-                await self._adeliver(store, conversation)
-                return await store.aprepare(conversation, plan_id, proposed)
-            except BaseException:
-                owe()
-                raise
-
-        try:
-            return await self._acall("prepare", conversation, ask, owe)
-        except StoreError:
-            self._owe(conversation, Reserve(unheard(plan_id)))
-            raise
-
-    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        notice, store = Commit(plan_id, sent), self._awaited
-        with self._withdrawn_if_interrupted(conversation):
-            if store is None:
-                owe = partial(self._owe, conversation, notice)
-                return await self._in_thread(self.commit, conversation, plan_id, sent, late=owe)
-
-            async def tell(conversation: Conversation) -> bool:
-                await self._adeliver(store, conversation)
-                return await store.acommit(conversation, plan_id, sent)
-
-            return await self._atell("commit", conversation, notice, tell)
-
-    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
-        notice, store = Abandon(plan_id), self._awaited
-        if store is None:
-            owe = partial(self._owe, conversation, notice)
-            return await self._in_thread(self.abandon, conversation, plan_id, late=owe)
-        return await self._atell("abandon", conversation, notice, store.aabandon, plan_id)
-
-    async def aforget(self, conversation: Conversation) -> None:
-        notice, store = Forget(), self._awaited
-        if store is None:
-            owe = partial(self._owe, conversation, notice)
-            await self._in_thread(self.forget, conversation, late=owe)
-        else:
-            await self._atell("forget", conversation, notice, store.aforget)
-
-    # -- commits that are taken back ---------------------------------------------------------------------------
+    async def aexecute(self, operation: Operation[T]) -> T:
+        """`execute`, for tasks."""
+        if self._awaited is None:
+            return await self._execute_in_thread(operation)
+        with self._attempt(operation):
+            steps = self._steps(operation, self._awaited.aexecute)
+            return await self._within_budget(arun_steps(steps), self._abandon_if_late(operation))
 
     def forget_soon(self, conversation: Conversation) -> None:
         """Have the store forget a conversation before it is next prepared here, without waiting for it."""
-        self._owe(conversation, Forget(), delay=0.0)
+        self._queue(Forget(conversation), delay=0.0)
 
     @contextmanager
-    def _withdrawn_if_interrupted(self, conversation: Conversation) -> Iterator[None]:
-        """Take a commit back whose caller is cancelled or interrupted.
-
-        The caller's application gets that exception in place of the answer, so its next prompt may lack this turn.
-        """
+    def _attempt(self, operation: Operation[Any]) -> Iterator[None]:
+        """Admit a call, report its outcome to the breaker, and queue the operation if it failed."""
+        if not isinstance(operation, Prepare | Commit | Abandon | Forget):
+            raise unknown_operation(operation)
         try:
-            yield
-        except Exception:
+            if self._is_maintained and self._due == math.inf:
+                self._schedule_upkeep(self._interval)
+            if not self.breaker.admits():
+                raise StoreUnavailableError(operation.name, operation.conversation)
+            try:
+                yield
+            except Exception as error:
+                self.breaker.failed()
+                raise StoreError(operation.name, operation.conversation) from error
+            self.breaker.succeeded()
+        except BaseException as error:
+            if not isinstance(operation, Prepare):
+                self._queue(operation)
+            elif isinstance(error, StoreError):
+                self._queue(UnansweredPlan(operation.conversation, unanswered_id(operation.plan_id)))
+            if isinstance(operation, Commit) and not isinstance(error, Exception):
+                self.forget_soon(operation.conversation)
             raise
+
+    def _steps(self, operation: Operation[T], execute: Callable[[Operation[Any]], Any]) -> Steps[T]:
+        """Empty the conversation's outbox where the record matters, then execute the operation."""
+        try:
+            if isinstance(operation, Prepare | Commit):  # the outbox may hold the `Prepare` of the plan to commit
+                yield from self._delivery(operation.conversation, execute)
+            return (yield partial(execute, operation))  # type: ignore[no-any-return]
         except BaseException:
-            self.forget_soon(conversation)
+            # Not before the call has ended, because until then it may take a lease.
+            self._abandon_if_late(operation)()
             raise
 
-    # -- for operators -----------------------------------------------------------------------------------------
+    def _abandon_if_late(self, operation: Operation[Any]) -> Callable[[], None]:
+        """Return what to do when a call ends, with or without success, after its caller stopped waiting."""
+        if not isinstance(operation, Prepare):
+            return _nothing
+        return partial(self._queue, Abandon(operation.conversation, operation.plan_id))
 
-    def inspect(self, conversation: Conversation) -> Snapshot | None:
-        try:
-            return self.store.inspect(conversation)
-        except Exception as error:
-            raise StoreError("inspect", conversation) from error
+    async def _within_budget(self, call: Coroutine[Any, Any, T], late: Callable[[], None]) -> T:
+        import asyncio  # slow to import, and every caller has imported it
 
-    def clear(self) -> None:
-        try:
-            self.store.clear()
-        except Exception as error:
-            raise StoreError("clear", "all conversations") from error
-        self.outbox.clear()
-
-    def start(self) -> None:
-        """Have the store connect in the background, before the first request needs it. Not needed, but it helps."""
-        self._keep_within(0.0)
-
-    def close(self) -> None:
-        """End the threads; what waits in the outbox gets one more try, of a second at most. The store stays open."""
-        self._ticker.stop(0.0)
-        if len(self.outbox) and self._serves_threads:
-            with suppress(Exception):
-                self._lanes.run(self._deliver_all, _LAST_TRY)
-        self._lanes.close()
-
-    # -- calls in time -----------------------------------------------------------------------------------------
-
-    # `late` is called when a call ends, with or without success, for which nobody waits any more.
-
-    def _call(self, operation: str, key: object, call: Callable[[], T], late: Callable[[], object] = _nothing) -> T:
-        self._admit(operation, key)
-        try:
-            outcome = self._lanes.run(call, self._budget, late)
-        except Exception as error:
-            self.breaker.failed()
-            raise StoreError(operation, key) from error
-        self.breaker.succeeded()
-        return outcome
-
-    async def _acall(
-        self, operation: str, key: object, call: Callable[[], Awaitable[T]], late: Callable[[], object] = _nothing
-    ) -> T:
-        import asyncio  # it takes long to import, and who calls this has it
-
-        self._admit(operation, key)
-        task = asyncio.ensure_future(call())
-        self._left_behind.add(task)
-        task.add_done_callback(self._done)
+        task = asyncio.ensure_future(call)
+        self._running.add(task)
+        task.add_done_callback(self._task_ended)
         try:
             await asyncio.wait({task}, timeout=self._budget)
-            for _ in range(_TURNS_OF_THE_LOOP):  # if it was the loop that was late, the answer may be there
+            for _ in range(_LOOP_CYCLES):  # if the loop itself was late, the answer may have arrived
                 if not task.done():
                     await asyncio.sleep(0)
         except BaseException:
@@ -263,100 +202,94 @@ class GuardedStore:
             raise
         if not task.done():
             task.add_done_callback(lambda task: late())
-        error = task.exception() if task.done() else TimeoutError(f"no answer in {self._budget * 1000:.0f} ms")
-        if error is not None:
-            self.breaker.failed()
-            raise StoreError(operation, key) from error
-        self.breaker.succeeded()
+            raise TimeoutError(f"no answer in {self._budget * 1000:.0f} ms")
         return task.result()
 
-    async def _in_thread(self, method: Callable[..., T], *args: object, late: Callable[[], object]) -> T:
-        """One of the methods above, which keep to their time once a thread is free to run them."""
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # asyncio logs exceptions that were never retrieved
+
+    async def _execute_in_thread(self, operation: Operation[T]) -> T:
+        """Call `execute`, which keeps to its time once a thread is free to run it."""
         import asyncio
 
         def ended(call: asyncio.Future[T]) -> None:
             if not call.cancelled():
-                call.exception()  # or it is said at the end that nobody asked for it
-            late()
+                call.exception()  # asyncio logs exceptions that were never retrieved
+            if isinstance(operation, Commit | Abandon | Forget):
+                self._queue(operation)
+            else:
+                self._abandon_if_late(operation)()
 
-        call = asyncio.get_running_loop().run_in_executor(None, method, *args)
+        call = asyncio.get_running_loop().run_in_executor(None, self.execute, operation)
         try:
             await asyncio.wait({call}, timeout=2 * self._budget)
         except BaseException:
             call.add_done_callback(ended)
+            if isinstance(operation, Commit):
+                self.forget_soon(operation.conversation)
             raise
         if not call.done():
             call.add_done_callback(ended)
-            raise StoreError(method.__name__, args[0]) from TimeoutError("no thread is free")
+            raise StoreError(operation.name, operation.conversation) from TimeoutError("no thread is free")
         return call.result()
 
-    def _admit(self, operation: str, key: object) -> None:
-        if self._maintained and self._due == math.inf:
-            self._keep_within(self._interval)
-        if not self.breaker.admits():
-            raise StoreUnavailableError(operation, key)
+    # -- for operators -------------------------------------------------------------------------------------------
 
-    def _done(self, task: asyncio.Task[object]) -> None:
-        self._left_behind.discard(task)
-        if not task.cancelled():
-            task.exception()  # or it is said at the end that nobody asked for it
-
-    def _tell(
-        self, operation: str, conversation: Conversation, notice: Notice, method: Callable[..., T], *args: object
-    ) -> T:
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        """Return a conversation's state, or None if it is unknown."""
         try:
-            return self._call(operation, conversation, lambda: method(conversation, *args))
-        except BaseException:
-            self._owe(conversation, notice)
-            raise
+            return self.store.inspect(conversation)
+        except Exception as error:
+            raise StoreError("inspect", conversation) from error
 
-    async def _atell(
-        self,
-        operation: str,
-        conversation: Conversation,
-        notice: Notice,
-        method: Callable[..., Awaitable[T]],
-        *args: object,
-    ) -> T:
+    def clear(self) -> None:
+        """Forget all conversations, and empty the outbox."""
         try:
-            return await self._acall(operation, conversation, lambda: method(conversation, *args))
-        except BaseException:
-            self._owe(conversation, notice)
-            raise
+            self.store.clear()
+        except Exception as error:
+            raise StoreError("clear", "all conversations") from error
+        self.outbox.clear()
 
-    # -- the outbox --------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Connect in the background now instead of at the first request."""
+        self._schedule_upkeep(0.0)
 
-    def _owe(self, conversation: Conversation, notice: Notice, delay: float | None = None) -> None:
-        self.outbox.add(conversation, notice)
-        self._keep_within(self._retry if delay is None else delay)
+    def close(self) -> None:
+        """End the threads, after one last attempt of 1 s at most to empty the outbox. The store stays open."""
+        self._ticker.stop(0.0)
+        if len(self.outbox) and self._serves_threads:
+            with suppress(Exception):
+                self._lanes.run(self._deliver_all, _LAST_DELIVERY_SECONDS)
+        self._lanes.close()
 
-    def _deliver(self, conversation: Conversation) -> None:
-        for notice in self.outbox.waiting(conversation):
+    # -- the outbox ----------------------------------------------------------------------------------------------
+
+    def _queue(self, pending: PendingOperation, delay: float | None = None) -> None:
+        self.outbox.add(pending)
+        self._schedule_upkeep(self._retry if delay is None else delay)
+
+    def _delivery(self, conversation: Conversation, execute: Callable[[Operation[Any]], Any]) -> Steps[None]:
+        for pending in self.outbox.waiting(conversation):
             try:
-                notice.tell(self.store, conversation)
-            except _NEVER:
-                self.store.forget(conversation)  # or this notice would hold up all others for ever
-            self.outbox.delivered(conversation, notice)
-
-    async def _adeliver(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        for notice in self.outbox.waiting(conversation):
-            try:
-                await notice.atell(store, conversation)
-            except _NEVER:
-                await store.aforget(conversation)
-            self.outbox.delivered(conversation, notice)
+                for operation in operations_of(pending):
+                    yield partial(execute, operation)
+            except _PERMANENT_ERRORS:
+                yield partial(execute, Forget(conversation))  # or it would block all others for ever
+            self.outbox.remove(pending)
 
     def _deliver_all(self) -> None:
         for conversation in self.outbox.conversations():
-            self._deliver(conversation)
+            run_steps(self._delivery(conversation, self.store.execute))
 
-    # -- in the background -------------------------------------------------------------------------------------
+    # -- in the background ---------------------------------------------------------------------------------------
 
-    def _keep_within(self, seconds: float) -> None:
-        """Have `keep` called in so many seconds at the latest."""
+    def _schedule_upkeep(self, seconds: float) -> None:
+        """Have `run_upkeep` called in `seconds` at the latest."""
         with self._lock:
             self._due = min(self._due, time.monotonic() + seconds)
-        with suppress(RuntimeError):  # no more threads: notices are delivered when their conversation is next prepared
+        with suppress(RuntimeError):  # no more threads: the outbox is emptied when a conversation is next prepared
             self._ticker.start()
             self._ticker.wake()
 
@@ -364,20 +297,20 @@ class GuardedStore:
         if time.monotonic() >= self._due:
             with self._lock:
                 self._due = math.inf
-            self.keep()
+            self.run_upkeep()
             with self._lock:
-                pause = self._retry if len(self.outbox) else self._interval if self._maintained else math.inf
+                pause = self._retry if len(self.outbox) else self._interval if self._is_maintained else math.inf
                 self._due = min(self._due, time.monotonic() + pause)
-        return min(self._due - time.monotonic(), _LONGEST_SLEEP)
+        return min(self._due - time.monotonic(), _MAX_SLEEP_SECONDS)
 
-    def keep(self) -> None:
-        """What a thread does now and then: hear whether the store answers, and tell it what waits.
+    def run_upkeep(self) -> None:
+        """Maintain the store and empty the outbox. A background thread calls this; it never raises.
 
-        It maintains the store even while the breaker is open: a server that comes back must be told soon what it may
-        have lost, and it is better asked from here than on the way of a request.
+        It maintains the store even while the breaker is open: a server that returns may have lost forgets, and finding
+        that out here is better than during a request.
         """
         try:
-            if isinstance(self.store, Maintained):
+            if isinstance(self.store, MaintainableStore):
                 self.store.maintain()
             elif not len(self.outbox) or not self.breaker.admits():
                 return

@@ -5,19 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from warmprefix.stores.base import Conversation, Prepared, SeenBlock, Snapshot
+from warmprefix.stores.operations import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    Operation,
+    Prepare,
+    PreparedTurn,
+    SeenBlock,
+    Snapshot,
+    unknown_operation,
+)
 
 __all__ = ["MemorySeenStore"]
 
-_NOBODY = b""
-"""The owner of a label that names two texts, after plans that did not know of each other; so none may have it."""
+T = TypeVar("T")
 
+_SHARED = b""
+"""Owner of a label that two parallel plans gave to two texts; no block may be sent under it any more."""
 
 _ENDED = -1
-"""The turn of a lease that `forget` has ended: its plan can't be recorded, and may be committed all the same."""
+"""Turn of a lease that `Forget` ended: its plan cannot be recorded, but may still be committed."""
 
 
 class MemorySeenStore:
@@ -68,65 +81,70 @@ class MemorySeenStore:
         self._entries = 0
         """Sum of `counted` over all states."""
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
+    def execute(self, operation: Operation[T]) -> T:
+        """Execute one operation and return its result. O(blocks of the request)."""
+        handle = _HANDLERS.get(type(operation))
+        if handle is None:
+            raise unknown_operation(operation)
         with self._lock:
-            now = self._clock()
-            state = self._use(conversation, now)
-            if state is None:
-                state = self._states[conversation] = _State(used=now)
-                while len(self._states) > self._max_conversations:
-                    self._drop_oldest()
-            state.settle(now)
-            if plan_id not in state.closed:
-                state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
-                state.trim_leases(self._max_leases)
-            seen = {key: state.blocks[key] for key in proposed if key in state.blocks}
-            taken = frozenset(
-                label for key, label in proposed.items() if state.labels.get(label, key) != key and key not in seen
-            )
-            since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
-            contested = frozenset([key for key, block in seen.items() if block.turn > since])
+            return handle(self, operation, self._clock())  # type: ignore[no-any-return]
+
+    def _prepare(self, operation: Prepare, now: float) -> PreparedTurn:
+        plan_id, proposed = operation.plan_id, operation.proposed
+        state = self._use(operation.conversation, now)
+        if state is None:
+            state = self._states[operation.conversation] = _State(used=now)
+            while len(self._states) > self._max_conversations:
+                self._drop_oldest()
+        state.settle(now)
+        if plan_id not in state.closed:
+            state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
+            state.trim_leases(self._max_leases)
+        seen = {key: state.blocks[key] for key in proposed if key in state.blocks}
+        taken = frozenset(
+            label for key, label in proposed.items() if state.labels.get(label, key) != key and key not in seen
+        )
+        since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
+        contested = frozenset([key for key, block in seen.items() if block.turn > since])
+        self._count(state)
+        return PreparedTurn(state.turn, seen, taken, contested)
+
+    def _commit(self, operation: Commit, now: float) -> bool:
+        plan_id, sent = operation.plan_id, operation.sent
+        state = self._use(operation.conversation, now)
+        if state is None or plan_id in state.closed:
+            return False
+        lease = state.close(plan_id, self._max_leases)
+        recorded = lease is not None and lease.turn == state.turn and now < lease.expires
+        try:
+            if recorded:
+                state.record(sent, state.turn + 1)
+            else:  # late or not, the model saw it: the history may lack plans prepared in parallel
+                state.roll_back(0 if lease is None else max(lease.turn, 0))
+            state.take_labels(sent)
+            state.trim(self._max_blocks)
+            state.turn += 1
             self._count(state)
-            return Prepared(state.turn, seen, taken, contested)
+        except BaseException:  # such as KeyboardInterrupt: a conversation recorded in part is dropped
+            if self._states.pop(operation.conversation, None) is not None:
+                self._entries -= state.counted
+            raise
+        return recorded
 
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        with self._lock:
-            now = self._clock()
-            state = self._use(conversation, now)
-            if state is None or plan_id in state.closed:
-                return False
-            lease = state.close(plan_id, self._max_leases)
-            recorded = lease is not None and lease.turn == state.turn and now < lease.expires
-            try:
-                if recorded:
-                    state.record(sent, state.turn + 1)
-                else:  # late or not, the model saw it: plans prepared beside it may not be in the history
-                    state.roll_back(0 if lease is None else max(lease.turn, 0))
-                state.take_labels(sent)
-                state.trim(self._max_blocks)
-                state.turn += 1
-                self._count(state)
-            except BaseException:  # such as KeyboardInterrupt: of a conversation half recorded nothing is known
-                if self._states.pop(conversation, None) is not None:
-                    self._entries -= state.counted
-                raise
-            return recorded
+    def _abandon(self, operation: Abandon, now: float) -> bool:
+        state = self._use(operation.conversation, now)
+        lease = None if state is None else state.close(operation.plan_id, self._max_leases)
+        return lease is not None and lease.turn != _ENDED
 
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        with self._lock:
-            state = self._use(conversation, self._clock())
-            lease = None if state is None else state.close(plan_id, self._max_leases)
-            return lease is not None and lease.turn != _ENDED
-
-    def forget(self, conversation: Conversation) -> None:
-        with self._lock:
-            state = self._states.get(conversation)
-            if state is not None:
-                state.roll_back(0)
-                for lease in state.leases.values():
-                    lease.turn = _ENDED
+    def _forget(self, operation: Forget, now: float) -> None:
+        state = self._states.get(operation.conversation)
+        if state is not None:
+            state.roll_back(0)
+            for lease in state.leases.values():
+                lease.turn = _ENDED
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
+        """Return a conversation's state, or None if it is unknown."""
         with self._lock:
             state = self._states.get(conversation)
             if state is None or self._is_over(conversation, self._clock()):
@@ -135,6 +153,7 @@ class MemorySeenStore:
             return Snapshot(state.epoch, state.turn, tuple(state.blocks.values()), leases)
 
     def clear(self) -> None:
+        """Forget all conversations."""
         with self._lock:
             self._states.clear()
             self._entries = 0
@@ -149,7 +168,7 @@ class MemorySeenStore:
         return state
 
     def _count(self, state: _State) -> None:
-        """Keep to the bound over all conversations, after an operation on this one."""
+        """Enforce the bound over all conversations, after an operation on this one."""
         size = len(state.blocks) + len(state.labels) + len(state.leases) + len(state.closed)
         self._entries += size - state.counted
         state.counted = size
@@ -163,6 +182,14 @@ class MemorySeenStore:
         return self._states[conversation].used + self._ttl <= now
 
 
+_HANDLERS: dict[type, Callable[[MemorySeenStore, Any, float], Any]] = {
+    Prepare: MemorySeenStore._prepare,  # noqa: SLF001
+    Commit: MemorySeenStore._commit,  # noqa: SLF001
+    Abandon: MemorySeenStore._abandon,  # noqa: SLF001
+    Forget: MemorySeenStore._forget,  # noqa: SLF001
+}
+
+
 @dataclass(slots=True)
 class _Lease:
     turn: int
@@ -173,14 +200,14 @@ class _Lease:
 class _State:
     used: float
     counted: int = 0
-    """Its entries, as they were last counted."""
+    """Its number of entries when last counted."""
     epoch: int = 0
     turn: int = 0
     blocks: OrderedDict[bytes, SeenBlock] = field(default_factory=OrderedDict)
     labels: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     leases: OrderedDict[str, _Lease] = field(default_factory=OrderedDict)
     closed: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """The last plans that were committed or abandoned."""
+    """The plans committed or abandoned most recently."""
 
     def close(self, plan_id: str, max_closed: int) -> _Lease | None:
         self.closed[plan_id] = None
@@ -189,7 +216,7 @@ class _State:
         return self.leases.pop(plan_id, None)
 
     def settle(self, now: float) -> None:
-        """Of a plan whose time is over nobody knows whether the model saw it; if others went on beside it: as if so."""
+        """End leases that timed out. If others were committed meanwhile, treat each as committed, because it may be."""
         over = [plan_id for plan_id, lease in self.leases.items() if lease.turn < self.turn and lease.expires <= now]
         for plan_id in over:
             self.roll_back(max(self.leases.pop(plan_id).turn, 0))
@@ -208,7 +235,7 @@ class _State:
     def take_labels(self, sent: Sequence[SeenBlock]) -> None:
         for block in sent:
             owner = self.labels.get(block.label, block.fingerprint)
-            self.labels[block.label] = block.fingerprint if owner == block.fingerprint else _NOBODY
+            self.labels[block.label] = block.fingerprint if owner == block.fingerprint else _SHARED
             self.labels.move_to_end(block.label)
 
     def roll_back(self, turn: int) -> None:
@@ -220,8 +247,8 @@ class _State:
     def trim(self, max_blocks: int) -> None:
         while len(self.blocks) > max_blocks:
             self.blocks.popitem(last=False)
-        # A label outlives its block's record, since the history may still show the text that it names; never the
-        # other way round, or another text could get it.
+        # A label outlives its block's record, because the history may still show the text that it names. A block never
+        # outlives its label, or another text could get that label.
         while len(self.labels) > 4 * max_blocks:
             label, owner = self.labels.popitem(last=False)
             if owner in self.blocks and self.blocks[owner].label == label:

@@ -1,4 +1,4 @@
-"""What a store has not been told yet."""
+"""Operations that a store has not executed yet."""
 
 from __future__ import annotations
 
@@ -7,181 +7,146 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from warmprefix.forks import in_each_process
-from warmprefix.stores.base import AsyncSeenStore, Conversation, SeenBlock, SeenStore
+from warmprefix.stores.operations import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    Operation,
+    Prepare,
+    SeenBlock,
+    unanswered_id,
+)
 
-__all__ = ["Abandon", "Commit", "Forget", "Notice", "Outbox", "Reserve", "Settle", "unheard"]
+__all__ = ["Outbox", "PendingOperation", "Settlement", "UnansweredPlan", "operations_of"]
 
-
-def unheard(plan_id: str) -> str:
-    """Another id for a plan of which the store did not hear in time: under its own the question may come late."""
-    return f"{plan_id}?"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Commit:
-    """A plan's prompt was seen by the model."""
-
-    plan_id: str
-    sent: Sequence[SeenBlock]
-
-    def tell(self, store: SeenStore, conversation: Conversation) -> None:
-        store.commit(conversation, self.plan_id, self.sent)
-
-    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        await store.acommit(conversation, self.plan_id, self.sent)
+_MAX_PER_CONVERSATION = 64
+_MAX_LABELS = 4_096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Abandon:
-    """A plan's prompt will not be seen."""
+class UnansweredPlan:
+    """A plan whose `Prepare` got no answer, so that its past is unknown.
 
-    plan_id: str
-
-    def tell(self, store: SeenStore, conversation: Conversation) -> None:
-        store.abandon(conversation, self.plan_id)
-
-    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        await store.aabandon(conversation, self.plan_id)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reserve:
-    """A plan was made of which the store did not hear, so that nothing is known of its past.
-
-    Nothing that was recorded is certain any more. What is recorded from now on is contested until that plan ends, and
-    its commit voids that too, for there may be more such plans, elsewhere: so its lease is taken, and ended at once.
+    Its lease is taken late and ended at once. Nothing recorded before is certain any more, and blocks recorded later
+    stay contested until the plan ends. Its commit voids them too, because other workers may have such plans as well.
     """
 
+    conversation: Conversation
     plan_id: str
 
-    def tell(self, store: SeenStore, conversation: Conversation) -> None:
-        store.prepare(conversation, self.plan_id, {})
-        store.forget(conversation)
-
-    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        await store.aprepare(conversation, self.plan_id, {})
-        await store.aforget(conversation)
+    def operations(self) -> tuple[Operation[Any], ...]:
+        return Prepare(self.conversation, self.plan_id, {}), Forget(self.conversation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forget:
-    """The history is no longer what was recorded."""
+class Settlement:
+    """Many plans that ended, replaced by a few operations: no recorded block is certain, but their labels stay taken.
 
-    def tell(self, store: SeenStore, conversation: Conversation) -> None:
-        store.forget(conversation)
-
-    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        await store.aforget(conversation)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Settle:
-    """Plans ended, more than are worth telling one by one: nothing that was recorded is certain, but their labels hold.
-
-    Their blocks are committed as those of a plan that the store did not hear of in time, which records their labels
-    and voids all else. Only then does each plan give its lease back, which would contest what is recorded later.
+    Their blocks are committed as those of an unanswered plan, which takes their labels and voids everything else. Each
+    plan returns its lease only after that, because the voided commit must not contest blocks recorded later.
     """
 
+    conversation: Conversation
     plan_id: str
     sent: Sequence[SeenBlock]
     ended: Sequence[str]
 
     @classmethod
-    def of(cls, notices: Sequence[Notice]) -> Settle:
-        """One for many, of which the last is taken for the newest; it keeps no more than a store would."""
+    def of(cls, conversation: Conversation, replaced: Sequence[PendingOperation]) -> Settlement:
+        """Return one settlement for many pending operations, oldest first. It keeps no more than a store would."""
         sent: dict[tuple[str, bytes], SeenBlock] = {}
         ended: dict[str, None] = {}
-        for notice in notices:
-            if isinstance(notice, Commit | Settle):
-                sent.update({(block.label, block.fingerprint): block for block in notice.sent})
-            if isinstance(notice, Settle):
-                ended.update(dict.fromkeys(notice.ended))
-            elif isinstance(notice, Commit | Abandon):
-                ended[notice.plan_id] = None
-        for notice in notices:
-            if isinstance(notice, Reserve):
-                ended.pop(notice.plan_id, None)  # the store never heard of it
-        plan_id = unheard(f"settled-{uuid.uuid4().hex}")
-        return cls(plan_id, tuple(sent.values())[-_MOST_LABELS:], tuple(ended)[-_MOST_OF_ONE:])
+        for pending in replaced:
+            if isinstance(pending, Commit | Settlement):
+                sent.update({(block.label, block.fingerprint): block for block in pending.sent})
+            if isinstance(pending, Settlement):
+                ended.update(dict.fromkeys(pending.ended))
+            elif isinstance(pending, Commit | Abandon):
+                ended[pending.plan_id] = None
+        for pending in replaced:
+            if isinstance(pending, UnansweredPlan):
+                ended.pop(pending.plan_id, None)  # the store has no lease of it
+        plan_id = unanswered_id(f"settled-{uuid.uuid4().hex}")
+        return cls(conversation, plan_id, tuple(sent.values())[-_MAX_LABELS:], tuple(ended)[-_MAX_PER_CONVERSATION:])
 
-    def tell(self, store: SeenStore, conversation: Conversation) -> None:
-        Reserve(self.plan_id).tell(store, conversation)
-        store.commit(conversation, self.plan_id, self.sent)
-        for plan_id in self.ended:
-            store.abandon(conversation, plan_id)
-
-    async def atell(self, store: AsyncSeenStore, conversation: Conversation) -> None:
-        await Reserve(self.plan_id).atell(store, conversation)
-        await store.acommit(conversation, self.plan_id, self.sent)
-        for plan_id in self.ended:
-            await store.aabandon(conversation, plan_id)
+    def operations(self) -> tuple[Operation[Any], ...]:
+        return (
+            *UnansweredPlan(self.conversation, self.plan_id).operations(),
+            Commit(self.conversation, self.plan_id, self.sent),
+            *[Abandon(self.conversation, plan_id) for plan_id in self.ended],
+        )
 
 
-Notice = Commit | Abandon | Reserve | Forget | Settle
-"""Each may be told twice, and late: the store's contract sees to that."""
+PendingOperation: TypeAlias = Commit | Abandon | Forget | UnansweredPlan | Settlement
+"""Each may be executed twice, and late: the store's contract allows that."""
 
 
-_MOST_OF_ONE = 64
-_MOST_LABELS = 4_096
+def operations_of(pending: PendingOperation) -> tuple[Operation[Any], ...]:
+    """Return the operations to execute, in order."""
+    return pending.operations() if isinstance(pending, UnansweredPlan | Settlement) else (pending,)
 
 
 class Outbox:
-    """Notices that could not be delivered, by conversation, oldest first. Thread-safe; operations take O(1).
+    """Pending operations by conversation, oldest first. Thread-safe; each method takes O(1).
 
-    A notice stays until it is known to be delivered: while one thread delivers it, another must not take the
-    conversation's record for true. If a conversation has dozens of them, one that settles them takes their place.
+    An operation stays until it is known to be executed: while one thread executes it, another must not trust the
+    conversation's record. If a conversation has dozens of them, one `Settlement` replaces them.
 
     Args:
-        max_notices: Beyond it the conversation whose notices wait longest loses them.
+        max_pending: Most operations. Beyond it, the conversation that waits longest loses its operations.
     """
 
-    def __init__(self, max_notices: int = 65_536) -> None:
-        if max_notices < 1:
-            raise ValueError(f"max_notices must be 1 or more, got {max_notices}")
-        self._max_notices = max_notices
+    def __init__(self, max_pending: int = 65_536) -> None:
+        if max_pending < 1:
+            raise ValueError(f"max_pending must be 1 or more, got {max_pending}")
+        self._max_pending = max_pending
         in_each_process(self._renew_lock)
-        self._waiting: OrderedDict[Conversation, tuple[Notice, ...]] = OrderedDict()
+        self._waiting: OrderedDict[Conversation, tuple[PendingOperation, ...]] = OrderedDict()
         self._count = 0
         self.dropped = 0
-        """Notices lost to the bound."""
+        """Operations dropped by the bound."""
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # plans are abandoned by the garbage collector too, in the middle of anything
+        self._lock = threading.RLock()  # the garbage collector may abandon plans, in the middle of anything
 
-    def add(self, conversation: Conversation, notice: Notice) -> None:
+    def add(self, pending: PendingOperation) -> None:
+        """Add an operation behind the others of its conversation."""
         with self._lock:
-            before = self._waiting.get(conversation, ())
-            after = (*(before if len(before) < _MOST_OF_ONE else _settled(before)), notice)
-            self._waiting[conversation] = after
+            before = self._waiting.get(pending.conversation, ())
+            after = (*(before if len(before) < _MAX_PER_CONVERSATION else _settled(before)), pending)
+            self._waiting[pending.conversation] = after
             self._count += len(after) - len(before)
-            while self._count > self._max_notices:
+            while self._count > self._max_pending:
                 _, lost = self._waiting.popitem(last=False)
                 self._count -= len(lost)
                 self.dropped += len(lost)
 
-    def waiting(self, conversation: Conversation) -> tuple[Notice, ...]:
-        """A conversation's notices, in the order in which to deliver them."""
+    def waiting(self, conversation: Conversation) -> tuple[PendingOperation, ...]:
+        """Return a conversation's operations, in the order in which to execute them."""
         return self._waiting.get(conversation, ())
 
-    def delivered(self, conversation: Conversation, notice: Notice) -> None:
-        """Take a notice out; nothing happens if it is out already."""
+    def remove(self, pending: PendingOperation) -> None:
+        """Remove an operation that was executed; no effect if it was removed before."""
         with self._lock:
-            before = self._waiting.get(conversation, ())
-            left = tuple(other for other in before if other is not notice)
+            before = self._waiting.get(pending.conversation, ())
+            left = tuple(other for other in before if other is not pending)
             self._count -= len(before) - len(left)
             if left:
-                self._waiting[conversation] = left
+                self._waiting[pending.conversation] = left
             else:
-                self._waiting.pop(conversation, None)
+                self._waiting.pop(pending.conversation, None)
 
     def conversations(self) -> list[Conversation]:
-        """All that have notices, those first that wait longest."""
+        """Return all conversations with pending operations, the one that waits longest first."""
         with self._lock:
             return list(self._waiting)
 
     def clear(self) -> None:
+        """Drop everything without counting it."""
         with self._lock:
             self._waiting.clear()
             self._count = self.dropped = 0
@@ -190,9 +155,9 @@ class Outbox:
         return self._count
 
 
-def _settled(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """One for those that ended, and those about plans that are open still: the last of them, if they are many."""
-    settle = Settle.of(notices)
-    ended = {notice.plan_id for notice in notices if isinstance(notice, Commit | Abandon)}
-    still_open = [notice for notice in notices if isinstance(notice, Reserve) and notice.plan_id not in ended]
-    return (settle, *still_open[-(_MOST_OF_ONE // 2) :])
+def _settled(pending: tuple[PendingOperation, ...]) -> tuple[PendingOperation, ...]:
+    """Return a settlement of the ended plans, then the newest of the unanswered plans that are still open."""
+    settlement = Settlement.of(pending[0].conversation, pending)
+    ended = {each.plan_id for each in pending if isinstance(each, Commit | Abandon)}
+    still_open = [each for each in pending if isinstance(each, UnansweredPlan) and each.plan_id not in ended]
+    return (settlement, *still_open[-(_MAX_PER_CONVERSATION // 2) :])

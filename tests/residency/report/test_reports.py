@@ -323,12 +323,12 @@ def test_a_failing_feed_only_costs_a_count() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"cached_tokens": 1, "report": EngineReport()}, TypeError, "either cached_tokens or report"),
+        ({"cached_tokens": 1, "report": EngineReport()}, TypeError, "cached_tokens must be None if a report is given"),
         ({"report": 5}, TypeError, "report must be an EngineReport or None, got int"),
         ({"report": EngineReport(-1)}, ValueError, "cached_tokens must be 0 or more, got -1"),
         ({"report": EngineReport(prompt_tokens=-1)}, ValueError, "prompt_tokens must be 0 or more"),
         ({"report": EngineReport(prompt_tokens=True)}, TypeError, "prompt_tokens must be an int or None, got bool"),
-        ({"report": EngineReport(block_ends=["a"])}, TypeError, "block_ends must be numbers"),  # type: ignore[list-item]
+        ({"report": EngineReport(block_ends=["a"])}, TypeError, "block_ends must be numbers or None"),  # type: ignore[list-item]
         ({"report": EngineReport(ttft=-0.5)}, ValueError, "ttft must be 0 or more, got -0.5"),
         ({"report": EngineReport(ttft=math.nan)}, ValueError, "ttft must be 0 or more, got nan"),
     ],
@@ -348,7 +348,7 @@ def test_invalid_block_ends_are_ignored(shares: list[float]) -> None:
         committed(planner, BLOCKS, EngineReport(100, 1_000, block_ends=shares))
     assert planner.plan(BLOCKS).resident_tokens <= 250
     assert planner.stats().reports == 3
-    [state] = planner._scopes.values()
+    [state] = planner._scopes
     state.tree.check_integrity()
 
 

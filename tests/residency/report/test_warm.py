@@ -69,8 +69,9 @@ async def test_async_warming(open_engine: OpenEngine, corpus: list[ContextBlock]
 
 def test_a_failing_engine_raises(open_engine: OpenEngine, corpus: list[ContextBlock]) -> None:
     planner, engine = ContextPlanner(), open_engine(20)  # too small for the preamble's prompt and a path
-    planner.commit(planner.plan(corpus[:9], preamble=PREAMBLE, model="warmprefix-emulator"))
-    planner.residency_changed(next(iter(planner._scopes)), [block.fingerprint for block in corpus[:9]], 0)
+    plan = planner.plan(corpus[:9], preamble=PREAMBLE, model="warmprefix-emulator")
+    planner.commit(plan)
+    planner.residency_changed(plan.scope, [block.fingerprint for block in corpus[:9]], 0)
     with pytest.raises(openai.OpenAIError):
         planner.warm(engine.client, PREAMBLE, corpus, model="warmprefix-emulator")
     assert planner.plan(corpus[:9], preamble=PREAMBLE, model="warmprefix-emulator").resident_tokens == 0

@@ -11,8 +11,7 @@ import pytest
 from kv_publisher import KvPublisher, removed, stored
 from redis_servers import wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, FeedStats, NoFeed
-from warmprefix.residency import ResidencyTarget, ServedPrompt
-from warmprefix.residency import KvEventFeed
+from warmprefix.residency import KvEventFeed, ResidencyTarget, ServedPrompt
 from warmprefix.routing import Agent, AgentRouter, AssignedBlock
 
 KV = 4

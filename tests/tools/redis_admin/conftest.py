@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redis_servers import Cluster, SentinelSetup, Server, binaries
-from warmprefix.stores import Conversation, SeenBlock
+from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
 from warmprefix.stores.redis import RedisSeenStore
 
 COMMAND = [sys.executable, "-W", "error", "-m", "warmprefix_tools", "state"]
@@ -33,7 +33,7 @@ class Fill:
                 SeenBlock(bytes([turn, i]) * 8, f"label {turn}.{i}\u2028{{x}}", turn, 100 * i) for i in range(blocks)
             ]
             plan = self.open(conversation)
-            assert self._store.commit(conversation, plan, own)
+            assert self._store.execute(Commit(conversation, plan, own))
             sent += own
         return sent
 
@@ -41,7 +41,7 @@ class Fill:
         """Prepare a plan, and leave it at that."""
         self._plans += 1
         plan_id = f"plan-{self._plans}"
-        self._store.prepare(conversation, plan_id, {})
+        self._store.execute(Prepare(conversation, plan_id, {}))
         return plan_id
 
     def inspect(self, conversation: Conversation) -> Any:

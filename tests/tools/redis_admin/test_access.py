@@ -18,7 +18,7 @@ from warmprefix.order_sharing.base import LearnedOrder
 from warmprefix.order_sharing.codec import stream_key
 from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.settings import SharedSettings
-from warmprefix.stores import Conversation, SeenBlock
+from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, SeenBlock
 from warmprefix.stores.redis import RedisSeenStore
 from warmprefix.stores.redis.keys import conversation_key
 
@@ -119,7 +119,7 @@ def test_the_commands_on_the_state_need_no_more(
 def test_other_keys_are_out_of_reach(each_server: Server, user: User) -> None:
     store = RedisSeenStore(user.url(each_server.url), prefix="other", settle=0)
     with pytest.raises(redis.RedisError, match=r"(?i)no permissions|permission"):
-        store.prepare(CHAT, "plan", {})
+        store.execute(Prepare(CHAT, "plan", {}))
     store.close()
 
 
@@ -144,14 +144,14 @@ def store_works(url: str, admin: Admin) -> bool:
     store = RedisSeenStore(url, settle=0, timeout=10, connect_timeout=10)
     try:
         for plan in ("a", "b", "c"):
-            store.prepare(CHAT, plan, {block.fingerprint: block.label})
-        assert store.commit(CHAT, "a", [block])
-        assert not store.commit(CHAT, "b", [block])
-        assert store.abandon(CHAT, "c")
+            store.execute(Prepare(CHAT, plan, {block.fingerprint: block.label}))
+        assert store.execute(Commit(CHAT, "a", [block]))
+        assert not store.execute(Commit(CHAT, "b", [block]))
+        assert store.execute(Abandon(CHAT, "c"))
         assert store.inspect(CHAT)
-        store.forget(CHAT)
+        store.execute(Forget(CHAT))
         store.maintain()
-        assert store.prepare(future, "d", {}).turn == 0
+        assert store.execute(Prepare(future, "d", {})).turn == 0
     except redis.RedisError:
         return False
     finally:
@@ -205,7 +205,7 @@ def test_a_reset_needs_what_the_page_says(each_server: Server, user: User) -> No
     assert ADDED[RESET] == ["+scan"]
     user.may(*COMMANDS, *ADDED[RESET])
     store = RedisSeenStore(user.url(each_server.url), settle=0)
-    store.prepare(CHAT, "plan", {})
+    store.execute(Prepare(CHAT, "plan", {}))
     store.clear()
     assert store.inspect(CHAT) is None
     store.close()
@@ -260,8 +260,8 @@ def cluster_works(cluster: Cluster, url: str, admins: list[Admin]) -> bool:
         store = RedisSeenStore(url, settle=0, timeout=10, connect_timeout=10)
         try:
             store.maintain()
-            store.prepare(CHAT, "plan", {})
-            return store.abandon(CHAT, "plan")
+            store.execute(Prepare(CHAT, "plan", {}))
+            return store.execute(Abandon(CHAT, "plan"))
         finally:
             store.close()
     except (redis.RedisError, RedisClusterException):
@@ -281,7 +281,7 @@ def test_sentinels_need_what_the_page_says(sentinels: SentinelSetup, dropped: st
         url = f"{sentinels.url}?sentinel_username=planner&sentinel_password=x"
         store = RedisSeenStore(url, settle=0, timeout=10, connect_timeout=10)
         try:
-            store.prepare(CHAT, "plan", {})
+            store.execute(Prepare(CHAT, "plan", {}))
             assert dropped is None
         except redis.RedisError:
             assert dropped is not None

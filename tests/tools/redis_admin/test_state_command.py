@@ -17,7 +17,7 @@ from redis_servers import Cluster, SentinelSetup, Server, free_port, wait_until
 from warmprefix import ContextPlanner
 from warmprefix.errors import MissingExtraError
 from warmprefix.settings import SharedSettings
-from warmprefix.stores import Conversation
+from warmprefix.stores import Conversation, Prepare
 from warmprefix.stores.redis.keys import conversation_key
 from warmprefix_tools.redis_admin.survey import take_survey
 
@@ -85,7 +85,7 @@ def test_a_plan_that_timed_out_is_told_as_such(server: Server, ask: Ask, run: Ru
     from warmprefix.stores.redis import RedisSeenStore
 
     store = RedisSeenStore(server.url, lease_ttl=0.001)
-    store.prepare(CHAT, "slow", {})
+    store.execute(Prepare(CHAT, "slow", {}))
     store.close()
     time.sleep(0.01)
     assert -60 < ask("inspect", server.url, *named(CHAT))[1]["leases"][0]["expires_seconds"] < 0

@@ -19,7 +19,7 @@ import redis
 from redis_servers import Server
 from warmprefix import ContextPlanner
 from warmprefix.settings import SharedSettings
-from warmprefix.stores import Conversation
+from warmprefix.stores import Conversation, Prepare
 from warmprefix.stores.redis import RedisSeenStore
 
 CERTIFICATES = Path(__file__).parent / "tls"
@@ -118,7 +118,7 @@ def test_a_certificate_that_is_wrong_is_refused(
     url = f"rediss://{host}:{front.port}{options}"
     store = RedisSeenStore(url, timeout=10, connect_timeout=10)
     with pytest.raises(redis.ConnectionError, match=r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"):
-        store.prepare(CHAT, "plan", {})
+        store.execute(Prepare(CHAT, "plan", {}))
     store.close()
     done = run("stats", "--url", url)
     assert (done.returncode, done.stdout) == (2, "")
@@ -130,7 +130,7 @@ def test_what_does_not_speak_tls_is_refused(front: TlsFront, server: Server) -> 
     for url in (f"redis://127.0.0.1:{front.port}", f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={AUTHORITY}"):
         store = RedisSeenStore(url, timeout=2, connect_timeout=2)
         with pytest.raises(redis.RedisError):
-            store.prepare(CHAT, "plan", {})
+            store.execute(Prepare(CHAT, "plan", {}))
         store.close()
 
 

@@ -33,7 +33,9 @@ MEASURE = Path(__file__).with_name("measure.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def pages(results: list[ReplayResult], report: DoctorReport, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(
+    results: list[ReplayResult], report: DoctorReport, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """Files of the pages, by name."""
     hostile = "\u202e</title><script>document.title = 'run'</script><img src='https://evil.example/x'>" + "W" * 300
     written = {

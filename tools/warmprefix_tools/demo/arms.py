@@ -12,7 +12,7 @@ from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import label_candidates
 from warmprefix.plan import Placement
-from warmprefix.planner.planner import ContextPlanner
+from warmprefix.planner import ContextPlanner
 from warmprefix_tools.demo.prompts import Message
 
 __all__ = ["Arm", "Context", "RelevanceOrder", "ShownBlock", "Warmprefix"]

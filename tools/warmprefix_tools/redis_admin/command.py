@@ -8,7 +8,7 @@ from typing import Any
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.outputs import standard_output
-from warmprefix.stores import Conversation
+from warmprefix.stores import Conversation, Forget
 from warmprefix.stores.redis import RedisSeenStore
 from warmprefix.stores.redis.keys import check_prefix
 from warmprefix_tools.redis_admin.connection import connected
@@ -60,7 +60,7 @@ def run_forget(url: str | None, prefix: str, conversation: Conversation) -> bool
     with connected(url) as client:
         record = look(client, prefix, conversation)
         ttl = _A_DAY if record is None or record.expires_seconds is None else record.expires_seconds
-        RedisSeenStore(client, prefix=prefix, ttl=ttl).forget(conversation)
+        RedisSeenStore(client, prefix=prefix, ttl=ttl).execute(Forget(conversation))
     with standard_output():
         if record is None:
             print(f"Nothing is known of {named(conversation)}, so nothing was forgotten.")  # noqa: T201

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from warmprefix.failures import log_failure
+from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.residency.feed_contract import FeedStats, ResidencyTarget, ServedPrompt
 from warmprefix.residency.kv.kv_index import KvIndex

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import redis
@@ -29,11 +31,9 @@ class Clients(Protocol):
 
     def asynchronous(self) -> Any: ...
 
-    def reconnect(self) -> None:
-        """The server is no longer the master: ask anew who is."""
+    def disconnect(self, client: Any) -> Callable[[], Any]:
+        """Return a call that closes idle connections, so that the next command finds out who is master now."""
         ...
-
-    async def areconnect(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -65,6 +65,12 @@ def is_cluster(client: Any) -> bool:
     return isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
 
 
+def _nothing() -> None: ...
+
+
+async def _nothing_async() -> None: ...
+
+
 class _GivenClients:
     """Somebody else's: they are used, and otherwise left alone."""
 
@@ -84,11 +90,8 @@ class _GivenClients:
             raise TypeError("this store was given no redis.asyncio client: give it one as async_client, or a URL")
         return self._for_tasks
 
-    def reconnect(self) -> None:
-        pass
-
-    async def areconnect(self) -> None:
-        pass
+    def disconnect(self, client: Any) -> Callable[[], Any]:
+        return _nothing_async if isinstance(client, _ASYNC) else _nothing
 
     def close(self) -> None:
         pass
@@ -138,15 +141,10 @@ class _OwnClients:
                 opened = self._for_loops[loop] = connect_async(self._target, *self._timeouts)
         return opened.client
 
-    def reconnect(self) -> None:
-        client = self.sync()
-        if not is_cluster(client):
-            client.connection_pool.disconnect(inuse_connections=False)
-
-    async def areconnect(self) -> None:
-        client = self.asynchronous()
-        if not is_cluster(client):
-            await client.connection_pool.disconnect(inuse_connections=False)
+    def disconnect(self, client: Any) -> Callable[[], Any]:
+        if is_cluster(client):  # which finds its masters by itself
+            return _nothing_async if isinstance(client, _ASYNC) else _nothing
+        return partial(client.connection_pool.disconnect, inuse_connections=False)
 
     def close(self) -> None:
         with self._lock:

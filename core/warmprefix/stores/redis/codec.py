@@ -10,7 +10,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from warmprefix.stores.base import SeenBlock, Snapshot
+from warmprefix.stores.operations import SeenBlock, Snapshot
 
 __all__ = [
     "FORMAT",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from warmprefix.stores.base import Conversation
+from warmprefix.stores.operations import Conversation
 
 __all__ = ["check_prefix", "conversation_key", "keys_pattern"]
 

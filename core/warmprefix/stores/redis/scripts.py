@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from importlib import resources
 from typing import Any
 
 from redis.exceptions import NoScriptError
+
+from warmprefix.stores.operations import Steps
 
 __all__ = ["ABANDON", "COMMIT", "FORGET", "PREPARE", "SEAL_SIZE", "Script", "seal"]
 
@@ -37,17 +40,13 @@ class Script:
         ).encode()
         self.digest = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
-    def run(self, client: Any, key: bytes, *arguments: bytes) -> Any:
+    def steps(self, client: Any, key: bytes, *arguments: bytes) -> Steps[Any]:
+        """Run the script on the client's server and return its answer."""
+        sealed = (1, key, *arguments, seal(*arguments, key))
         try:
-            return client.execute_command("EVALSHA", self.digest, 1, key, *arguments, seal(*arguments, key))
+            return (yield partial(client.execute_command, "EVALSHA", self.digest, *sealed))
         except NoScriptError:
-            return client.execute_command("EVAL", self.text, 1, key, *arguments, seal(*arguments, key))
-
-    async def arun(self, client: Any, key: bytes, *arguments: bytes) -> Any:
-        try:
-            return await client.execute_command("EVALSHA", self.digest, 1, key, *arguments, seal(*arguments, key))
-        except NoScriptError:
-            return await client.execute_command("EVAL", self.text, 1, key, *arguments, seal(*arguments, key))
+            return (yield partial(client.execute_command, "EVAL", self.text, *sealed))
 
 
 PREPARE = Script("prepare")

@@ -34,7 +34,7 @@ class Journal:
             if len(self._keys) > self._size:
                 self._keys.popitem(last=False)
 
-    def keys(self) -> list[bytes]:
+    def recent(self) -> list[bytes]:
         with self._lock:
             return list(self._keys)
 

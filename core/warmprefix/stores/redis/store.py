@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.stores.base import Conversation, Prepared, SeenBlock, Snapshot
+from warmprefix.stores.operations import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    Operation,
+    Prepare,
+    PreparedTurn,
+    Snapshot,
+    Steps,
+    arun_steps,
+    run_steps,
+    unknown_operation,
+)
 from warmprefix.stores.redis import codec
 from warmprefix.stores.redis.keys import check_prefix, conversation_key, keys_pattern
 from warmprefix.stores.redis.servers import Journal, Servers
@@ -22,7 +36,9 @@ from warmprefix.stores.redis.scripts import ABANDON, COMMIT, FORGET, PREPARE, SE
 
 __all__ = ["RedisSeenStore"]
 
-_KEYS_AT_ONCE = 500
+T = TypeVar("T")
+
+_KEYS_PER_SCAN = 500
 
 
 class RedisSeenStore:
@@ -100,204 +116,166 @@ class RedisSeenStore:
         """Whether it has a client for the methods that are awaited."""
         return self._clients.serve_tasks
 
-    # -- the contract ------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------
 
-    def prepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        arguments = (*codec.pack_plan(plan_id), codec.pack_proposed(proposed), b"1" if self._servers.is_new else b"")
-        return self._prepared(codec.unpack_prepared(self._run(PREPARE, self._key(conversation), *arguments), proposed))
+    def execute(self, operation: Operation[T]) -> T:
+        """Execute one operation and return its result."""
+        return run_steps(self._execute(self._clients.sync, operation))
 
-    def commit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        arguments = (*codec.pack_plan(plan_id), *codec.pack_sent(sent))
-        return bool(self._run(COMMIT, self._key(conversation), *arguments))
-
-    def abandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return bool(self._run(ABANDON, self._key(conversation), *codec.pack_plan(plan_id)))
-
-    def forget(self, conversation: Conversation) -> None:
-        key = self._key(conversation)
-        self._journal.add(key)  # first, or a failover in between would lose it
-        self._run(FORGET, key)
+    async def aexecute(self, operation: Operation[T]) -> T:
+        """`execute`, for tasks."""
+        return await arun_steps(self._execute(self._clients.asynchronous, operation))
 
     def inspect(self, conversation: Conversation) -> Snapshot | None:
-        try:
-            return codec.unpack_hash(self._clients.sync().hgetall(self._key(conversation)))
-        except ResponseError as error:
-            _check_no_hash(error)
-            return None
-
-    def clear(self) -> None:
-        """Forget all conversations under the prefix. Not atomic; and not repeated after a failover that loses it."""
-        client = self._clients.sync()
-        found: list[bytes] = []
-        for key in client.scan_iter(match=keys_pattern(self._prefix), count=_KEYS_AT_ONCE):
-            found.append(key)
-            if len(found) == _KEYS_AT_ONCE:
-                client.unlink(*found)
-                found.clear()
-        if found:
-            client.unlink(*found)
-
-    # -- the contract, awaited ---------------------------------------------------------------------------------
-
-    async def aprepare(self, conversation: Conversation, plan_id: str, proposed: Mapping[bytes, str]) -> Prepared:
-        arguments = (*codec.pack_plan(plan_id), codec.pack_proposed(proposed), b"1" if self._servers.is_new else b"")
-        answer = codec.unpack_prepared(await self._arun(PREPARE, self._key(conversation), *arguments), proposed)
-        if not self._clients.serve_threads and self._servers.needs_repetition(answer.server):
-            self._repeat_soon()
-        return self._prepared(answer)
-
-    async def acommit(self, conversation: Conversation, plan_id: str, sent: Sequence[SeenBlock]) -> bool:
-        arguments = (*codec.pack_plan(plan_id), *codec.pack_sent(sent))
-        return bool(await self._arun(COMMIT, self._key(conversation), *arguments))
-
-    async def aabandon(self, conversation: Conversation, plan_id: str) -> bool:
-        return bool(await self._arun(ABANDON, self._key(conversation), *codec.pack_plan(plan_id)))
-
-    async def aforget(self, conversation: Conversation) -> None:
-        key = self._key(conversation)
-        self._journal.add(key)
-        await self._arun(FORGET, key)
+        """Return a conversation's state, or None if it is unknown."""
+        return run_steps(self._inspect(self._clients.sync(), conversation))
 
     async def ainspect(self, conversation: Conversation) -> Snapshot | None:
-        try:
-            return codec.unpack_hash(await self._clients.asynchronous().hgetall(self._key(conversation)))
-        except ResponseError as error:
-            _check_no_hash(error)
-            return None
+        """`inspect`, for tasks."""
+        return await arun_steps(self._inspect(self._clients.asynchronous(), conversation))
+
+    def clear(self) -> None:
+        """Forget all conversations under the prefix. Not atomic, and not repeated after a failover that loses it."""
+        run_steps(self._clear(self._clients.sync()))
 
     async def aclear(self) -> None:
+        """`clear`, for tasks."""
         client = self._clients.asynchronous()
-        found: list[bytes] = []
-        async for key in client.scan_iter(match=keys_pattern(self._prefix), count=_KEYS_AT_ONCE):
-            found.append(key)
-            if len(found) == _KEYS_AT_ONCE:
-                await client.unlink(*found)
-                found.clear()
-        if found:
-            await client.unlink(*found)
-
-    # -- servers not met before --------------------------------------------------------------------------------
+        await client.initialize()  # otherwise the nodes of a Cluster are unknown
+        await arun_steps(self._clear(client))
 
     def maintain(self) -> None:
-        """Ask the server, or each primary of a Cluster, who it is; repeat the journal to one not met before.
+        """Identify the server, or each primary of a Cluster, and repeat the journal to a new one.
 
-        Without a client for threads there is nothing that it could do: then `aprepare` sees to it.
+        Without a client for threads it does nothing: then `aexecute` starts `amaintain`.
         """
-        if not self._clients.serve_threads:
-            return
-        client = self._clients.sync()
-        failures: list[Exception] = []
-        for node in _primaries(client):
-            try:
-                self._meet(client, node)
-            except Exception as error:  # noqa: PERF203  (such as of a node that is down: the others go first)
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        if self._clients.serve_threads:
+            run_steps(self._maintain(self._clients.sync()))
 
     async def amaintain(self) -> None:
-        """The same for tasks."""
+        """`maintain`, for tasks."""
         client = self._clients.asynchronous()
-        await client.initialize()  # a Cluster's nodes are not known before
-        failures: list[Exception] = []
-        for node in _primaries(client):
-            try:
-                await self._ameet(client, node)
-            except Exception as error:  # noqa: PERF203
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        await client.initialize()  # otherwise the nodes of a Cluster are unknown
+        await arun_steps(self._maintain(client))
 
     def close(self) -> None:
-        """Close the client for threads if it is this store's own."""
+        """Close the client for threads if this store opened it."""
         self._clients.close()
 
     async def aclose(self) -> None:
-        """Close this store's own clients, that of the running event loop and that for threads; each loop calls it."""
+        """Close the clients that this store opened for the running event loop and for threads. Call it in each loop."""
         if self._repeating:
             await asyncio.wait(self._repeating)
         await self._clients.aclose()
 
-    # -- how ---------------------------------------------------------------------------------------------------
+    # -- the commands of each, for both kinds of client ----------------------------------------------------------
 
-    def _key(self, conversation: Conversation) -> bytes:
-        return conversation_key(self._prefix, conversation)
-
-    def _run(self, script: Script, key: bytes, *arguments: bytes) -> Any:
+    def _execute(self, open_client: Callable[[], Any], operation: Operation[T]) -> Steps[T]:
+        key = conversation_key(self._prefix, operation.conversation)
+        script, arguments = self._call(operation)
+        if isinstance(operation, Forget):
+            self._journal.add(key)  # first, or a failover in between would lose it
+        client = open_client()
         try:
-            return _sound(script, script.run(self._clients.sync(), key, self._bounds, *arguments), *arguments)
+            answer = yield from script.steps(client, key, self._bounds, *arguments)
+            if not _is_sound(script, answer, arguments):
+                raise InvalidResponse(f"the answer to {script.name} was damaged, or belongs to another call")
         except (ReadOnlyError, InvalidResponse):
-            self._clients.reconnect()
+            yield self._clients.disconnect(client)
             raise
+        if isinstance(operation, Prepare):
+            answer = self._prepared(answer[:-SEAL_SIZE], operation)
+        elif isinstance(operation, Forget):
+            answer = None
+        else:
+            answer = bool(answer)
+        return answer  # type: ignore[no-any-return]
 
-    async def _arun(self, script: Script, key: bytes, *arguments: bytes) -> Any:
-        try:
-            return _sound(
-                script, await script.arun(self._clients.asynchronous(), key, self._bounds, *arguments), *arguments
-            )
-        except (ReadOnlyError, InvalidResponse):
-            await self._clients.areconnect()
-            raise
+    def _call(self, operation: Operation[Any]) -> tuple[Script, tuple[bytes, ...]]:
+        """Return an operation's script and the arguments behind the bounds."""
+        if isinstance(operation, Prepare):
+            is_new = b"1" if self._servers.is_new else b""
+            return PREPARE, (*codec.pack_plan(operation.plan_id), codec.pack_proposed(operation.proposed), is_new)
+        if isinstance(operation, Commit):
+            return COMMIT, (*codec.pack_plan(operation.plan_id), *codec.pack_sent(operation.sent))
+        if isinstance(operation, Abandon):
+            return ABANDON, codec.pack_plan(operation.plan_id)
+        if isinstance(operation, Forget):
+            return FORGET, ()
+        raise unknown_operation(operation)
 
-    def _prepared(self, answer: codec.Answer) -> Prepared:
+    def _prepared(self, packed: bytes, operation: Prepare) -> PreparedTurn:
+        answer = codec.unpack_prepared(packed, operation.proposed)
+        if not self._clients.serve_threads and self._servers.needs_repetition(answer.server):
+            self._maintain_soon()
         is_trusted = self._servers.is_trusted(answer.server)
-        return Prepared(
-            answer.turn, answer.seen, answer.taken, answer.contested if is_trusted else frozenset(answer.seen)
-        )
+        contested = answer.contested if is_trusted else frozenset(answer.seen)
+        return PreparedTurn(answer.turn, answer.seen, answer.taken, contested)
 
-    def _meet(self, client: Any, node: Any) -> None:
-        options = {} if node is None else {"target_nodes": node}
-        server = codec.read_info(client.info("server", **options), client.info("replication", **options))
+    def _inspect(self, client: Any, conversation: Conversation) -> Steps[Snapshot | None]:
+        try:
+            fields = yield partial(client.hgetall, conversation_key(self._prefix, conversation))
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):  # a key of another type is nothing that this version can read
+                raise
+            return None
+        return codec.unpack_hash(fields)
+
+    def _clear(self, client: Any) -> Steps[None]:
+        pattern = keys_pattern(self._prefix)
+        for target in _primaries(client):
+            cursor = 0
+            while True:
+                cursor, keys = yield partial(client.scan, cursor, match=pattern, count=_KEYS_PER_SCAN, **target)
+                if keys:
+                    yield partial(client.unlink, *keys)
+                if isinstance(cursor, dict):  # a Cluster's client returns the cursor of each node that it asked
+                    (cursor,) = cursor.values()
+                if not cursor:
+                    break
+
+    # -- servers seen for the first time -------------------------------------------------------------------------
+
+    def _maintain(self, client: Any) -> Steps[None]:
+        failures: list[Exception] = []
+        for target in _primaries(client):
+            try:
+                yield from self._repeat_journal(client, target)
+            except Exception as error:  # noqa: PERF203 - one node that is down must not keep the others waiting
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _repeat_journal(self, client: Any, target: Mapping[str, Any]) -> Steps[None]:
+        about_server = yield partial(client.info, "server", **target)
+        about_replication = yield partial(client.info, "replication", **target)
+        server = codec.read_info(about_server, about_replication)
         if self._servers.needs_repetition(server):
             began = self._servers.now()
-            for key in self._journalled(client, node):
-                FORGET.run(client, key, self._bounds)
+            for key in self._journal.recent():
+                if not target or client.get_node_from_key(key).name == target["target_nodes"].name:
+                    yield from FORGET.steps(client, key, self._bounds)
             self._servers.repeated(server, began)
 
-    async def _ameet(self, client: Any, node: Any) -> None:
-        options = {} if node is None else {"target_nodes": node}
-        server = codec.read_info(await client.info("server", **options), await client.info("replication", **options))
-        if self._servers.needs_repetition(server):
-            began = self._servers.now()
-            for key in self._journalled(client, node):
-                await FORGET.arun(client, key, self._bounds)
-            self._servers.repeated(server, began)
-
-    def _journalled(self, client: Any, node: Any) -> list[bytes]:
-        keys = self._journal.keys()
-        if node is None:
-            return keys
-        return [key for key in keys if client.get_node_from_key(key).name == node.name]
-
-    def _repeat_soon(self) -> None:
+    def _maintain_soon(self) -> None:
         if not self._repeating:
             task = asyncio.get_running_loop().create_task(self.amaintain())
             self._repeating.add(task)
-            task.add_done_callback(self._repetition_ended)
+            task.add_done_callback(self._maintenance_ended)
 
-    def _repetition_ended(self, task: asyncio.Task[None]) -> None:
+    def _maintenance_ended(self, task: asyncio.Task[None]) -> None:
         self._repeating.discard(task)
         if not task.cancelled():
-            task.exception()  # the next request sees that it failed, and begins anew
+            task.exception()  # the next request finds that it failed, and starts it again
 
 
-def _sound(script: Script, answer: Any, *arguments: bytes) -> Any:
-    """A script's answer, if it is whole, and the one to this very call."""
+def _is_sound(script: Script, answer: Any, arguments: tuple[bytes, ...]) -> bool:
+    """Return whether a script's answer is complete and belongs to this call."""
     if script is not PREPARE:
-        is_sound = isinstance(answer, int)
-    else:
-        is_sound = isinstance(answer, bytes) and answer[-SEAL_SIZE:] == seal(answer[:-SEAL_SIZE], arguments[0])
-    if not is_sound:
-        raise InvalidResponse(f"the answer to {script.name} was damaged on the way, or belongs to another call")
-    return answer[:-SEAL_SIZE] if script is PREPARE else answer
+        return isinstance(answer, int)
+    return isinstance(answer, bytes) and answer[-SEAL_SIZE:] == seal(answer[:-SEAL_SIZE], arguments[0])
 
 
-def _primaries(client: Any) -> list[Any]:
-    """A Cluster's primaries; None for a client of one server."""
-    return list(client.get_primaries()) if is_cluster(client) else [None]
-
-
-def _check_no_hash(error: ResponseError) -> None:
-    """Another type of key is nothing that this version can read; all else is an error."""
-    if not str(error).startswith("WRONGTYPE"):
-        raise error
+def _primaries(client: Any) -> list[dict[str, Any]]:
+    """Return the options that direct a command to each primary of a Cluster; of one server, no options."""
+    return [{"target_nodes": node} for node in client.get_primaries()] if is_cluster(client) else [{}]

@@ -1,0 +1,189 @@
+"""Batches and windows: requests that are planned together, scope by scope."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from warmprefix.annotate import Templates
+from warmprefix.batch.base import BatchPlanner, Progress, no_progress
+from warmprefix.blocks import ContextBlock, distinct_blocks
+from warmprefix.errors import check_count
+from warmprefix.plan import Scope
+from warmprefix.planner.metrics import PlannerMetrics
+from warmprefix.planner.open_plans import OpenPlans
+from warmprefix.planner.scope import ScopeRegistry, make_scope
+from warmprefix.prefix.tree import PrefixMatch, PrefixTree
+
+if TYPE_CHECKING:
+    from warmprefix.batch.assembly import Requests
+    from warmprefix.batch.bounds import Bound
+    from warmprefix.batch.device import Device
+    from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest
+
+__all__ = ["BatchOptions", "BatchSession"]
+
+
+class BatchOptions(TypedDict, total=False):
+    """The keyword arguments of `ContextPlanner.plan_batch`, which documents them."""
+
+    capacity_tokens: int | None
+    model: str | None
+    preamble: str | None
+    time_budget: float | None
+    device: Device
+    progress: Progress | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSession:
+    """Plans batches from the state of their scopes, and opens their plans."""
+
+    templates: Templates
+    lock: threading.RLock
+    scopes: ScopeRegistry
+    open_plans: OpenPlans
+    metrics: PlannerMetrics
+
+    def plan_batch(
+        self,
+        owner: BatchOwner,
+        requests: Requests,
+        planner: str | BatchPlanner,
+        capacity_tokens: int | None,
+        model: str | None,
+        preamble: str | None,
+        time_budget: float | None,
+        device: Device,
+        progress: Progress | None,
+    ) -> BatchPlan:
+        """Plan a batch; see `ContextPlanner.plan_batch`. `owner` commits its plans."""
+        from warmprefix.batch.assembly import as_requests, device_for, planners_for
+
+        started = time.perf_counter()
+        check_count("capacity_tokens", capacity_tokens, optional=True)
+        common = make_scope(None, model, preamble)
+        listed = as_requests(requests)
+        blocks = sum(len(request.blocks) for request in listed)
+        planners = planners_for(planner, blocks, time_budget, device)
+        greatest = max(Counter(request.tenant for request in listed).values(), default=0)
+        computed_on = device_for(planner, greatest, device)
+        report = no_progress if progress is None else progress
+        plan = self._plan(owner, listed, planners, capacity_tokens, common, preamble, report, quick=False)
+        name = planner if isinstance(planner, str) else type(planner).__name__
+        return replace(plan, planner=name, device=computed_on, seconds=time.perf_counter() - started)
+
+    def plan_window(self, owner: BatchOwner, requests: Requests, model: str | None, preamble: str | None) -> BatchPlan:
+        """Plan a window; see `ContextPlanner.plan_window`. `owner` commits its plans."""
+        from warmprefix.batch.assembly import as_requests
+        from warmprefix.batch.merge import MergePlanner
+        from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
+
+        started = time.perf_counter()
+        common = make_scope(None, model, preamble)
+        listed = as_requests(requests)
+        planner = WindowPlanner() if len(listed) <= MOST_REQUESTS else MergePlanner(seconds_per_block=0)
+        plan = self._plan(owner, listed, [planner], None, common, preamble, no_progress, quick=True)
+        return replace(plan, planner="window", seconds=time.perf_counter() - started)
+
+    def _plan(
+        self,
+        owner: BatchOwner,
+        requests: Sequence[BatchRequest],
+        planners: Sequence[BatchPlanner],
+        capacity_tokens: int | None,
+        common: Scope,
+        preamble: str | None,
+        progress: Progress,
+        *,
+        quick: bool,
+    ) -> BatchPlan:
+        """Plan the requests of each scope by themselves, and count them as planned.
+
+        `common` is the scope of those without a tenant.
+        """
+        from warmprefix.batch.assembly import SharedWording, planned_requests
+        from warmprefix.batch.plan import BatchPlan
+        from warmprefix.batch.planning import bound_of_all, plan_scope
+
+        with self.lock:
+            batch_id = self.open_plans.new_id()
+        scoped: dict[Scope, list[BatchRequest]] = {}
+        for request in requests:
+            scoped.setdefault(common._replace(tenant=request.tenant), []).append(request)
+            recorded = distinct_blocks(request.blocks)[0]
+            self.metrics.record_request(recorded, None, request.tenant, common.model, preamble)
+        planned: list[PlannedRequest] = []
+        scopes: list[Scope] = []
+        bounds: list[Bound] = []
+        total_tokens = 0
+        for scope, own in scoped.items():
+            distinct: dict[bytes, ContextBlock] = {}
+            for block in (block for request in own for block in request.blocks if not block.is_blank):
+                distinct.setdefault(block.fingerprint, block)
+            with self.lock:
+                state = self.scopes.use(scope)
+                labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
+                # A window reads the tree while others change it; a batch takes too long for that, so it gets a copy.
+                tree = _LockedTree(state.tree, self.lock) if quick else state.tree.copy()
+            plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
+            wording = SharedWording(scope, labels, self.templates, preamble, state.cache_salt)
+            planned += planned_requests(own, plan, wording, batch_id, len(planned))
+            scopes += [scope] * len(own)
+            bounds.append(plan.bound)
+            total_tokens += plan.total_tokens
+        saved_tokens = sum([request.saved_tokens for request in planned])
+        reordered = sum([list(request.order) != sorted(request.order) for request in planned])
+        blank = sum([block.is_blank for request in requests for block in request.blocks])
+        with self.lock:
+            self.open_plans.add_batch(batch_id, scopes)
+            counts = self.metrics.counts
+            counts["plans"] += len(planned)
+            counts["planned_tokens"] += total_tokens
+            counts["resident_tokens"] += saved_tokens
+            counts["reordered_plans"] += reordered
+            counts["blank_blocks"] += blank
+        bound = bound_of_all(bounds)
+        places = {request.id: place for place, request in enumerate(planned)}
+        return BatchPlan(
+            id=batch_id,
+            requests=tuple(planned),
+            positions={request.id: places[request.id] for request in requests},
+            planner="",
+            device="cpu",
+            capacity_tokens=capacity_tokens,
+            saved_tokens=saved_tokens,
+            total_tokens=total_tokens,
+            upper_bound=bound.tokens,
+            bound=bound.kind,
+            seconds=0.0,
+            owner=owner,
+        )
+
+
+class _LockedTree:
+    """A scope's tree, read while other requests are planned and committed."""
+
+    def __init__(self, tree: PrefixTree[bytes], lock: threading.RLock) -> None:
+        self._tree = tree
+        self._lock = lock
+
+    @property
+    def resident_tokens(self) -> int:
+        return self._tree.resident_tokens
+
+    def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch:
+        with self._lock:
+            return self._tree.match_prefix(keys)
+
+    def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]:
+        with self._lock:
+            return self._tree.deepest_path(keys, after)
+
+    def resident_paths(self) -> Iterator[tuple[list[bytes], list[int]]]:
+        with self._lock:
+            return iter(list(self._tree.resident_paths()))

@@ -1,0 +1,209 @@
+"""Learned state of scopes: requests share a prefix and statistics only within one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import operator
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict
+
+from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.errors import check_names
+from warmprefix.labels import LabelRegistry
+from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.ordering import PrefixView, ServedBlock
+from warmprefix.plan import PlannedBlock, Scope
+from warmprefix.planner.config import PlannerConfig
+from warmprefix.planner.metrics import PlannerMetrics
+from warmprefix.prefix.tree import PrefixTree
+from warmprefix.residency.report import ScopeFeedback
+
+__all__ = ["ScopeOptions", "ScopeRegistry", "ScopeState", "make_scope"]
+
+
+class ScopeOptions(TypedDict, total=False):
+    """The arguments of `ContextPlanner.plan` that name a scope."""
+
+    tenant: str | None
+    model: str | None
+    preamble: str | None
+
+
+def make_scope(tenant: str | None = None, model: str | None = None, preamble: str | None = None) -> Scope:
+    """Return the scope of a request; O(len(preamble)).
+
+    Raises:
+        TypeError: An argument is neither a str nor None.
+    """
+    check_names(tenant=tenant, model=model, preamble=preamble)
+    return Scope(tenant, model, None if preamble is None else fingerprint(preamble))
+
+
+class ScopeState:
+    """What one scope has learned. Not thread-safe: callers hold the planner's lock."""
+
+    __slots__ = ("_metrics", "cache_salt", "feedback", "labels", "policy", "tree")
+
+    def __init__(self, scope: Scope, config: PlannerConfig, metrics: PlannerMetrics) -> None:
+        bounds = config.bounds
+        self._metrics = metrics
+        self.tree = PrefixTree[bytes](bounds.capacity_tokens, bounds.max_nodes)
+        self.policy = config.new_policy()
+        self.labels = LabelRegistry(bounds.max_labels)
+        self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
+        self.feedback = ScopeFeedback(bounds.patience)
+
+    def order(self, blocks: Sequence[ContextBlock], reorders: bool) -> Sequence[int]:
+        """Return the planned order of distinct blocks as indices of the relevance order.
+
+        Args:
+            blocks: The blocks; pinned ones go to their end of the context.
+            reorders: True if the policy may order the blocks without a pin.
+        """
+        starts = [i for i, block in enumerate(blocks) if block.pinned == "start"]
+        ends = [i for i, block in enumerate(blocks) if block.pinned == "end"]
+        if not starts and not ends:
+            return self._policy_order(blocks, ()) if reorders else range(len(blocks))
+        middle = [i for i, block in enumerate(blocks) if block.pinned is None]
+        if reorders:
+            after = [blocks[i].fingerprint for i in starts]
+            middle = [middle[i] for i in self._policy_order([blocks[i] for i in middle], after)]
+        return [*starts, *middle, *ends]
+
+    def _policy_order(self, blocks: Sequence[ContextBlock], after: Sequence[bytes]) -> Sequence[int]:
+        try:
+            order = [operator.index(i) for i in self.policy.order(blocks, PrefixView(self.tree, after))]
+            if sorted(order) != list(range(len(blocks))):
+                raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
+        except Exception:
+            self._metrics.degrade("policy")
+            return range(len(blocks))
+        return order
+
+    def resident_tokens(self, planned: Sequence[PlannedBlock]) -> int:
+        """Return the tokens that the engine's cache is predicted to hold."""
+        return self.tree.match_prefix([block.block.fingerprint for block in planned]).tokens
+
+    def learn(self, order: LearnedOrder) -> None:
+        """Add an order that a model saw to the tree, and pass it to the policy."""
+        keys, tokens, ranks = order
+        resident = self.tree.insert(keys, tokens).blocks
+        try:
+            self.policy.observe(
+                [
+                    ServedBlock(key, length, rank, i < resident)
+                    for i, (key, length, rank) in enumerate(zip(keys, tokens, ranks, strict=True))
+                ]
+            )
+        except Exception:
+            self._metrics.degrade("policy")
+
+
+# One lock per planner guards scopes, open plans and counters.
+# - It is re-entrant: the garbage collector may close a generator that is suspended in `planning`, and so call `abandon`
+#   in the middle of any other call on the same thread, even one that holds the lock.
+# - It is not held during calls of the store, the feed, the recorder or the observer. These can be slow, and the feed's
+#   thread takes this lock in `residency_changed` while it holds locks of its own.
+# - It is held during calls of policies, and of `sharing`, which only queues. Orders of other workers arrive on a thread
+#   of `sharing`, which holds no lock and has only a weak reference, so that it does not keep the planner alive.
+
+
+class ScopeRegistry:
+    """The scopes in use, and the orders they exchange with other planners.
+
+    Beyond `max_scopes`, the least recently used scope is forgotten. Callers hold the lock except where noted.
+    """
+
+    def __init__(self, config: PlannerConfig, lock: threading.RLock, metrics: PlannerMetrics) -> None:
+        self._config = config
+        self._lock = lock
+        self._metrics = metrics
+        self._states: OrderedDict[Scope, ScopeState] = OrderedDict()
+        self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
+
+    def use(self, scope: Scope) -> ScopeState:
+        """Return the state of a scope, made now if new, and count it as used."""
+        state = self._states.get(scope)
+        if state is not None:
+            self._states.move_to_end(scope)
+            return state
+        state = self._states[scope] = ScopeState(scope, self._config, self._metrics)
+        while len(self._states) > self._config.bounds.max_scopes:
+            self._drop(next(iter(self._states)))
+        self.sharing.follow(scope, self._learner(scope))
+        return state
+
+    def _learner(self, scope: Scope) -> Callable[[Sequence[LearnedOrder]], None]:
+        registry = weakref.ref(self)
+
+        def learn(orders: Sequence[LearnedOrder]) -> None:
+            scopes = registry()
+            if scopes is not None:
+                scopes.learn_from_others(scope, orders)
+
+        return learn
+
+    def find(self, scope: Scope) -> ScopeState | None:
+        """Return the state of a scope; None if it has no state."""
+        return self._states.get(scope)
+
+    def learn(self, scope: Scope, blocks: Sequence[PlannedBlock]) -> None:
+        """Learn a planned order that a model saw, and share it with other planners."""
+        if not blocks:
+            return
+        order = LearnedOrder(
+            [planned.block.fingerprint for planned in blocks],
+            [planned.block.tokens for planned in blocks],
+            [planned.rank for planned in blocks],
+        )
+        self._learn(scope, self.use(scope), order)
+        self.sharing.publish(scope, order)
+
+    def learn_from_others(self, scope: Scope, orders: Sequence[LearnedOrder]) -> None:
+        """Learn orders of other planners. Called without the lock."""
+        for order in orders:
+            with self._lock:  # taken for each order, because requests wait for it
+                state = self._states.get(scope)
+                if state is None:
+                    return
+                self._learn(scope, state, order)
+                self._metrics.counts["shared_orders"] += 1
+
+    def _learn(self, scope: Scope, state: ScopeState, order: LearnedOrder) -> None:
+        try:
+            state.learn(order)
+        except BaseException:  # such as KeyboardInterrupt: do not trust a scope that has half learned an order
+            self._drop(scope)
+            raise
+
+    def _drop(self, scope: Scope) -> None:
+        if self._states.pop(scope, None) is not None:
+            self.sharing.unfollow(scope)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that concern scopes and sharing."""
+        shared = self.sharing.stats()
+        return {
+            "scopes": len(self._states),
+            "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
+            "tree_nodes": sum(state.tree.nodes for state in self),
+            "published_orders": shared.published,
+            "sharing_errors": shared.dropped + shared.malformed + shared.errors,
+        }
+
+    def clear(self) -> None:
+        """Forget all scopes."""
+        for scope in self._states:
+            self.sharing.unfollow(scope)
+        self._states.clear()
+
+    def __iter__(self) -> Iterator[ScopeState]:
+        return iter(self._states.values())
+
+
+def _cache_salt(key: bytes, tenant: str) -> str:
+    return hmac.new(key, tenant.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()

@@ -1,0 +1,227 @@
+"""Conversation state as seen by planners: the operations on it, and the stores that execute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+__all__ = [
+    "Abandon",
+    "AsyncSeenStore",
+    "Commit",
+    "Conversation",
+    "Forget",
+    "MaintainableStore",
+    "Operation",
+    "Prepare",
+    "PreparedTurn",
+    "SeenBlock",
+    "SeenStore",
+    "Snapshot",
+    "Steps",
+    "arun_steps",
+    "run_steps",
+    "unanswered_id",
+    "unknown_operation",
+]
+
+T = TypeVar("T")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+class Conversation(NamedTuple):
+    """A conversation's key: ids are unique within a tenant only."""
+
+    tenant: str | None
+    id: str
+
+
+class SeenBlock(NamedTuple):
+    """A block that the conversation's history contains in full."""
+
+    fingerprint: bytes
+    label: str
+    turn: int
+    tokens: int
+
+
+class PreparedTurn(NamedTuple):
+    """The result of `Prepare`."""
+
+    turn: int
+    """Turns committed so far."""
+    seen: Mapping[bytes, SeenBlock]
+    """The proposed blocks that the history contains."""
+    taken: frozenset[str]
+    """The proposed labels that name another block in this conversation."""
+    contested: frozenset[bytes] = frozenset()
+    """The seen blocks that may still be rolled back, because a plan prepared before they were recorded is open: its
+    commit may be on its way, or lost. No reference may point to them, but their labels stay taken."""
+
+
+class Snapshot(NamedTuple):
+    """A conversation's whole state, for operators and tests."""
+
+    epoch: int
+    turn: int
+    blocks: tuple[SeenBlock, ...]
+    leases: tuple[str, ...]
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[ResultT_co]):
+    """One atomic change of one conversation, as a value; a store's `execute` returns its result."""
+
+    name: ClassVar[str]
+    conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Operation[PreparedTurn]):
+    """Lease the next turn to a plan, and return what the history contains of the proposed blocks."""
+
+    name: ClassVar[str] = "prepare"
+    plan_id: str
+    """Unique."""
+    proposed: Mapping[bytes, str]
+    """Fingerprints of the blocks to send, each with the label it would get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Operation[bool]):
+    """Record the blocks that a plan sent in full, because the model saw its prompt. True if they were recorded.
+
+    They count as sent in the turn that `Prepare` leased to the plan, whatever turn they name. The result is False, and
+    nothing changes, for a plan that was committed or abandoned recently.
+    """
+
+    name: ClassVar[str] = "commit"
+    plan_id: str
+    sent: Sequence[SeenBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon(Operation[bool]):
+    """Return a plan's lease without recording anything. True if there was a lease."""
+
+    name: ClassVar[str] = "abandon"
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Operation[None]):
+    """Mark every block as unseen, because the history was changed: `epoch` grows and every lease ends.
+
+    Labels stay taken and the turn count continues, because the history may still contain some of the blocks.
+    """
+
+    name: ClassVar[str] = "forget"
+
+
+def unanswered_id(plan_id: str) -> str:
+    """Return the id to use for a plan after its `Prepare` got no answer in time.
+
+    The plan's own id is unusable then, because that `Prepare` may still reach the store late.
+    """
+    return f"{plan_id}?"
+
+
+def unknown_operation(operation: object) -> TypeError:
+    """Return the error for a value that is not one of the four operations."""
+    return TypeError(f"operation must be a Prepare, Commit, Abandon or Forget, got {type(operation).__name__}")
+
+
+# -- stores ------------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class SeenStore(Protocol):
+    """Remembers, per conversation, the blocks in its history; digests and labels only, never text.
+
+    A turn is a `Prepare`, then a `Commit` or `Abandon` with the same plan id. Each operation is atomic. The contract
+    errs towards *unseen*: sending a block again costs tokens, but wrongly referring to one loses evidence.
+
+    - A block is seen only once a plan that sent it is committed.
+    - Plans of one conversation that were prepared in parallel cannot all be part of one linear history. When the
+      second of them is committed, everything recorded since their common past is forgotten, and `epoch` grows.
+    - The same happens when a plan is committed after its lease timed out. If the lease is gone altogether, dropped by a
+      bound or ended by `Forget`, its past is unknown, and everything is forgotten.
+    - Until such a plan is committed or abandoned, blocks recorded since its past are contested. If its lease times out
+      or is dropped by a bound, they are forgotten, as if the plan had been committed.
+    - Every operation on an unknown conversation or plan is valid and does nothing.
+    - State is bounded. A conversation dropped by a bound becomes unknown.
+    """
+
+    def execute(self, operation: Operation[T]) -> T:
+        """Execute one operation and return its result."""
+        ...
+
+    def inspect(self, conversation: Conversation) -> Snapshot | None:
+        """Return a conversation's state, or None if it is unknown."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all conversations."""
+        ...
+
+
+@runtime_checkable
+class AsyncSeenStore(Protocol):
+    """A `SeenStore` that tasks can await.
+
+    A store that lacks what it needs for one of the two kinds of caller has an attribute `serves_threads` or
+    `serves_tasks` that is False.
+    """
+
+    async def aexecute(self, operation: Operation[T]) -> T:
+        """Execute one operation and return its result."""
+        ...
+
+
+@runtime_checkable
+class MaintainableStore(Protocol):
+    """A store with work to do between requests."""
+
+    def maintain(self) -> None:
+        """Do the work that is due. Called about twice per second by one thread, never during a request; may raise."""
+        ...
+
+
+# -- one description for both kinds of caller --------------------------------------------------------------------------
+
+Steps: TypeAlias = Generator[Callable[[], Any], Any, T]
+"""A function that yields each blocking call instead of making it, and receives its result or its exception."""
+
+
+def run_steps(steps: Steps[T]) -> T:
+    """Make the calls that `steps` yields, and return its result."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                result = call()
+            except BaseException as error:  # noqa: PERF203 - the generator decides
+                call = steps.throw(error)
+            else:
+                call = steps.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def arun_steps(steps: Steps[T]) -> T:
+    """Await the calls that `steps` yields, and return its result."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                result = await call()
+            except BaseException as error:  # noqa: PERF203 - cancellation included: the generator decides
+                call = steps.throw(error)
+            else:
+                call = steps.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
