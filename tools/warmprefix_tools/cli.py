@@ -26,7 +26,7 @@ from warmprefix_tools.doctor.options import DoctorOptions
 from warmprefix_tools.emulator.config import EmulatorConfig
 from warmprefix_tools.plan_batch.errors import PlanBatchError
 from warmprefix_tools.plan_batch.options import PlanBatchOptions, parse_capacity
-from warmprefix_tools.redis_admin.errors import StateError
+from warmprefix_tools.redis_admin import StateError
 from warmprefix_tools.replay.options import CAPACITIES, POLICY_NAMES, ReplayOptions, parse_capacities, parse_policies
 from warmprefix_tools.replay.workload import DEFAULT_K
 from warmprefix_tools.report.markup import visible
@@ -402,7 +402,7 @@ def inspect_state(
     json: _Json = False,
 ) -> None:
     """Show what is known of a conversation. Exits with status 1 if nothing is."""
-    from warmprefix_tools.redis_admin.command import run_inspect
+    from warmprefix_tools.redis_admin.state import run_inspect
 
     try:
         known = run_inspect(url, prefix, Conversation(tenant, conversation), as_json=json)
@@ -416,7 +416,7 @@ def inspect_state(
 @state_commands.command("forget")
 def forget_state(conversation: _Conversation, tenant: _Tenant = None, url: _Url = None, prefix: _Prefix = "wp") -> None:
     """Have a conversation forgotten, so that its blocks are sent in full. Exits with status 1 if nothing is known."""
-    from warmprefix_tools.redis_admin.command import run_forget
+    from warmprefix_tools.redis_admin.state import run_forget
 
     try:
         forgot = run_forget(url, prefix, Conversation(tenant, conversation))
@@ -430,7 +430,7 @@ def forget_state(conversation: _Conversation, tenant: _Tenant = None, url: _Url 
 @state_commands.command("stats")
 def state_stats(url: _Url = None, prefix: _Prefix = "wp", json: _Json = False) -> None:
     """Show the servers, and how much lies there; beyond 200,000 keys, estimated."""
-    from warmprefix_tools.redis_admin.command import run_stats
+    from warmprefix_tools.redis_admin.state import run_stats
 
     try:
         run_stats(url, prefix, as_json=json)

@@ -25,7 +25,7 @@ from warmprefix.dedup.history import Message, VisibleHistory, header_lines
 from warmprefix.errors import check_count
 from warmprefix.failures import log_failure
 from warmprefix.labels import LabelRegistry, lasting_labels
-from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.request import Draft, Past

@@ -14,7 +14,7 @@ from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
 from warmprefix.errors import NoAgentError
 from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
-from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency.base import EngineReport, ResidencyFeed, ServedPrompt
 from warmprefix.routing.balance import Choice, Item, share_out

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
-from warmprefix.order_sharing.base import LearnedOrder
+from warmprefix.order_sharing import LearnedOrder
 from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS
 from warmprefix.plan import Scope
 
