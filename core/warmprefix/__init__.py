@@ -13,7 +13,7 @@ from warmprefix.errors import (
     TraceError,
     WarmprefixError,
 )
-from warmprefix.order_sharing.base import NoSharing, OrderSharing
+from warmprefix.order_sharing import NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner

@@ -22,7 +22,7 @@ from true_prompts import Dialogue, Findings, Message
 from warmprefix import ContextPlanner
 from warmprefix.errors import StoreError
 from warmprefix.stores import GuardedStore
-from warmprefix.stores.redis import RedisSeenStore, scripts
+from warmprefix.stores.redis import RedisSeenStore, wire
 
 CHAT = "the one that both serve"
 
@@ -149,7 +149,7 @@ def meet(client: redis.Redis, place: int) -> bool:
 
 def write_format(version: int) -> None:
     """Make this process one of a release that stores other values under the same keys."""
-    for script in (scripts.PREPARE, scripts.COMMIT, scripts.ABANDON, scripts.FORGET):
+    for script in (wire.PREPARE, wire.COMMIT, wire.ABANDON, wire.FORGET):
         text = re.sub(rb"(local FORMAT\b[^=]*= )1\b", rb"\g<1>%d" % version, script.text)
         assert text != script.text
         script.text, script.digest = text, hashlib.sha1(text, usedforsecurity=False).hexdigest()

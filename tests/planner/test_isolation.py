@@ -35,7 +35,7 @@ from warmprefix import (
     Scope,
 )
 from warmprefix.batch.plan import BatchPlan, BatchRequest
-from warmprefix.order_sharing.base import LearnedOrder, OrderSharing
+from warmprefix.order_sharing import LearnedOrder, OrderSharing
 from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.settings import SharedSettings
 from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, SeenBlock, SeenStore, Snapshot

@@ -96,5 +96,5 @@ def test_a_later_failure_begins_with_the_first_pause(breaker: CircuitBreaker, cl
 
 @pytest.mark.parametrize(("first", "longest"), [(-1, 5), (6, 5)])
 def test_pauses_that_make_no_sense_are_refused(first: float, longest: float) -> None:
-    with pytest.raises(ValueError, match="first_pause must be from 0 to longest_pause"):
+    with pytest.raises(ValueError, match="first_pause must be 0 to longest_pause"):
         CircuitBreaker(first, longest)

@@ -15,8 +15,7 @@ import redis.asyncio
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, PreparedTurn, SeenBlock
-from warmprefix.stores.redis import RedisSeenStore
-from warmprefix.stores.redis.keys import conversation_key
+from warmprefix.stores.redis import RedisSeenStore, conversation_key
 
 CHAT = Conversation("acme", "chat")
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
@@ -109,7 +108,7 @@ def test_what_is_no_target_is_refused(target: object) -> None:
 def test_two_clients_of_one_kind_are_refused(admin: redis.Redis) -> None:
     with pytest.raises(TypeError, match=r"^target must be .*; got Redis and Redis$"):
         RedisSeenStore(admin, async_client=admin)
-    with pytest.raises(TypeError, match=r"^async_client goes with a client"):
+    with pytest.raises(TypeError, match=r"^async_client must be None if target is a URL"):
         RedisSeenStore("redis://localhost", async_client=redis.asyncio.Redis())
 
 

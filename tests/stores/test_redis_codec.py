@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warmprefix.stores import Commit, Conversation, Prepare, PreparedTurn, SeenBlock, Snapshot
 from warmprefix.stores.redis import RedisSeenStore
-from warmprefix.stores.redis.codec import pack_sent, read_info, unpack_hash, unpack_prepared
+from warmprefix.stores.redis.wire import pack_sent, read_info, unpack_hash, unpack_prepared
 
 LARGEST = 2**32 - 1
 texts = st.text(st.characters(codec=None, exclude_categories=()), max_size=12)  # lone surrogates, too
@@ -75,7 +75,9 @@ def test_who_a_server_is_does_not_depend_on_how_it_is_asked(
     execute = client.execute_command
     client.execute_command = lambda *command: raw.append(execute(*command)) or raw[-1]  # type: ignore[func-returns-value]
     store.execute(Prepare(Conversation("acme", "chat"), "p1", {}))
-    told = unpack_prepared(raw[-1], {}).server
+    answer = unpack_prepared(raw[-1], {}, b"p1")
+    assert answer is not None
+    told = answer.server
     asked = read_info(admin.info("server"), admin.info("replication"))
     assert told.identity == asked.identity
     assert told.promoted == asked.promoted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores.redis.urls import connect, connect_async, parse_target
+from warmprefix.stores.redis import connect, parse_redis_url
 
 
 @pytest.mark.parametrize(
@@ -19,19 +19,19 @@ from warmprefix.stores.redis.urls import connect, connect_async, parse_target
     ],
 )
 def test_one_server_is_left_to_redis_py(url: str, same: str) -> None:
-    target = parse_target(url)
+    target = parse_redis_url(url)
     assert (target.kind, target.url) == ("redis", same)
 
 
 def test_a_cluster_has_any_number_of_nodes() -> None:
-    target = parse_target("redis+cluster://user:p%40ss@one:7000,two,[::1]:7002?socket_timeout=3")
+    target = parse_redis_url("redis+cluster://user:p%40ss@one:7000,two,[::1]:7002?socket_timeout=3")
     assert target.kind == "cluster"
     assert target.nodes == (("one", 7000), ("two", 6379), ("::1", 7002))
     assert target.options == {"username": "user", "password": "p@ss", "socket_timeout": 3.0}
 
 
 def test_sentinels_name_the_master_of_a_service() -> None:
-    target = parse_target("valkey+sentinel://:secret@one,two:26380/my%20service/3?sentinel_password=other")
+    target = parse_redis_url("valkey+sentinel://:secret@one,two:26380/my%20service/3?sentinel_password=other")
     assert target.kind == "sentinel"
     assert target.nodes == (("one", 26379), ("two", 26380))
     assert target.service == "my service"
@@ -41,11 +41,11 @@ def test_sentinels_name_the_master_of_a_service() -> None:
 
 @pytest.mark.parametrize("url", ["rediss+cluster://one", "valkeys+cluster://one"])
 def test_a_cluster_by_tls(url: str) -> None:
-    assert parse_target(url).options == {"ssl": True}
+    assert parse_redis_url(url).options == {"ssl": True}
 
 
 def test_sentinels_by_tls_are_asked_by_tls() -> None:
-    target = parse_target("rediss+sentinel://one/service")
+    target = parse_redis_url("rediss+sentinel://one/service")
     assert target.options["ssl"] is target.sentinel_options["ssl"] is True
 
 
@@ -71,13 +71,13 @@ def test_sentinels_by_tls_are_asked_by_tls() -> None:
 )
 def test_a_bad_url_is_told_what_is_allowed(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        parse_target(url)
+        parse_redis_url(url)
 
 
 @pytest.mark.parametrize("url", ["redis+cluster://user:secret@one:x", "redis+sentinel://user:secret@one", "x:secret@y"])
 def test_no_error_tells_a_password(url: str) -> None:
     with pytest.raises(ValueError, match=r"^url must") as told:
-        parse_target(url)
+        parse_redis_url(url)
     assert "secret" not in str(told.value)
 
 
@@ -92,17 +92,19 @@ def test_no_error_tells_a_password(url: str) -> None:
     ],
 )
 async def test_no_client_tries_again_or_connects_at_once(url: str) -> None:
-    target = parse_target(url)
-    opened, opened_async = connect(target, 0.1, 0.5), connect_async(target, 0.1, 0.5)
-    for client in (opened.client, opened_async.client, *opened.others, *opened_async.others):
+    target = parse_redis_url(url)
+    clients, async_clients = connect(target, 0.1, 0.5), connect(target, 0.1, 0.5, is_async=True)
+    for client in clients + async_clients:
         options = client.get_connection_kwargs()
         assert options["retry"]._retries == 0
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.1, 0.5)
-    opened.close()
-    await opened_async.aclose()
+    for client in clients:
+        client.close()
+    for client in async_clients:
+        await client.aclose()
 
 
-def test_what_the_url_says_goes_before() -> None:
-    opened = connect(parse_target("redis://host?socket_timeout=7"), 0.1, 0.5)
-    assert opened.client.get_connection_kwargs()["socket_timeout"] == 7
-    opened.close()
+def test_options_of_the_url_take_precedence() -> None:
+    (client,) = connect(parse_redis_url("redis://host?socket_timeout=7"), 0.1, 0.5)
+    assert client.get_connection_kwargs()["socket_timeout"] == 7
+    client.close()

@@ -245,7 +245,7 @@ class StatsOptions:
 
 @_command("state inspect")
 def _inspect(options: InspectOptions) -> int:
-    from warmprefix_tools.redis_admin.command import run_inspect
+    from warmprefix_tools.redis_admin.state import run_inspect
 
     conversation = Conversation(options.tenant, options.conversation)
     return 0 if run_inspect(options.url, options.prefix, conversation, as_json=options.json) else 1
@@ -253,13 +253,13 @@ def _inspect(options: InspectOptions) -> int:
 
 @_command("state forget")
 def _forget(options: ForgetOptions) -> int:
-    from warmprefix_tools.redis_admin.command import run_forget
+    from warmprefix_tools.redis_admin.state import run_forget
 
     return 0 if run_forget(options.url, options.prefix, Conversation(options.tenant, options.conversation)) else 1
 
 
 @_command("state stats")
 def _stats(options: StatsOptions) -> None:
-    from warmprefix_tools.redis_admin.command import run_stats
+    from warmprefix_tools.redis_admin.state import run_stats
 
     run_stats(options.url, options.prefix, as_json=options.json)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from warmprefix.order_sharing.base import LearnedOrder
+from warmprefix.order_sharing.sharing import LearnedOrder
 from warmprefix.plan import Scope
 
 __all__ = [
@@ -28,69 +28,69 @@ VERSION = 1
 WORKER_BYTES = 8
 KEY_BYTES = 16
 MAX_ORDERS = 256
-"""An entry."""
+"""Per entry."""
 MAX_BLOCKS = 1_024
-"""An order."""
+"""Per order."""
 MAX_TOKENS = (1 << 24) - 1
-"""A block."""
+"""Per block."""
 
 _HEADER = struct.Struct(f">B{WORKER_BYTES}sHI")
-"""Version, who sent it, how many orders, and the CRC-32 of everything else."""
+"""Version, sender, number of orders, and the CRC-32 of everything else."""
 _LENGTH = struct.Struct(">H")
 
 
 class Entry(NamedTuple):
-    """What one worker appended at once."""
+    """Orders that one worker appended together."""
 
     worker: bytes
-    """Names the worker, for as long as it lives."""
+    """Random identifier of the worker process."""
     orders: Sequence[LearnedOrder]
 
 
 def pack(order: LearnedOrder) -> bytes:
-    """One order, to be joined with others to an entry: 22 bytes a block, and 2.
+    """Pack one order, to be joined with others in an entry: 22 bytes per block, and 2.
 
     Raises:
-        ValueError: It can't be told: it has no block, one twice, too many, or a value out of range.
+        ValueError: It has no block, a block or rank twice, too many blocks, or a value out of range.
     """
     keys, tokens, ranks = order
     count = len(keys)
     if not 0 < count <= MAX_BLOCKS or len(tokens) != count or len(ranks) != count:
         raise ValueError(
-            f"an order must have 1 to {MAX_BLOCKS} blocks, each with tokens and a rank,"
+            f"order must have 1 to {MAX_BLOCKS} blocks, each with tokens and a rank,"
             f" got {count} blocks, {len(tokens)} tokens, {len(ranks)} ranks"
         )
     if len(set(keys)) != count or len(set(ranks)) != count:
-        raise ValueError("an order must not have a block or a rank twice")
+        raise ValueError("order must not have a block or a rank twice")
     if {*map(len, keys)} != {KEY_BYTES}:
-        raise ValueError(f"keys must have {KEY_BYTES} bytes")
+        raise ValueError(f"order's keys must have {KEY_BYTES} bytes, got {sorted({*map(len, keys)})}")
     if not (min(tokens) >= 0 and max(tokens) <= MAX_TOKENS):
-        raise ValueError(f"tokens must be 0 to {MAX_TOKENS}, got {min(tokens)} to {max(tokens)}")
+        raise ValueError(f"order's tokens must be 0 to {MAX_TOKENS}, got {min(tokens)} to {max(tokens)}")
     try:
         return b"".join((_LENGTH.pack(count), *keys, struct.pack(f">{count}I{count}H", *tokens, *ranks)))
     except struct.error as error:
-        raise ValueError(f"ranks must be integers, 0 to 65535: {error}") from None
+        raise ValueError(f"order's ranks must be integers, 0 to 65535: {error}") from None
 
 
 def encode(worker: bytes, packed: Sequence[bytes]) -> bytes:
-    """An entry of at most `MAX_ORDERS` packed orders."""
+    """Return an entry of packed orders, `MAX_ORDERS` at most."""
     body = b"".join(packed)
     unchecked = _HEADER.pack(VERSION, worker, len(packed), 0)
     return _HEADER.pack(VERSION, worker, len(packed), zlib.crc32(body, zlib.crc32(unchecked))) + body
 
 
 def orders_in(payload: bytes) -> int:
-    """How many orders it says it holds, without a look at them; 0 if it is no entry of this version."""
+    """Return the number of orders in an entry's header; 0 if it is not an entry of this version."""
     if len(payload) < _HEADER.size or payload[0] != VERSION:
         return 0
     return int(_HEADER.unpack_from(payload)[2])
 
 
 def decode(payload: bytes) -> Entry:
-    """What `encode` made of packed orders. O(len(payload)).
+    """Return the content of an entry. O(len(payload)).
 
     Raises:
-        ValueError: It is of another version, damaged, or nothing that `encode` makes.
+        ValueError: It is of another version, damaged, or not an entry.
     """
     if not payload or payload[0] != VERSION:
         raise ValueError(f"version {payload[0] if payload else 'none'}, not {VERSION}")
@@ -124,11 +124,11 @@ def _unpack(payload: bytes, count: int) -> Iterator[LearnedOrder]:
             raise ValueError("a block or a rank twice, or too many tokens")
         yield LearnedOrder(keys, tokens, ranks)
     if at != len(payload):
-        raise ValueError("goes on behind its orders")
+        raise ValueError("continues behind its orders")
 
 
 def stream_key(prefix: str, scope: Scope) -> bytes:
-    """The stream of a scope. Nothing of a name gets into it, so none can break the hash tag or another's key.
+    """Return the key of a scope's stream. It is a digest, so no name can break the hash tag or reach another key.
 
     >>> stream_key("wp", Scope("acme", None, None))
     b'wp:{73c0c1f9b56747277ed816fd5482dc64}:orders'

@@ -1,4 +1,4 @@
-"""Learned orders by way of Redis Streams: one a scope, which every worker appends to and reads."""
+"""Sharing of served orders through Redis Streams: one per scope, which every worker appends to and reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.order_sharing.base import Learn, LearnedOrder, SharingStats
 from warmprefix.order_sharing.codec import MAX_ORDERS, WORKER_BYTES, decode, encode, orders_in, pack, stream_key
-from warmprefix.order_sharing.followed import SELDOM, FollowedStream
+from warmprefix.order_sharing.followed_stream import IDLE_SECONDS, FollowedStream
+from warmprefix.order_sharing.sharing import Learn, LearnedOrder, SharingStats
 from warmprefix.plan import Scope
-from warmprefix.stores.redis.keys import check_prefix
-from warmprefix.stores.redis.urls import Opened, Target, connect, parse_target
+from warmprefix.stores.redis import RedisTarget, check_prefix, connect, parse_redis_url
 from warmprefix.ticker import Ticker
 
 try:
@@ -33,40 +32,40 @@ _log = logging.getLogger("warmprefix")
 
 _FIELD = b"o"
 _UNDECODED: Mapping[str, Any] = {"NEVER_DECODE": []}
-"""What a client that decodes answers must leave as it is."""
-_TIMEOUT = 1.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-"""Seconds before what failed is tried again."""
-_MOST_SENT = 1_024
-"""Orders a round."""
-_MOST_STREAMS, _MOST_ENTRIES = 256, 256
-"""Read a round."""
-_MOST_TAIL_BYTES = 8 << 20
-_TEACHING = 0.05
-"""Seconds a round."""
+"""Option that makes a decoding client return bytes."""
+_TIMEOUT_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
+"""Between a failure and the next attempt."""
+_MAX_SENT = 1_024
+"""Orders per round."""
+_MAX_STREAMS, _MAX_ENTRIES = 256, 256
+"""Read per round."""
+_MAX_TAIL_BYTES = 8 << 20
+_LEARNING_SECONDS = 0.05
+"""Per round."""
 _SLICE = 16
-_BREATH = 0.0005
-"""Seconds between two slices of orders, in which threads that serve requests come first."""
+_YIELD_SECONDS = 0.0005
+"""Between two slices of orders, to let threads that serve requests run first."""
 
 
 class RedisOrderSharing:
-    """An `OrderSharing` by way of Redis or Valkey, 6.2 or newer: standalone, Sentinel or Cluster.
+    """An `OrderSharing` through Redis or Valkey, 6.2 or newer: standalone, Sentinel or Cluster.
 
-    One daemon thread does all of the work, in rounds of one round trip: it appends what was published, and reads what
-    other workers appended to the streams of the scopes that this one follows, and of no others. A round begins when
-    something is published, and to look for what others did: every `interval` seconds while that is anything, less often
-    when it is not, down to every 50 ms; and once a second where this worker served nothing for ten seconds.
+    One daemon thread does all of the work, in rounds of one round trip: it appends published orders, and reads what
+    other workers appended to the streams of the followed scopes only. A round starts when something is published, and
+    to look for new entries: every `interval` seconds while there are some, less often when there are none, down to
+    every 50 ms; and once per second where this worker served nothing for ten seconds.
 
-    When Redis fails or hangs, at most `max_queue` orders wait for it, the thread tries again ever less often, down to
-    every two seconds, and goes on where it was. A batch whose fate is unknown is not sent twice.
+    When Redis fails or hangs, at most `max_queue` orders wait for it. The thread tries again ever less often, down to
+    every two seconds, and continues where it was. A batch is not sent twice, even if it is unknown whether it arrived.
 
-    In Redis a stream takes about 22 bytes a block of the last `tail` orders, and goes `ttl` seconds after the last
-    one. Its name is made of digests; what is in it are fingerprints, token counts and ranks. Commands: XADD, PEXPIRE,
-    XRANGE, XREVRANGE, and PING after a failure. Labels are not shared: a label that follows from the block is the same
-    everywhere, and which worker gave one that does not is a matter of its own prompts.
+    In Redis a stream takes about 22 bytes per block of the last `tail` orders, and expires `ttl` seconds after the last
+    one. Its key is a digest; its entries hold fingerprints, token counts and ranks. Commands: XADD, PEXPIRE, XRANGE,
+    XREVRANGE, and PING after a failure. Labels are not shared: a label derived from the block is the same everywhere,
+    and any other label only matters to the prompts of the worker that gave it.
 
-    A forked process is another worker, with a connection of its own if this was made from a URL. While one of several
-    nodes of a Cluster does not answer, nothing is shared by way of the others either.
+    A forked process is another worker, with a connection of its own if this was made from a URL. While one node of a
+    Cluster does not answer, nothing is shared through the other nodes either.
     """
 
     def __init__(
@@ -80,20 +79,20 @@ class RedisOrderSharing:
         tail: int = 4_000,
         ttl: float = 86_400.0,
     ) -> None:
-        """Nothing is connected, and no thread runs, before something is published or followed.
+        """Check the arguments; connecting, and the thread, start with the first `publish` or `follow`.
 
         Args:
             client: A synchronous client, which you close after this, or a URL as for `RedisSeenStore`.
-            prefix: What the names of all keys begin with.
+            prefix: Beginning of all keys.
             interval: Least seconds between two rounds that send, unless `batch` orders wait, or between two that look.
-            batch: Most orders an entry.
+            batch: Most orders per entry.
             max_queue: Most orders that wait to be sent; beyond it the oldest is dropped.
-            tail: How many of the latest orders a stream keeps for workers that are new to its scope, about.
+            tail: Approximate number of latest orders that a stream keeps for workers that are new to its scope.
             ttl: Seconds after its last order at which a stream is dropped.
 
         Raises:
             TypeError: `client` is something else, such as an asynchronous client.
-            ValueError: A number is out of range, the prefix is empty or has braces, or the URL is none.
+            ValueError: A number is out of range, the prefix is empty or has braces, or the URL cannot be used.
         """
         if not isinstance(client, redis.Redis | redis.RedisCluster | str):
             raise TypeError(f"client must be a synchronous redis client or a URL, got {type(client).__name__}")
@@ -102,7 +101,7 @@ class RedisOrderSharing:
                 raise ValueError(f"{name} must be positive, got {value}")
         if not 1 <= batch <= MAX_ORDERS:
             raise ValueError(f"batch must be 1 to {MAX_ORDERS}, got {batch}")
-        self._client = parse_target(client) if isinstance(client, str) else client
+        self._client = parse_redis_url(client) if isinstance(client, str) else client
         self._prefix = check_prefix(prefix)
         self._interval = interval
         self._batch = batch
@@ -113,26 +112,27 @@ class RedisOrderSharing:
         self._closed = False
         self._published = self._received = self._dropped = self._malformed = self._errors = 0
         self._lag: float | None = None
-        self._start()
+        self._start_process()
         _sharings.add(self)
 
-    def _start(self) -> None:
-        """What each process has for itself."""
+    def _start_process(self) -> None:
+        """Set what each process has of its own."""
         self._worker = os.urandom(WORKER_BYTES)
-        # Guards the queue, the streams' names and the counts. Held for microseconds, by nobody who waits. Re-entrant,
-        # because a signal's handler may publish in the middle of any call.
+        # Guards the queue, the streams and the counts. Held for microseconds, never while waiting. Re-entrant, because
+        # a signal's handler may publish in the middle of any call.
         self._lock = threading.RLock()
         self._learning = threading.Lock()
-        """Held while a follower learns, which may hold locks itself, so that no process is forked just then."""
+        """Held during `Learn` calls, which may hold locks themselves, so that no process is forked meanwhile."""
         self._queue: deque[tuple[Scope, LearnedOrder]] = deque()
         self._failures = 0
         self._next_send = self._next_look = 0.0
         self._connection = _Connection(self._client)
         self._ticker = Ticker(self._tick, self._connection.close, "warmprefix-sharing")
 
-    # -- for the planner ---------------------------------------------------------------------------------------
+    # -- for the planner -----------------------------------------------------------------------------------------
 
     def publish(self, scope: Scope, order: LearnedOrder) -> None:
+        """Send an order to the other workers soon. O(1); the order must not change any more."""
         with self._lock:
             if self._closed:
                 self._dropped += 1
@@ -145,6 +145,7 @@ class RedisOrderSharing:
         self._run(hurry)
 
     def follow(self, scope: Scope, learn: Learn) -> None:
+        """Pass the orders that others serve in this scope to `learn`, starting with the latest earlier ones."""
         with self._lock:
             if self._closed:
                 return
@@ -152,21 +153,24 @@ class RedisOrderSharing:
         self._run(hurry=True)
 
     def unfollow(self, scope: Scope) -> None:
+        """Stop calling `learn` for a scope; a call in progress may still finish."""
         with self._lock:
             self._streams.pop(scope, None)
 
     def has_caught_up(self, scope: Scope) -> bool:
+        """Return whether all orders from before `follow` are learned; False for a scope that is not followed."""
         stream = self._streams.get(scope)
         return stream is not None and stream.has_caught_up
 
     def close(self, timeout: float = 1.0) -> None:
-        """Send what waits and end the thread; after `timeout` seconds it is left to end by itself."""
+        """Send queued orders and end the thread; after `timeout` seconds it is left to end by itself."""
         with self._lock:
             self._closed = True
             self._streams.clear()
         self._ticker.stop(timeout)
 
     def stats(self) -> SharingStats:
+        """Return counts since the start."""
         with self._lock:
             return SharingStats(
                 self._published, self._received, self._dropped, self._malformed, self._errors, self._lag
@@ -180,21 +184,21 @@ class RedisOrderSharing:
         if hurry:
             self._ticker.wake()
 
-    # -- the thread --------------------------------------------------------------------------------------------
+    # -- the thread ----------------------------------------------------------------------------------------------
 
     def _tick(self) -> float:
-        """One round; returns the seconds until the next."""
+        """Make one round, and return the seconds until the next."""
         now = time.monotonic()
         try:
             if now >= self._next_look or self._sends_now(now) or self._closed:
-                if self._failures:  # nothing is risked before something answers
+                if self._failures:  # send no orders before the server answers again
                     self._connection.client().ping()
                 self._exchange(now)
                 self._failures = 0
-            self._teach()
+            self._learn()
         except Exception as error:
             self._failures += 1
-            pause = min(_FIRST_PAUSE * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
+            pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 10), _MAX_PAUSE_SECONDS)
             self._next_send = self._next_look = time.monotonic() + pause * random.uniform(0.5, 1.0)  # noqa: S311
             self._failed("redis", error)
         return self._pause()
@@ -204,112 +208,130 @@ class RedisOrderSharing:
             waiting = len(self._queue)
         return waiting > 0 and (now >= self._next_send or (waiting >= self._batch and not self._failures))
 
+    def _pause(self) -> float:
+        """Return the seconds until the next round is due."""
+        now = time.monotonic()
+        followed = self._followed()
+        if any(stream.backlog for _, stream in followed) or self._sends_now(now):
+            return 0.0
+        look = min([now + IDLE_SECONDS, *(stream.due_at for _, stream in followed if stream.is_busy(now))])
+        with self._lock:
+            send = self._next_send if self._queue else now + IDLE_SECONDS
+        return min(max(look, self._next_look), send) - now
+
+    def _followed(self) -> list[tuple[Scope, FollowedStream]]:
+        with self._lock:
+            return list(self._streams.items())
+
+    def _failed(self, part: str, error: object) -> None:
+        """Count and log a failure, after which workers learn less from each other."""
+        with self._lock:
+            self._errors += 1
+            first = self._errors == 1
+        # Logged as text: a handler that keeps the exception would keep this object alive, and with it the thread.
+        level = logging.WARNING if first else logging.DEBUG
+        _log.log(level, "sharing of learned orders failed: %s: %s: %s", part, type(error).__name__, str(error))
+
+    # -- sending and reading -------------------------------------------------------------------------------------
+
     def _exchange(self, now: float) -> None:
-        """Append what waits, read what is due, in one round trip; then one scope's tail, if one is new."""
+        """Append queued orders and read due streams in one round trip; then read one new scope's tail."""
         outgoing = self._take(now)
-        # No more is read than can be learned.
-        reads = not self._closed and sum(len(stream.backlog) for _, stream in self._followed()) < _MOST_ENTRIES
-        due = self._due(now) if reads else []
+        # Read no more than can be learned.
+        followed = self._followed()
+        reads = not self._closed and sum(len(stream.backlog) for _, stream in followed) < _MAX_ENTRIES
+        due = sorted([stream for _, stream in followed if stream.is_due(now)], key=lambda stream: stream.due_at)
+        due = due[:_MAX_STREAMS] if reads else []
+        count = max(_MAX_ENTRIES // max(len(due), 1), 1)
         self._next_look = now + self._interval
         if outgoing:
             self._next_send = now + self._interval
         if outgoing or due:
             try:
-                answers = iter(self._send(outgoing, due))
+                answers = iter(self._send(outgoing, due, count))
             except BaseException:
                 with self._lock:
-                    self._dropped += sum(len(batch.packed) for batch in outgoing)
+                    self._dropped += sum(len(entry.packed) for entry in outgoing)
                 raise
-            for batch in outgoing:
-                self._sent(batch, next(answers), next(answers))
-            for stream, count in due:
+            for entry in outgoing:
+                self._sent(entry, next(answers), next(answers))
+            for stream in due:
                 self._read(stream, count, next(answers), now)
-        newcomer = self._newcomer(now) if reads else None
-        if newcomer is not None:
-            self._read_tail(newcomer)
+        new = [stream for _, stream in self._followed() if stream.needs_tail(now)]
+        if reads and new:
+            self._read_tail(new[0])
 
-    def _send(self, outgoing: Sequence[_Batch], due: Sequence[tuple[FollowedStream, int]]) -> Sequence[object]:
+    def _take(self, now: float) -> list[_OutgoingEntry]:
+        """Take from the queue what one round sends, as entries."""
+        with self._lock:
+            taken = [self._queue.popleft() for _ in range(min(len(self._queue), _MAX_SENT))]
+        by_scope: dict[Scope, list[bytes]] = {}
+        for scope, order in taken:
+            try:
+                packed_order = pack(order)
+            except (TypeError, ValueError):  # noqa: PERF203 - such as a block longer than any cache
+                with self._lock:
+                    self._dropped += 1
+            else:
+                by_scope.setdefault(scope, []).append(packed_order)
+        entries = []
+        for scope, packed in by_scope.items():
+            stream = self._streams.get(scope)
+            if stream is not None:
+                stream.mark_served(now)
+            key = stream_key(self._prefix, scope) if stream is None else stream.key
+            firsts = range(0, len(packed), self._batch)
+            entries += [_OutgoingEntry(key, stream, packed[first : first + self._batch]) for first in firsts]
+        return entries
+
+    def _send(self, outgoing: Sequence[_OutgoingEntry], due: Sequence[FollowedStream], count: int) -> Sequence[object]:
         pipeline = self._connection.client().pipeline(transaction=False)
-        for batch in outgoing:
-            start = None if batch.stream is None else batch.stream.retention.start
-            # An entry has an order at least, so as a bound their number is too generous, but always true.
+        for entry in outgoing:
+            start = None if entry.stream is None else entry.stream.retention.start
+            # Each entry has an order at least, so `tail` entries hold too many orders rather than too few.
             bound = {"maxlen": self._tail} if start is None else {"minid": start}
-            pipeline.xadd(batch.key, {_FIELD: encode(self._worker, batch.packed)}, approximate=True, **bound)
-            pipeline.pexpire(batch.key, self._ttl_ms)
-        for stream, count in due:
+            pipeline.xadd(entry.key, {_FIELD: encode(self._worker, entry.packed)}, approximate=True, **bound)
+            pipeline.pexpire(entry.key, self._ttl_ms)
+        for stream in due:
             command = ("XRANGE", stream.key, b"(" + stream.position, "+", "COUNT", count)
             pipeline.execute_command(*command, **_UNDECODED)
         answers: Sequence[object] = pipeline.execute(raise_on_error=False)
         return answers
 
-    def _take(self, now: float) -> list[_Batch]:
-        """From the queue, what one round sends, as entries."""
-        with self._lock:
-            taken = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_SENT))]
-        by_scope: dict[Scope, list[bytes]] = {}
-        unfit = 0
-        for scope, order in taken:
-            packed_order = _packed(order)
-            if packed_order is None:
-                unfit += 1
-            else:
-                by_scope.setdefault(scope, []).append(packed_order)
-        batches = []
-        for scope, packed in by_scope.items():
-            stream = self._streams.get(scope)
-            if stream is not None:
-                stream.served(now)
-            key = stream_key(self._prefix, scope) if stream is None else stream.key
-            firsts = range(0, len(packed), self._batch)
-            batches += [_Batch(key, stream, packed[first : first + self._batch]) for first in firsts]
-        with self._lock:
-            self._dropped += unfit
-        return batches
-
-    def _sent(self, batch: _Batch, id: object, expires: object) -> None:
+    def _sent(self, entry: _OutgoingEntry, id: object, expires: object) -> None:
         for answer in (id, expires):
             if isinstance(answer, Exception):
                 self._failed("redis", answer)
         if isinstance(id, Exception):
             with self._lock:
-                self._dropped += len(batch.packed)
+                self._dropped += len(entry.packed)
             return
         with self._lock:
-            self._published += len(batch.packed)
-        if batch.stream is not None:
-            batch.stream.has_appended(id if isinstance(id, bytes) else str(id).encode(), time.monotonic())
-
-    def _due(self, now: float) -> list[tuple[FollowedStream, int]]:
-        """The streams to be read now, each with the most entries."""
-        due = [stream for _, stream in self._followed() if stream.is_due(now)]
-        due.sort(key=lambda stream: stream.due_at)
-        del due[_MOST_STREAMS:]
-        return [(stream, max(_MOST_ENTRIES // len(due), 1)) for stream in due]
+            self._published += len(entry.packed)
+        if entry.stream is not None:
+            entry.stream.add_own(id if isinstance(id, bytes) else str(id).encode(), time.monotonic())
 
     def _read(self, stream: FollowedStream, count: int, answer: object, now: float) -> None:
         if not isinstance(answer, list):
-            stream.due_at = now + _LONGEST_PAUSE
+            stream.due_at = now + _MAX_PAUSE_SECONDS
             self._failed("redis", answer)
             return
         for id, payload in _payloads(answer):
-            stream.has_read(id, payload)
-        stream.was_read(now, len(answer), count, self._interval)
-
-    def _newcomer(self, now: float) -> FollowedStream | None:
-        return next((stream for _, stream in self._followed() if stream.is_new(now)), None)
+            stream.add_read(id, payload)
+        stream.schedule(now, len(answer), count, self._interval)
 
     def _read_tail(self, stream: FollowedStream) -> None:
-        """Fetch the latest orders of a scope, newest first, until there are `tail`."""
+        """Read the latest entries of a stream, newest first, until there are `tail` orders."""
         client = self._connection.client()
         past: list[tuple[bytes, bytes]] = []
         orders = size = 0
         end, count = b"+", self._batch
-        while max(orders, len(past)) < self._tail and size < _MOST_TAIL_BYTES:
+        while max(orders, len(past)) < self._tail and size < _MAX_TAIL_BYTES:
             command = ("XREVRANGE", stream.key, end, "-", "COUNT", count)
             try:
                 answer = client.execute_command(*command, **_UNDECODED)
-            except redis.ResponseError as error:  # this stream's trouble, not everybody's
-                stream.due_at = time.monotonic() + _LONGEST_PAUSE
+            except redis.ResponseError as error:  # a problem of this stream, not of all
+                stream.due_at = time.monotonic() + _MAX_PAUSE_SECONDS
                 self._failed("redis", error)
                 return
             for id, payload in _payloads(answer):
@@ -322,28 +344,30 @@ class RedisOrderSharing:
             if len(answer) < count:
                 break
             wanted = (self._tail - orders) * len(past) // max(orders, 1)
-            count = min(max(wanted, self._batch), _MOST_SENT)
-        stream.has_read_tail(past[::-1])
+            count = min(max(wanted, self._batch), _MAX_SENT)
+        stream.add_tail(past[::-1])
 
-    # -- learning ----------------------------------------------------------------------------------------------
+    # -- learning ------------------------------------------------------------------------------------------------
 
-    def _teach(self) -> None:
-        """Hand the followers what was read, for a while."""
-        until = time.monotonic() + _TEACHING
+    def _learn(self) -> None:
+        """Pass entries to their `Learn` functions, for `_LEARNING_SECONDS` at most."""
+        until = time.monotonic() + _LEARNING_SECONDS
         behind = [(scope, stream) for scope, stream in self._followed() if stream.backlog]
-        for scope, stream in sorted(behind, key=lambda each: each[1].taught_at):
+        for scope, stream in sorted(behind, key=lambda each: each[1].learned_at):
             orders: list[LearnedOrder] = []
             while stream.backlog and time.monotonic() < until:
                 id, payload, is_past = stream.backlog.popleft()
-                orders += self._foreign(stream, id, payload, is_past)
+                orders += self._orders_of_others(stream, id, payload, is_past)
                 if len(orders) >= _SLICE or not stream.backlog:
-                    self._hand_over(scope, stream, orders)
+                    self._pass_on(scope, stream, orders)
                     orders = []
-            self._hand_over(scope, stream, orders)
-            stream.was_taught(time.monotonic())
+            self._pass_on(scope, stream, orders)
+            stream.mark_learned(time.monotonic())
 
-    def _foreign(self, stream: FollowedStream, id: bytes, payload: bytes, is_past: bool) -> Sequence[LearnedOrder]:
-        """The orders of an entry, unless they are known or none."""
+    def _orders_of_others(
+        self, stream: FollowedStream, id: bytes, payload: bytes, is_past: bool
+    ) -> Sequence[LearnedOrder]:
+        """Return an entry's orders, unless it is this worker's own or malformed."""
         try:
             entry = decode(payload)
         except ValueError:
@@ -351,13 +375,13 @@ class RedisOrderSharing:
                 self._malformed += 1
             return ()
         stream.retention.add(id, len(entry.orders))
-        if entry.worker == self._worker and not (is_past and stream.was_before(id)):
+        if entry.worker == self._worker and not (is_past and stream.precedes_own(id)):
             return ()
         if not is_past:
             self._lag = stream.age(id, time.monotonic())
         return entry.orders
 
-    def _hand_over(self, scope: Scope, stream: FollowedStream, orders: Sequence[LearnedOrder]) -> None:
+    def _pass_on(self, scope: Scope, stream: FollowedStream, orders: Sequence[LearnedOrder]) -> None:
         for first in range(0, len(orders), _SLICE):
             part = orders[first : first + _SLICE]
             with self._learning:
@@ -370,35 +394,11 @@ class RedisOrderSharing:
                     continue
             with self._lock:
                 self._received += len(part)
-            time.sleep(_BREATH)
-
-    def _pause(self) -> float:
-        """Seconds until there is something to do, as far as is known."""
-        now = time.monotonic()
-        followed = self._followed()
-        if any(stream.backlog for _, stream in followed) or self._sends_now(now):
-            return 0.0
-        look = min([now + SELDOM, *(stream.due_at for _, stream in followed if stream.is_busy(now))])
-        with self._lock:
-            send = self._next_send if self._queue else now + SELDOM
-        return min(max(look, self._next_look), send) - now
-
-    def _followed(self) -> list[tuple[Scope, FollowedStream]]:
-        with self._lock:
-            return list(self._streams.items())
-
-    def _failed(self, what: str, error: object) -> None:
-        """The one place where a failure degrades to workers that learn less from each other."""
-        with self._lock:
-            self._errors += 1
-            first = self._errors == 1
-        # Told in words: an exception that a handler keeps would keep this alive, and with it the thread.
-        level = logging.WARNING if first else logging.DEBUG
-        _log.log(level, "sharing of learned orders failed: %s: %s: %s", what, type(error).__name__, str(error))
+            time.sleep(_YIELD_SECONDS)
 
 
-class _Batch(NamedTuple):
-    """One entry to be."""
+class _OutgoingEntry(NamedTuple):
+    """An entry to append."""
 
     key: bytes
     stream: FollowedStream | None
@@ -406,36 +406,29 @@ class _Batch(NamedTuple):
     packed: Sequence[bytes]
 
 
-def _packed(order: LearnedOrder) -> bytes | None:
-    try:
-        return pack(order)
-    except (TypeError, ValueError):  # such as a block that nobody could learn: longer than any cache
-        return None
-
-
 def _payloads(entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[tuple[bytes, bytes]]:
-    """Of each entry the id and what it holds, or nothing where it is not ours."""
+    """Yield each entry's id and payload, which is empty for entries of other applications."""
     for id, fields in entries:
         yield id, fields.get(_FIELD, b"")
 
 
 class _Connection:
-    """The client that was given, or one of our own, made when it is first needed."""
+    """The given client, or an own one that is opened when first needed."""
 
-    def __init__(self, given: redis.Redis | redis.RedisCluster | Target) -> None:
+    def __init__(self, given: redis.Redis | redis.RedisCluster | RedisTarget) -> None:
         self._given = given
-        self._own: Opened | None = None
+        self._own: list[Any] = []
 
     def client(self) -> Any:
-        if not isinstance(self._given, Target):
+        if not isinstance(self._given, RedisTarget):
             return self._given
-        if self._own is None:
-            self._own = connect(self._given, timeout=_TIMEOUT, connect_timeout=_TIMEOUT)
-        return self._own.client
+        if not self._own:
+            self._own = connect(self._given, timeout=_TIMEOUT_SECONDS, connect_timeout=_TIMEOUT_SECONDS)
+        return self._own[0]
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        for client in self._own:
+            client.close()
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -445,19 +438,19 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Let nobody be learning, or the child would inherit a planner's lock that no thread of its own will release."""
+    """Wait until no thread learns, or the child would inherit a planner's lock that none of its threads releases."""
     locks = [sharing._learning for sharing in list(_sharings)]  # noqa: SLF001
-    _forking.held = [lock for lock in locks if lock.acquire(timeout=_TIMEOUT)]
+    _forking.acquired = [lock for lock in locks if lock.acquire(timeout=_TIMEOUT_SECONDS)]
 
 
 def _after_fork() -> None:
-    for lock in _forking.held:
+    for lock in _forking.acquired:
         lock.release()
 
 
-def _in_the_fork() -> None:
+def _in_child() -> None:
     for sharing in list(_sharings):
-        sharing._start()  # noqa: SLF001
+        sharing._start_process()  # noqa: SLF001
 
 
 def _at_exit() -> None:
@@ -466,5 +459,5 @@ def _at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_the_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 atexit.register(_at_exit)

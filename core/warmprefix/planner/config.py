@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from warmprefix.annotate import Templates
 from warmprefix.errors import check_count
-from warmprefix.order_sharing.base import OrderSharing
+from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency import ResidencyFeed
 from warmprefix.stores import GuardedStore, SeenStore

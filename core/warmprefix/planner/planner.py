@@ -13,7 +13,7 @@ from warmprefix.batch.base import BatchPlanner, Progress
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.history import Message
 from warmprefix.errors import check_names
-from warmprefix.order_sharing.base import OrderSharing
+from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope
 from warmprefix.planner.batching import BatchOptions, BatchSession

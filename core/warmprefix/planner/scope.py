@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry
-from warmprefix.order_sharing.base import LearnedOrder, NoSharing, OrderSharing
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import PrefixView, ServedBlock
 from warmprefix.plan import PlannedBlock, Scope
 from warmprefix.planner.config import PlannerConfig

@@ -1,4 +1,4 @@
-"""A circuit breaker: what fails is left alone for a while."""
+"""A circuit breaker: calls that fail are not repeated for a while."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CircuitBreaker:
 
     Args:
         first_pause: Seconds from the failure to the first probe.
-        longest_pause: Seconds beyond which pauses no longer grow.
+        longest_pause: Longest pause in seconds.
         clock: Seconds from any origin, never backwards.
 
     >>> now = 0.0
@@ -39,48 +39,40 @@ class CircuitBreaker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 <= first_pause <= longest_pause:
-            raise ValueError(
-                f"first_pause must be from 0 to longest_pause, which is {longest_pause}; it is {first_pause}"
-            )
+            raise ValueError(f"first_pause must be 0 to longest_pause, which is {longest_pause}, got {first_pause}")
         self._first_pause = first_pause
         self._longest_pause = longest_pause
         self._clock = clock
         in_each_process(self._renew_lock)
-        self._open = False
+        self.is_open = False
+        """True if the last reported outcome is a failure."""
         self._pause = first_pause
         self._next_probe = 0.0
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may make calls, in the middle of anything
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the last that was heard is a failure."""
-        return self._open
-
     def admits(self) -> bool:
-        """Whether a call may be made now. Whoever is told so owes a `succeeded` or a `failed`."""
-        if not self._open:
+        """Return whether a call may be made now. If so, report its outcome by `succeeded` or `failed`."""
+        if not self.is_open:
             return True
         with self._lock:
             now = self._clock()
             if now < self._next_probe:
                 return False
-            # The probe may never come back: so a pause later there is another.
+            # The probe's outcome may never be reported: so another one follows a pause later.
             self._pause = min(2 * self._pause, self._longest_pause)
             self._next_probe = now + self._pause
             return True
 
     def succeeded(self) -> None:
-        """A call was answered: closed."""
-        if self._open:
-            with self._lock:
-                self._open = False
+        """Report that a call succeeded, which closes the breaker."""
+        self.is_open = False
 
     def failed(self) -> None:
-        """A call was not: open. Those that were made before it and fail too do not lengthen the pause."""
+        """Report that a call failed, which opens the breaker. Further failures do not lengthen the pause."""
         with self._lock:
-            if not self._open:
-                self._open = True
+            if not self.is_open:
+                self.is_open = True
                 self._pause = self._first_pause
                 self._next_probe = self._clock() + self._pause

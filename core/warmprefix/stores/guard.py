@@ -6,7 +6,7 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from warmprefix.errors import StoreError, StoreUnavailableError, check_count
 from warmprefix.forks import in_each_process
 from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.lanes import Lanes
+from warmprefix.stores.lanes import Lanes, give_up
 from warmprefix.stores.operations import (
     Abandon,
     AsyncSeenStore,
@@ -112,7 +112,7 @@ class GuardedStore:
         self._interval = interval
         self._retry = retry
         in_each_process(self._start_process)
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
     def _start_process(self) -> None:
         # Guards `_due`. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
@@ -134,11 +134,15 @@ class GuardedStore:
 
     async def aexecute(self, operation: Operation[T]) -> T:
         """`execute`, for tasks."""
-        if self._awaited is None:
-            return await self._execute_in_thread(operation)
+        import asyncio  # slow to import, and every caller has imported it
+
         with self._attempt(operation):
-            steps = self._steps(operation, self._awaited.aexecute)
-            return await self._within_budget(arun_steps(steps), self._abandon_if_late(operation))
+            late = self._abandon_if_late(operation)
+            if self._awaited is None:
+                job = self._lanes.submit(partial(run_steps, self._steps(operation, self.store.execute)))
+                return await self._within_budget(asyncio.wrap_future(job), partial(give_up, job, late))
+            task = asyncio.ensure_future(arun_steps(self._steps(operation, self._awaited.aexecute)))
+            return await self._within_budget(task, lambda: task.add_done_callback(lambda task: late()))
 
     def forget_soon(self, conversation: Conversation) -> None:
         """Have the store forget a conversation before it is next prepared here, without waiting for it."""
@@ -186,54 +190,29 @@ class GuardedStore:
             return _nothing
         return partial(self._queue, Abandon(operation.conversation, operation.plan_id))
 
-    async def _within_budget(self, call: Coroutine[Any, Any, T], late: Callable[[], None]) -> T:
-        import asyncio  # slow to import, and every caller has imported it
-
-        task = asyncio.ensure_future(call)
-        self._running.add(task)
-        task.add_done_callback(self._task_ended)
-        try:
-            await asyncio.wait({task}, timeout=self._budget)
-            for _ in range(_LOOP_CYCLES):  # if the loop itself was late, the answer may have arrived
-                if not task.done():
-                    await asyncio.sleep(0)
-        except BaseException:
-            task.add_done_callback(lambda task: late())
-            raise
-        if not task.done():
-            task.add_done_callback(lambda task: late())
-            raise TimeoutError(f"no answer in {self._budget * 1000:.0f} ms")
-        return task.result()
-
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # asyncio logs exceptions that were never retrieved
-
-    async def _execute_in_thread(self, operation: Operation[T]) -> T:
-        """Call `execute`, which keeps to its time once a thread is free to run it."""
+    async def _within_budget(self, call: asyncio.Future[T], give_up: Callable[[], object]) -> T:
+        """Await a call that is not cancelled together with its caller, or the next command could get its answer."""
         import asyncio
 
-        def ended(call: asyncio.Future[T]) -> None:
-            if not call.cancelled():
-                call.exception()  # asyncio logs exceptions that were never retrieved
-            if isinstance(operation, Commit | Abandon | Forget):
-                self._queue(operation)
-            else:
-                self._abandon_if_late(operation)()
-
-        call = asyncio.get_running_loop().run_in_executor(None, self.execute, operation)
+        self._running.add(call)
+        call.add_done_callback(self._call_ended)
         try:
-            await asyncio.wait({call}, timeout=2 * self._budget)
+            await asyncio.wait({call}, timeout=self._budget)
+            for _ in range(_LOOP_CYCLES):  # if the loop itself was late, the answer may have arrived
+                if not call.done():
+                    await asyncio.sleep(0)
         except BaseException:
-            call.add_done_callback(ended)
-            if isinstance(operation, Commit):
-                self.forget_soon(operation.conversation)
+            give_up()
             raise
         if not call.done():
-            call.add_done_callback(ended)
-            raise StoreError(operation.name, operation.conversation) from TimeoutError("no thread is free")
+            give_up()
+            raise TimeoutError(f"no answer in {self._budget * 1000:.0f} ms")
         return call.result()
+
+    def _call_ended(self, call: asyncio.Future[Any]) -> None:
+        self._running.discard(call)
+        if not call.cancelled():
+            call.exception()  # asyncio logs exceptions that were never retrieved
 
     # -- for operators -------------------------------------------------------------------------------------------
 

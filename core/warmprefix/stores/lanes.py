@@ -1,4 +1,4 @@
-"""Calls that may hang, waited for no longer than their time."""
+"""Calls that may hang, with a bound on the time that their callers wait."""
 
 from __future__ import annotations
 
@@ -6,138 +6,125 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from warmprefix.errors import check_count
 from warmprefix.forks import in_each_process
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "give_up"]
 
 T = TypeVar("T")
 
 
 class Lanes:
-    """Makes calls in a few threads of its own, so that who waits for one can stop waiting.
+    """A few daemon threads that make calls, so that callers can stop waiting.
 
-    Only so is a call's time bounded whatever it does: time-outs of sockets are a matter of each read, and looking up a
-    host's name has none. It costs two switches of threads, some 50 µs. Threads are started as they are needed, and end
-    with the process, with this object, or at `close`. Thread-safe; works on in a forked process.
+    Nothing else bounds a call's time: timeouts of sockets apply to each read, and looking up a host name has none. It
+    costs two thread switches, about 50 µs per call. Threads start as needed, and end with the process, with this object
+    or at `close`. Thread-safe; also works in a forked process.
 
     Args:
-        size: Most threads, and so most calls that can hang at once; further ones then wait their time in vain.
+        size: Most threads, and so most calls that can hang at once. Further calls wait for a free thread.
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"size must be 1 or more, got {size}")
+        check_count("size", size)
         self._size = size
-        in_each_process(self._hire)
+        in_each_process(self._start_crew)
 
     def run(self, call: Callable[[], T], seconds: float, late: Callable[[], object] = lambda: None) -> T:
-        """The call's outcome, or what it raises.
+        """Return the call's result, or raise its exception.
 
         Args:
-            call: What may hang.
+            call: The call that may hang.
             seconds: How long to wait for it.
-            late: Called by its thread if it ends after all when nobody waits any more.
+            late: Called if the call ends after its caller stopped waiting.
 
         Raises:
-            TimeoutError: It took longer. It may still be going on; if it had not begun, it never will.
+            TimeoutError: The call took longer. It may still be running; if it had not started, it never will.
         """
-        job = _Job(call, late)
-        self._crew.take(job)
-        return job.outcome(seconds)
+        job = self.submit(call)
+        try:
+            return job.result(max(seconds, 0))
+        except FutureTimeoutError:
+            if job.done():  # in the meantime; or the call itself raised a TimeoutError
+                return job.result()
+            give_up(job, late)
+            raise TimeoutError(f"no answer in {seconds * 1000:.0f} ms") from None
+        except BaseException:  # such as KeyboardInterrupt
+            if not job.done() or job.exception() is None:
+                give_up(job, late)
+            raise
+        finally:
+            del job  # or its exception and the traceback would reference each other
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have a thread make the call. See `give_up` for callers that stop waiting."""
+        job: Future[T] = Future()
+        self._crew.take(job, call)
+        return job
 
     def close(self) -> None:
-        """End the threads, each after the call that it is making. A later call starts new ones."""
+        """End the threads, each after its current call. A later call starts new ones."""
         self._crew.dismiss()
 
-    def _hire(self) -> None:
+    def _start_crew(self) -> None:
         self._crew = _Crew(self._size)
         weakref.finalize(self, self._crew.dismiss)
+
+
+def give_up(job: Future[Any], late: Callable[[], object]) -> None:
+    """Withdraw a call that has not started; otherwise call `late` once it has ended."""
+    if not job.cancel():
+        job.add_done_callback(lambda job: late())
 
 
 class _Crew:
     """The threads of one process."""
 
     def __init__(self, size: int) -> None:
-        self.process = os.getpid()
+        self._process = os.getpid()
         self._size = size
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         # Re-entrant, as the queue is: the garbage collector may make calls, in the middle of anything.
         self._lock = threading.RLock()
         self._threads = 0
         self._busy = 0
-        """Jobs taken and not yet put away."""
+        """Jobs that are queued or running."""
 
-    def take(self, job: _Job[Any]) -> None:
+    def take(self, job: Future[T], call: Callable[[], T]) -> None:
         with self._lock:
             if self._busy >= self._threads and self._threads < self._size:
                 threading.Thread(target=self._work, name="warmprefix-store", daemon=True).start()
                 self._threads += 1
             self._busy += 1
-        self._jobs.put(job)
+        self._jobs.put((job, call))
 
     def dismiss(self) -> None:
-        if self.process == os.getpid():
+        if self._process == os.getpid():
             with self._lock:
                 for _ in range(self._threads):
                     self._jobs.put(None)
                 self._threads = 0
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            del job  # nor what it holds, while waiting for the next
+        while (work := self._jobs.get()) is not None:
+            _make(*work)
+            del work  # and everything that it references, while this thread waits for the next
             with self._lock:
                 self._busy -= 1
 
 
-class _Job(Generic[T]):
-    __slots__ = ("_call", "_claim", "_done", "_end", "_error", "_given_up", "_late", "_result")
-
-    def __init__(self, call: Callable[[], T], late: Callable[[], object]) -> None:
-        self._call = call
-        self._late = late
-        self._claim = threading.Lock()
-        self._done = threading.Lock()
-        self._done.acquire()
-        self._end = threading.Lock()
-        self._given_up = False
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        if not self._claim.acquire(blocking=False):
-            return
-        try:
-            self._result = self._call()
-        except BaseException as error:
-            self._error = error
-        with self._end:
-            self._done.release()
-            is_late = self._given_up
-        if is_late:
-            self._late()
-
-    def outcome(self, seconds: float) -> T:
-        try:
-            in_time = self._done.acquire(timeout=max(seconds, 0))
-        except BaseException:  # such as KeyboardInterrupt
-            if not self._give_up():
-                self._late()
-            raise
-        if not in_time and self._give_up():
-            raise TimeoutError(f"no answer in {seconds * 1000:.0f} ms")
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # or it and its traceback would hold each other
-        return self._result
-
-    def _give_up(self) -> bool:
-        """Withdraw the call if it has not begun; False if it has ended."""
-        self._claim.acquire(blocking=False)
-        with self._end:
-            self._given_up = not self._done.acquire(blocking=False)
-            return self._given_up
+def _make(job: Future[T], call: Callable[[], T]) -> None:
+    if not job.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        job.set_exception(error)
+        del job  # or it and the exception's traceback would reference each other
+    else:
+        job.set_result(result)

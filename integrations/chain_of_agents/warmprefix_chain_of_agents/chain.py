@@ -196,7 +196,7 @@ class ChainOfAgents:
         """`run`, for tasks. Clients that can't be awaited are asked in threads.
 
         Cancellation ends all requests and takes back whatever was not answered. A thread that asks for one that can't
-        be awaited ends, unheard, with the next piece of its answer or its time-out.
+        be awaited ends, unanswered_id, with the next piece of its answer or its time-out.
         """
         asked = _question(question, documents, conversation, tenant)
         async with aclosing(self._events(asked, streaming=False)) as events:

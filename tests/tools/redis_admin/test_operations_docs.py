@@ -19,7 +19,7 @@ from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix import ContextPlanner, PlannerStats
 from warmprefix.settings import SharedSettings
 from warmprefix.stores import Conversation
-from warmprefix.stores.redis.urls import SCHEMES, parse_target
+from warmprefix.stores.redis import URL_SCHEMES, parse_redis_url
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -65,9 +65,9 @@ def test_every_kind_of_url_can_be_used(server: Server, cluster: Cluster, sentine
     shown = re.findall(r"^\| `(\w+[^`]*://[^`]*)` \|", PAGE, re.MULTILINE)
     assert [url.partition("://")[0] for url in shown] == ["redis", "unix", "redis+sentinel", "redis+cluster"]
     for url in shown:
-        parse_target(url)
-        parse_target(url.replace("redis", "rediss", 1) if "unix" not in url else url)
-    for scheme in SCHEMES:
+        parse_redis_url(url)
+        parse_redis_url(url.replace("redis", "rediss", 1) if "unix" not in url else url)
+    for scheme in URL_SCHEMES:
         assert scheme.replace("rediss", "redis") in {url.partition("://")[0] + "://" for url in shown}
     for url in (server.url, cluster.url, sentinels.url):
         with ContextPlanner.from_url(settings=SharedSettings(redis_url=url, store_budget=10.0)) as planner:

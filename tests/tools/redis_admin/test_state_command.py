@@ -18,7 +18,7 @@ from warmprefix import ContextPlanner
 from warmprefix.errors import MissingExtraError
 from warmprefix.settings import SharedSettings
 from warmprefix.stores import Conversation, Prepare
-from warmprefix.stores.redis.keys import conversation_key
+from warmprefix.stores.redis import conversation_key
 from warmprefix_tools.redis_admin.survey import take_survey
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -54,7 +54,7 @@ def test_a_conversation_is_shown(each_server: Server, fill: Fill, run: Run) -> N
     key = conversation_key("wp", CHAT).decode()
     assert f'conversation "chat-42" of tenant "acme" key {key} turns 2 epoch 0 blocks 6, of 600 tokens' in told
     assert "plans in flight 1 format 1 memory" in told
-    assert re.search(r"memory \d+ B expires in 23 h 59 min, if nothing is written|expires in 1 d, if", told)
+    assert re.search(r"memory \d+ B expires in 23 h 59 min, unless it is used again|expires in 1 d, unless", told)
     assert "2 200 label 2.2‹U+2028›{x} 020202020202" in told
     assert re.search(rf"{plan} 2 9 min \d+ s left|{plan} 2 10 min left", told)
     assert max(map(len, done.stdout.splitlines())) <= 100
@@ -67,7 +67,7 @@ def test_all_of_it_is_in_the_json(server: Server, fill: Fill, run: Run) -> None:
     done = run("inspect", *named(CHAT), "--json", WARMPREFIX_REDIS_URL=server.url)
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
-    assert (told["conversation"], told["tenant"], told["known"]) == ("chat-42", "acme", True)
+    assert (told["conversation"], told["tenant"], told["usable"]) == ("chat-42", "acme", True)
     assert (told["format"], told["epoch"], told["turn"]) == (1, 0, 2)
     assert told["blocks"] == [
         {"fingerprint": block.fingerprint.hex(), "label": block.label, "turn": block.turn, "tokens": block.tokens}
@@ -89,14 +89,14 @@ def test_a_plan_that_timed_out_is_told_as_such(server: Server, ask: Ask, run: Ru
     store.close()
     time.sleep(0.01)
     assert -60 < ask("inspect", server.url, *named(CHAT))[1]["leases"][0]["expires_seconds"] < 0
-    assert "over since" in run("inspect", *named(CHAT), "--url", server.url).stdout
+    assert "timed out" in run("inspect", *named(CHAT), "--url", server.url).stdout
 
 
 def test_what_is_not_known_is_an_exit_status(server: Server, fill: Fill, run: Run, ask: Ask) -> None:
     fill(server.url).turns(CHAT)
     done = run("inspect", "--conversation", "chat-42", "--url", server.url)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout == 'Nothing is known of conversation "chat-42" of no tenant.\n'
+    assert done.stdout == 'There is no state of conversation "chat-42" of no tenant.\n'
     for other in (Conversation(None, "chat-42"), Conversation("", "chat-42"), Conversation("acme", "chat-43")):
         assert ask("inspect", server.url, *named(other))[0] == 1
     assert ask("inspect", server.url, *named(CHAT), "--prefix", "other")[0] == 1
@@ -127,14 +127,14 @@ def test_a_format_of_the_future_is_told_and_can_be_removed(server: Server, run: 
         assert (done.returncode, done.stderr) == (1, "")
         assert "format 7, which this version does not read" in " ".join(done.stdout.split())
         status, told = ask("inspect", server.url, *named(CHAT))
-        assert (status, told["known"], told["format"], told["expires_seconds"]) == (1, False, 7, None)
+        assert (status, told["usable"], told["format"], told["expires_seconds"]) == (1, False, 7, None)
         client.delete(key)
         client.set(key, "something else")
         assert ask("inspect", server.url, *named(CHAT))[1]["format"] is None
         done = run("forget", *named(CHAT), "--url", server.url)
         assert (done.returncode, done.stdout) == (
             0,
-            'Removed a record of conversation "chat-42" of tenant "acme" that this version can\'t read.\n',
+            'Removed a record of conversation "chat-42" of tenant "acme" that this version cannot read.\n',
         )
         assert not client.exists(key)
 
@@ -156,7 +156,7 @@ def test_planners_send_in_full_what_was_forgotten(server: Server, run: Run) -> N
         assert (done.returncode, done.stdout, done.stderr) == (
             0,
             'Forgot conversation "chat-42" of tenant "acme": 2 blocks of 2 turns, 0 plans in flight.'
-            " What it is sent next, it is sent in full.\n",
+            " Its next blocks are sent in full.\n",
             "",
         )
         assert [references(), references()] == [0, 2]
@@ -174,7 +174,7 @@ def test_nothing_to_forget_is_an_exit_status(each_server: Server, run: Run) -> N
     done = run("forget", *named(CHAT), "--url", each_server.url)
     assert (done.returncode, done.stdout, done.stderr) == (
         1,
-        'Nothing is known of conversation "chat-42" of tenant "acme", so nothing was forgotten.\n',
+        'There is no state of conversation "chat-42" of tenant "acme", so nothing was forgotten.\n',
         "",
     )
     with each_server.client() as client:
@@ -224,7 +224,7 @@ def test_what_lies_there_is_counted(each_server: Server, fill: Fill, ask: Ask, r
     words = " ".join(done.stdout.split())
     assert f"{shown['flavour']} {shown['version']} at {each_server.address} role primary, standalone" in words
     assert "conversations 31 memory" in words
-    assert "another format 1 conversation, taken for nothing" in words
+    assert "another format 1 conversation, ignored" in words
 
 
 def test_streams_of_orders_are_shown(each_server: Server, ask: Ask, run: Run) -> None:
@@ -298,7 +298,7 @@ def test_sentinels_are_asked_for_the_master(sentinels: SentinelSetup, fill: Fill
     done = run("forget", *named(CHAT), "--url", replica.url)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"No answer from {replica.address}: ")
-    assert "Mind: It is a replica" in run("stats", "--url", replica.url).stdout
+    assert "Warning: It is a replica" in run("stats", "--url", replica.url).stdout
     assert "read only replica" in done.stderr
 
 

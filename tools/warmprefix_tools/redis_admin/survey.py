@@ -1,4 +1,4 @@
-"""All state under a prefix, counted; in bounded time and memory, so that a large part of it may be estimated."""
+"""A count of all state under a prefix, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from warmprefix.stores.redis.codec import unpack_leases, unpack_record
-from warmprefix_tools.redis_admin.connection import address_of
-from warmprefix_tools.redis_admin.servers import ServerReport, ask_server
+from warmprefix.stores.redis import unpack_leases, unpack_record
+from warmprefix_tools.redis_admin.server_report import ServerReport, address_of, ask_server
 
-__all__ = ["Conversations", "OrderStream", "Survey", "take_survey"]
+__all__ = ["ConversationCounts", "OrderStream", "Survey", "take_survey"]
 
-_AT_ONCE = 1_000
-"""Keys a SCAN."""
-_ASKED_AT_ONCE = 50
+_KEYS_PER_SCAN = 1_000
+_KEYS_PER_PIPELINE = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Conversations:
-    """All conversations of a prefix together."""
+class ConversationCounts:
+    """Totals of all conversations under a prefix."""
 
     count: int
     bytes: int | None
-    """Of memory; None if the user of the URL may not ask."""
+    """Of memory; None if the URL's user lacks the permission."""
     blocks: int
     open_leases: int
-    """Plans neither committed nor abandoned, those that timed out included."""
+    """Plans neither committed nor abandoned, including those that timed out."""
     unreadable: int
-    """Conversations of another format, which planners of this version take for nothing."""
+    """Conversations of another format, which planners of this version ignore."""
     sampled: int
-    """How many were looked at."""
+    """Number of conversations that were read."""
     estimated: bool
-    """Whether the numbers above, but for `sampled`, were extrapolated from those."""
+    """True if the other numbers were extrapolated from the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +43,32 @@ class OrderStream:
 
     key: str
     entries: int
-    """Each holds some orders."""
+    """Each has one or more orders."""
     bytes: int | None
     last_entry_seconds: float | None
-    """Ago; None if there never was one."""
+    """Age of the last entry; None if there never was one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What `warmprefix state stats` shows."""
+    """The result of `warmprefix state stats`."""
 
     prefix: str
     servers: tuple[ServerReport, ...]
-    conversations: Conversations
+    conversations: ConversationCounts
     streams: tuple[OrderStream, ...]
-    """Those looked at, the one written to last first."""
+    """Those that were read, the one written to last first."""
     stream_count: int
-    """An estimate, where the number of conversations is."""
+    """An estimate if the number of conversations is one."""
 
 
-class _Found(NamedTuple):
-    """One server's keys that are ours."""
+class _FoundKeys(NamedTuple):
+    """One server's keys under the prefix."""
 
     conversations: list[bytes]
     streams: list[bytes]
     share: float
-    """Of all its keys, those that were seen."""
+    """Fraction of all its keys that were scanned."""
 
 
 def take_survey(
@@ -82,20 +80,20 @@ def take_survey(
     max_streams: int = 100,
     seconds: float = 10.0,
 ) -> Survey:
-    """Count on all primaries. Never KEYS, and no command that takes long. Raises what redis-py raises.
+    """Count the state on all primaries, without KEYS or any other slow command. Raises what redis-py raises.
 
     Args:
-        client: Of one server or of a Cluster.
-        prefix: Of all keys.
-        max_keys: Keys to pass by, whoever they belong to; beyond it counts are extrapolated.
-        max_sampled: Conversations to look at.
-        max_streams: Streams to look at.
-        seconds: After which no more is looked at.
+        client: A client of one server or of a Cluster.
+        prefix: Beginning of all keys.
+        max_keys: Most keys of any application to scan; beyond it counts are extrapolated.
+        max_sampled: Most conversations to read.
+        max_streams: Most streams to read.
+        seconds: Time after which nothing more is read.
     """
     deadline = time.monotonic() + seconds
     nodes = list(_primaries(client))
     servers: list[ServerReport] = []
-    parts: list[Conversations] = []
+    parts: list[ConversationCounts] = []
     streams: list[OrderStream] = []
     stream_count = 0.0
     for address, node in nodes:
@@ -119,14 +117,14 @@ def _primaries(client: Any) -> Iterator[tuple[str, Any]]:
     yield address_of(client), client
 
 
-def _scan(client: Any, prefix: str, max_keys: int, until: float) -> _Found:
-    """Pass by the keys in the order of their hashes, which makes those that come first a fair sample."""
+def _scan(client: Any, prefix: str, max_keys: int, until: float) -> _FoundKeys:
+    """Scan keys in the order of their hashes, so that those that come first are a fair sample."""
     conversations: dict[bytes, None] = {}
     streams: dict[bytes, None] = {}
     seen, cursor = 0, 0
     start = prefix.encode() + b":{"
     while True:
-        cursor, keys = client.scan(cursor, count=_AT_ONCE)
+        cursor, keys = client.scan(cursor, count=_KEYS_PER_SCAN)
         seen += len(keys)
         for key in keys:
             if key.startswith(start):
@@ -135,21 +133,21 @@ def _scan(client: Any, prefix: str, max_keys: int, until: float) -> _Found:
                 elif key.endswith(b"}:orders"):
                     streams[key] = None
         if cursor == 0:
-            return _Found(list(conversations), list(streams), 1.0)
+            return _FoundKeys(list(conversations), list(streams), 1.0)
         if seen >= max_keys or time.monotonic() >= until:
-            return _Found(list(conversations), list(streams), min(max(seen, 1) / max(client.dbsize(), 1), 1.0))
+            return _FoundKeys(list(conversations), list(streams), min(max(seen, 1) / max(client.dbsize(), 1), 1.0))
 
 
-def _conversations(client: Any, found: _Found, max_sampled: int, until: float) -> Conversations:
+def _conversations(client: Any, found: _FoundKeys, max_sampled: int, until: float) -> ConversationCounts:
     chosen = found.conversations
     if len(chosen) > max_sampled:
-        chosen = random.Random(0).sample(chosen, max_sampled)  # noqa: S311 - no secret hangs on it
-    looked = blocks = leases = unreadable = size = 0
+        chosen = random.Random(0).sample(chosen, max_sampled)  # noqa: S311 - not a secret
+    sampled = blocks = leases = unreadable = size = 0
     may_ask = True
-    for first in range(0, len(chosen), _ASKED_AT_ONCE):
+    for first in range(0, len(chosen), _KEYS_PER_PIPELINE):
         if first and time.monotonic() >= until:
             break
-        part = chosen[first : first + _ASKED_AT_ONCE]
+        part = chosen[first : first + _KEYS_PER_PIPELINE]
         pipeline = client.pipeline(transaction=False)
         for key in part:
             pipeline.hmget(key, "m", "p")
@@ -160,9 +158,9 @@ def _conversations(client: Any, found: _Found, max_sampled: int, until: float) -
                 size += usage
             elif isinstance(usage, NoPermissionError):
                 may_ask = False
-            else:  # it has moved to another node, or is gone
+            else:  # the key has moved to another node, or is gone
                 continue
-            looked += 1
+            sampled += 1
             packed, packed_leases = values if isinstance(values, list) else (None, None)  # another type of key
             record = unpack_record(packed or b"")
             if record is None:
@@ -171,21 +169,21 @@ def _conversations(client: Any, found: _Found, max_sampled: int, until: float) -
                 blocks += record.blocks
                 leases += len(unpack_leases(packed_leases or b""))
     count = round(len(found.conversations) / found.share)
-    scale = count / looked if looked else 0.0
-    return Conversations(
+    scale = count / sampled if sampled else 0.0
+    return ConversationCounts(
         count=count,
         bytes=round(size * scale) if may_ask else None,
         blocks=round(blocks * scale),
         open_leases=round(leases * scale),
         unreadable=round(unreadable * scale),
-        sampled=looked,
-        estimated=looked < count,
+        sampled=sampled,
+        estimated=sampled < count,
     )
 
 
-def _sum(parts: Sequence[Conversations]) -> Conversations:
+def _sum(parts: Sequence[ConversationCounts]) -> ConversationCounts:
     sizes = [part.bytes for part in parts]
-    return Conversations(
+    return ConversationCounts(
         count=sum(part.count for part in parts),
         bytes=None if None in sizes else sum(size or 0 for size in sizes),
         blocks=sum(part.blocks for part in parts),
@@ -202,7 +200,7 @@ def _streams(client: Any, keys: Sequence[bytes]) -> Iterator[OrderStream]:
             about = client.xinfo_stream(key)
         except NoPermissionError:
             raise
-        except ResponseError:  # gone meanwhile, or nothing of ours
+        except ResponseError:  # gone in the meantime, or not a stream
             continue
         try:
             size = client.memory_usage(key)

@@ -1,4 +1,4 @@
-"""One conversation's record, as it lies in Redis."""
+"""One conversation's record in Redis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from warmprefix.stores import Conversation, SeenBlock
-from warmprefix.stores.redis.codec import unpack_hash, unpack_leases
-from warmprefix.stores.redis.keys import conversation_key
+from warmprefix.stores import Conversation, SeenBlock, Snapshot
+from warmprefix.stores.redis import conversation_key, unpack_hash, unpack_leases
 
-__all__ = ["OpenLease", "Record", "look"]
+__all__ = ["ConversationRecord", "OpenLease", "read_record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +20,20 @@ class OpenLease:
 
     plan: str
     turn: int
-    """Turns that had been committed when it was made."""
+    """Turns committed when it was made."""
     expires_seconds: float
     """From now; below zero if it timed out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What Redis holds of a conversation."""
+class ConversationRecord:
+    """A conversation's state in Redis."""
 
     key: str
     format: int | None
-    """The version of its values; None if they are nothing that any version writes."""
+    """Version of its values; None if no version writes such values."""
     readable: bool
-    """Whether this version reads that format. If not, planners take it for nothing, and the four below are empty."""
+    """True if this version reads that format. If not, planners ignore it, and the four fields below are empty."""
     epoch: int
     turn: int
     blocks: tuple[SeenBlock, ...]
@@ -42,22 +41,22 @@ class Record:
     leases: tuple[OpenLease, ...]
     """Oldest first."""
     may_ask: bool
-    """Whether the URL's user may ask for the two below, which planners need not."""
+    """True if the URL's user has the permissions for the two fields below, which planners do not need."""
     bytes: int | None
     """Of memory."""
     expires_seconds: float | None
-    """From now, if nothing is written; None if never."""
+    """From now, unless it is used again; None if never."""
 
 
-def look(client: Any, prefix: str, conversation: Conversation) -> Record | None:
-    """Read a conversation's record; None if there is none. Raises what redis-py raises."""
+def read_record(client: Any, prefix: str, conversation: Conversation) -> ConversationRecord | None:
+    """Return a conversation's record, or None. Raises what redis-py raises."""
     key = conversation_key(prefix, conversation)
     try:
         fields: Mapping[bytes, bytes] = client.hgetall(key)
     except ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
-        fields = {b"m": b""}
+        fields = {b"m": b""}  # a key of another type
     if not fields:
         return None
     snapshot = unpack_hash(fields)
@@ -73,13 +72,14 @@ def look(client: Any, prefix: str, conversation: Conversation) -> Record | None:
         may_ask = True
     except NoPermissionError:
         size, left, may_ask = None, -1, False
-    return Record(
+    found = snapshot or Snapshot(0, 0, (), ())
+    return ConversationRecord(
         key=key.decode(),
         format=head[0] if head else None,
         readable=snapshot is not None,
-        epoch=0 if snapshot is None else snapshot.epoch,
-        turn=0 if snapshot is None else snapshot.turn,
-        blocks=() if snapshot is None else snapshot.blocks,
+        epoch=found.epoch,
+        turn=found.turn,
+        blocks=found.blocks,
         leases=tuple(leases),
         may_ask=may_ask,
         bytes=size,
@@ -88,7 +88,7 @@ def look(client: Any, prefix: str, conversation: Conversation) -> Record | None:
 
 
 def _time(client: Any, key: bytes) -> float:
-    """Of the server that has the key, by whose clock leases end."""
+    """Return the time of the server that has the key: leases end by its clock."""
     nodes = {"target_nodes": client.get_node_from_key(key)} if hasattr(client, "get_node_from_key") else {}
     seconds, microseconds = client.time(**nodes)
     return float(seconds + microseconds / 1_000_000)

@@ -1,4 +1,4 @@
-"""What a server says of itself, and what an operator should mind in it."""
+"""A server's description of itself, and warnings to its operator."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-__all__ = ["ServerReport", "ask_server"]
+__all__ = ["ServerReport", "address_of", "ask_server"]
 
-_LITTLE_ROOM = 0.8
-"""Of the memory that may be used."""
+_ALMOST_FULL = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +29,24 @@ class ServerReport:
     """Connected to it."""
     uptime_seconds: int
     used_memory: int
-    """Bytes, of all that it holds."""
+    """Bytes."""
     max_memory: int | None
-    """Bytes; None without a bound."""
+    """Bytes; None without a limit."""
     machine_memory: int | None
-    """Bytes; None where it is not told."""
+    """Bytes; None where INFO lacks it."""
     eviction_policy: str
     evicted_keys: int
     """Since it started."""
     persistence: str
     """Such as `"RDB and AOF"`, or `"none"`; `"unknown"`, or `"AOF, else unknown"`, where CONFIG is forbidden."""
     saves: bool
-    """Whether its last attempts to save worked."""
+    """True if its last attempts to save worked."""
     keys: int
-    """In the database that was asked, of this application or any other."""
+    """In this database, of this application or any other."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Each a sentence on what is wrong and what to do."""
+        """Sentences, each with a problem and its solution."""
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
@@ -67,18 +66,28 @@ class ServerReport:
             )
         if self.max_memory is None and self.machine_memory and self._is_short_of(self.machine_memory):
             yield (
-                f"It has used {self.used_memory / self.machine_memory:.0%} of the machine's memory and has no bound:"
+                f"It has used {self.used_memory / self.machine_memory:.0%} of the machine's memory and has no limit:"
                 " set maxmemory."
             )
         if not self.saves:
             yield "Its last attempt to save failed; until one works, it may refuse all writes. Look at its log."
 
     def _is_short_of(self, memory: int) -> bool:
-        return self.used_memory >= _LITTLE_ROOM * memory
+        return self.used_memory >= _ALMOST_FULL * memory
+
+
+def address_of(client: Any) -> str:
+    """Return the address of a client's one server; Sentinels are asked for the master's."""
+    pool = client.connection_pool
+    if hasattr(pool, "get_master_address"):
+        host, port = pool.get_master_address()
+        return f"{host}:{port}"
+    options = pool.connection_kwargs
+    return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
 
 def ask_server(client: Any, address: str) -> ServerReport:
-    """Ask one server. Raises what redis-py raises."""
+    """Return one server's report. Raises what redis-py raises."""
     info: Mapping[str, Any] = client.info()
     is_valkey = info.get("server_name") == "valkey" or "valkey_version" in info
     return ServerReport(
@@ -104,7 +113,7 @@ def _persistence(client: Any, info: Mapping[str, Any]) -> str:
     aof = bool(info.get("aof_enabled"))
     try:
         rdb = bool(client.config_get("save").get("save"))
-    except ResponseError:  # an ACL forbids it, or who runs the server has taken the command away
+    except ResponseError:  # an ACL forbids it, or the command was renamed
         return "AOF, else unknown" if aof else "unknown"
     return {(False, False): "none", (True, False): "RDB", (False, True): "AOF", (True, True): "RDB and AOF"}[rdb, aof]
 
