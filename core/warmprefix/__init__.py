@@ -19,7 +19,6 @@ from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Sco
 from warmprefix.planner.planner import ContextPlanner
 from warmprefix.residency.base import EngineReport, FeedStats, NoFeed, ResidencyFeed
 from warmprefix.residency.capacity import capacity_from_metrics
-from warmprefix.retries import Retries
 from warmprefix.routing import (
     Agent,
     AgentRouter,
@@ -79,7 +78,6 @@ __all__ = [
     "RequestHints",
     "RequestRecorder",
     "ResidencyFeed",
-    "Retries",
     "Route",
     "RouterStats",
     "Scope",

@@ -82,7 +82,7 @@ def test_a_stream_that_is_sent_when_it_is_read_is_read_within_the_block(
         raise KeyError
     assert link.stats().unsent == 3
     warnings = [record.getMessage() for record in caplog.records if record.name == "warmprefix"]
-    assert [" ended and no request in it was the plan's" in warning for warning in warnings] == [True]
+    assert [" ended and no request in it carried the plan" in warning for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize("status", [400, 404, 503])
@@ -123,7 +123,7 @@ def test_within_a_block_a_failure_waits_as_long_as_the_block(
         url, body = f"{scripted.base_url}/chat/completions", {"messages": told(plan)}
         scripted.script.extendleft([reply([], 503)])
         client.post(url, json=body)
-        link._give_up_overdue()
+        link._tracker._give_up_overdue()
         assert planner.fates == []
         with link.sending(plan):  # an inner block of the same plan ends nothing
             pass

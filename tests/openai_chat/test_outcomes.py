@@ -335,7 +335,7 @@ def test_nothing_of_a_plan_is_kept_behind_its_block(
     with caller.link.sending(plan):
         caller.ask(messages=[{"role": "user", "content": plan.render()}])
     assert planner.fates == ["commit"]
-    sent = caller.link._book.find(plan.id)
+    sent = caller.link._tracker.book.find(plan.id)
     assert (sent.plan, sent.answer) == (None, None)
 
 
@@ -580,8 +580,9 @@ def test_a_mistake_of_ours_fails_no_request(
 
     scripted.script.append(reply([b"".join(sse("It is.", usage=usage))], content_type="text/event-stream"))
     names = (
-        "answers.StreamedAnswer.feed", "answers.Heard.read", "exchange.StreamedAnswer",
-        "link.read_call", "link.completed", "link.PlanBook.find", "transports._pass_through", "exchange.block_ends",
+        "answer.StreamedAnswer.feed", "answer.AnswerFacts.read_prompt", "exchange.StreamedAnswer",
+        "tracker.read_call", "tracker.completed", "tracker.PlanBook.find", "transports._pass_through",
+        "exchange.block_ends",
     )  # fmt: skip
     for number, name in enumerate(names, 1):
         with monkeypatch.context() as patched:

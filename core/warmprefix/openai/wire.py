@@ -1,4 +1,4 @@
-"""What of httpx and httpx2 is used, which is the same in both; neither is imported."""
+"""The parts of httpx and httpx2 that are used, which are the same in both. Neither is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AsyncInner", "Request", "Response", "SyncInner", "body_of", "remade"
 
 
 class Request(Protocol):
-    """A request on its way out."""
+    """An outgoing request."""
 
     method: str
     url: Any
@@ -22,7 +22,7 @@ class Request(Protocol):
 
 
 class Response(Protocol):
-    """A response whose body has not been read, unless whoever made it had it at hand."""
+    """A response whose body was not read yet, unless it was made with its body."""
 
     status_code: int
     headers: Any
@@ -56,7 +56,7 @@ class AsyncInner(Protocol):
 
 
 def body_of(request: Request) -> bytes | None:
-    """A request's whole body; None if it comes bit by bit."""
+    """Return a request's whole body; None if it comes bit by bit."""
     try:
         return request.content
     except RuntimeError:  # `RequestNotRead`
@@ -66,7 +66,7 @@ def body_of(request: Request) -> bytes | None:
 def remade(
     request: Request, *, without: str, content: bytes | None = None, added: Mapping[str, str] | None = None
 ) -> Request:
-    """The request without a header, with another body, and with headers that it did not have."""
+    """Return the request without a header, with another body, and with headers that it did not have."""
     dropped = {without.encode()} if content is None else {without.encode(), b"content-length"}
     headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
     for name, value in (added or {}).items():

@@ -385,7 +385,7 @@ class ContextPlanner:
         """Arrange requests that are all known before the first runs: the blocks of each, and which comes after which.
 
         Starts from what the engine is predicted to hold, and changes nothing for later plans until requests of the
-        batch are committed, by `BatchPlan.run` or one by one. Each owes that as if `plan` had made it. Deterministic
+        batch are committed, by `BatchRunner.run` or one by one. Each owes that as if `plan` had made it. Deterministic
         unless a time budget is given. Other calls go on meanwhile.
 
         Args:
@@ -396,7 +396,7 @@ class ContextPlanner:
                 `warmprefix.batch.base.BatchPlanner` of your own.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             model: The one that all requests are for, as for `plan`.
-            preamble: The text in front of every context, as for `plan`; `BatchPlan.run` sends it as system message.
+            preamble: The text in front of every context, as for `plan`; `BatchRunner.run` sends it as system message.
             time_budget: Seconds that `"merge"` may search on for better plans, after what it does at least; None for
                 as much as usually pays.
             device: Where distances and overlaps are computed: on the CPU, on a CUDA device (extra `gpu`), or there if

@@ -13,7 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from warmprefix import MissingExtraError, Retries
+from warmprefix import MissingExtraError
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents.agents import Speaker
 from warmprefix_chain_of_agents.failures import asked_delay, is_agents_own, is_unreachable, may_pass
 from warmprefix_chain_of_agents.memory import Message

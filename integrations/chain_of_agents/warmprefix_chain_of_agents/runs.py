@@ -10,7 +10,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock, Retries
+from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents.agents import Manager, Worker
 from warmprefix_chain_of_agents.calls import Call, CallFailedError
 from warmprefix_chain_of_agents.crew import Crew

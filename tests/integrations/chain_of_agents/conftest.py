@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from warmprefix import ContextBlock, Retries
+from warmprefix import ContextBlock
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openai import APITimeoutError, AuthenticationError, InternalServerError, OpenAI, RateLimitError, Timeout
 
-from warmprefix import Retries
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,

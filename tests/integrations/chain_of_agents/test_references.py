@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner, Retries
+from warmprefix import AgentRouter, ContextBlock, ContextPlanner
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix import Retries
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import Answer, ChainOfAgents, Manager, ManagerError, Progress, Worker
 
 QUESTION = "Which fact is worth telling?"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import messages_for
-from warmprefix.openai.calls import Call, block_ends, completed, holds_blocks, read_call
+from warmprefix.openai.call import PromptCall, block_ends, completed, holds_blocks, read_call
 
 CHAT = "/v1/chat/completions"
 
@@ -22,7 +22,7 @@ JSON = st.recursive(
 )
 
 
-def call_of(body: dict[str, Any], path: str = CHAT) -> Call:
+def call_of(body: dict[str, Any], path: str = CHAT) -> PromptCall:
     call = read_call("POST", path, {}, json.dumps(body).encode())
     assert call is not None
     return call
