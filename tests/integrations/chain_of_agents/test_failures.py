@@ -18,9 +18,9 @@ from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,
+    ChainProgress,
     Manager,
     ManagerError,
-    Progress,
     Worker,
     WorkersFailedError,
 )
@@ -68,7 +68,7 @@ def test_an_agent_that_is_killed_amid_many_runs(
 ) -> None:
     lock, told = threading.Lock(), [0]
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: ChainProgress) -> None:
         if progress.kind == "read":
             with lock:
                 told[0] += 1

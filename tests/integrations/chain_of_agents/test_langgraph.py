@@ -473,13 +473,13 @@ def test_mistakes_are_named(router: AgentRouter) -> None:
         AgentFanOut(wrong, "read")
     with pytest.raises(TypeError, match="planner must be"):
         AgentFanOut(router, "read", planner=wrong)
-    with pytest.raises(TypeError, match="carry must be several keys"):
+    with pytest.raises(TypeError, match="carry must be keys of the state, got one str, 'question'"):
         AgentFanOut(router, "read", carry="question")
-    with pytest.raises(ValueError, match="carry must not name what is sent anyway, got agent, part"):
+    with pytest.raises(ValueError, match="carry must not name keys of AgentDocuments, got agent, part"):
         AgentFanOut(router, "read", carry=["question", "part", "agent"])
     with pytest.raises(ValueError, match="placement must be"):
         AgentFanOut(router, "read", placement=wrong)
-    with pytest.raises(ValueError, match="together=True"):
+    with pytest.raises(ValueError, match="together must be True with placement=.tail., .* got False"):
         AgentFanOut(router, "read", placement="tail", together=False)
     with pytest.raises(ValueError, match="max_open must be 1 or more, got 0"):
         AgentFanOut(router, "read", max_open=0)

@@ -17,9 +17,9 @@ from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,
+    ChainProgress,
     InMemoryChats,
     Manager,
-    Progress,
     Worker,
 )
 
@@ -94,7 +94,9 @@ class World:
             if turn.leaves:
                 steps = chain.stream(question, asked, conversation=turn.conversation, tenant=turn.tenant)
                 with closing(steps):
-                    next(step for step in steps if isinstance(step, Progress) and step.kind in ("read", "answering"))
+                    next(
+                        step for step in steps if isinstance(step, ChainProgress) and step.kind in ("read", "answering")
+                    )
                 return
             answer = chain.run(question, asked, conversation=turn.conversation, tenant=turn.tenant)
             read = [block.id for report in answer.workers if report.error is None for block in report.blocks]

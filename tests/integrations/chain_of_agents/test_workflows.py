@@ -368,7 +368,7 @@ def test_mistakes_are_named(router: AgentRouter) -> None:
     wrong: Any = StartEvent
     with pytest.raises(TypeError, match="event must be a class of DocumentsAssigned"):
         AgentFanOut(router, wrong)
-    with pytest.raises(TypeError, match="agents must be several names or None, got one str, 'ann'"):
+    with pytest.raises(TypeError, match="agents must be names or None, got one str, 'ann'"):
         AgentFanOut(router, agents="ann")
     for one in ("one text", TextNode(text="one node"), NodeWithScore(node=TextNode(text="one node")), None):
         with pytest.raises(TypeError, match="documents must be a sequence of documents"):
