@@ -72,7 +72,7 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
     assert len(list((tmp_path / "real").iterdir())) == 1
 
 
-def test_what_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_before_anything_runs(tmp_path: Path) -> None:
     check_writable(tmp_path / "new.json")
     with pytest.raises(OutputError, match=r"Cannot write .*: it is a directory"):
         check_writable(tmp_path)

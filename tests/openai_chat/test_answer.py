@@ -67,7 +67,7 @@ def test_only_the_usage_chunk_is_left_out(cuts: list[int], end: str) -> None:
     assert (answer.facts.cached_tokens, answer.facts.prompt_tokens, answer.facts.started) == (4, 9, True)
 
 
-def test_what_nobody_is_to_miss_passes_as_it_comes() -> None:
+def test_an_answer_passes_as_it_comes_if_nothing_is_hidden() -> None:
     answer = StreamedAnswer(hide_usage=False)
     for piece in (b"da", b"ta: {", b'"choices": []}', b"\n"):
         assert answer.feed(piece) == piece
@@ -93,7 +93,7 @@ def test_what_nobody_is_to_miss_passes_as_it_comes() -> None:
         ({"type": "response.completed", "response": {}}, True),
     ],
 )
-def test_an_answer_begins_with_its_first_content(chunk: dict[str, Any], begins: bool) -> None:
+def test_an_answer_starts_with_its_first_token(chunk: dict[str, Any], begins: bool) -> None:
     answer = StreamedAnswer(hide_usage=False)
     answer.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     assert answer.facts.started is begins
@@ -113,7 +113,7 @@ def test_an_answer_begins_with_its_first_content(chunk: dict[str, Any], begins: 
         b'{"usage": {"prompt_tokens": true, "prompt_tokens_details": null}, "choices": [{"delta": 7}]}',
     ],
 )
-def test_nonsense_says_nothing(make: Callable[[], Any], payload: bytes) -> None:
+def test_nonsense_gives_no_facts(make: Callable[[], Any], payload: bytes) -> None:
     answer = make()
     fed = payload if make is WholeAnswer else b"data: " + payload + b"\n\n"
     assert answer.feed(fed) + answer.finish() == fed
@@ -121,7 +121,7 @@ def test_nonsense_says_nothing(make: Callable[[], Any], payload: bytes) -> None:
     assert (facts.prompt_tokens, facts.cached_tokens, facts.prompt_token_ids, facts.failed) == (None, None, None, False)
 
 
-def test_a_whole_answer_tells_its_usage_on_every_route() -> None:
+def test_the_usage_of_a_whole_answer_is_read_on_every_route() -> None:
     for payload in (
         {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, "prompt_token_ids": [1, 2]},
         {"usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}, "prompt_token_ids": [1, 2]},

@@ -83,7 +83,7 @@ class PlanBook:
             return sent
 
     def find(self, plan_id: str) -> SentPlan | None:
-        """Return the entry of a plan; None if there is none."""
+        """Return the entry of a plan; None without one."""
         return self._sent.get(plan_id)
 
     def take(self, sent: SentPlan) -> ContextPlan | None:

@@ -92,7 +92,7 @@ class Crew:
         tenant: str | None,
         together: bool,
     ) -> Assignment | None:
-        """Share blocks out over the live ones among some workers; None if there is none."""
+        """Share blocks out over the live ones among some workers; None without any."""
         names = [name for name in self.live() if name in among]
         if not names:
             return None

@@ -50,7 +50,7 @@ class ChatMemory(Protocol):
     """
 
     def load(self, key: ChatKey) -> Chat:
-        """Return the chat; an empty one if there is none."""
+        """Return the chat; an empty one without any."""
         ...
 
     def save(self, key: ChatKey, chat: Chat, *, instead_of: Chat) -> bool:

@@ -15,7 +15,7 @@ from warmprefix_chain_of_agents import ChainOfAgents, InMemoryChats, Manager, Wo
 
 @pytest.fixture
 def client() -> Iterator[OpenAI]:
-    """A client that nobody answers."""
+    """A client without a server."""
     with OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none") as client:
         yield client
 

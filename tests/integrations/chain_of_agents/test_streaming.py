@@ -15,7 +15,7 @@ import pytest
 from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import ChainAnswer, ChainOfAgents, ChainProgress, Manager, ManagerError, Worker
 
-QUESTION = "Which fact is worth telling?"
+QUESTION = "Which fact is worth a mention?"
 
 
 def check_events(events: list[Any], mode: str) -> None:
@@ -142,7 +142,7 @@ def test_reasoning_is_a_beginning_though_no_text(
     assert answer.workers[0].ttft < 0.5
 
 
-def test_what_was_told_of_an_answer_is_not_told_again(
+def test_text_that_was_streamed_is_not_streamed_again(
     start_faulty: Any, faults: Any, connect: Any, documents: Any
 ) -> None:
     broken = faults.deltas({"role": "assistant", "content": "Half an"}, end=None)
@@ -167,11 +167,11 @@ def test_a_failing_callback_is_logged_once(start_team: Any, documents: Any, capl
     assert [record.message for record in warnings] == ["on_progress of a chain of agents failed"]
 
 
-def test_the_callback_is_told_what_a_stream_tells(start_team: Any, documents: Any) -> None:
-    told: list[ChainProgress] = []
-    team = start_team(on_progress=told.append)
+def test_the_callback_gets_the_steps_of_a_stream(start_team: Any, documents: Any) -> None:
+    steps: list[ChainProgress] = []
+    team = start_team(on_progress=steps.append)
     events = list(team.chain.stream(QUESTION, documents(4)))
-    assert told == [event for event in events if isinstance(event, ChainProgress)]
+    assert steps == [event for event in events if isinstance(event, ChainProgress)]
 
 
 def test_threads_end_with_the_run(start_team: Any, documents: Any) -> None:

@@ -39,7 +39,7 @@ async def into(results: list[BatchResult], run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [
         ({"kind": "status", "status": 500}, "InternalServerError: "),
         ({"kind": "status", "status": 503}, "InternalServerError: "),
@@ -50,15 +50,15 @@ async def into(results: list[BatchResult], run: Any) -> None:
         ({"kind": "cut", "chunks": 0}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "cut", "chunks": 3}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "garble"}, "BrokenStreamError: the stream broke: JSONDecodeError: "),
-        ({"kind": "told", "status": 500}, "EngineFailedError: engine died"),
-        ({"kind": "say", "said": "data: 5\n\n"}, "BrokenStreamError: the stream broke: an event is not a JSON object"),
-        ({"kind": "say", "said": 'data: {"error": {"message": "no", "code": [1]}}\n\n'}, "EngineFailedError: no"),
-        ({"kind": "say", "said": ""}, "BrokenStreamError: the stream ended before the answer did"),
+        ({"kind": "report", "status": 500}, "EngineFailedError: engine died"),
+        ({"kind": "body", "body": "data: 5\n\n"}, "BrokenStreamError: the stream broke: an event is not a JSON object"),
+        ({"kind": "body", "body": 'data: {"error": {"message": "no", "code": [1]}}\n\n'}, "EngineFailedError: no"),
+        ({"kind": "body", "body": ""}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "hang"}, ""),
     ],
 )
-async def test_what_may_pass_is_sent_again(
-    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, trouble: dict[str, Any], said: str
+async def test_failures_that_may_pass_are_retried(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, trouble: dict[str, Any], message: str
 ) -> None:
     troubled = {"g0m0": 2, "g1m1": 99}
     engine.fault = lambda id, n: fault(**trouble) if n <= troubled.get(id, 0) else None
@@ -69,15 +69,15 @@ async def test_what_may_pass_is_sent_again(
     assert {id: result.attempts for id, result in results.items() if result.attempts > 1} == {"g0m0": 3, "g1m1": 4}
     failed = results["g1m1"]
     assert failed.error is not None
-    assert failed.error.startswith(said)
+    assert failed.error.startswith(message)
     assert (failed.completion, failed.text, failed.ttft, failed.cached_tokens) == (None, None, None, None)
     assert all(result.error is None and result.text for id, result in results.items() if id != "g1m1")
     assert batch.owner.abandoned == [batch["g1m1"].plan_id]  # type: ignore[attr-defined]
     assert set(batch.owner.committed) == {batch[id].plan_id for id in results if id != "g1m1"}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("kind", "status"), [("status", 400), ("status", 413), ("status", 422), ("told", 400)])
-async def test_what_is_wrong_with_the_request_is_not_sent_again(
+@pytest.mark.parametrize(("kind", "status"), [("status", 400), ("status", 413), ("status", 422), ("report", 400)])
+async def test_a_wrong_request_is_not_retried(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, kind: str, status: int
 ) -> None:
     engine.fault = lambda id, n: fault(kind, status) if id == "g0m1" else None
@@ -143,26 +143,26 @@ async def test_a_warmer_that_breaks_off_after_its_first_token_has_warmed(
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "AuthenticationError"), (403, "PermissionDeniedError"), (404, "NotFoundError")]
+    ("status", "message"), [(401, "AuthenticationError"), (403, "PermissionDeniedError"), (404, "NotFoundError")]
 )
-async def test_what_concerns_all_ends_the_run_at_once(
-    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, status: int, said: str
+async def test_a_failure_that_concerns_all_ends_the_run_at_once(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, status: int, message: str
 ) -> None:
     engine.fault = lambda id, n: fault("status", status)
     batch = plan(requests(20, 1))
-    with pytest.raises(BatchError, match=f"the run can't begin: {said}"):
+    with pytest.raises(BatchError, match=f"the run can't begin: {message}"):
         await collected(BatchRunner(batch).run(client, MODEL, concurrency=4, retries=AT_ONCE))
     assert set(engine.attempts.values()) == {1}
     assert len(engine.attempts) <= 8
     assert batch.owner.commits == 0  # type: ignore[attr-defined]
 
 
-async def test_a_model_that_is_not_there_ends_the_run(plan: Plan, requests: MakeRequests, client: Any) -> None:
+async def test_an_unknown_model_ends_the_run(plan: Plan, requests: MakeRequests, client: Any) -> None:
     with pytest.raises(BatchError, match=r"the run can't begin: NotFoundError: .*The model `gone` does not exist"):
         await collected(BatchRunner(plan(requests(2, 2))).run(client, "gone"))
 
 
-async def test_nobody_there_ends_the_run(plan: Plan, requests: MakeRequests) -> None:
+async def test_a_missing_server_ends_the_run(plan: Plan, requests: MakeRequests) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
@@ -170,7 +170,7 @@ async def test_nobody_there_ends_the_run(plan: Plan, requests: MakeRequests) -> 
             await collected(BatchRunner(plan(requests(2, 2))).run(client, MODEL, retries=AT_ONCE))
 
 
-async def test_what_concerns_all_in_mid_run_ends_it_after_ten_in_a_row(
+async def test_ten_failures_in_a_row_that_concern_all_end_a_run_that_had_answers(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
 ) -> None:
     batch = plan(requests(40, 1))
@@ -186,7 +186,7 @@ async def test_what_concerns_all_in_mid_run_ends_it_after_ten_in_a_row(
     assert len(engine.attempts) == 30
 
 
-async def test_used_up_quota_is_not_waited_for(
+async def test_a_used_up_quota_is_not_retried(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
 ) -> None:
     engine.fault = lambda id, n: fault("status", 429, code="insufficient_quota")
@@ -199,7 +199,7 @@ async def test_used_up_quota_is_not_waited_for(
     ("header", "expected"),
     [("7", (7, 7.5)), ("0.25", (0.25, 0.75)), ("-3", (0, 0.5)), ("soon", (0, 2)), (None, (0, 2)), ("date", (28, 31))],
 )
-async def test_the_servers_retry_after_is_kept(
+async def test_the_servers_retry_after_is_followed(
     plan: Plan,
     requests: MakeRequests,
     engine: Any,
@@ -241,7 +241,7 @@ async def test_a_whole_attempt_is_timed_however_busily_it_streams(
 
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "raise"])
 @pytest.mark.parametrize("after", [0, 1, 7, 17])
-async def test_leaving_early_ends_all_that_is_in_flight(
+async def test_leaving_early_ends_the_requests_in_flight(
     plan: Plan, requests: MakeRequests, start_engine: Any, way: str, after: int
 ) -> None:
     engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=1, decode_rate=400))
@@ -277,14 +277,14 @@ async def test_leaving_early_ends_all_that_is_in_flight(
         await asyncio.sleep(0.03)
         assert len(engine.attempts) <= came + 4  # what was on its way, and nothing else
         while sum({"came": 1, "token": 0, "over": -1}[event.what] for event in engine.events):
-            await asyncio.sleep(0.001)  # the engine was told: no stream is left open
+            await asyncio.sleep(0.001)  # the engine sees it: no stream is left open
     assert len(seen) <= after
-    told = {*batch.owner.committed, *batch.owner.abandoned}  # type: ignore[attr-defined]
-    assert {batch[id].plan_id for id in engine.attempts} <= told
+    settled = {*batch.owner.committed, *batch.owner.abandoned}  # type: ignore[attr-defined]
+    assert {batch[id].plan_id for id in engine.attempts} <= settled
     assert not set(batch.owner.committed) & set(batch.owner.abandoned)  # type: ignore[attr-defined]
 
 
-async def test_what_never_started_stays_open_for_the_next_run(
+async def test_requests_that_never_started_stay_open_for_the_next_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any
 ) -> None:
     batch = plan(requests(3, 6))
@@ -299,7 +299,7 @@ async def test_what_never_started_stays_open_for_the_next_run(
     assert stats().commits == 18 - left.abandons
 
 
-async def test_a_run_that_was_left_is_kept_alive_by_nobody(
+async def test_nothing_keeps_a_run_alive_that_was_left(
     plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path
 ) -> None:
     batch = plan(requests(3, 6))
@@ -337,7 +337,7 @@ async def test_cancelling_at_any_moment(
     assert await consume() == 20
 
 
-async def test_a_task_that_somebody_else_cancels_ends_the_run(
+async def test_a_task_that_is_cancelled_from_outside_ends_the_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
 ) -> None:
     engine.fault = lambda id, n: fault("hang")

@@ -1,4 +1,4 @@
-"""What a run keeps, and what a later one makes of it."""
+"""The journal of a run, and runs that go on with it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plain(results: list[BatchResult]) -> list[Any]:
     return [(result.id, result.completion, result.error, result.attempts, result.ttft) for result in results]
 
 
-async def test_a_second_run_asks_nothing_and_says_the_same(
+async def test_a_second_run_sends_nothing_and_returns_the_same(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
 ) -> None:
     first = await run(plan(requests(3, 4)), client, path)
@@ -69,7 +69,7 @@ async def test_a_second_run_asks_nothing_and_says_the_same(
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 5, 11])
-async def test_a_run_that_was_left_is_taken_up(
+async def test_a_run_that_was_left_can_be_continued(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, ordered: bool, after: int
 ) -> None:
     seen = 0
@@ -84,8 +84,8 @@ async def test_a_run_that_was_left_is_taken_up(
     assert len(kept) > after
     before = dict(engine.attempts)
     batch = plan(requests(3, 4))
-    told: list[int] = []
-    results = await run(batch, client, path, ordered=ordered, progress=lambda stage, done, total: told.append(done))
+    finished: list[int] = []
+    results = await run(batch, client, path, ordered=ordered, progress=lambda stage, done, total: finished.append(done))
     assert all(result.text for result in results)
     if ordered:
         assert [result.id for result in results] == [request.id for request in requests(3, 4)]
@@ -93,10 +93,10 @@ async def test_a_run_that_was_left_is_taken_up(
         assert {result.id for result in results} == {request.id for request in requests(3, 4)}
         assert {result.id for result in results[: len(kept)]} == kept
     assert {id for id, count in engine.attempts.items() if count > before.get(id, 0)} == set(batch.positions) - kept
-    assert told == list(range(len(kept), 13))
+    assert finished == list(range(len(kept), 13))
 
 
-async def test_failures_are_tried_again(
+async def test_failures_are_asked_for_again(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, path: Path
 ) -> None:
     engine.fault = lambda id, n: fault("status", 400) if id.endswith("m1") else None
@@ -109,7 +109,7 @@ async def test_failures_are_tried_again(
     assert all(result.text for result in await run(plan(requests(2, 3)), client, path))
 
 
-async def test_another_plan_of_the_same_requests_takes_it_up(
+async def test_another_plan_of_the_same_requests_continues_it(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
 ) -> None:
     asked = requests(2, 3)
@@ -188,10 +188,10 @@ async def test_a_journal_of_something_else_is_refused(
             "it is of another batch",
         ),
     ]
-    for batch, model, options, said in others:
+    for batch, model, options, message in others:
         with pytest.raises(BatchFileError, match=r"run.journal: ") as caught:
             await anext(BatchRunner(batch).run(client, model, journal=path, **{"max_tokens": 4, **options}))
-        assert said in str(caught.value)
+        assert message in str(caught.value)
     assert path.read_bytes() == written
     assert sum(engine.attempts.values()) == 4
     for same in ({"extra_headers": {"x-request-from": "elsewhere"}}, {"messages": PlannedRequest.messages}):
@@ -201,7 +201,7 @@ async def test_a_journal_of_something_else_is_refused(
     assert sum(engine.attempts.values()) == 4
 
 
-async def test_own_messages_are_looked_at(
+async def test_own_messages_are_part_of_the_batch(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
 ) -> None:
     def chat(planned: PlannedRequest, more: str = "") -> list[dict[str, str]]:
@@ -305,9 +305,11 @@ async def test_two_runs_can_not_share_one(plan: Plan, requests: MakeRequests, cl
     assert len(await run(batch, client, path)) == 4
 
 
-async def test_places_where_none_can_be(plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path) -> None:
-    for place, said in [(tmp_path, "Is a directory"), (tmp_path / "no" / "where", "No such file or directory")]:
-        with pytest.raises(BatchFileError, match=f"it can't be opened: {said}"):
+async def test_a_journal_that_can_not_be_opened_is_reported(
+    plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path
+) -> None:
+    for place, message in [(tmp_path, "Is a directory"), (tmp_path / "no" / "where", "No such file or directory")]:
+        with pytest.raises(BatchFileError, match=f"it can't be opened: {message}"):
             await run(plan(requests(1, 1)), client, place)
 
 

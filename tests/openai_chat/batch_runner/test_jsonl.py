@@ -1,4 +1,4 @@
-"""Batch files for others to run, and what they bring back."""
+"""Batch files for a service, and its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(*paths: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def test_what_is_written(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
+def test_the_lines_of_a_file(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
     batch = plan(requests(2, 3, tenants=["acme", None]))
     (path,) = BatchRunner(batch).write_jsonl(tmp_path / "night.jsonl", MODEL, max_tokens=4)
     assert path == tmp_path / "night.jsonl"
@@ -109,7 +109,7 @@ def test_every_file_keeps_its_bounds_and_is_half_full(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"endpoint": "/v1/responses"}, "endpoint must end with /chat/completions"),
         ({"max_requests": 0}, "max_requests must be 1 or more, or None, got 0"),
@@ -118,8 +118,10 @@ def test_every_file_keeps_its_bounds_and_is_half_full(
         ({"max_bytes": 100}, r"max_bytes must be \d+ or more, for request 'g0m0' alone, got 100"),
     ],
 )
-def test_bad_arguments(plan: Plan, requests: MakeRequests, tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bad_arguments(
+    plan: Plan, requests: MakeRequests, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         BatchRunner(plan(requests(1, 1))).write_jsonl(tmp_path / "x.jsonl", MODEL, **options)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError, match="Cannot write"):
@@ -127,7 +129,7 @@ def test_bad_arguments(plan: Plan, requests: MakeRequests, tmp_path: Path, optio
 
 
 def run_as_a_batch(engine: Any, sources: Sequence[Path], output: Path) -> None:
-    """What `vllm run-batch` does, with the emulator for an engine: each line on its own, not in order."""
+    """Do the same as `vllm run-batch`, with the emulator as engine: each line on its own, not in order."""
     results = []
     for line in lines(*sources):
         request = urllib.request.Request(
@@ -161,7 +163,7 @@ def test_there_and_back(plan: Plan, requests: MakeRequests, engine: Any, fault: 
     for result in results:
         assert engine.bodies[result.id]["messages"] == batch[result.id].messages()
         if result.id == "g1m2":
-            assert result.error == "status 500: as told"
+            assert result.error == "status 500: on demand"
             assert result.completion is None
         else:
             assert result.error is None
@@ -170,7 +172,7 @@ def test_there_and_back(plan: Plan, requests: MakeRequests, engine: Any, fault: 
             assert result.cached_tokens is not None
 
 
-def test_what_is_missing_is_reported(plan: Plan, requests: MakeRequests, engine: Any, tmp_path: Path) -> None:
+def test_a_request_without_a_line_is_reported(plan: Plan, requests: MakeRequests, engine: Any, tmp_path: Path) -> None:
     batch = plan(requests(1, 2))
     BatchRunner(batch).write_jsonl(tmp_path / "in.jsonl", MODEL, max_tokens=2)
     run_as_a_batch(engine, [tmp_path / "in.jsonl"], tmp_path / "out.jsonl")
@@ -182,10 +184,10 @@ def test_what_is_missing_is_reported(plan: Plan, requests: MakeRequests, engine:
     assert [result.error for result in BatchRunner(batch).read_jsonl()] == ["no line in no file"] * 2
 
 
-def test_what_is_wrong_with_an_output_file(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
+def test_a_wrong_output_file_is_refused(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
     batch = plan(requests(1, 2))
     good, path = '{"custom_id": "g0m0", "response": null, "error": {"message": "expired"}}', tmp_path / "out.jsonl"
-    for text, said in [
+    for text, message in [
         (f"{good}\nno json\n", "line 2: it is no JSON"),
         ("[]\n", "line 1: it is no result of a batch: it has no custom_id"),
         ('{"custom_id": 7}\n', "line 1: it is no result of a batch: it has no custom_id"),
@@ -195,13 +197,13 @@ def test_what_is_wrong_with_an_output_file(plan: Plan, requests: MakeRequests, t
         path.write_text(text)
         with pytest.raises(BatchFileError) as caught:
             BatchRunner(batch).read_jsonl(path)
-        assert str(caught.value) == f"{path}, {said}"
+        assert str(caught.value) == f"{path}, {message}"
     with pytest.raises(BatchFileError, match="it can't be read: No such file"):
         BatchRunner(batch).read_jsonl(tmp_path / "gone.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ({"response": None, "error": {"code": "batch_expired", "message": "too late"}}, "status None: too late"),
         (
@@ -213,9 +215,9 @@ def test_what_is_wrong_with_an_output_file(plan: Plan, requests: MakeRequests, t
         ({}, "status None: None"),
     ],
 )
-def test_every_way_of_saying_that_it_failed(
-    plan: Plan, requests: MakeRequests, tmp_path: Path, line: dict[str, Any], said: str
+def test_every_shape_of_a_failure_is_read(
+    plan: Plan, requests: MakeRequests, tmp_path: Path, line: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "out.jsonl").write_text(json.dumps({"custom_id": "g0m0", **line}))
     (result,) = BatchRunner(plan(requests(1, 1))).read_jsonl(tmp_path / "out.jsonl")
-    assert result.error == said
+    assert result.error == message

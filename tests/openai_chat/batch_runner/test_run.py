@@ -72,7 +72,7 @@ async def test_one_at_a_time_requests_run_in_execution_order(
 
 
 @pytest.mark.parametrize("concurrency", [2, 8, 64])
-async def test_nobody_comes_before_their_warmers_first_token(
+async def test_no_request_comes_before_its_warmers_first_token(
     plan: Plan, requests: MakeRequests, start_engine: Any, concurrency: int
 ) -> None:
     engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=2, prefill_rate=400_000, decode_rate=500))
@@ -101,7 +101,7 @@ async def test_the_first_of_a_group_warms_and_then_the_rest_run_side_by_side(
     assert engine.when("token", first) < engine.when("came", second) < engine.when("over", first)
 
 
-async def test_what_is_sent(plan: Plan, requests: MakeRequests, engine: Any, client: Any) -> None:
+async def test_the_request_that_is_sent(plan: Plan, requests: MakeRequests, engine: Any, client: Any) -> None:
     batch = plan(requests(2, 1, tenants=["acme", None]))
     run = BatchRunner(batch).run(
         client,
@@ -143,8 +143,8 @@ async def test_an_answer_may_hold_any_character(
     chunk = json.dumps({"choices": [choice]}, ensure_ascii=False)
     assert text in chunk
     for end in ("\n", "\r\n"):
-        said = f": a comment{end}{end}event: x{end}data:{chunk}{end}{end}data: [DONE]{end}{end}"
-        engine.fault = lambda id, n, said=said: fault("say", said=said)
+        body = f": a comment{end}{end}event: x{end}data:{chunk}{end}{end}data: [DONE]{end}{end}"
+        engine.fault = lambda id, n, body=body: fault("body", body=body)
         (result,) = [result async for result in BatchRunner(plan(requests(1, 1))).run(client, MODEL, retries=0)]
         assert (result.error, result.text) == (None, text)
 
@@ -155,22 +155,22 @@ async def test_a_batch_of_nothing_and_of_one(
     plan: Plan, requests: MakeRequests, client: Any, count: int, ordered: bool, tmp_path: Path
 ) -> None:
     batch = plan(requests(count, 1))
-    told: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     for journal in (None, tmp_path / "journal", tmp_path / "journal"):
         run = BatchRunner(batch).run(
-            client, MODEL, ordered=ordered, journal=journal, progress=lambda *step: told.append(step)
+            client, MODEL, ordered=ordered, journal=journal, progress=lambda *step: steps.append(step)
         )
         assert len([result async for result in run]) == count
-    assert told[0] == ("requests", 0, count)
-    assert told[-1] == ("requests", count, count)
+    assert steps[0] == ("requests", 0, count)
+    assert steps[-1] == ("requests", count, count)
 
 
 async def test_progress_counts_every_request_once(plan: Plan, requests: MakeRequests, client: Any) -> None:
-    told: list[int] = []
-    run = BatchRunner(plan(requests(2, 5))).run(client, MODEL, progress=lambda stage, done, total: told.append(done))
+    steps: list[int] = []
+    run = BatchRunner(plan(requests(2, 5))).run(client, MODEL, progress=lambda stage, done, total: steps.append(done))
     async for _ in run:
         pass
-    assert told == list(range(11))
+    assert steps == list(range(11))
 
 
 async def test_a_slow_consumer_holds_nothing_back(plan: Plan, requests: MakeRequests, engine: Any, client: Any) -> None:
@@ -190,7 +190,7 @@ async def test_two_runs_side_by_side(plan: Plan, requests: MakeRequests, client:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"concurrency": 0}, ValueError, "concurrency must be 1 or more, got 0"),
         ({"concurrency": 2.0}, TypeError, "concurrency must be an int, got float"),
@@ -202,9 +202,9 @@ async def test_two_runs_side_by_side(plan: Plan, requests: MakeRequests, client:
     ],
 )
 async def test_bad_arguments_are_refused_at_the_call(
-    plan: Plan, client: Any, options: dict[str, Any], error: type[Exception], said: str
+    plan: Plan, client: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         BatchRunner(plan([])).run(client, MODEL, **options)
 
 
@@ -217,7 +217,7 @@ async def test_a_client_that_can_not_be_awaited_is_refused(plan: Plan) -> None:
                 BatchRunner(plan([])).run(asynchronous, None)  # type: ignore[arg-type]
 
 
-async def test_an_option_that_the_client_does_not_know_ends_the_run(
+async def test_an_option_that_the_client_lacks_ends_the_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any
 ) -> None:
     with pytest.raises(TypeError, match="colour"):

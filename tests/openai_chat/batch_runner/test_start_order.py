@@ -47,7 +47,7 @@ def test_every_request_starts_once_and_none_before_its_prefix_is_there(
             before = [j for j in range(i) if j not in started]
             assert not before or len([j for j in started if j > min(before)]) < lookahead
             unsettled = [j for j in running if j not in warm]
-            # Whoever is just bringing something that i begins with must not bring more of it than is there already.
+            # A request that is bringing a part of i's prefix must not bring more of it than the cache holds already.
             there = max((shared(batch.requests[j], batch.requests[i]) for j in warm), default=0)
             assert all(shared(batch.requests[j], batch.requests[i]) <= there for j in unsettled if j < i)
             started.append(i)
@@ -67,7 +67,9 @@ def test_every_request_starts_once_and_none_before_its_prefix_is_there(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contexts=CONTEXTS, data=st.data())
-def test_the_first_holder_is_what_it_says(plan: Plan, contexts: list[list[ContextBlock]], data: st.DataObject) -> None:
+def test_the_first_holder_holds_the_shared_prefix_first(
+    plan: Plan, contexts: list[list[ContextBlock]], data: st.DataObject
+) -> None:
     batch = planned_batch(plan, contexts)
     assert first_holders(batch.requests) == planned_holders(batch.requests)
     some = [planned for planned in batch if data.draw(st.booleans())]

@@ -185,7 +185,7 @@ class Journal:
         self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def _read(self) -> Iterator[str]:
-        """Check every result, one at a time; yield the ids of the answers. A result that is too large is none."""
+        """Check every result, one at a time; yield the ids of the answers. Results that are too large do not count."""
         select = "SELECT id, result FROM results WHERE length(id) <= ? AND length(result) <= ?"
         for key, text in self._connection.execute(select, (_MAX_ID_BYTES, _MAX_RESULT_BYTES)):
             id, line = json.loads(key), json.loads(text)
