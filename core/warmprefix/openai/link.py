@@ -6,6 +6,7 @@ import contextlib
 from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
+from warmprefix.errors import check_count
 from warmprefix.openai.call import TokenIds
 from warmprefix.openai.exchange import Verdict
 from warmprefix.openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
@@ -72,12 +73,12 @@ class EngineLink:
                 the server's `Retry-After`.
 
         Raises:
+            TypeError: `max_plans` is no int.
             ValueError: `token_ids` is another value than the above, or a number is out of bounds.
         """
         if token_ids not in (None, "vllm", "sglang"):
             raise ValueError(f"token_ids must be 'vllm', 'sglang' or None, got {token_ids!r}")
-        if max_plans < 1:
-            raise ValueError(f"max_plans must be 1 or more, got {max_plans}")
+        check_count("max_plans", max_plans)
         if not retry_grace >= 0:
             raise ValueError(f"retry_grace must be 0 or more, got {retry_grace}")
         additional = Additional(cache_salt, stream_usage, token_ids, session_header)

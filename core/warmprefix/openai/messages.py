@@ -87,7 +87,9 @@ def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], b
     shown = VisibleHistory(earlier).resolve(blocks, labels, referring[0].templates)
     for planned, (label, reference) in zip(referring, shown, strict=True):
         if reference is None or label != planned.label:
-            raise ValueError(f"history must hold block [{planned.label}] in full, because the plan refers to it, got none")
+            raise ValueError(
+                f"history must hold block [{planned.label}] in full, because the plan refers to it, got none"
+            )
 
 
 def _before(context: str, content: object) -> Any:

@@ -107,4 +107,4 @@ def _check(speaker: Speaker) -> None:
     if "cache_salt" in (speaker.options.get("extra_body") or ()):
         taken.insert(0, "extra_body.cache_salt")
     if taken:
-        raise ValueError(f"options of {speaker.name!r} must leave {', '.join(taken)} to the chain")
+        raise ValueError(f"options of {speaker.name!r} must hold no option of the chain, got {', '.join(taken)}")

@@ -114,7 +114,7 @@ def test_every_file_keeps_its_bounds_and_is_half_full(
         ({"endpoint": "/v1/responses"}, "endpoint must end with /chat/completions"),
         ({"max_requests": 0}, "max_requests must be 1 or more, or None, got 0"),
         ({"max_bytes": -1}, "max_bytes must be 1 or more, or None, got -1"),
-        ({"stream": True}, "stream must not be set in a batch file"),
+        ({"stream": True}, "stream must be left out of a batch file"),
         ({"max_bytes": 100}, r"max_bytes must be \d+ or more, for request 'g0m0' alone, got 100"),
     ],
 )

@@ -195,7 +195,7 @@ async def test_two_runs_side_by_side(plan: Plan, requests: MakeRequests, client:
         ({"concurrency": 0}, ValueError, "concurrency must be 1 or more, got 0"),
         ({"concurrency": 2.0}, TypeError, "concurrency must be an int, got float"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 or None, got 0"),
-        ({"stream": False}, ValueError, "stream must not be given"),
+        ({"stream": False}, ValueError, "stream must be left out"),
         ({"retries": -1}, ValueError, "count must be 0 or more, got -1"),
         ({"retries": "many"}, TypeError, "count must be an int, got str"),
         ({"journal": "x", "stop": {1, 2}}, TypeError, "with a journal, request options must be JSON"),

@@ -34,7 +34,7 @@ def write_requests(
     check_count("max_requests", max_requests, optional=True)
     check_count("max_bytes", max_bytes, optional=True)
     if body.get("stream"):
-        raise ValueError(f"stream must not be set in a batch file, got {body['stream']!r}")
+        raise ValueError(f"stream must be left out of a batch file, got {body['stream']!r}")
 
     def line(planned: PlannedRequest) -> str:
         asked: dict[str, Any] = {**body, "model": model, "messages": list(messages(planned))}

@@ -86,7 +86,7 @@ class BatchRunner:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 or None, got {timeout}")
         if "stream" in request:
-            raise ValueError(f"stream must not be given, because every run streams, got {request['stream']!r}")
+            raise ValueError(f"stream must be left out, because every run streams, got {request['stream']!r}")
         chat = PlannedRequest.messages if messages is None else messages
         asker = Asker(
             client,
