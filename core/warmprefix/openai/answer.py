@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from warmprefix.openai.sse import MAX_EVENT_BYTES, EventSplitter, event_data
 
@@ -108,24 +108,6 @@ class AnswerFacts:
             self.prompt_token_ids = ids
 
 
-class AnswerReader(Protocol):
-    """Reader of an answer's bytes that decides which of them pass on to the application."""
-
-    facts: AnswerFacts
-
-    def feed(self, data: bytes) -> bytes:
-        """Read a piece of the answer; return the bytes to pass on now."""
-        ...
-
-    def finish(self) -> bytes:
-        """Read the end of the answer; return the remaining bytes to pass on."""
-        ...
-
-    def held(self) -> bytes:
-        """Return the bytes held back so far, for a caller that stops reading."""
-        ...
-
-
 class WholeAnswer:
     """Reader of an answer in one piece: JSON, read once all of it is there."""
 
@@ -134,6 +116,7 @@ class WholeAnswer:
         self._body: bytearray | None = bytearray()
 
     def feed(self, data: bytes) -> bytes:
+        """Read a piece of the answer; return the bytes to pass on now."""
         if self._body is not None:
             self._body += data
             if len(self._body) > MAX_EVENT_BYTES:
@@ -141,12 +124,14 @@ class WholeAnswer:
         return data
 
     def finish(self) -> bytes:
+        """Read the end of the answer; return the remaining bytes to pass on."""
         payload = None if self._body is None else _object(self._body)
         self._body = None
         self.facts.read_whole(payload)
         return b""
 
     def held(self) -> bytes:
+        """Return the bytes held back so far, for a caller that stops reading."""
         return b""
 
 
@@ -183,6 +168,10 @@ class StreamedAnswer:
         if payload is None or not self._hides_usage:
             return True
         return not (payload.get("usage") and payload.get("choices") == [])
+
+
+AnswerReader = WholeAnswer | StreamedAnswer
+"""Reader of an answer's bytes that decides which of them pass on to the application."""
 
 
 def _has_token(chunk: Mapping[str, Any]) -> bool:

@@ -117,7 +117,7 @@ class ChatAsker:
     async def _read_in_task(self, options: Mapping[str, Any], reading: _Reading) -> ChatAnswer:
         async with self._create(**options) as response:
             pieces = aiter(response.iter_bytes())
-            while not reading.ended:
+            while not reading.facts.ended:
                 try:
                     data = await anext(pieces)
                 except StopAsyncIteration:
@@ -140,17 +140,17 @@ class ChatAsker:
     ) -> ChatAnswer:
         with self._create(**options) as response:
             pieces = iter(response.iter_bytes())
-            while not reading.ended and not left.is_set():
+            while not reading.facts.ended and not left.is_set():
                 try:
                     data = next(pieces, None)
                 except Exception as error:
                     raise (reading.timed_out() if reading.is_late else _broken(error)) from error
                 if data is None:
                     break
-                news = reading.feed(data)
+                text = reading.feed(data)
                 with contextlib.suppress(RuntimeError):  # the loop was closed since
-                    loop.call_soon_threadsafe(reading.report, news)
-                if reading.is_late and not reading.ended:
+                    loop.call_soon_threadsafe(reading.report, text)
+                if reading.is_late:
                     raise reading.timed_out()
             else:
                 with contextlib.suppress(Exception):
@@ -158,8 +158,8 @@ class ChatAsker:
         return reading.answer()
 
 
-class _Reading:
-    """One answer while it is read."""
+class _Reading(ChatReader):
+    """Reader of one answer that reports its news and its delay."""
 
     def __init__(
         self,
@@ -167,41 +167,30 @@ class _Reading:
         on_start: Callable[[], object] | None,
         on_text: Callable[[str], object] | None,
     ) -> None:
+        super().__init__()
         self._timeout = timeout
         self._on_start = on_start
         self._on_text = on_text
         self._began = time.perf_counter()
-        self._reader = ChatReader()
-        self._has_started = False
-        self.answer = self._reader.answer
-
-    @property
-    def ended(self) -> bool:
-        return self._reader.facts.ended
 
     @property
     def is_late(self) -> bool:
-        return self._timeout is not None and time.perf_counter() - self._began >= self._timeout
+        """True if the time for the answer is over, and it is not complete."""
+        over = self._timeout is not None and time.perf_counter() - self._began >= self._timeout
+        return over and not self.facts.ended
 
-    def feed(self, data: bytes) -> tuple[bool, str]:
-        """Read bytes; return whether they hold the first token, and their text."""
-        text = self._reader.feed(data)
-        starts = self._reader.facts.started and not self._has_started
-        self._has_started = self._has_started or starts
-        return starts, text
-
-    def report(self, news: tuple[bool, str]) -> None:
-        starts, text = news
-        if starts and self._on_start is not None:
+    def report(self, text: str) -> None:
+        """Pass the first token and the text on. Called in the event loop."""
+        if self.facts.started and self._on_start is not None:
             self._on_start()
+            self._on_start = None
         if text and self._on_text is not None:
             self._on_text(text)
 
     def timed_out(self) -> TimeoutError:
         message = f"no whole answer in {self._timeout:g} s"
-        latest = self._reader.latest
         # After a silence of half the time, the engine has stopped.
-        stopped = latest is None or self._timeout is None or time.perf_counter() - latest > self._timeout / 2
+        stopped = self.latest is None or time.perf_counter() - self.latest > (self._timeout or 0) / 2
         return TimeoutError(message) if stopped else SlowAnswerError(message)
 
 

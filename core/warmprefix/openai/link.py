@@ -12,7 +12,6 @@ from warmprefix.openai.exchange import Verdict
 from warmprefix.openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
 from warmprefix.openai.tracker import Additional, LinkStats, PlanTracker
 from warmprefix.openai.transports import AsyncLinkTransport, LinkTransport
-from warmprefix.openai.wire import AsyncInner, SyncInner
 from warmprefix.plan import ContextPlan
 
 if TYPE_CHECKING:
@@ -104,14 +103,14 @@ class EngineLink:
 
         return AsyncLinkClient(self._tracker, **options)
 
-    def transport(self, inner: SyncInner) -> Any:
+    def transport(self, inner: Any) -> Any:
         """Return a transport for your own client: `httpx.Client(transport=link.transport(httpx.HTTPTransport()))`.
 
         It is of httpx or httpx2, as `inner` is, and closes `inner` when it is closed.
         """
         return LinkTransport(self._tracker, inner)
 
-    def async_transport(self, inner: AsyncInner) -> Any:
+    def async_transport(self, inner: Any) -> Any:
         """Return a transport for your own `AsyncClient`; see `transport`."""
         return AsyncLinkTransport(self._tracker, inner)
 

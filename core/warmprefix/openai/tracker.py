@@ -7,15 +7,15 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmprefix.failures import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks, read_call
 from warmprefix.openai.exchange import Exchange, Verdict
 from warmprefix.openai.plans import PLAN_HEADER, PlanBook, SentPlan, plan_in_context
-from warmprefix.openai.wire import Request, body_of, remade
 from warmprefix.plan import ContextPlan
 from warmprefix.ticker import Ticker
 
@@ -52,7 +52,8 @@ class Additional(NamedTuple):
 class Opening(NamedTuple):
     """The request to send in place of another, and the exchange that reads its answer, if it has a plan."""
 
-    request: Request
+    request: Any
+    """Of httpx or httpx2, which have the same interface here."""
     exchange: Exchange | None
 
 
@@ -134,7 +135,7 @@ class PlanTracker:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def open(self, request: Request) -> Opening:
+    def open(self, request: Any) -> Opening:
         """Find the request's plan, remove its header and add what the plan needs. Never raises."""
         named = request.headers.get(PLAN_HEADER)
         try:
@@ -147,14 +148,14 @@ class PlanTracker:
                 return self._opened(request, sent, by_name=False)
         except Exception:
             self.degrade("a request could not be prepared for its plan")
-        return Opening(request if named is None else remade(request, without=PLAN_HEADER), None)
+        return Opening(request if named is None else _remade(request, without=PLAN_HEADER), None)
 
-    def _opened(self, request: Request, sent: SentPlan, *, by_name: bool) -> Opening:
-        content = body_of(request)
+    def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
+        content = _body_of(request)
         call = None if content is None else read_call(request.method, request.url.path, request.headers, content)
         if call is None:
             self._count("unmatched")
-            return Opening(remade(request, without=PLAN_HEADER) if by_name else request, None)
+            return Opening(_remade(request, without=PLAN_HEADER) if by_name else request, None)
         plan = sent.plan
         if plan is not None and not by_name and not holds_blocks(call.prompt, plan):
             self._count("unmatched")
@@ -169,7 +170,7 @@ class PlanTracker:
                 self.book.put_back(sent)
             raise
 
-    def _with_additions(self, request: Request, call: PromptCall, sent: SentPlan, plan: ContextPlan | None) -> Opening:
+    def _with_additions(self, request: Any, call: PromptCall, sent: SentPlan, plan: ContextPlan | None) -> Opening:
         # A request without a plan of its own still gets the salt and the session: they keep tenants apart.
         add = self._additional
         additions = completed(
@@ -179,7 +180,7 @@ class PlanTracker:
             token_ids=None if plan is None else add.token_ids,
         )
         header = {add.session_header: sent.session} if add.session_header and sent.session else None
-        changed = remade(request, without=PLAN_HEADER, content=additions.content, added=header)
+        changed = _remade(request, without=PLAN_HEADER, content=additions.content, added=header)
         if plan is None:
             return Opening(changed, None)
         return Opening(changed, Exchange(sent, plan, call, additions=additions, on_error=self.degrade))
@@ -319,6 +320,28 @@ class PlanTracker:
     def _give_up(self, now: float) -> None:
         for sent, plan in self.book.end_overdue(now):
             self._notify_planner(Verdict(sent, plan, "abandon"))
+
+
+def _body_of(request: Any) -> bytes | None:
+    """Return a request's whole body; None if it comes bit by bit."""
+    try:
+        body: bytes = request.content
+    except RuntimeError:  # `RequestNotRead`
+        return None
+    return body
+
+
+def _remade(request: Any, *, without: str, content: bytes | None = None, added: Mapping[str, str] | None = None) -> Any:
+    """Return the request without a header, with another body, and with headers that it did not have."""
+    dropped = {without.encode()} if content is None else {without.encode(), b"content-length"}
+    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in dropped]
+    for name, value in (added or {}).items():
+        if name not in request.headers:
+            headers.append((name.encode(), value.encode()))
+    if content is None:
+        content = _body_of(request)
+    body: dict[str, Any] = {"stream": request.stream} if content is None else {"content": content}
+    return type(request)(request.method, request.url, headers=headers, extensions=request.extensions, **body)
 
 
 def _do_nothing() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from warmprefix.openai.exchange import Exchange, Verdict
 from warmprefix.openai.tracker import PlanTracker
-from warmprefix.openai.wire import AsyncInner, Request, Response, SyncInner
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,7 +18,7 @@ __all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
 class LinkTransport:
     """A transport around another one."""
 
-    def __init__(self, tracker: PlanTracker, inner: SyncInner) -> None:
+    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
         self._tracker = tracker
         self._inner = inner
 
@@ -43,7 +42,7 @@ class LinkTransport:
 class AsyncLinkTransport:
     """A `LinkTransport` for tasks."""
 
-    def __init__(self, tracker: PlanTracker, inner: AsyncInner) -> None:
+    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
         self._tracker = tracker
         self._inner = inner
 
@@ -64,7 +63,7 @@ class AsyncLinkTransport:
         await self._inner.__aexit__(kind, error, traceback)
 
 
-def send(tracker: PlanTracker, exchange: Exchange, request: Request, forward: Callable[[Request], Any]) -> Any:
+def send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> Any:
     """Send a request that has a plan. The caller reads the body of the response."""
     exchange.sending()
     try:
@@ -78,7 +77,7 @@ def send(tracker: PlanTracker, exchange: Exchange, request: Request, forward: Ca
 
 
 async def asend(
-    tracker: PlanTracker, exchange: Exchange, request: Request, forward: Callable[[Request], Awaitable[Any]]
+    tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]
 ) -> Any:
     """Do the same as `send`, in a task: cancellation ends the exchange too."""
     exchange.sending()
@@ -93,7 +92,7 @@ async def asend(
 
 
 def _answered(
-    exchange: Exchange, response: Response, tracker: PlanTracker, body: type[_Body | _AsyncBody]
+    exchange: Exchange, response: Any, tracker: PlanTracker, body: type[_Body | _AsyncBody]
 ) -> tuple[Any, Verdict | None]:
     """Return the response to hand out, and the verdict if it does not depend on the body."""
     try:
@@ -109,26 +108,23 @@ def _answered(
     return response, None
 
 
-def _remade_whole(exchange: Exchange, response: Response) -> Response:
+def _remade_whole(exchange: Exchange, response: Any) -> Any:
     """Read a response that had its body from the start, such as one from a cache."""
     body = exchange.feed(response.content) + exchange.finish()
     if body == response.content:
         return response
     headers = [pair for pair in response.headers.raw if pair[0].lower() not in (b"content-length", b"content-encoding")]
-    remade: Any = response.__class__
-    result: Response = remade(response.status_code, headers=headers, content=body, extensions=response.extensions)
-    return result
+    return type(response)(response.status_code, headers=headers, content=body, extensions=response.extensions)
 
 
-def _pass_through(response: Response, exchange: Exchange, tracker: PlanTracker, body: type[_Body | _AsyncBody]) -> None:
+def _pass_through(response: Any, exchange: Exchange, tracker: PlanTracker, body: type[_Body | _AsyncBody]) -> None:
     """Make the response's body pass through the exchange."""
     stream, headers = response.stream, response.headers
     is_encoded = headers.get("content-encoding", "identity") != "identity"
     source = stream
     if is_encoded:
         # The exchange reads, and may cut, decoded bytes; so the application gets them decoded.
-        as_received: Any = response.__class__
-        source = body.decoded(as_received(response.status_code, headers=headers, stream=stream))
+        source = body.decoded(type(response)(response.status_code, headers=headers, stream=stream))
     # Clients accept a stream of their own HTTP stack's class only.
     base = next(base for base in type(stream).__mro__ if base.__name__ == body.kind)
     response.stream = type(body.__name__, (body, base), {})(stream, source, exchange, tracker)

@@ -23,13 +23,7 @@ class Crew:
         recovery: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Let the workers join that the router does not have.
-
-        Args:
-            workers: At least one, with different names.
-            router: One of its own if None.
-            recovery: Seconds after which an agent that was lost gets another chance.
-            clock: Returns seconds since any fixed time.
+        """Let the workers join that the router does not have. A lost one gets another chance after `recovery` seconds.
 
         Raises:
             TypeError: `workers` holds another object, or `router` is no `AgentRouter`.

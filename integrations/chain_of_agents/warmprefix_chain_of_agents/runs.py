@@ -98,18 +98,7 @@ class Run:
         *,
         streaming: bool,
     ) -> None:
-        """Prepare the run.
-
-        Args:
-            question: The arguments.
-            manager: The agent that answers.
-            crew: The agents that read.
-            turns: Asks them.
-            options: The chain's options.
-            threads: Where blocking clients run.
-            report: Called with every event, in the event loop's thread; must not fail.
-            streaming: Report the manager's answer as it comes.
-        """
+        """Prepare the run. `report` gets every event, in the event loop's thread, and must not fail."""
         self._question = question
         self._manager = manager
         self._crew = crew

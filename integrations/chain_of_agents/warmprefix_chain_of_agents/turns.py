@@ -122,17 +122,7 @@ class Turns:
         """Plan, ask, and commit; abandon if there was no answer, for whatever reason.
 
         Of two turns of one chat at once, each is asked after the chat as it was, and the one that ends first is
-        remembered.
-
-        Args:
-            speaker: The agent to ask.
-            role: Its system prompt.
-            blocks: In relevance order.
-            user_message: Makes the message around the arranged documents.
-            asking: How it is asked.
-            conversation: The conversation whose chat goes on; None for a single question.
-            tenant: The tenant of the request.
-            on_text: As `Asking.ask` takes it.
+        remembered. `user_message` makes the message around the arranged documents.
 
         Raises:
             CallFailedError: There was no answer.
