@@ -9,9 +9,9 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from agent_http import AT_ONCE, KV_BLOCKS, MODEL, Questions, Servers, questions, servers
-from warmprefix import Retries
-from warmprefix.routing import Agent, AgentRouter
-from warmprefix_chain_of_agents import Answer, ChainOfAgents, Manager, Worker
+from warmprefix import Agent, AgentRouter
+from warmprefix.openai import Retries
+from warmprefix_chain_of_agents import ChainAnswer, ChainOfAgents, Manager, Worker
 
 __all__ = ["measure_chain"]
 
@@ -45,7 +45,7 @@ def measure_chain(count: int, agents: int) -> list[dict[str, Any]]:
     return rows
 
 
-async def _ask_all(asked: Questions, started: Servers, kill_at: int | None) -> list[Answer]:
+async def _ask_all(asked: Questions, started: Servers, kill_at: int | None) -> list[ChainAnswer]:
     turn = asyncio.Semaphore(AT_ONCE)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncOpenAI(base_url=url, api_key="none")) for url in started.urls]
@@ -63,13 +63,13 @@ async def _ask_all(asked: Questions, started: Servers, kill_at: int | None) -> l
             recovery=1e9,
         )
 
-        async def question(number: int) -> Answer:
+        async def question(number: int) -> ChainAnswer:
             try:
                 return await chain.arun(asked.asked[number], asked.workload.requests[number].blocks)
             finally:
                 turn.release()
 
-        tasks: list[asyncio.Task[Answer]] = []
+        tasks: list[asyncio.Task[ChainAnswer]] = []
         for request in asked.workload.requests:
             await turn.acquire()
             if request.number == kill_at:

@@ -5,7 +5,7 @@
 Questions and passages are those of the demo, on the Python standard library's documentation. Every run has an engine of
 its own, the emulator, whose usage tells the hit ratio: cached tokens over prompt tokens, labels, notes and questions
 included. The same plan is run in three ways: requests that share a prefix wait for the one that brings it ("warm
-first", which is what `BatchPlan.run` does); they start in execution order and wait for nobody ("first come"); and that
+first", as `BatchRunner.run` does it); they start in execution order without waiting ("first come"); and that
 again, with requests and blocks in the order in which they were given ("as given"). Predicted is the plan's own hit
 ratio, of context tokens, for requests that run one after the other.
 
@@ -30,6 +30,7 @@ from openai import AsyncOpenAI
 from common import print_table, write_results
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.batch.base import Placed, Progress
+from warmprefix.openai import BatchRunner
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.demo.retriever import Bm25Retriever
@@ -100,7 +101,7 @@ async def run(batch: BatchPlan, kv_blocks: int, side_by_side: bool, concurrency:
             app.state.engine._gpu = NoQueue()  # noqa: SLF001
         async with AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
             started = time.perf_counter()
-            run = batch.run(client, config.model, concurrency=concurrency, ordered=False, max_tokens=4)
+            run = BatchRunner(batch).run(client, config.model, concurrency=concurrency, ordered=False, max_tokens=4)
             results = [result async for result in run]
             seconds = time.perf_counter() - started
     assert len(results) == len(batch)

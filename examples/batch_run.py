@@ -11,6 +11,7 @@ import os
 from openai import AsyncOpenAI
 
 from warmprefix import BatchRequest, ContextBlock, ContextPlanner
+from warmprefix.openai import BatchRunner
 
 FUNCTIONS = {name: value for name, value in vars(json).items() if inspect.isfunction(value)}
 PASSAGES = [ContextBlock(inspect.getdoc(value) or "", id=f"json.{name}") for name, value in FUNCTIONS.items()]
@@ -29,7 +30,8 @@ async def main() -> None:
     batch = ContextPlanner().plan_batch(requests)
     print(f"{batch.hit_ratio:.0%} of the context will be cached")
     async with AsyncOpenAI() as client:
-        async for result in batch.run(client, os.environ["MODEL"], journal="questions.journal", max_tokens=200):
+        run = BatchRunner(batch).run(client, os.environ["MODEL"], journal="questions.journal", max_tokens=200)
+        async for result in run:
             print(result.request.request.question, result.cached_tokens, result.error or result.text)
 
 

@@ -18,7 +18,6 @@ from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlo
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
 from warmprefix.residency import EngineReport, FeedStats, NoFeed, ResidencyFeed, capacity_from_metrics
-from warmprefix.retries import Retries
 from warmprefix.routing import (
     Agent,
     AgentRouter,
@@ -76,7 +75,6 @@ __all__ = [
     "RequestHints",
     "RequestRecorder",
     "ResidencyFeed",
-    "Retries",
     "Route",
     "RouterStats",
     "Scope",

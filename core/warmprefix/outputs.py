@@ -1,4 +1,4 @@
-"""Files that a command writes: found to be writable before the work, and whole or not there after it."""
+"""Files that a command writes: checked before the work, and after it either complete or absent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["OutputError", "check_writable", "standard_output", "text_file"]
 
 
 class OutputError(WarmprefixError):
-    """A file can't be written; the message says which and why, for the person at the keyboard."""
+    """A file can't be written; the message names the file and the reason, for the person at the keyboard."""
 
 
 def check_writable(path: Path) -> None:
-    """Raise an OutputError now rather than after the run."""
-    file = _meant(path)
+    """Raise an `OutputError` if the file can't be written, before the work rather than after it."""
+    file = _target(path)
     problem = None
     if file.is_dir():
         problem = "it is a directory"
@@ -33,8 +33,8 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"Cannot write {path}: {problem}.")
 
 
-def _meant(path: Path) -> Path:
-    """The file itself where a link leads to it; a device, such as /dev/stdout, as it is called."""
+def _target(path: Path) -> Path:
+    """Return the file that a link leads to; a device, such as /dev/stdout, under its own name."""
     return path if _is_device(path) else Path(os.path.realpath(path))
 
 
@@ -43,7 +43,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _needed(file: Path) -> list[Path]:
-    """What must be writable for `text_file`."""
+    """Return the paths that must be writable for `text_file`."""
     if not file.exists():
         return [file.parent]
     return [file, file.parent] if file.is_file() else [file]
@@ -51,15 +51,15 @@ def _needed(file: Path) -> list[Path]:
 
 @contextmanager
 def text_file(path: Path) -> Iterator[Callable[[str], object]]:
-    """Write to a file, gzipped if its name ends in `.gz`: the same text makes the same bytes.
+    """Write to a file, gzipped if its name ends in `.gz`: the same text gives the same bytes.
 
-    It comes into being, or takes the place of an older one, when the block ends without an exception.
+    The file appears, or replaces an older one, when the block ends without an exception.
 
     Raises:
         OutputError: It can't be written.
     """
     direct = _is_device(path)
-    file = _meant(path)
+    file = _target(path)
     part = file if direct else file.with_name(f"{file.name}.part")
     try:
         with part.open("wb") as raw, _packed(raw) if path.suffix == ".gz" else nullcontext(raw) as data:
@@ -75,10 +75,10 @@ def text_file(path: Path) -> Iterator[Callable[[str], object]]:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """For what is printed: a full disk is an OutputError, and a reader who leaves early is none."""
+    """Turn a failure of printing, such as a full disk, into an `OutputError`; a reader may leave early."""
     try:
         yield
-        if sys.stdout is not None:  # as it is where it was closed
+        if sys.stdout is not None:  # None if it was closed
             sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -87,4 +87,4 @@ def standard_output() -> Iterator[None]:
 
 
 def _packed(raw: IO[bytes]) -> gzip.GzipFile:
-    return gzip.GzipFile("", "wb", 6, raw, mtime=0)  # no name and no time: they would differ from run to run
+    return gzip.GzipFile("", "wb", 6, raw, mtime=0)  # no name and no time, because they differ between runs

@@ -18,7 +18,7 @@ import pytest
 
 # All names of the library that are used here.
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import PLAN_HEADER, EngineLink, messages_for
+from warmprefix.openai import PLAN_HEADER, BatchRunner, EngineLink, messages_for
 
 Json = dict[str, Any]
 
@@ -35,12 +35,12 @@ USAGE = {
 
 async def ask_batch(batch: BatchPlan, client: openai.AsyncOpenAI, **options: Any) -> list[Json]:
     """Run a batch; return the id and the error of each result."""
-    async with aclosing(batch.run(client, "m", concurrency=1, **options)) as results:
+    async with aclosing(BatchRunner(batch).run(client, "m", concurrency=1, **options)) as results:
         return [{"request": result.request.id, "error": result.error} async for result in results]
 
 
 def export_batch(batch: BatchPlan, path: Path, **options: Any) -> tuple[Path, ...]:
-    return batch.write_jsonl(path, "m", **options)
+    return BatchRunner(batch).write_jsonl(path, "m", **options)
 
 
 class Engine:

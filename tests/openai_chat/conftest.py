@@ -1,4 +1,4 @@
-"""Engines over loopback HTTP, a planner that writes down what it is told, and callers of every kind."""
+"""Engines over loopback HTTP, a planner that records its calls, and callers of every kind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a scripted engine answers: each piece is a write of its own, or an event to wait for, or `CUT`."""
+    """A scripted engine's answer: each piece is a write of its own, or an event to wait for, or `CUT`."""
 
     pieces: list[Any]
     status: int = 200
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
 
 
 class ScriptedEngine:
-    """Gives the replies that it was told to give, one after the other; the last one for ever."""
+    """Gives the scripted replies, one after the other; the last one for ever."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -124,43 +124,43 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class ListeningPlanner(ContextPlanner):
-    """Writes down what becomes of its plans."""
+class RecordingPlanner(ContextPlanner):
+    """Records the commits and abandonments of its plans."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(salt_key=b"secret", **options)
-        self.told: list[tuple[str, str, EngineReport | None]] = []
+        self.outcomes: list[tuple[str, str, EngineReport | None]] = []
 
     def commit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
     ) -> bool:
-        self.told.append((plan.id, "commit", report))
+        self.outcomes.append((plan.id, "commit", report))
         return super().commit(plan, cached_tokens, report=report)
 
     async def acommit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
     ) -> bool:
-        self.told.append((plan.id, "commit", report))
+        self.outcomes.append((plan.id, "commit", report))
         await asyncio.sleep(0)
         return await super().acommit(plan, cached_tokens, report=report)
 
     def abandon(self, plan: ContextPlan) -> bool:
-        self.told.append((plan.id, "abandon", None))
+        self.outcomes.append((plan.id, "abandon", None))
         return super().abandon(plan)
 
     async def aabandon(self, plan: ContextPlan) -> bool:
-        self.told.append((plan.id, "abandon", None))
+        self.outcomes.append((plan.id, "abandon", None))
         await asyncio.sleep(0)
         return await super().aabandon(plan)
 
     @property
     def fates(self) -> list[str]:
-        return [fate for _, fate, _ in self.told]
+        return [fate for _, fate, _ in self.outcomes]
 
     @property
-    def report_told(self) -> EngineReport:
-        """Of the last commit."""
-        report = next(report for _, fate, report in reversed(self.told) if fate == "commit")
+    def last_report(self) -> EngineReport:
+        """The report of the last commit."""
+        report = next(report for _, fate, report in reversed(self.outcomes) if fate == "commit")
         assert report is not None
         return report
 
@@ -200,7 +200,7 @@ class Caller:
         awaited: Callable[[openai.AsyncOpenAI], Coroutine[Any, Any, Any]],
         **options: Any,
     ) -> Any:
-        """One of the two, with a client of this kind."""
+        """Run one of the two, with a client of this kind."""
         if not self.is_async:
             with self.client(**options) as client:
                 return blocking(client)
@@ -212,7 +212,7 @@ class Caller:
         return asyncio.run(within())
 
     def ask(self, *, sdk: Json | None = None, **call: Any) -> Any:
-        """A chat completion: the answer, or the list of its chunks."""
+        """Ask for a chat completion; return the answer, or the list of its chunks."""
         call = {"model": INSTANT.model, "messages": [{"role": "user", "content": "Q?"}], "max_tokens": 8, **call}
 
         def blocking(client: openai.OpenAI) -> Any:
@@ -239,12 +239,12 @@ def emulator() -> Iterator[EmulatorServer]:
 
 
 @pytest.fixture
-def planner() -> ListeningPlanner:
-    return ListeningPlanner()
+def planner() -> RecordingPlanner:
+    return RecordingPlanner()
 
 
 @pytest.fixture
-def link(planner: ListeningPlanner) -> Iterator[EngineLink]:
+def link(planner: RecordingPlanner) -> Iterator[EngineLink]:
     with EngineLink(planner) as link:
         yield link
 

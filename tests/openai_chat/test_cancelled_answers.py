@@ -25,7 +25,7 @@ from warmprefix.openai import EngineLink
 from warmprefix.stores.redis import RedisSeenStore
 
 CANCELLATIONS = int(os.environ.get("WARMPREFIX_CANCELLATIONS", "0"))
-BLOCKS = [ContextBlock(f"All there is to say about {name}.", id=name) for name in ("sea", "sky", "sun")]
+BLOCKS = [ContextBlock(f"All facts about {name}.", id=name) for name in ("sea", "sky", "sun")]
 ANSWER = {"role": "assistant", "content": "It is."}
 
 Messages = Any
@@ -144,7 +144,7 @@ class Application:
                 assert any(shown in message["content"] for message in self.history), f"dangling: {block.reference}"
 
     def keep(self, messages: Messages) -> None:
-        """The application's next statement."""
+        """Run the application's next statement."""
         self.history = [*messages, ANSWER]
 
 
@@ -245,7 +245,7 @@ async def test_a_cancelled_turn_is_not_seen(turn: Any, client: str, store: str, 
                         assert turn is sending_and_keeping_within
                 else:
                     is_over = not driver.cancelled
-                for _ in range(5):  # a shared store may still be told to forget while the next turn is on its way
+                for _ in range(5):  # a shared store may still get a forget while the next turn is on its way
                     await app.go_on()
                     if "Please also use" in app.history[-2]["content"]:
                         break

@@ -25,8 +25,8 @@ def blocks_of(number: int) -> list[ContextBlock]:
 
 def check(planner: Any, link: EngineLink, expected: dict[str, int]) -> None:
     """Every plan was committed once, with the usage of its own prompt."""
-    assert Counter(plan for plan, _, _ in planner.told) == dict.fromkeys(expected, 1)
-    assert {plan: report.prompt_tokens for plan, _, report in planner.told} == expected
+    assert Counter(plan for plan, _, _ in planner.outcomes) == dict.fromkeys(expected, 1)
+    assert {plan: report.prompt_tokens for plan, _, report in planner.outcomes} == expected
     assert planner.stats().open_plans == 0
     assert (link.stats().errors, link.stats().commits) == (0, len(expected))
 
@@ -122,10 +122,10 @@ async def test_a_cancelled_request_has_one_fate_wherever_it_stood(
                 await asking
             ends[asking.cancelled()] += 1
             for _ in range(200):
-                if any(told == plan.id for told, _, _ in planner.told) or steps == 0:
+                if any(id == plan.id for id, _, _ in planner.outcomes) or steps == 0:
                     break
                 await asyncio.sleep(0)
-            fate = [fate for told, fate, _ in planner.told if told == plan.id]
+            fate = [fate for id, fate, _ in planner.outcomes if id == plan.id]
             if not fate:  # cancelled before anything was sent
                 assert not any(plan.render() in seen.body["messages"][0]["content"] for seen in scripted.seen)
                 planner.abandon(plan)

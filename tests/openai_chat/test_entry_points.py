@@ -60,7 +60,7 @@ def test_create_and_its_variants(emulated: Any, planner: Any, blocks: Any) -> No
 
     emulated.run(blocking, awaited)
     assert planner.fates == ["commit"] * 6
-    reports = [report for _, _, report in planner.told]
+    reports = [report for _, _, report in planner.outcomes]
     assert len({report.prompt_tokens for report in reports}) == 1
     assert all(report.cached_tokens > report.prompt_tokens - 32 for report in reports[1:])
     assert [report.ttft is not None for report in reports] == [False] * 4 + [True] * 2
@@ -76,7 +76,7 @@ def test_parse(caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any
     answer = caller.run(lambda client: chat(client).parse(**marked), lambda client: chat(client).parse(**marked))
     assert answer.choices[0].message.parsed == Short(it="is")
     assert scripted.seen[0].body["cache_salt"]
-    assert planner.report_told.cached_tokens == 64
+    assert planner.last_report.cached_tokens == 64
 
 
 def test_completions(caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, usage: Any) -> None:
@@ -109,10 +109,10 @@ def test_completions(caller: Any, scripted: Any, planner: Any, blocks: Any, repl
     answers = caller.run(blocking, awaited)
     assert [answer.choices[0].text for answer in answers] == ["It is."] * 2
     assert planner.fates == ["commit"] * 2
-    for _, _, report in planner.told:
+    for _, _, report in planner.outcomes:
         assert (report.cached_tokens, report.prompt_tokens, report.prompt_token_ids) == (64, 100, [1, 2])
         assert report.block_ends is not None
-    assert sorted(report.ttft is None for _, _, report in planner.told) == [False, True]
+    assert sorted(report.ttft is None for _, _, report in planner.outcomes) == [False, True]
 
 
 def test_responses(caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any) -> None:
@@ -173,7 +173,7 @@ def test_responses(caller: Any, scripted: Any, planner: Any, blocks: Any, reply:
 
     assert len(caller.run(blocking, awaited)) == 4
     assert planner.fates == ["commit"] * 2
-    assert [(r.cached_tokens, r.prompt_tokens, r.ttft is None) for _, _, r in planner.told] == [
+    assert [(r.cached_tokens, r.prompt_tokens, r.ttft is None) for _, _, r in planner.outcomes] == [
         (64, 100, True),
         (64, 100, False),
     ]
@@ -201,7 +201,7 @@ def test_the_engines_own_tokens_come_back(planner: Any, emulator: Any, blocks: A
             )  # fmt: skip
             if stream:
                 assert all(chunk.choices for chunk in answer)
-    report = planner.report_told
+    report = planner.last_report
     assert len(report.prompt_token_ids) == report.prompt_tokens
     rendered = encode(plan.render())[:-1]  # the last one may go on with what follows
     ids = report.prompt_token_ids

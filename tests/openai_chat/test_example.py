@@ -15,7 +15,7 @@ from warmprefix import ContextBlock, ContextPlanner
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_runs_and_is_told_what_was_cached(emulator: Any) -> None:
+def test_the_example_runs_and_reports_cached_tokens(emulator: Any) -> None:
     environment = {**os.environ, "OPENAI_BASE_URL": emulator.base_url, "MODEL": emulator.config.model}
     environment["OPENAI_API_KEY"] = "none"
     ran = subprocess.run(
@@ -27,9 +27,9 @@ def test_the_example_runs_and_is_told_what_was_cached(emulator: Any) -> None:
     assert [answer.partition("?")[0] for answer in answers] == [
         "How do I read a file", "How do I write a file", "How do I read a str or a file",
     ]  # fmt: skip
-    said = re.fullmatch(r"(\d+) tokens were cached, wrong by (\d+) on average", last)
-    assert said is not None
-    assert int(said[1]) > 500
+    counts = re.fullmatch(r"(\d+) tokens were cached, wrong by (\d+) on average", last)
+    assert counts is not None
+    assert int(counts[1]) > 500
 
 
 def test_the_pages_code_runs(emulator: Any, blocks: list[ContextBlock]) -> None:

@@ -19,7 +19,7 @@ def _answers(scripted: Any, reply: Any, completion: Any) -> None:
     scripted.script.append(reply([json.dumps(completion).encode()]))
 
 
-def told(plan: Any) -> list[dict[str, str]]:
+def prompt_of(plan: Any) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{plan.render()}\n\nQ?"}]
 
 
@@ -30,10 +30,10 @@ def test_within_a_block_the_request_with_the_context_is_the_plans(
     with caller.link.sending(plan):
         caller.ask(messages=[{"role": "user", "content": "Rephrase: Q?"}])
         assert planner.fates == []
-        caller.ask(messages=told(plan))
+        caller.ask(messages=prompt_of(plan))
         assert planner.fates == ["commit"]
-        caller.ask(messages=told(plan))
-    caller.ask(messages=told(plan))
+        caller.ask(messages=prompt_of(plan))
+    caller.ask(messages=prompt_of(plan))
     assert planner.fates == ["commit"]
     # All of them are this tenant's, and so are their cached prefixes.
     assert [seen.body.get("cache_salt") for seen in scripted.seen] == [plan.cache_salt] * 3 + [None]
@@ -58,7 +58,7 @@ def test_a_stream_that_is_sent_when_it_is_read_is_read_within_the_block(
     scripted.script[0] = reply(sse("It is."), content_type="text/event-stream")
 
     def lazy(client: openai.OpenAI, plan: Any, **options: Any) -> Any:
-        call: Any = {"model": "m", "messages": told(plan), "stream": True, **options}
+        call: Any = {"model": "m", "messages": prompt_of(plan), "stream": True, **options}
         yield from client.chat.completions.create(**call)
 
     plan, marked, within, unlucky = (planner.plan(blocks, tenant="acme") for _ in range(4))
@@ -68,7 +68,7 @@ def test_a_stream_that_is_sent_when_it_is_read_is_read_within_the_block(
                 stream = lazy(client, plan)
             assert list(stream)
             assert "cache_salt" not in scripted.seen[-1].body
-        assert planner.told == [(plan.id, "abandon", None)]
+        assert planner.outcomes == [(plan.id, "abandon", None)]
         assert list(lazy(client, marked, extra_headers=link.headers(marked)))
         with link.sending(within):
             assert list(lazy(client, within))
@@ -82,11 +82,11 @@ def test_a_stream_that_is_sent_when_it_is_read_is_read_within_the_block(
         raise KeyError
     assert link.stats().unsent == 3
     warnings = [record.getMessage() for record in caplog.records if record.name == "warmprefix"]
-    assert [" ended and no request in it was the plan's" in warning for warning in warnings] == [True]
+    assert [" ended and no request in it carried the plan" in warning for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize("status", [400, 404, 503])
-def test_within_a_block_whoever_answers_in_the_end_has_the_plan(
+def test_within_a_block_the_request_that_is_answered_has_the_plan(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, status: int
 ) -> None:
     answer = scripted.script[0]
@@ -97,20 +97,20 @@ def test_within_a_block_whoever_answers_in_the_end_has_the_plan(
     with caller.link.sending(plan):
         for _ in range(2):
             with pytest.raises(openai.APIStatusError):
-                caller.ask(messages=told(plan))
+                caller.ask(messages=prompt_of(plan))
             assert (planner.fates, caller.link.stats().waiting) == ([], 1)
-        caller.ask(messages=told(plan))
+        caller.ask(messages=prompt_of(plan))
         assert planner.fates == ["commit"]
     assert planner.fates == ["commit"]
     stats = caller.link.stats()
     assert (stats.requests, stats.repeated_plans, stats.waiting, stats.unsent) == (3, 0, 0, 0)
-    # Nobody answers.
+    # No request is answered.
     scripted.script.append(refusal)
     scripted.script.popleft()
     plan = planner.plan(blocks)
     with caller.link.sending(plan), pytest.raises(openai.APIStatusError):
-        caller.ask(messages=told(plan))
-    assert planner.told[-1] == (plan.id, "abandon", None)
+        caller.ask(messages=prompt_of(plan))
+    assert planner.outcomes[-1] == (plan.id, "abandon", None)
     assert (caller.link.stats().waiting, planner.stats().open_plans) == (0, 0)
 
 
@@ -120,10 +120,10 @@ def test_within_a_block_a_failure_waits_as_long_as_the_block(
     answer = scripted.script[0]
     plan = planner.plan(blocks)
     with EngineLink(planner, retry_grace=0) as link, link.http_client() as client, link.sending(plan):
-        url, body = f"{scripted.base_url}/chat/completions", {"messages": told(plan)}
+        url, body = f"{scripted.base_url}/chat/completions", {"messages": prompt_of(plan)}
         scripted.script.extendleft([reply([], 503)])
         client.post(url, json=body)
-        link._give_up_overdue()
+        link._tracker._give_up_overdue()
         assert planner.fates == []
         with link.sending(plan):  # an inner block of the same plan ends nothing
             pass
@@ -146,10 +146,10 @@ def test_the_innermost_block_counts_and_each_link_has_its_own(
     outer, inner = planner.plan(blocks[:2], tenant="a"), planner.plan(blocks[2:], tenant="b")
     with EngineLink(other_planner) as other, caller.link.sending(outer):
         with caller.link.sending(inner), other.sending(other_planner.plan(blocks)):
-            caller.ask(messages=told(inner))
-        caller.ask(messages=told(outer))
+            caller.ask(messages=prompt_of(inner))
+        caller.ask(messages=prompt_of(outer))
     assert [seen.body["cache_salt"] for seen in scripted.seen] == [inner.cache_salt, outer.cache_salt]
-    assert [plan for plan, _, _ in planner.told] == [inner.id, outer.id]
+    assert [plan for plan, _, _ in planner.outcomes] == [inner.id, outer.id]
     assert other_planner.stats().abandons == 1
 
 
@@ -159,7 +159,7 @@ def test_what_was_started_in_a_block_and_outlives_it_is_on_its_own(
     plan = planner.plan(blocks, tenant="acme")
     with caller.link.sending(plan):
         context = copy_context()
-    thread = threading.Thread(target=context.run, args=(lambda: caller.ask(messages=told(plan)),))
+    thread = threading.Thread(target=context.run, args=(lambda: caller.ask(messages=prompt_of(plan)),))
     thread.start()
     thread.join()
     assert "cache_salt" not in scripted.seen[-1].body
@@ -188,7 +188,7 @@ def test_a_plan_serves_one_request(caller: Any, scripted: Any, planner: Any, blo
     assert planner.stats().late_commits == 0
 
 
-def test_plans_that_nobody_knows_pass(caller: Any, scripted: Any, planner: Any, blocks: Any) -> None:
+def test_unknown_plans_pass(caller: Any, scripted: Any, planner: Any, blocks: Any) -> None:
     other = ContextPlanner()
     with EngineLink(other) as elsewhere:
         unknown = elsewhere.headers(other.plan(blocks, tenant="acme"))
@@ -197,14 +197,14 @@ def test_plans_that_nobody_knows_pass(caller: Any, scripted: Any, planner: Any, 
         assert PLAN_HEADER not in scripted.seen[-1].headers
         assert "cache_salt" not in scripted.seen[-1].body
     assert caller.link.stats().unknown_plans == 3
-    # This link knows it, its planner does not.
+    # This link has the plan, its planner does not.
     foreign = other.plan(blocks)
     caller.ask(extra_headers=caller.link.headers(foreign))
     assert caller.link.stats().refused_commits == 1
     assert other.stats().open_plans == 2
 
 
-def test_no_more_plans_are_known_than_told(planner: Any, scripted: Any, blocks: Any) -> None:
+def test_the_number_of_plans_is_bounded(planner: Any, scripted: Any, blocks: Any) -> None:
     with EngineLink(planner, max_plans=2) as link, link.http_client() as client:
         headers = [link.headers(planner.plan(blocks)) for _ in range(3)]
         url = f"{scripted.base_url}/chat/completions"

@@ -1,4 +1,4 @@
-"""What becomes of a plan whose request went out: on each way in which an answer can come, or not come."""
+"""Outcomes of a plan whose request was sent, for every way in which an answer can come or fail to come."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait_for(holds: Any) -> None:
         time.sleep(0.01)
 
 
-def test_an_answer_commits_with_what_the_engine_said(
+def test_an_answer_commits_with_the_engines_report(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
 ) -> None:
     scripted.script.append(reply([json.dumps({**completion, "prompt_token_ids": [1, 2, 3]}).encode()]))
@@ -34,7 +34,7 @@ def test_an_answer_commits_with_what_the_engine_said(
     answer = caller.ask(messages=messages, extra_headers=caller.link.headers(plan))
     assert answer.choices[0].message.content == "It is."
     assert planner.fates == ["commit"]
-    report = planner.report_told
+    report = planner.last_report
     assert (report.cached_tokens, report.prompt_tokens, report.prompt_token_ids) == (64, 100, [1, 2, 3])
     assert report.ttft is None
     assert [round(end * len(messages[0]["content"])) for end in report.block_ends][-1] == len(plan.render())
@@ -46,7 +46,7 @@ def test_an_answer_commits_with_what_the_engine_said(
     assert planner.stats().open_plans == 0
 
 
-def test_a_stream_commits_with_what_the_engine_said_and_hides_what_only_we_asked_for(
+def test_a_stream_commits_with_the_engines_report_and_hides_usage_that_only_we_asked_for(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, usage: Any
 ) -> None:
     scripted.script.append(reply(sse("It ", "is.", usage=usage), content_type="text/event-stream; charset=utf-8"))
@@ -57,7 +57,7 @@ def test_a_stream_commits_with_what_the_engine_said_and_hides_what_only_we_asked
     assert scripted.seen[0].body["stream_options"] == {"include_usage": True}
     assert "cache_salt" not in scripted.seen[0].body
     assert planner.fates == ["commit"]
-    report = planner.report_told
+    report = planner.last_report
     assert (report.cached_tokens, report.prompt_tokens) == (64, 100)
     assert report.ttft > 0
     # The application asks for it, and sees it.
@@ -65,7 +65,7 @@ def test_a_stream_commits_with_what_the_engine_said_and_hides_what_only_we_asked
     options = {"stream_options": {"include_usage": True}}
     chunks = caller.ask(stream=True, extra_headers=caller.link.headers(plan), **options)
     assert chunks[-1].usage.prompt_tokens == 100
-    assert planner.report_told.cached_tokens == 64
+    assert planner.last_report.cached_tokens == 64
 
 
 def test_requests_without_a_plan_pass_byte_for_byte(
@@ -87,7 +87,7 @@ def test_requests_without_a_plan_pass_byte_for_byte(
 @pytest.mark.parametrize(
     ("status", "tried_again"), [(400, False), (401, False), (404, False), (429, True), (500, True)]
 )
-def test_an_error_abandons_when_nobody_will_try_again(
+def test_an_error_abandons_if_clients_do_not_retry_it(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any, status: int, tried_again: bool
 ) -> None:
     refusal = reply([b'{"error": {"message": "no"}}'], status, headers=(("retry-after-ms", "1"),))
@@ -106,12 +106,12 @@ def test_an_error_abandons_when_nobody_will_try_again(
     if tried_again:
         caller.ask(sdk={"max_retries": 2}, extra_headers=caller.link.headers(plan))
         assert [seen.body["cache_salt"] for seen in scripted.seen[-2:]] == [plan.cache_salt] * 2
-        assert planner.told[-1][:2] == (plan.id, "commit")
+        assert planner.outcomes[-1][:2] == (plan.id, "commit")
         assert caller.link.stats().waiting == 0
         assert planner.stats().late_commits == 0
 
 
-def test_a_failure_waits_for_another_attempt_no_longer_than_told(
+def test_a_failure_waits_for_another_attempt_for_the_grace_period(
     scripted: Any, planner: Any, blocks: Any, reply: Any, is_async: bool, completion: Any
 ) -> None:
     with EngineLink(planner, retry_grace=0.05) as link:
@@ -123,7 +123,7 @@ def test_a_failure_waits_for_another_attempt_no_longer_than_told(
             ask(extra_headers=headers)
         wait_for(lambda: planner.fates == ["abandon"])
         assert link.stats().waiting == 0
-        # Who comes later still is kept from other tenants, and that is all.
+        # A later request still gets the tenant's salt, and nothing else.
         scripted.script.append(reply([json.dumps(completion).encode()]))
         scripted.script.popleft()
         ask(extra_headers=headers)
@@ -131,7 +131,9 @@ def test_a_failure_waits_for_another_attempt_no_longer_than_told(
         assert link.stats().repeated_plans == 1
 
 
-def test_no_more_plans_wait_than_told(planner: Any, scripted: Any, blocks: Any, reply: Any, is_async: bool) -> None:
+def test_the_number_of_waiting_plans_is_bounded(
+    planner: Any, scripted: Any, blocks: Any, reply: Any, is_async: bool
+) -> None:
     scripted.script.append(reply([], 503))
     with EngineLink(planner, max_plans=2) as link:
         ask = asker(link, scripted.base_url, is_async=is_async)
@@ -140,7 +142,7 @@ def test_no_more_plans_wait_than_told(planner: Any, scripted: Any, blocks: Any, 
             with pytest.raises(openai.InternalServerError):
                 ask(extra_headers=link.headers(plan))
             assert link.stats().waiting == min(number, 2)
-        assert planner.told == [(plan.id, "abandon", None) for plan in plans[:3]]
+        assert planner.outcomes == [(plan.id, "abandon", None) for plan in plans[:3]]
         assert link.stats().abandons == 3
     assert planner.fates == ["abandon"] * 5
     assert planner.stats().open_plans == 0
@@ -203,7 +205,7 @@ def test_a_time_out_abandons(caller: Any, scripted: Any, planner: Any, blocks: A
             assert plan.tracked == (conversation is not None)
             with pytest.raises((openai.APITimeoutError, httpx.TimeoutException)):  # the latter before version 2
                 caller.ask(stream=True, timeout=0.3, extra_headers=caller.link.headers(plan))
-            assert planner.told[-1][:2] == (plan.id, fate)
+            assert planner.outcomes[-1][:2] == (plan.id, fate)
     finally:
         never.set()
 
@@ -236,10 +238,10 @@ def test_a_stream_that_breaks_is_no_turn_of_a_conversation(
         expected = pytest.raises((openai.APIError, httpx.HTTPError)) if raises else contextlib.nullcontext()
         with expected:
             caller.ask(stream=True, extra_headers=caller.link.headers(plan))
-        assert planner.told[-1][:2] == (plan.id, fate), pieces
+        assert planner.outcomes[-1][:2] == (plan.id, fate), pieces
         if fate == "commit":
-            assert planner.report_told.cached_tokens is None
-            assert planner.report_told.ttft > 0
+            assert planner.last_report.cached_tokens is None
+            assert planner.last_report.ttft > 0
         if tracked:  # what the application has no answer to is shown again, in full
             again = planner.plan(blocks, **options)
             assert bool(again.references) is (fate == "commit"), pieces
@@ -277,7 +279,7 @@ def test_a_stream_that_the_application_closes_counts_as_seen_from_its_first_toke
                         await stream.__anext__()
 
             caller.run(blocking, awaited)
-            assert planner.told[-1][:2] == (plan.id, fate), read
+            assert planner.outcomes[-1][:2] == (plan.id, fate), read
     finally:
         go_on.set()
 
@@ -335,7 +337,7 @@ def test_nothing_of_a_plan_is_kept_behind_its_block(
     with caller.link.sending(plan):
         caller.ask(messages=[{"role": "user", "content": plan.render()}])
     assert planner.fates == ["commit"]
-    sent = caller.link._book.find(plan.id)
+    sent = caller.link._tracker.book.find(plan.id)
     assert (sent.plan, sent.answer) == (None, None)
 
 
@@ -346,7 +348,7 @@ class HungUpError(Exception):
 @pytest.mark.parametrize(
     ("way", "fate"), [("header", "abandon"), ("sending", "commit"), ("sending, then an exception", "abandon")]
 )
-def test_a_stream_of_a_conversation_that_is_closed_early_counts_as_seen_only_if_the_application_says_so(
+def test_a_stream_of_a_conversation_that_is_closed_early_counts_as_seen_only_within_sending(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any, way: str, fate: str
 ) -> None:
     role, word, *rest = sse("It ", "is.")
@@ -388,7 +390,7 @@ def test_a_stream_of_a_conversation_that_is_closed_early_counts_as_seen_only_if_
     assert caller.link.stats().early_closes == (not sends)
 
 
-def test_a_stream_that_nobody_closes_ends_when_it_is_let_go_of(
+def test_a_stream_that_is_not_closed_ends_when_it_is_garbage(
     caller: Any, scripted: Any, planner: Any, blocks: Any, reply: Any, sse: Any
 ) -> None:
     scripted.script.append(reply(sse("It ", "is."), content_type="text/event-stream"))
@@ -414,7 +416,7 @@ def test_a_stream_that_nobody_closes_ends_when_it_is_let_go_of(
             await asyncio.sleep(0)
 
     caller.run(blocking, awaited)
-    assert {plan: fate for plan, fate, _ in planner.told} == {unread.id: "abandon", begun.id: "commit"}
+    assert {plan: fate for plan, fate, _ in planner.outcomes} == {unread.id: "abandon", begun.id: "commit"}
     assert planner.stats().open_plans == 0
 
 
@@ -433,7 +435,7 @@ def test_streams_are_read_however_they_are_cut_and_compressed(
         chunks = caller.ask(stream=True, extra_headers=caller.link.headers(planner.plan(blocks)))
         assert all(chunk.choices for chunk in chunks)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "".join(words)
-        assert planner.report_told.cached_tokens == 64
+        assert planner.last_report.cached_tokens == 64
     assert planner.fates == ["commit", "commit"]
 
 
@@ -444,7 +446,7 @@ def test_a_compressed_answer_is_read(
     scripted.script.append(reply([data[:40], data[40:]], headers=(("content-encoding", "gzip"),)))
     answer = caller.ask(extra_headers=caller.link.headers(planner.plan(blocks)))
     assert answer.choices[0].message.content == "It is."
-    assert planner.report_told.cached_tokens == 64
+    assert planner.last_report.cached_tokens == 64
 
 
 async def test_a_cancelled_stream_is_no_turn_of_a_conversation(
@@ -467,13 +469,13 @@ async def test_a_cancelled_stream_is_no_turn_of_a_conversation(
                 reading.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await reading
-                assert planner.told[-1][:2] == (plan.id, fate)
+                assert planner.outcomes[-1][:2] == (plan.id, fate)
     finally:
         go_on.set()
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_tokens_are_told_of_a_prompt_under_its_plans_salt_only(
+def test_tokens_are_reported_for_a_prompt_under_its_plans_salt_only(
     scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any, sse: Any, stream: bool
 ) -> None:
     answer = reply([json.dumps({**completion, "prompt_token_ids": [1, 2, 3]}).encode()])
@@ -483,7 +485,7 @@ def test_tokens_are_told_of_a_prompt_under_its_plans_salt_only(
         pieces = [b"data: " + json.dumps(chunk).encode() + b"\n\n", *rest]
         answer = reply(pieces, content_type="text/event-stream")
     scripted.script.append(answer)
-    for salted, tenant, own, told in (
+    for salted, tenant, own, expected in (
         (True, "acme", {}, [1, 2, 3]),
         (True, None, {}, [1, 2, 3]),
         (False, None, {}, [1, 2, 3]),
@@ -496,13 +498,13 @@ def test_tokens_are_told_of_a_prompt_under_its_plans_salt_only(
         body = {"messages": [{"role": "user", "content": plan.render()}], "stream": stream, **own}
         with EngineLink(planner, cache_salt=salted, token_ids="vllm") as link, link.http_client() as client:
             client.post(f"{scripted.base_url}/chat/completions", headers=link.headers(plan), json=body)
-        assert planner.told[-1][:2] == (plan.id, "commit")
-        assert planner.report_told.prompt_token_ids == told, (salted, tenant, own)
-        assert planner.report_told.cached_tokens == 64
-        assert planner.report_told.block_ends is not None
+        assert planner.outcomes[-1][:2] == (plan.id, "commit")
+        assert planner.last_report.prompt_token_ids == expected, (salted, tenant, own)
+        assert planner.last_report.cached_tokens == 64
+        assert planner.last_report.block_ends is not None
 
 
-def test_places_are_told_of_a_prompt_that_is_all_text_only(
+def test_places_are_reported_for_a_prompt_that_is_all_text_only(
     link: EngineLink, scripted: Any, planner: Any, blocks: Any, reply: Any, completion: Any
 ) -> None:
     scripted.script.append(reply([json.dumps(completion).encode()]))
@@ -514,8 +516,8 @@ def test_places_are_told_of_a_prompt_that_is_all_text_only(
             messages = [{"role": "user", "content": [*before, text]}, {"role": "user", "content": ["Q?", *after]}]
             with link.sending(plan):
                 client.post(f"{scripted.base_url}/chat/completions", json={"messages": messages})
-            assert planner.told[-1][:2] == (plan.id, "commit")
-            assert (planner.report_told.block_ends is not None) is found
+            assert planner.outcomes[-1][:2] == (plan.id, "commit")
+            assert (planner.last_report.block_ends is not None) is found
 
 
 def test_an_answer_that_is_no_json_passes_and_is_counted(
@@ -524,7 +526,7 @@ def test_an_answer_that_is_no_json_passes_and_is_counted(
     scripted.script.append(reply([b"plain text"], content_type="text/plain"))
     assert caller.ask(extra_headers=caller.link.headers(planner.plan(blocks))) == "plain text"
     assert planner.fates == ["commit"]
-    assert planner.report_told.cached_tokens is None
+    assert planner.last_report.cached_tokens is None
     assert caller.link.stats().unread_answers == 1
 
 
@@ -542,7 +544,7 @@ def test_a_redirected_request_keeps_its_plan(
     moved = reply([], 307, headers=(("location", f"{scripted.base_url}/there/chat/completions"),))
     scripted.script.extend([moved, reply([json.dumps(completion).encode()])])
     plan = planner.plan(blocks, tenant="acme")
-    if caller._by_transport:  # httpx follows redirects for nobody who does not ask for it
+    if caller._by_transport:  # httpx follows redirects only if asked to
         with pytest.raises(openai.APIStatusError):
             caller.ask(extra_headers=caller.link.headers(plan))
         assert planner.fates == []
@@ -580,8 +582,9 @@ def test_a_mistake_of_ours_fails_no_request(
 
     scripted.script.append(reply([b"".join(sse("It is.", usage=usage))], content_type="text/event-stream"))
     names = (
-        "answers.StreamedAnswer.feed", "answers.Heard.read", "exchange.StreamedAnswer",
-        "link.read_call", "link.completed", "link.PlanBook.find", "transports._pass_through", "exchange.block_ends",
+        "answer.StreamedAnswer.feed", "answer.AnswerFacts.read_prompt", "exchange.StreamedAnswer",
+        "tracker.read_call", "tracker.completed", "tracker.PlanBook.find", "transports._pass_through",
+        "exchange.block_ends",
     )  # fmt: skip
     for number, name in enumerate(names, 1):
         with monkeypatch.context() as patched:

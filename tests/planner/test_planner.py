@@ -802,12 +802,12 @@ def test_a_record_is_not_trusted_after_its_correction_failed(correction: str) ->
     else:
         with pytest.raises(StoreError):
             planner.forget("chat")
-    unanswered_id = planner.plan(blocks(1), conversation="chat", placement="tail")
-    assert shape(unanswered_id) == ["full:1"]
+    unanswered = planner.plan(blocks(1), conversation="chat", placement="tail")
+    assert shape(unanswered) == ["full:1"]
     store.failing = ""
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["full:1"]
     planner.abandon(kept)
-    planner.abandon(unanswered_id)
+    planner.abandon(unanswered)
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
 
 

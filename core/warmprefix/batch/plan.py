@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from openai import AsyncOpenAI
-
-    from warmprefix.batch.base import Progress
     from warmprefix.batch.bounds import BoundKind
-    from warmprefix.openai.batch_runner import BatchResult, Retries
 
 __all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "PlannedRequest", "Wording"]
 
@@ -176,7 +169,10 @@ class BatchOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A whole batch, arranged. Iterating over it gives the requests in execution order."""
+    """A whole batch, arranged. Iterating over it gives the requests in execution order.
+
+    `warmprefix.openai.BatchRunner` runs it.
+    """
 
     id: str
     """Names this plan; unique among all planners."""
@@ -224,106 +220,3 @@ class BatchPlan:
     def in_callers_order(self) -> Iterator[PlannedRequest]:
         """The requests in the order in which they were given."""
         return map(self.requests.__getitem__, self.positions.values())
-
-    def run(
-        self,
-        client: AsyncOpenAI,
-        model: str,
-        *,
-        concurrency: int = 8,
-        ordered: bool = True,
-        journal: str | os.PathLike[str] | None = None,
-        progress: Progress | None = None,
-        retries: int | Retries = 4,
-        messages: Callable[[PlannedRequest], Sequence[Mapping[str, Any]]] | None = None,
-        timeout: float | None = None,
-        **request: Any,
-    ) -> AsyncGenerator[BatchResult, None]:
-        """Ask all requests, and iterate over what became of each. Needs the extra `cli`, for `openai`.
-
-        Requests start in execution order. One whose prefix another is to bring waits until that one is prefilled;
-        meanwhile later ones may start, half as many as `concurrency` at most. Plans are committed as answers come,
-        and abandoned where none does. A request that fails for good yields a result that says so, and the batch goes
-        on. Leaving early cancels what is in flight; `contextlib.aclosing` leaves at once, wherever the iterator is.
-
-        Args:
-            client: Its retries are not used.
-            model: Whom to ask.
-            concurrency: Most requests in flight.
-            ordered: Results come in the order in which the requests were given; if not, as they finish.
-            journal: A file that keeps every answer. If it exists, it is one of this batch, and what it holds is not
-                asked again; failures are. The batch is the same if its requests, `model`, `messages` and `request` are,
-                whatever the plan. Without it, results wait in memory for their turn: with `ordered`, up to all of them.
-            progress: Is told `"requests"`, how many are finished, and of how many.
-            retries: Attempts after the first, with exponential backoff; or your own `Retries`.
-            messages: Makes the chat that asks a request; `PlannedRequest.messages` by default.
-            timeout: Seconds for a whole attempt; None leaves it to the client.
-            **request: For `client.chat.completions.create`, with every request.
-
-        Raises:
-            TypeError: An argument has another type than the above.
-            ValueError: `concurrency` is below 1, `timeout` is not above 0, or `stream` is given.
-            BatchError: While iterating, after what had been finished: nobody is there or nothing is permitted, from the
-                first request on or for ten in a row.
-            BatchFileError: While iterating: the journal is another batch's, or in use, or can't be used.
-        """
-        from warmprefix.openai.batch_runner.runner import run_batch
-
-        return run_batch(
-            self,
-            client,
-            model,
-            concurrency=concurrency,
-            ordered=ordered,
-            journal=journal,
-            progress=progress,
-            retries=retries,
-            messages=messages,
-            timeout=timeout,
-            **request,
-        )
-
-    def write_jsonl(
-        self,
-        path: str | os.PathLike[str],
-        model: str,
-        *,
-        endpoint: str = "/v1/chat/completions",
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        messages: Callable[[PlannedRequest], Sequence[Mapping[str, Any]]] | None = None,
-        **body: Any,
-    ) -> tuple[Path, ...]:
-        """Write all requests, in execution order, as `vllm run-batch` and OpenAI's Batch API read them.
-
-        `warmprefix.openai.batch_runner.export.read_jsonl_results` brings the answers back.
-
-        Args:
-            path: Of the file, gzipped if it ends in `.gz`. A second one would be `night-2.jsonl` beside `night.jsonl`.
-            model: Whom to ask.
-            endpoint: The address of chat completions, from the server's root.
-            max_requests: Most requests a file; OpenAI takes 50,000. A file ends where the next requests share least.
-            max_bytes: Most bytes a file; OpenAI takes 200 MB.
-            messages: Makes the chat that asks a request; `PlannedRequest.messages` by default.
-            **body: For every request's body, such as `max_tokens`.
-
-        Returns:
-            The files, in execution order; one, unless a bound asks for more.
-
-        Raises:
-            ValueError: A bound is below 1 or below a single request, `endpoint` is not of chat completions, or `stream`
-                is set.
-            OutputError: A file can't be written.
-        """
-        from warmprefix.openai.batch_runner.export import write_jsonl
-
-        return write_jsonl(
-            self,
-            path,
-            model,
-            endpoint=endpoint,
-            max_requests=max_requests,
-            max_bytes=max_bytes,
-            messages=messages,
-            **body,
-        )

@@ -1,11 +1,47 @@
-"""OpenAI clients whose requests carry their plan: what the engine says of an answer comes back to the planner.
+"""OpenAI clients whose requests carry their plan, batches that run against an engine, and the calls of both.
 
-`messages_for` needs nothing; the clients that `EngineLink` makes need the extra `openai`, imported when they are made.
+`messages_for` and `Retries` need nothing. Sending requests needs the extra `openai`, imported with the first of them.
 """
 
-from warmprefix.openai.link import EngineLink
-from warmprefix.openai.marks import PLAN_HEADER
-from warmprefix.openai.messages import messages_for
-from warmprefix.openai.stats import LinkStats
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["PLAN_HEADER", "EngineLink", "LinkStats", "messages_for"]
+from warmprefix.openai.batch_runner import BatchResult, BatchRunner
+from warmprefix.openai.call import chat_options
+from warmprefix.openai.completion import AnswerError, BrokenStreamError, ChatAnswer
+from warmprefix.openai.link import EngineLink
+from warmprefix.openai.messages import messages_for
+from warmprefix.openai.plans import PLAN_HEADER
+from warmprefix.openai.retry import Retries, may_pass, status_of
+from warmprefix.openai.tracker import LinkStats
+
+if TYPE_CHECKING:
+    from warmprefix.openai.asking import CallFailedError, ChatAsker, SlowAnswerError, ask_with_retries
+
+__all__ = [
+    "PLAN_HEADER",
+    "AnswerError",
+    "BatchResult",
+    "BatchRunner",
+    "BrokenStreamError",
+    "CallFailedError",
+    "ChatAnswer",
+    "ChatAsker",
+    "EngineLink",
+    "LinkStats",
+    "Retries",
+    "SlowAnswerError",
+    "ask_with_retries",
+    "chat_options",
+    "may_pass",
+    "messages_for",
+    "status_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the names that need the extra `openai` when they are first used."""
+    if name not in ("CallFailedError", "ChatAsker", "SlowAnswerError", "ask_with_retries"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from warmprefix.openai import asking
+
+    return getattr(asking, name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.openai.tracker import PlanTracker
 from warmprefix.openai.transports import asend, send
 
 try:
@@ -12,28 +13,27 @@ try:
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
 
-if TYPE_CHECKING:
-    from warmprefix.openai.link import EngineLink
-
 __all__ = ["AsyncLinkClient", "LinkClient"]
 
-# Whatever a client does ends in `send`, and there all that belongs to one request is inside: redirects, a signature of
-# the body, proxies. A transport stands below these, and would have to rebuild the choice of proxies besides.
+# The clients override `send` because each request passes it once, with its redirects, its signature and its proxies
+# inside. A transport sits below these, and would have to choose the proxies again.
 
 
 class LinkClient(DefaultHttpxClient):
-    """Of the HTTP stack that the SDK uses: httpx, or httpx2 since its version 3."""
+    """Client of the SDK's HTTP stack: httpx, or httpx2 since its version 3."""
 
-    def __init__(self, link: EngineLink, **options: Any) -> None:
+    def __init__(self, tracker: PlanTracker, **options: Any) -> None:
         super().__init__(**options)
-        self._link = link
+        self._tracker = tracker
 
     def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        request, exchange = self._link.open(request)
+        request, exchange = self._tracker.open(request)
         if exchange is None:
             return super().send(request, stream=stream, **options)
         sent = super().send
-        response = send(self._link, exchange, request, lambda request: sent(cast(Any, request), stream=True, **options))
+        response = send(
+            self._tracker, exchange, request, lambda request: sent(cast(Any, request), stream=True, **options)
+        )
         if not stream:
             try:
                 response.read()
@@ -44,19 +44,19 @@ class LinkClient(DefaultHttpxClient):
 
 
 class AsyncLinkClient(DefaultAsyncHttpxClient):
-    """`LinkClient`, for tasks."""
+    """A `LinkClient` for tasks."""
 
-    def __init__(self, link: EngineLink, **options: Any) -> None:
+    def __init__(self, tracker: PlanTracker, **options: Any) -> None:
         super().__init__(**options)
-        self._link = link
+        self._tracker = tracker
 
     async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-        request, exchange = self._link.open(request)
+        request, exchange = self._tracker.open(request)
         if exchange is None:
             return await super().send(request, stream=stream, **options)
         sent = super().send
         response = await asend(
-            self._link, exchange, request, lambda request: sent(cast(Any, request), stream=True, **options)
+            self._tracker, exchange, request, lambda request: sent(cast(Any, request), stream=True, **options)
         )
         if not stream:
             try:

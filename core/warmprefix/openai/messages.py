@@ -1,4 +1,4 @@
-"""The messages of a planned prompt, put together so that its prefix is the one that was planned for."""
+"""The messages of a planned prompt, with the prefix that the plan is for."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def messages_for(
     history: Sequence[Mapping[str, Any] | SdkMessage] = (),
     preamble: str | None = None,
 ) -> list[Any]:
-    r"""A chat that asks the question with the plan's context: messages as any OpenAI-compatible chat API takes them.
+    r"""Return the messages of a chat that asks the question with the plan's context.
 
-    With placement "head", the context opens the first user message, right behind the preamble: it is there in every
-    turn, and whoever else has the same context shares it. With "tail", the history stays as it is, and context and
-    question follow it.
+    With placement "head", the context opens the first user message, right after the preamble: it is there in every
+    turn, and chats with the same context share it. With "tail", the history stays as it is, and context and question
+    follow it.
 
     >>> from warmprefix import ContextBlock, ContextPlanner
     >>> plan = ContextPlanner().plan([ContextBlock("The sea is deep.", id="sea")])
@@ -32,17 +32,17 @@ def messages_for(
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '[sea] The sea is deep.\n\nHow deep?'}]
 
     Args:
-        plan: What is to be told.
-        question: What is asked.
+        plan: The plan of the context.
+        question: The user's question.
         history: The earlier messages, oldest first, without the contexts of head plans, with those of tail plans: as
-            mappings, or as the SDK's own, `answer.choices[0].message`. They are copied, not changed. Give `plan` the
-            same.
+            mappings, or as the SDK's own, `answer.choices[0].message`. They are copied, not changed. The planner must
+            get the same history.
         preamble: The system prompt, if it is not the history's first message.
 
     Raises:
         TypeError: An argument has another type than the above.
-        ValueError: The history begins with a system prompt, and there is a preamble too; or the plan refers to a block
-            that the history does not hold in full, or follows earlier turns that the history lacks.
+        ValueError: The history begins with a system prompt, and there is a preamble too; or the history lacks a block
+            that the plan refers to, or the earlier turns that the plan follows.
     """
     if not isinstance(plan, ContextPlan):
         raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
@@ -54,7 +54,7 @@ def messages_for(
     begin = next((i for i, message in enumerate(earlier) if message.get("role") not in _SYSTEM), len(earlier))
     if preamble is not None:
         if begin:
-            raise ValueError("preamble must be None where the history begins with a system prompt")
+            raise ValueError(f"preamble must be None if the history begins with a system prompt, got {preamble!r}")
         earlier.insert(0, {"role": "system", "content": preamble})
         begin = 1
     context = plan.render()
@@ -71,7 +71,7 @@ def messages_for(
 
 def _copied(history: Sequence[Mapping[str, Any] | SdkMessage]) -> list[dict[str, Any]]:
     if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
-        raise TypeError(f"history must be a sequence of messages, got one {type(history).__name__}")
+        raise TypeError(f"history must be a sequence of messages, got {type(history).__name__}")
     return [dict(as_mapping(message)) for message in history]
 
 
@@ -87,7 +87,9 @@ def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], b
     shown = VisibleHistory(earlier).resolve(blocks, labels, referring[0].templates)
     for planned, (label, reference) in zip(referring, shown, strict=True):
         if reference is None or label != planned.label:
-            raise ValueError(f"history must hold block [{planned.label}] in full, which the plan refers to")
+            raise ValueError(
+                f"history must hold block [{planned.label}] in full, because the plan refers to it, got none"
+            )
 
 
 def _before(context: str, content: object) -> Any:

@@ -1,4 +1,4 @@
-"""The two ways of sending, and of reading a body: for threads and for tasks. All that is known is in `Exchange`."""
+"""The two ways of sending a request and reading its body: for threads and for tasks. `Exchange` decides the rest."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.openai.exchange import Exchange, Verdict
-from warmprefix.openai.wire import AsyncInner, Request, Response, SyncInner
+from warmprefix.openai.tracker import PlanTracker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from warmprefix.openai.link import EngineLink
 
 __all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
 
@@ -20,15 +18,15 @@ __all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
 class LinkTransport:
     """A transport around another one."""
 
-    def __init__(self, link: EngineLink, inner: SyncInner) -> None:
-        self._link = link
+    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
+        self._tracker = tracker
         self._inner = inner
 
     def handle_request(self, request: Any) -> Any:
-        request, exchange = self._link.open(request)
+        request, exchange = self._tracker.open(request)
         if exchange is None:
             return self._inner.handle_request(request)
-        return send(self._link, exchange, request, self._inner.handle_request)
+        return send(self._tracker, exchange, request, self._inner.handle_request)
 
     def close(self) -> None:
         self._inner.close()
@@ -42,17 +40,17 @@ class LinkTransport:
 
 
 class AsyncLinkTransport:
-    """`LinkTransport`, for tasks."""
+    """A `LinkTransport` for tasks."""
 
-    def __init__(self, link: EngineLink, inner: AsyncInner) -> None:
-        self._link = link
+    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
+        self._tracker = tracker
         self._inner = inner
 
     async def handle_async_request(self, request: Any) -> Any:
-        request, exchange = self._link.open(request)
+        request, exchange = self._tracker.open(request)
         if exchange is None:
             return await self._inner.handle_async_request(request)
-        return await asend(self._link, exchange, request, self._inner.handle_async_request)
+        return await asend(self._tracker, exchange, request, self._inner.handle_async_request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -65,187 +63,180 @@ class AsyncLinkTransport:
         await self._inner.__aexit__(kind, error, traceback)
 
 
-def send(link: EngineLink, exchange: Exchange, request: Request, forward: Callable[[Request], Any]) -> Any:
-    """Send a request that has a plan. Its body is read by whoever gets the response."""
+def send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> Any:
+    """Send a request that has a plan. The caller reads the body of the response."""
     exchange.sending()
     try:
         response = forward(request)
     except BaseException as error:
-        link.settle(exchange.end(error))
+        tracker.settle(exchange.end(error))
         raise
-    response, verdict = _answered(exchange, response, link, _Body)
-    link.settle(verdict)
+    response, verdict = _answered(exchange, response, tracker, _Body)
+    tracker.settle(verdict)
     return response
 
 
 async def asend(
-    link: EngineLink, exchange: Exchange, request: Request, forward: Callable[[Request], Awaitable[Any]]
+    tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]
 ) -> Any:
-    """`send`, for tasks: cancellation ends the exchange too."""
+    """Do the same as `send`, in a task: cancellation ends the exchange too."""
     exchange.sending()
     try:
         response = await forward(request)
     except BaseException as error:
-        await link.asettle(exchange.end(error))
+        await tracker.asettle(exchange.end(error))
         raise
-    response, verdict = _answered(exchange, response, link, _AsyncBody)
-    await link.asettle(verdict)
+    response, verdict = _answered(exchange, response, tracker, _AsyncBody)
+    await tracker.asettle(verdict)
     return response
 
 
 def _answered(
-    exchange: Exchange, response: Response, link: EngineLink, body: type[_Body] | type[_AsyncBody]
+    exchange: Exchange, response: Any, tracker: PlanTracker, body: type[_Body | _AsyncBody]
 ) -> tuple[Any, Verdict | None]:
-    """The response to hand out, and what follows if its body is not waited for."""
+    """Return the response to hand out, and the verdict if it does not depend on the body."""
     try:
         verdict = exchange.head(response.status_code, response.headers)
         if verdict is not None:
             return response, verdict
         if response.is_closed:
             return _remade_whole(exchange, response), exchange.end()
-        _pass_through(response, exchange, link, body)
+        _pass_through(response, exchange, tracker, body)
     except Exception:
-        link.failed("an answer can't be read")
+        tracker.degrade("an answer can't be read")
         return response, exchange.end()
     return response, None
 
 
-def _remade_whole(exchange: Exchange, response: Response) -> Response:
-    """A response that had its body from the start, such as one from a cache."""
+def _remade_whole(exchange: Exchange, response: Any) -> Any:
+    """Read a response that had its body from the start, such as one from a cache."""
     body = exchange.feed(response.content) + exchange.finish()
     if body == response.content:
         return response
     headers = [pair for pair in response.headers.raw if pair[0].lower() not in (b"content-length", b"content-encoding")]
-    remade: Any = response.__class__
-    result: Response = remade(response.status_code, headers=headers, content=body, extensions=response.extensions)
-    return result
+    return type(response)(response.status_code, headers=headers, content=body, extensions=response.extensions)
 
 
-def _pass_through(
-    response: Response, exchange: Exchange, link: EngineLink, body: type[_Body] | type[_AsyncBody]
-) -> None:
-    """Have the response's body read by way of the exchange."""
+def _pass_through(response: Any, exchange: Exchange, tracker: PlanTracker, body: type[_Body | _AsyncBody]) -> None:
+    """Make the response's body pass through the exchange."""
     stream, headers = response.stream, response.headers
     is_encoded = headers.get("content-encoding", "identity") != "identity"
     source = stream
     if is_encoded:
-        # What is read, and may be cut, is what was encoded; whoever gets the response finds it decoded already.
-        as_it_came: Any = response.__class__
-        source = body.decoded(as_it_came(response.status_code, headers=headers, stream=stream))
+        # The exchange reads, and may cut, decoded bytes; so the application gets them decoded.
+        source = body.decoded(type(response)(response.status_code, headers=headers, stream=stream))
     # Clients accept a stream of their own HTTP stack's class only.
     base = next(base for base in type(stream).__mro__ if base.__name__ == body.kind)
-    response.stream = type(body.__name__, (body, base), {})(stream, source, exchange, link)
+    response.stream = type(body.__name__, (body, base), {})(stream, source, exchange, tracker)
     if is_encoded:
         del headers["content-encoding"]
     if is_encoded or exchange.cuts:
         headers.pop("content-length", None)
 
 
-class _HeldEnd:
-    """The last event of a stream, held back until the client asks for it."""
+class _PassingBody:
+    """The bytes of a body between the exchange and the client. The exchange ends when the body does.
 
-    _exchange: Exchange
-    _held = b""
+    The verdict at the end of the body is settled when the client closes it, as it does after the end: closing may
+    still fail, or be cancelled.
+    """
 
-    def _held_end(self) -> bytes:
-        self._exchange.passes_end()
+    def __init__(self, stream: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        self._stream = stream
+        self._exchange = exchange
+        self._tracker = tracker
+        self._ready = b""
+        self._held = b""
+        """The last event of a stream, held back until the client asks for it."""
+
+    def _read(self, data: bytes) -> None:
+        self._ready, self._held = self._exchange.split_before_end(self._exchange.feed(data))
+
+    def _next(self) -> bytes:
+        """Return the bytes to hand out now; empty if more have to be read first."""
+        if self._ready:
+            ready, self._ready = self._ready, b""
+            return ready
+        if self._held:
+            self._exchange.passes_end()
         held, self._held = self._held, b""
         return held
 
+    def __del__(self) -> None:
+        self._tracker.settle(self._exchange.end())
 
-class _Body(_HeldEnd):
-    """A body that is read by way of an exchange, which ends with it: read, broken off, closed, or let go of."""
+
+class _Body(_PassingBody):
+    """A body that threads read."""
 
     kind = "SyncByteStream"
     decoded = staticmethod(methodcaller("iter_bytes"))
 
-    def __init__(self, stream: Any, source: Any, exchange: Exchange, link: EngineLink) -> None:
-        self._exchange = exchange
-        self._link = link
-        self._stream = stream
+    def __init__(self, stream: Any, source: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        super().__init__(stream, exchange, tracker)
         self._source: Iterator[bytes] = iter(source)
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        if self._held:
-            return self._held_end()
-        while True:
+        while not (passed := self._next()):
             try:
                 data = next(self._source)
             except StopIteration:
-                # Settled when the client closes the body, as it does after its end: closing may still fail.
                 if rest := self._exchange.finish():
                     return rest
                 raise
             except BaseException as error:
-                self._link.settle(self._exchange.end(error))
+                self._tracker.settle(self._exchange.end(error))
                 raise
-            passed, self._held = self._exchange.split_before_end(self._exchange.feed(data))
-            if self._exchange.is_decided:  # the oldest SDKs raise what they are told and close nothing
-                self._link.settle(self._exchange.end())
-            if passed:
-                return passed
-            if self._held:
-                return self._held_end()
+            self._read(data)
+            if self._exchange.is_decided:  # the oldest SDKs raise the reported error and close nothing
+                self._tracker.settle(self._exchange.end())
+        return passed
 
     def close(self) -> None:
         try:
             self._stream.close()
         except BaseException as error:
-            self._link.settle(self._exchange.end(error))
+            self._tracker.settle(self._exchange.end(error))
             raise
-        self._link.settle(self._exchange.end())
-
-    def __del__(self) -> None:
-        self._link.settle(self._exchange.end())
+        self._tracker.settle(self._exchange.end())
 
 
-class _AsyncBody(_HeldEnd):
-    """`_Body`, for tasks."""
+class _AsyncBody(_PassingBody):
+    """A body that tasks read."""
 
     kind = "AsyncByteStream"
     decoded = staticmethod(methodcaller("aiter_bytes"))
 
-    def __init__(self, stream: Any, source: Any, exchange: Exchange, link: EngineLink) -> None:
-        self._exchange = exchange
-        self._link = link
-        self._stream = stream
+    def __init__(self, stream: Any, source: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        super().__init__(stream, exchange, tracker)
         self._source: AsyncIterator[bytes] = aiter(source)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._held:
-            return self._held_end()
-        while True:
+        while not (passed := self._next()):
             try:
                 data = await anext(self._source)
             except StopAsyncIteration:
-                # Settled when the client closes the body, as it does after its end: closing may still be cancelled.
                 if rest := self._exchange.finish():
                     return rest
                 raise
             except BaseException as error:
-                await self._link.asettle(self._exchange.end(error))
+                await self._tracker.asettle(self._exchange.end(error))
                 raise
-            passed, self._held = self._exchange.split_before_end(self._exchange.feed(data))
+            self._read(data)
             if self._exchange.is_decided:
-                await self._link.asettle(self._exchange.end())
-            if passed:
-                return passed
-            if self._held:
-                return self._held_end()
+                await self._tracker.asettle(self._exchange.end())
+        return passed
 
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
         except BaseException as error:
-            await self._link.asettle(self._exchange.end(error))
+            await self._tracker.asettle(self._exchange.end(error))
             raise
-        await self._link.asettle(self._exchange.end())
-
-    def __del__(self) -> None:
-        self._link.settle(self._exchange.end())
+        await self._tracker.asettle(self._exchange.end())

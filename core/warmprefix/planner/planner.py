@@ -228,7 +228,7 @@ class ContextPlanner:
 
         Plans their execution order and the blocks of each, starting from what the engine is predicted to hold. Later
         plans change only once these are committed. `commit` or `abandon` each request, as after `plan`;
-        `BatchPlan.run` does that. Deterministic unless a time budget is given. Does not block other calls.
+        `BatchRunner.run` does that. Deterministic unless a time budget is given. Does not block other calls.
 
         Args:
             requests: `BatchRequest`s, or a mapping from ids to contexts.
@@ -238,7 +238,7 @@ class ContextPlanner:
                 `warmprefix.batch.base.BatchPlanner`.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             model: The model of all requests, as for `plan`.
-            preamble: The text in front of every context, as for `plan`; `BatchPlan.run` sends it as system message.
+            preamble: The text in front of every context, as for `plan`; `BatchRunner.run` sends it as system message.
             time_budget: Seconds for which `"merge"` may search for better plans after its first one; None for as long
                 as usually pays.
             device: Where distances and overlaps are computed: `"cpu"`, `"cuda"` (extra `gpu`), or `"auto"` for CUDA

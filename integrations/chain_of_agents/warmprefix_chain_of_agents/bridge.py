@@ -1,4 +1,4 @@
-"""Asynchronous generators, iterated over where nothing can be awaited."""
+"""Iteration over asynchronous generators in code that can't await."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ T = TypeVar("T")
 def iterate(generator: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
     """Iterate over an asynchronous generator that runs in an event loop and a thread of its own.
 
-    So it does not matter whether the caller's thread has a running loop; it is blocked, though. The generator runs
-    ahead of whoever reads. Closing the iterator, or an exception in the thread that reads, cancels the generator, and
-    returns when that has ended.
+    So the caller's thread may have a running loop; it is blocked, though. The generator runs ahead of its reader.
+    Closing the iterator, or an exception in the reading thread, cancels the generator, and returns when that has ended.
     """
     pump = _Pump(generator)
     thread = threading.Thread(
@@ -38,14 +37,14 @@ def iterate(generator: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, No
 
 
 class _End:
-    """Nothing more will come."""
+    """The end of the items."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class _Pump(Generic[T]):
-    """Runs the generator, and hands over what it yields."""
+    """Runs the generator, and hands over its items."""
 
     def __init__(self, generator: Callable[[], AsyncGenerator[T, None]]) -> None:
         self.items: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
@@ -59,7 +58,7 @@ class _Pump(Generic[T]):
         error: BaseException | None = None
         try:
             asyncio.run(self._pump())
-        except BaseException as raised:  # it is the reader's, whatever it is
+        except BaseException as raised:  # the reader raises it
             error = raised
         self.items.put(_End(error))
 
@@ -67,7 +66,7 @@ class _Pump(Generic[T]):
         with self._lock:
             self._cancelled = True
             if self._loop is not None and self._task is not None:
-                with suppress(RuntimeError):  # the loop is closed: all has ended
+                with suppress(RuntimeError):  # the loop is closed: everything has ended
                     self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def _pump(self) -> None:

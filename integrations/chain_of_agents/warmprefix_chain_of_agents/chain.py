@@ -10,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from typing import Any, get_args
 
-from warmprefix import AgentRouter, ContextPlanner, MissingExtraError, Retries
+from warmprefix import AgentRouter, ContextPlanner, MissingExtraError
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.memory import ChatMemory, InMemoryChats
 from warmprefix_chain_of_agents.prompts import Prompts
-from warmprefix_chain_of_agents.results import Answer, Progress
-from warmprefix_chain_of_agents.runs import Event, Mode, OnFailure, Question, Run, RunOptions
+from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
+from warmprefix_chain_of_agents.runs import Mode, OnFailure, Question, Run, RunEvent, RunOptions
 from warmprefix_chain_of_agents.turns import Turns
 
 try:
@@ -32,17 +33,17 @@ _log = logging.getLogger("warmprefix")
 
 
 class ChainOfAgents:
-    """Agents that read documents too many for one of them, and a manager that answers from what they hand on.
+    """Agents that read documents too many for one of them, and a manager that answers from their summaries.
 
-    Each document goes to the agent that knows it already: the router sees to that, and to nobody having too much to do.
-    In front of whatever changes stands the document, so the agent's engine has computed it before.
+    The router gives each document to the agent that has read it before, and balances the load. Documents come first in
+    a prompt, so the agent's engine has their prefix in its cache.
 
-    In mode `"chain"` (Zhang et al. 2024, Algorithm 1) the workers read one after the other; each is given what the one
-    before handed on, a communication unit, and the manager what the last did. In mode `"map"` (as ContextPilot
-    evaluates it) they read at once, and the manager is given all units.
+    In mode `"chain"` (Zhang et al. 2024, Algorithm 1) the workers read one after the other; each gets the summary of
+    the one before, its communication unit, and the manager gets the last. In mode `"map"` (as ContextPilot evaluates
+    it) they read at once, and the manager gets all summaries.
 
-    In a conversation every agent has a chat of its own, to which each turn is appended: a document that it has been
-    told there already becomes a reference. Agents whose chat would get too long begin a new one.
+    In a conversation every agent has a chat of its own, to which each turn is appended: a document that the chat holds
+    becomes a reference. An agent whose chat would get too long begins a new one.
 
         chain = ChainOfAgents([Worker("a", client_a, "qwen"), Worker("b", client_b, "qwen")], Manager(client_a, "qwen"))
         answer = chain.run("Who wrote it?", documents)
@@ -69,35 +70,35 @@ class ChainOfAgents:
         prompts: Prompts | None = None,
         memory: ChatMemory | None = None,
         max_chat_tokens: int = 32_768,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[ChainProgress], object] | None = None,
     ) -> None:
-        """Put agents together. Those that the router does not know join it.
+        """Set up the chain. Agents that the router does not have join it.
 
         Args:
-            workers: Who reads. Names must differ.
-            manager: Who answers.
-            router: Decides who reads what; one of its own by default.
+            workers: The agents that read. Names must differ.
+            manager: The agent that answers.
+            router: Assigns documents to agents; one of its own by default.
             planner: Arranges each prompt's documents; one of its own by default.
             mode: See above.
-            on_failure: What if a document could not be read by the agent that had it, nor by others: `"skip"` it, and
-                tell the manager how many were, or `"raise"`.
-            together: Whether an agent reads all its documents of a question in one prompt, or each in a prompt of its
-                own, as ContextPilot's agents do, so that each is a warm prefix whatever comes with it. By default the
-                former in mode `"chain"` and in conversations, the latter otherwise.
+            on_failure: For a document that no agent could read: `"skip"` it, and report the number of skipped ones to
+                the manager, or `"raise"`.
+            together: If True, an agent reads all its documents of a question in one prompt; if False, each in a prompt
+                of its own, as ContextPilot's agents do, so that each is a warm prefix in any company. By default True
+                in mode `"chain"` and in conversations, and False otherwise.
             concurrency: Most requests to workers at the same time, of one run.
             timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients,
                 whose own time-outs, such as for connecting, hold in any case.
-            retries: When an attempt that failed is made again: for want of a connection or an answer in time, after
-                statuses 408, 409, 429 and from 500 on, after an answer that broke off or is no text. Twice by default.
-                The clients' own retries are off.
-            recovery: Seconds after which an agent that could not be reached is given another chance.
+            retries: Attempts after a failed one: no connection, no answer in time, statuses 408, 409, 425, 429 and from
+                500 on, an answer that broke off or is no text. 2 by default. The clients' own retries are off.
+            recovery: Seconds after which an agent that could not be reached gets another chance.
             prompts: The wording.
             memory: Keeps the agents' chats; in this process by default.
-            max_chat_tokens: About how long a conversation's prompt may get, history included, before the agent's chat
-                begins anew; documents that an agent reads in one prompt may fill three quarters of it, and further ones
-                get a prompt of their own. Below the smallest context window of the models, with room for the answer.
-            on_progress: Is told of every step, in the event loop's thread; that of `run` and `stream` is one of its
-                own. What it raises is logged, the first time as a warning, and goes no further.
+            max_chat_tokens: Approximate limit of a conversation's prompt, history included, beyond which the agent's
+                chat begins again; documents that an agent reads in one prompt may fill three quarters of it, and
+                further ones get a prompt of their own. Must be below the smallest context window of the models, with
+                room for the answer.
+            on_progress: Called with every step, in the event loop's thread; `run` and `stream` have a thread of their
+                own. Its exceptions are logged, the first one as a warning, and ignored.
 
         Raises:
             TypeError: An argument has another type than the above.
@@ -129,7 +130,7 @@ class ChainOfAgents:
             raise ValueError(f"recovery must be 0 or more, got {recovery}")
         self._crew = Crew(workers, router, recovery)
         if manager.name in self._crew.workers:
-            raise ValueError(f"the manager is called as a worker is: {manager.name!r}")
+            raise ValueError(f"name of the manager must differ from the workers' names, got {manager.name!r}")
         self._manager = manager
         self._memory: ChatMemory = InMemoryChats() if memory is None else memory
         self._planner = ContextPlanner() if planner is None else planner
@@ -138,7 +139,7 @@ class ChainOfAgents:
             mode=mode,
             on_failure=on_failure,
             together=together,
-            max_segment_tokens=3 * max_chat_tokens // 4,  # the rest is for what else stands in the prompt
+            max_segment_tokens=3 * max_chat_tokens // 4,  # the rest is for the other parts of the prompt
             concurrency=concurrency,
             timeout=timeout,
             retries=Retries(count=2, longest=30.0) if retries is None else retries,
@@ -149,12 +150,12 @@ class ChainOfAgents:
 
     @property
     def router(self) -> AgentRouter:
-        """Decides who reads what."""
+        """Router that assigns documents to agents."""
         return self._crew.router
 
     @property
     def planner(self) -> ContextPlanner:
-        """Arranges each prompt's documents; each agent's under its name as the model."""
+        """Planner that arranges each prompt's documents; an agent's name stands for the model."""
         return self._planner
 
     def run(
@@ -164,17 +165,17 @@ class ChainOfAgents:
         *,
         conversation: str | None = None,
         tenant: str | None = None,
-    ) -> Answer:
+    ) -> ChainAnswer:
         """Answer a question from documents.
 
-        It runs in a thread of its own, so that it may be called where an event loop runs, too; that one waits, though.
+        It runs in a thread of its own, so it may be called while an event loop runs; that loop waits, though.
 
         Args:
-            question: The user's, not blank.
-            documents: In relevance order, one or more: blocks, texts, or what retrievers of LangChain and LlamaIndex
-                find. Blank ones are left out, since an agent would be paid for reading nothing.
-            conversation: Names a conversation, in which every agent has a chat; by default the question stands alone.
-            tenant: Whose question. Nothing is shared between tenants, prefix caches included.
+            question: The user's question, not blank.
+            documents: In relevance order, one or more: blocks, texts, or documents of LangChain's and LlamaIndex's
+                retrievers. Blank ones are left out.
+            conversation: Name of a conversation, in which every agent has a chat; by default the question is single.
+            tenant: The tenant of the question. Nothing is shared between tenants, prefix caches included.
 
         Raises:
             ManagerError: The manager did not answer.
@@ -192,11 +193,11 @@ class ChainOfAgents:
         *,
         conversation: str | None = None,
         tenant: str | None = None,
-    ) -> Answer:
-        """`run`, for tasks. Clients that can't be awaited are asked in threads.
+    ) -> ChainAnswer:
+        """Answer a question in a task; see `run`. Blocking clients run in threads.
 
-        Cancellation ends all requests and takes back whatever was not answered. A thread that asks for one that can't
-        be awaited ends, unanswered_id, with the next piece of its answer or its time-out.
+        Cancellation ends all requests and withdraws those without an answer. The thread of a blocking client ends with
+        the next piece of its answer or its time-out.
         """
         asked = _question(question, documents, conversation, tenant)
         async with aclosing(self._events(asked, streaming=False)) as events:
@@ -209,8 +210,8 @@ class ChainOfAgents:
         *,
         conversation: str | None = None,
         tenant: str | None = None,
-    ) -> Generator[Progress | str | Answer, None, None]:
-        """`run`, step by step: what it does, then the manager's text as it comes, in pieces, and at last the `Answer`.
+    ) -> Generator[ChainProgress | str | ChainAnswer, None, None]:
+        """Yield the steps of a `run`, then the manager's text in pieces as it comes, and last the `ChainAnswer`.
 
         Closing it early cancels the run, as for `arun`. Once a piece of the text has come, a failing manager is not
         asked again. Arguments are checked at once.
@@ -224,12 +225,12 @@ class ChainOfAgents:
         *,
         conversation: str | None = None,
         tenant: str | None = None,
-    ) -> AsyncGenerator[Progress | str | Answer, None]:
-        """`stream`, for tasks. Leave it early within `contextlib.aclosing`, as any asynchronous generator."""
+    ) -> AsyncGenerator[ChainProgress | str | ChainAnswer, None]:
+        """Do the same as `stream`, in a task. Leave it early within `contextlib.aclosing`."""
         return self._events(_question(question, documents, conversation, tenant), streaming=True)
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
-        """A conversation is over, or begins anew: drop its chats with all agents."""
+        """Drop a conversation's chats with all agents."""
         self._memory.forget(tenant, conversation)
         self.router.end(conversation, tenant)
 
@@ -241,17 +242,19 @@ class ChainOfAgents:
         tenant: str | None,
         *,
         streaming: bool,
-    ) -> Generator[Progress | str | Answer, None, None]:
+    ) -> Generator[ChainProgress | str | ChainAnswer, None, None]:
         speakers: list[Speaker] = [*self._crew.workers.values(), self._manager]
         if awaited := [speaker.name for speaker in speakers if not isinstance(speaker.client, OpenAI)]:
             raise TypeError(
-                f"run and stream need clients of type openai.OpenAI; use arun or astream for {', '.join(awaited)}"
+                f"clients of {', '.join(awaited)} must be an openai.OpenAI for run and stream; use arun or astream"
             )
         asked = _question(question, documents, conversation, tenant)
         return iterate(lambda: self._events(asked, streaming=streaming))
 
-    async def _events(self, question: Question, *, streaming: bool) -> AsyncGenerator[Progress | str | Answer, None]:
-        told: asyncio.Queue[Event | None] = asyncio.Queue()
+    async def _events(
+        self, question: Question, *, streaming: bool
+    ) -> AsyncGenerator[ChainProgress | str | ChainAnswer, None]:
+        news: asyncio.Queue[RunEvent | None] = asyncio.Queue()
         threads = ThreadPoolExecutor(self._options.concurrency + 1, thread_name_prefix="warmprefix-agent")
         run = Run(
             question,
@@ -260,15 +263,15 @@ class ChainOfAgents:
             self._turns,
             self._options,
             threads,
-            told.put_nowait,
+            news.put_nowait,
             streaming=streaming,
         )
         running = asyncio.ensure_future(run())
-        running.add_done_callback(lambda _: told.put_nowait(None))
+        running.add_done_callback(lambda _: news.put_nowait(None))
         try:
-            while (event := await told.get()) is not None:
-                if isinstance(event, Progress):
-                    self._tell(event)
+            while (event := await news.get()) is not None:
+                if isinstance(event, ChainProgress):
+                    self._report(event)
                 yield event
             yield running.result()
         finally:
@@ -276,7 +279,7 @@ class ChainOfAgents:
             await asyncio.gather(running, return_exceptions=True)
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: ChainProgress) -> None:
         if self._on_progress is None:
             return
         try:
@@ -292,12 +295,12 @@ def _question(question: str, documents: Iterable[Any], conversation: str | None,
     if not isinstance(question, str):
         raise TypeError(f"question must be a str, got {type(question).__name__}")
     if not question.strip():
-        raise ValueError("question must not be blank")
+        raise ValueError(f"question must not be blank, got {question!r}")
     for name, value in (("conversation", conversation), ("tenant", tenant)):
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
     if conversation == "":
-        raise ValueError("conversation must not be empty")
+        raise ValueError("conversation must not be empty, got ''")
     blocks = as_blocks(documents)
     read = [block for block in blocks if block.text.strip()]
     if not read:
@@ -306,7 +309,7 @@ def _question(question: str, documents: Iterable[Any], conversation: str | None,
     return Question(question, read, conversation, tenant)
 
 
-def _last(events: list[Progress | str | Answer]) -> Answer:
+def _last(events: list[ChainProgress | str | ChainAnswer]) -> ChainAnswer:
     answer = events[-1]
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ChainAnswer)
     return answer

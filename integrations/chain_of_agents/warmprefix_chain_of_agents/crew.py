@@ -1,4 +1,4 @@
-"""The workers of a chain, and which of them live."""
+"""The workers of a chain, and which of them are live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Crew"]
 
 
 class Crew:
-    """Workers by name, and the router that knows them. Thread-safe."""
+    """Workers by name, and their router. Thread-safe."""
 
     def __init__(
         self,
@@ -23,16 +23,10 @@ class Crew:
         recovery: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Join the workers that the router does not know.
-
-        Args:
-            workers: At least one, with different names.
-            router: One of its own if None.
-            recovery: Seconds after which an agent that was lost is given another chance.
-            clock: Seconds, from anywhere on.
+        """Let the workers join that the router does not have. A lost one gets another chance after `recovery` seconds.
 
         Raises:
-            TypeError: `workers` holds something else, or `router` is none.
+            TypeError: `workers` holds another object, or `router` is no `AgentRouter`.
             ValueError: There is no worker, or two have one name.
         """
         self.workers: dict[str, Worker] = {}
@@ -40,10 +34,10 @@ class Crew:
             if not isinstance(worker, Worker):
                 raise TypeError(f"workers must be Workers, got {type(worker).__name__}")
             if worker.name in self.workers:
-                raise ValueError(f"two workers are called {worker.name!r}")
+                raise ValueError(f"names of workers must differ, got {worker.name!r} twice")
             self.workers[worker.name] = worker
         if not self.workers:
-            raise ValueError("workers must not be empty")
+            raise ValueError("workers must be one or more, got none")
         if router is not None and not isinstance(router, AgentRouter):
             raise TypeError(f"router must be an AgentRouter or None, got {type(router).__name__}")
         self.router = AgentRouter() if router is None else router
@@ -51,20 +45,20 @@ class Crew:
         self._clock = clock
         self._lock = threading.Lock()
         self._lost: dict[str, float] = {}
-        """When each was lost, or was first seen to be, that has not joined again."""
-        known = {agent.name for agent in self.router.agents}
+        """Time at which each worker that has not joined again was lost, or first seen to be."""
+        joined = {agent.name for agent in self.router.agents}
         for name in self.workers:
-            if name not in known:
+            if name not in joined:
                 self._join(name)
 
     def live(self) -> list[str]:
-        """Who can be given documents."""
+        """Return the names of the workers that can get documents."""
         return [agent.name for agent in self.router.agents if agent.name in self.workers]
 
     def recover(self) -> None:
-        """Let in again who was lost long enough ago; everybody, if nobody is left: there is nothing to lose.
+        """Let workers join again that were lost long enough ago; all of them, if none is left.
 
-        Others who have this router may have said who failed. They may be gone, so those are let in again as well.
+        Another chain with this router may have reported failures and be gone since, so those workers join again too.
         """
         with self._lock:
             for name, since in list(self._lost.items()):
@@ -78,7 +72,7 @@ class Crew:
                     self._join(name)
 
     def lost(self, name: str) -> None:
-        """It can't be reached. Others may have said so already."""
+        """Report that a worker can't be reached. Another chain may have done so already."""
         with self._lock, suppress(ValueError):  # it has left meanwhile
             self.router.fail(name)
             self._lost[name] = self._clock()
@@ -92,7 +86,7 @@ class Crew:
         tenant: str | None,
         together: bool,
     ) -> Assignment | None:
-        """Share blocks out over those of some workers who live; None if none does."""
+        """Share blocks out over the live ones among some workers; None without any."""
         names = [name for name in self.live() if name in among]
         if not names:
             return None
@@ -101,12 +95,12 @@ class Crew:
         except (EngineError, ValueError):
             if set(names) <= set(self.live()):
                 raise
-        # Somebody has left or failed meanwhile.
+        # A worker has left or failed meanwhile.
         return self.assign(blocks, among, conversation=conversation, tenant=tenant, together=together)
 
     def _join(self, name: str) -> None:
         worker = self.workers[name]
         self._lost.pop(name, None)
         agent = Agent(name, worker.capacity_tokens, worker.weight)
-        with suppress(ValueError):  # somebody else who has this router let it in
+        with suppress(ValueError):  # another chain with this router let it join
             self.router.join(agent)

@@ -1,4 +1,4 @@
-"""An application's documents, as the router sees them and as a framework may store them."""
+"""An application's documents, as blocks for the router and as plain values for a framework's storage."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from warmprefix import ContextBlock
 
-__all__ = ["as_blocks", "as_list", "has_value", "travelling", "value_of"]
+__all__ = ["as_blocks", "as_list", "as_plain", "has_value", "value_of"]
 
 _FIELDS = ("text", "id", "tokens", "score", "pinned")
-"""Of a block, in its plain form."""
+"""Fields of a block in its plain form."""
 
 
 def as_list(documents: Any) -> list[Any]:
-    """What was found, unless it is a mistake: the parts of one document must not pass for documents.
+    """Return the documents as a list. One document is refused: its parts must not pass for documents.
 
     Raises:
         TypeError: `documents` is one document, or nothing that can be listed.
     """
-    # Pydantic's models can be iterated over: that gives their fields.
+    # Iterating over a pydantic model would give its fields.
     if (
         isinstance(documents, str | bytes | Mapping)
         or _text(documents) is not None
@@ -30,32 +30,31 @@ def as_list(documents: Any) -> list[Any]:
 
 
 def as_blocks(documents: Any) -> list[ContextBlock]:
-    """A block a document.
+    """Return a block for each document.
 
-    A document is a block, a text, what has a text as `page_content` or `text` as LangChain's have, or gives it by
-    `get_content()` as LlamaIndex's nodes do; or a mapping with what one of those has, which is how a framework's
-    storage may give it back.
+    A document is a block, a text, an object with its text as `page_content` or `text` (LangChain) or from
+    `get_content()` (LlamaIndex); or a mapping with the same fields, as a framework's storage may return it.
 
     Raises:
-        TypeError: `documents` is one document, or no sequence, or holds something else.
+        TypeError: `documents` is one document, or no sequence, or holds another object.
     """
     return [_as_block(position, document) for position, document in enumerate(as_list(documents))]
 
 
-def travelling(document: Any) -> Any:
-    """The document itself, but a block as a mapping: frameworks can't store blocks and give them back."""
+def as_plain(document: Any) -> Any:
+    """Return the document itself, or a block as a mapping: frameworks can't restore blocks."""
     if isinstance(document, ContextBlock):
         return {name: getattr(document, name) for name in _FIELDS}
     return document
 
 
 def has_value(item: object, name: str) -> bool:
-    """Whether `value_of` finds something, if only None."""
+    """Return True if the item has an entry or attribute of this name, even if it is None."""
     return name in item if isinstance(item, Mapping) else hasattr(item, name)
 
 
 def value_of(item: object, name: str) -> Any:
-    """An entry of a mapping, or an attribute of anything else; None if it has none of that name."""
+    """Return an entry of a mapping, or an attribute of any other object; None without one."""
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
@@ -77,11 +76,11 @@ def _as_block(position: int, document: Any) -> ContextBlock:
 
 def _text(document: Any) -> str | None:
     get_content = getattr(document, "get_content", None)
-    told = [get_content()] if callable(get_content) else [_deep(document, key) for key in ("page_content", "text")]
-    return next((text for text in told if isinstance(text, str)), None)
+    texts = [get_content()] if callable(get_content) else [_deep(document, key) for key in ("page_content", "text")]
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def _deep(document: Any, key: str) -> Any:
-    """Of the document or, for a node that came with its score, of the node."""
+    """Return a value of the document or, if it is a node with a score, of the node."""
     value = value_of(document, key)
     return value_of(value_of(document, "node"), key) if value is None else value

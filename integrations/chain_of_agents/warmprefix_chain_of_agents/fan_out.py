@@ -1,4 +1,4 @@
-"""What the adapters for frameworks have in common: who was handed which documents, until it is known who read them."""
+"""Base of the adapters for frameworks: the documents that each agent got, until it has read them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from warmprefix import (
     NoAgentError,
     Placement,
 )
-from warmprefix_chain_of_agents.documents import as_blocks, as_list, travelling, value_of
+from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
 
 __all__ = ["FanOut", "Share"]
 
 
 class Share(NamedTuple):
-    """What one agent is to read in one prompt."""
+    """The documents that one agent reads in one prompt."""
 
     agent: str
     documents: list[Any]
-    """As the application listed them, but blocks as plain mappings."""
+    """As the application listed them, with blocks as plain mappings."""
     assignment: str
     """The assignment's id."""
     part: int
-    """Counts the shares of an assignment, from 0 on; that of the most relevant document comes first."""
+    """Number of the share in its assignment, from 0 on; the share with the most relevant document comes first."""
     parts: int
-    """How many there are."""
+    """Number of shares."""
 
 
 class FanOut:
-    """Hands documents to agents, and tells the router and the planner which of them were read.
+    """Hands documents to agents, and reports to the router and the planner which of them were read.
 
-    What an agent is handed travels through the framework, which may retry it, store it, and give it to another
-    process: it names its assignment and holds nothing of it. Where that name says nothing to this object, because it
-    comes from another process or was handed out too long ago, the agent reads its documents all the same, and only the
-    router is told nothing. Threads and tasks may share one.
+    A share travels through the framework, which may retry it, store it, and pass it to another process, so it holds
+    only the id of its assignment. If this object does not have that id, because the share comes from another process or
+    is too old, the agent reads its documents all the same, and the router gets no report. Threads and tasks may share
+    one.
     """
 
     def __init__(
@@ -61,17 +61,19 @@ class FanOut:
         if planner is not None and not isinstance(planner, ContextPlanner):
             raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
         if isinstance(agents, str):
-            raise TypeError(f"agents must be several names or None, got one str, {agents!r}")
+            raise TypeError(f"agents must be names or None, got one str, {agents!r}")
         if placement not in get_args(Placement):
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         if placement == "tail" and not together:
-            raise ValueError("placement='tail' needs together=True: a chat has one prompt a turn")
+            raise ValueError(
+                f"together must be True with placement='tail', as a chat has one prompt per turn, got {together!r}"
+            )
         if max_open < 1:
             raise ValueError(f"max_open must be 1 or more, got {max_open}")
         self._router = router
         self._agents = None if agents is None else list(agents)
         self._met = {agent.name for agent in router.agents} & {*(self._agents or ())}
-        """Of those, the ones that were there at some time."""
+        """Those of them that the router had at some time."""
         self._placement: Placement = placement
         self._together = together
         self._planner = ContextPlanner() if planner is None else planner
@@ -79,18 +81,18 @@ class FanOut:
         # Re-entrant: the garbage collector may close a generator that stands in `reading` in the middle of any call.
         self._lock = threading.RLock()
         self._open: OrderedDict[str, dict[int, Assignment | None]] = OrderedDict()
-        """By id and part; None for a share whose reading failed, and which may be tried again."""
+        """By id and part; None for a share whose reading failed and may be tried again."""
 
     @property
     def planner(self) -> ContextPlanner:
-        """Plans what `planning` yields; each agent is a model of its own to it."""
+        """Planner of the plans that `planning` yields; an agent's name stands for the model."""
         return self._planner
 
     def commit(self, share: Any, *, report: EngineReport | None = None, plan: ContextPlan | None = None) -> bool:
-        """The agent's model saw its documents. Inside `reading` and `planning`, this is for what the engine reported.
+        """Report that the agent's model saw its documents, with the engine's report inside `reading` and `planning`.
 
         Returns:
-            Whether the router was told. It is not if the share was committed before, or is not known here.
+            True if the router got the report; False if the share was committed before, or its assignment is not here.
         """
         with self._lock:
             assignment = self._booked(share)
@@ -101,7 +103,7 @@ class FanOut:
         return self._router.commit(assignment, value_of(share, "agent"), report, blocks=blocks, plan=plan)
 
     def abandon(self, share: Any) -> bool:
-        """The agent's model did not see its documents. It may yet, if they are tried again. Returns as `commit`."""
+        """Report that the agent's model did not see its documents; they may be tried again. Returns as `commit`."""
         part = value_of(share, "part")
         with self._lock:
             shares = self._open.get(value_of(share, "assignment"), {})
@@ -114,7 +116,7 @@ class FanOut:
 
     @contextmanager
     def reading(self, share: Any) -> Iterator[list[ContextBlock]]:
-        """The documents of a share as blocks: committed when the `with` block ends, abandoned if it raises.
+        """Yield the documents of a share as blocks: committed when the `with` block ends, abandoned if it raises.
 
         A share that is tried again counts once, whichever attempt succeeds.
         """
@@ -132,10 +134,10 @@ class FanOut:
     def planning(
         self, share: Any, *, preamble: str | None = None, history: Iterable[Any] | None = None
     ) -> Iterator[ContextPlan]:
-        """`reading`, with the documents planned for this agent.
+        """Do the same as `reading`, with the documents planned for this agent.
 
         Args:
-            share: What the agent was handed.
+            share: The agent's share.
             preamble: The text in front of the context, as for `ContextPlanner.plan`.
             history: With `placement="tail"`: the messages of the chat with this agent, as for `ContextPlanner.plan`.
                 Without it nothing is de-duplicated.
@@ -149,7 +151,7 @@ class FanOut:
     async def aplanning(
         self, share: Any, *, preamble: str | None = None, history: Iterable[Any] | None = None
     ) -> AsyncIterator[ContextPlan]:
-        """`planning`, for tasks."""
+        """Do the same as `planning`, in a task."""
         with self.reading(share) as blocks:
             async with self._planner.aplanning(blocks, **self._plan_options(share, preamble, history)) as plan:
                 yield plan
@@ -158,7 +160,7 @@ class FanOut:
     def _shared_out(
         self, documents: Any, conversation: str | None, tenant: str | None, without: str | None = None
     ) -> list[Share]:
-        """Every document in one share."""
+        """Assign every document, each to one share."""
         listed = as_list(documents)
         blocks = as_blocks(listed)
         assignment = self._assign(blocks, self._names(without), conversation, tenant)
@@ -167,7 +169,7 @@ class FanOut:
         for document, block in zip(listed, blocks, strict=True):
             agent = readers[block.fingerprint]
             _, handed = shares.setdefault(agent if self._together else block.fingerprint, (agent, []))
-            handed.append(travelling(document))
+            handed.append(as_plain(document))
         self._keep(assignment, len(shares))
         return [
             Share(agent, handed, assignment.id, part, len(shares))
@@ -175,7 +177,7 @@ class FanOut:
         ]
 
     def _moved(self, share: Any) -> list[Share]:
-        """The documents of a share over the other agents, its own having failed."""
+        """Assign the documents of a share to other agents, after its own failed."""
         with self._lock:
             self.abandon(share)
             if value_of(share, "part") in self._open.get(value_of(share, "assignment"), {}):
@@ -184,7 +186,7 @@ class FanOut:
         return self._shared_out(value_of(share, "documents"), *names, without=value_of(share, "agent"))
 
     def _names(self, without: str | None) -> list[str] | None:
-        """Who can be chosen. An agent that left is passed over; one that never was there is a mistake."""
+        """Return the agents to choose from. One that left is skipped; one that never joined is the caller's error."""
         live = [agent.name for agent in self._router.agents]
         if self._agents is None:
             names = None if without is None else live
@@ -194,13 +196,13 @@ class FanOut:
         if without is not None and names is not None:
             names = [name for name in names if name != without]
         if names == []:
-            raise NoAgentError(f"no agent is left to read {'this' if without is None else f'what {without!r} did not'}")
+            raise NoAgentError(f"no agent is left{'' if without is None else f' besides {without!r}'}")
         return names
 
     def _assign(
         self, blocks: Sequence[ContextBlock], agents: list[str] | None, conversation: str | None, tenant: str | None
     ) -> Assignment:
-        # Where the context is made anew each turn, nothing is left of the turns before but what the cache holds.
+        # A context that is rebuilt each turn has nothing of earlier turns, except in the cache.
         chat = conversation if self._placement == "tail" else None
         return self._router.assign(blocks, agents, conversation=chat, tenant=tenant, together=self._together)
 
@@ -214,13 +216,13 @@ class FanOut:
                 self._router.abandon(booked)
 
     def _booked(self, share: Any) -> Assignment | None:
-        """The assignment of a share, made anew if it was abandoned; None if it was committed or is not known."""
+        """Return the assignment of a share, a new one if it was abandoned; None if it was committed or is not here."""
         part = value_of(share, "part")
         shares = self._open.get(value_of(share, "assignment"), {})
         if part in shares and shares[part] is None:
             blocks = as_blocks(value_of(share, "documents"))
             names = value_of(share, "conversation"), value_of(share, "tenant")
-            # If the agent has failed or left meanwhile, nothing can be learned of it.
+            # If the agent has failed or left meanwhile, the router gets no report.
             with suppress(NoAgentError, ValueError):
                 shares[part] = self._assign(blocks, [value_of(share, "agent")], *names)
         return shares.get(part)
@@ -235,6 +237,6 @@ class FanOut:
         agent, conversation = value_of(share, "agent"), value_of(share, "conversation")
         options = {"conversation": conversation, "tenant": value_of(share, "tenant"), "model": agent}
         if self._placement == "tail" and history is not None:
-            chat = None if conversation is None else json.dumps([conversation, agent])  # each agent has one of its own
+            chat = None if conversation is None else json.dumps([conversation, agent])  # each agent has its own
             options |= {"conversation": chat, "placement": "tail", "history": history}
         return {**options, "preamble": preamble}

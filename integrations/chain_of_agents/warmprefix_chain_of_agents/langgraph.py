@@ -1,4 +1,4 @@
-"""LangGraph: a conditional edge that sends each document to the agent that already knows it."""
+"""LangGraph: a conditional edge that sends each document to the agent that has read it before."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["AgentDocuments", "AgentFanOut"]
 
 
 class AgentDocuments(TypedDict):
-    """What an agent's node is sent, beside what `carry` names. Plain, as far as the documents are: checkpoints keep it.
+    """The input of an agent's node, in addition to the keys in `carry`. As plain as the documents: checkpoints keep it.
 
     Extend it to type your node's input.
     """
 
     agent: str
     documents: list[Any]
-    """As they stand in the state, and in its order. A `ContextBlock` is a mapping here, for no checkpoint gives it
-    back; `reading` makes it one again."""
+    """As they are in the state, in its order. A `ContextBlock` is a mapping here, because checkpoints can't restore it;
+    `reading` makes it a block again."""
     assignment: str
     part: int
     conversation: str | None
@@ -39,10 +39,10 @@ class AgentDocuments(TypedDict):
 class AgentFanOut(FanOut):
     """A conditional edge: `graph.add_conditional_edges("retrieve", fan_out, fan_out.destinations)`.
 
-    Every document of the state goes to one agent: a `Send` each, with `AgentDocuments`. The node then reads them
-    inside `with fan_out.planning(payload) as plan:`, or `reading`, so that the router learns which agents saw theirs.
+    Every document of the state goes to one agent; each agent gets a `Send` with `AgentDocuments`. The node reads them
+    inside `with fan_out.planning(payload) as plan:`, or `reading`, so that the router records which agents saw theirs.
     A node that LangGraph retries, resumes or replays counts once; resumed in another process it reads its documents,
-    and the router there learns nothing of it.
+    and the router there records nothing.
 
     In a node, `Command(goto=fan_out(state, config))` does the same. The conversation is the config's `thread_id`.
     """
@@ -62,54 +62,54 @@ class AgentFanOut(FanOut):
         name: str | None = None,
         max_open: int = 10_000,
     ) -> None:
-        """Say who reads what of the state.
+        """Set up the edge.
 
         Args:
-            router: Knows the agents.
+            router: The router of the agents.
             nodes: The one node for all of the router's agents, or each agent's node.
-            documents: Where the state has the documents: texts, LangChain's documents, blocks, or nodes.
-            carry: What else of the state the agents need, such as the question.
+            documents: Key of the state's documents: texts, LangChain's documents, blocks, or nodes.
+            carry: Other keys of the state that the agents need, such as the question.
             otherwise: The node to go on with if there are no documents; None to end there.
-            tenant: Whose request, or what tells it from the state and the config; by default the config's `tenant`, in
-                `configurable`. Nothing is shared between tenants.
-            placement: `"head"` if the nodes make their prompts anew each time, `"tail"` if each agent keeps a chat with
-                all that it was told in a thread.
-            together: Whether an agent reads all of its documents in one prompt; otherwise each has a `Send` of its own.
-            planner: Plans what `planning` yields; one of its own by default.
-            name: Of the edge: two that start from one node need different ones.
-            max_open: Most assignments that wait to be read; beyond it the oldest is taken back.
+            tenant: The tenant, or a function of the state and the config that returns it; by default the config's
+                `tenant`, in `configurable`. Nothing is shared between tenants.
+            placement: `"head"` if the nodes rebuild their prompts each time, `"tail"` if each agent keeps a chat per
+                thread.
+            together: If True, an agent reads all of its documents in one prompt; if False, each has a `Send`.
+            planner: Makes the plans that `planning` yields; one of its own by default.
+            name: The edge's name: two that start from one node need different ones.
+            max_open: Most assignments that wait to be read; beyond it the oldest is withdrawn.
 
         Raises:
             TypeError: An argument has another type than the above.
-            ValueError: `carry` names what is sent anyway, or `placement`, `together` or `max_open` can't be used.
+            ValueError: `carry` names a key of `AgentDocuments`, or `placement`, `together` or `max_open` can't be used.
         """
         agents = None if isinstance(nodes, str) else nodes
         super().__init__(router, agents, placement, together, planner, max_open)
         if isinstance(carry, str):
-            raise TypeError(f"carry must be several keys of the state, got one str, {carry!r}")
+            raise TypeError(f"carry must be keys of the state, got one str, {carry!r}")
         taken = sorted({*carry} & {*AgentDocuments.__annotations__})
         if taken:
-            raise ValueError(f"carry must not name what is sent anyway, got {', '.join(taken)}")
+            raise ValueError(f"carry must not name keys of AgentDocuments, got {', '.join(taken)}")
         self._nodes = nodes
         self._documents = documents
         self._carry = tuple(carry)
         self._otherwise = otherwise
         self._tenant = tenant
         self.__name__ = f"agents_for_{documents}" if name is None else name
-        """By which LangGraph tells a node's edges apart."""
+        """Name that distinguishes a node's edges in LangGraph."""
 
     @property
     def destinations(self) -> list[str]:
-        """The nodes it may lead to, for `add_conditional_edges` to draw."""
+        """Nodes that it may lead to, for `add_conditional_edges` to draw."""
         nodes = [self._nodes] if isinstance(self._nodes, str) else self._nodes.values()
         return list(dict.fromkeys([*nodes, *([] if self._otherwise is None else [self._otherwise])]))
 
     def __call__(self, state: Any, config: RunnableConfig) -> list[Send | str]:
-        """The documents of the state, sent to the agents.
+        """Send the documents of the state to the agents.
 
         Raises:
             NoAgentError: All agents have failed or left.
-            TypeError: The state holds no documents under that name, or something that is none.
+            TypeError: The state holds no documents under that key, or another object among them.
         """
         named = config.get("configurable") or {}
         thread = named.get("thread_id")
@@ -118,15 +118,15 @@ class AgentFanOut(FanOut):
         shares = self._shared_out(value_of(state, self._documents), conversation, tenant)
         if not shares:
             return [] if self._otherwise is None else [self._otherwise]
-        # What the state lacks, the node will miss by itself.
+        # A key that the state lacks is left to the node to miss.
         carried = {key: value_of(state, key) for key in self._carry if has_value(state, key)}
         origin = {"conversation": conversation, "tenant": tenant}
         return [self._send(share, {**carried, **origin}) for share in shares]
 
     def reassign(self, payload: Any) -> list[Send]:
-        """What this agent could not read, for the others. Say `router.fail(agent)` first if it can't be reached.
+        """Send an agent's documents to others. Call `router.fail(agent)` first if it can't be reached.
 
-        A node that reads each `send.arg` itself lets a node behind it wait for them; `Command(goto=...)` would not.
+        Read each `send.arg` in the node itself if a later node waits for it; it would not wait for `Command(goto=...)`.
 
         Raises:
             NoAgentError: There is no other agent.

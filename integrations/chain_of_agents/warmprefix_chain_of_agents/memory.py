@@ -1,4 +1,4 @@
-"""What each agent and a conversation have said to each other, so that documents are not sent twice."""
+"""Chats of each agent in each conversation, so that documents are not sent twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[str, str]
 
 
 class ChatKey(NamedTuple):
-    """Whose chat it is."""
+    """Key of a chat."""
 
     tenant: str | None
     conversation: str
@@ -26,35 +26,35 @@ class ChatKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Chat:
-    """All messages of one chat behind the system prompt. Never changed: a longer one takes its place."""
+    """The messages of one chat after the system prompt. Immutable: a longer one replaces it."""
 
     messages: tuple[Message, ...] = ()
 
     @cached_property
     def tokens(self) -> int:
-        """About how many: a quarter of the UTF-8 bytes."""
+        """Approximate number of tokens: a quarter of the UTF-8 bytes."""
         return sum(ContextBlock(message["content"]).tokens for message in self.messages)
 
     def extended(self, question: str, answer: str) -> Chat:
-        """This chat and one turn more."""
+        """Return this chat with one more turn."""
         turn = ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
         return Chat((*self.messages, *turn))
 
 
 @runtime_checkable
 class ChatMemory(Protocol):
-    """Keeps chats. Called from any thread, and from event loops, so no method may wait for long.
+    """Store of chats. Called from any thread, and from event loops, so no method may wait for long.
 
-    A chat that is lost costs documents sent again, and what was said before: only the messages of a prompt decide what
-    may be referred to in it. So whoever keeps chats elsewhere answers with an empty one when that place fails.
+    A lost chat loses earlier turns and sends documents again, and no more: a prompt refers only to its own messages. So
+    a store elsewhere returns an empty chat when that place fails.
     """
 
     def load(self, key: ChatKey) -> Chat:
-        """The chat; an empty one if there is none."""
+        """Return the chat; an empty one without any."""
         ...
 
     def save(self, key: ChatKey, chat: Chat, *, instead_of: Chat) -> bool:
-        """Keep `chat`, unless what is kept is no longer equal to `instead_of`: then another run was faster."""
+        """Store `chat`; return False if the stored chat is not `instead_of`, because another run was faster."""
         ...
 
     def forget(self, tenant: str | None, conversation: str) -> None:
@@ -63,10 +63,10 @@ class ChatMemory(Protocol):
 
 
 class InMemoryChats:
-    """In this process, for the conversations that were used last."""
+    """Chats in this process, of the conversations that were used last."""
 
     def __init__(self, max_conversations: int = 1_024) -> None:
-        """Begin with none.
+        """Start empty.
 
         Raises:
             ValueError: `max_conversations` is below 1.

@@ -1,6 +1,6 @@
-"""What agents are told: documents first, then what changes from question to question.
+"""The prompts of agents: documents first, then the parts that change with the question.
 
-So the prompt of an agent that is given a document again begins with the same bytes, up to the document's end.
+So if an agent gets a document again, its prompt begins with the same bytes, up to the document's end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["Prompts", "Unit"]
 
 
 class Unit(NamedTuple):
-    """A communication unit: what a worker hands on."""
+    """A communication unit: a worker's summary."""
 
     text: str
     labels: tuple[str, ...]
-    """Of the documents that it is drawn from."""
+    """Labels of the documents that it is made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """The wording, by default that of Zhang et al. (2024, section 3), with constant system prompts in front.
 
-    Documents are labelled. The parts of a prompt are paragraphs; which of them comes first is not a matter of wording.
+    Documents are labelled. The parts of a prompt are paragraphs; their order is fixed.
 
     Raises:
         TypeError: A template is no str.
@@ -39,7 +39,7 @@ class Prompts:
     )
     """A worker's system prompt: the same for every question."""
     previous: str = "Here is the summary of the previous source text: {unit}"
-    """Follows the documents, where a worker before this one handed something on."""
+    """Follows the documents, if a worker before this one wrote a summary."""
     task: str = (
         "Question: {question}\n\n"
         "You need to read current source text and summary of previous source text (if any) and generate a summary to"
@@ -55,9 +55,9 @@ class Prompts:
     )
     """Opens the manager's prompt."""
     one_of_several: str = "Summary {number} (of {labels}): {unit}"
-    """A communication unit where the manager is given all of them; `{labels}` names the documents behind it."""
+    """A summary, if the manager gets all of them; `{labels}` names its documents."""
     unread: str = "{count} of the documents could not be read. Say so if the answer may depend on them."
-    """For the manager, where documents were skipped."""
+    """For the manager, if documents were skipped."""
     answer: str = "Question: {question}\n\nAnswer:"
     """Ends the manager's prompt."""
 
@@ -66,23 +66,23 @@ class Prompts:
             _check(field.name, getattr(self, field.name))
 
     def for_worker(self, documents: str, unit: str | None, question: str) -> str:
-        """A worker's user message.
+        """Return a worker's user message.
 
         Args:
             documents: As the planner arranged them.
-            unit: What the worker before handed on, if there is one.
-            question: The user's.
+            unit: The summary of the worker before, if there is one.
+            question: The user's question.
         """
         previous = "" if unit is None else self.previous.format(unit=unit)
         return _paragraphs(documents, previous, self.task.format(question=question))
 
     def for_manager(self, units: Sequence[Unit], unread: int, question: str) -> str:
-        """The manager's user message.
+        """Return the manager's user message.
 
         Args:
-            units: At least one: that of a chain, or those of all workers.
-            unread: How many documents nobody could read.
-            question: The user's.
+            units: At least one: the last of a chain, or those of all workers.
+            unread: Number of documents that no agent could read.
+            question: The user's question.
         """
         given = self.summaries.format(units=self._listed(units))
         missing = self.unread.format(count=unread) if unread else ""
@@ -108,7 +108,7 @@ _PLACEHOLDERS = {
     "unread": {"count"},
     "answer": {"question"},
 }
-"""Of each template; the others are sent as they are."""
+"""Placeholders of each template; the others are sent as they are."""
 
 
 def _check(name: str, template: object) -> None:

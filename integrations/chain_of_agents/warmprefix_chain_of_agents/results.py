@@ -1,19 +1,27 @@
-"""What a run tells: while it goes on, and in the end."""
+"""Reports of a run: its steps, its answer, or the error that ends it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from warmprefix import ContextBlock
+from warmprefix import ContextBlock, WarmprefixError
 
-__all__ = ["AgentReport", "Answer", "Progress", "Usage"]
+__all__ = [
+    "AgentReport",
+    "ChainAnswer",
+    "ChainOfAgentsError",
+    "ChainProgress",
+    "ManagerError",
+    "Usage",
+    "WorkersFailedError",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the engines count them; a count is None where no engine told it.
+    """Tokens, as the engines count them; a count is None if no engine reported it.
 
     >>> Usage(100, 60, 5) + Usage(50, None, 5)
     Usage(prompt_tokens=150, cached_tokens=60, completion_tokens=10)
@@ -34,65 +42,65 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What became of one segment at one agent, or of the manager's question."""
+    """The outcome of one segment at one agent, or of the manager's question."""
 
     agent: str
     blocks: tuple[ContextBlock, ...]
     """The documents it was given, in relevance order; none for the manager."""
     text: str | None
-    """A worker's communication unit, the manager's answer; None if it failed."""
+    """A worker's summary, the manager's answer; None if it failed."""
     usage: Usage
     """Of the attempt that succeeded."""
     attempts: int
-    """Requests sent, or tried to be."""
+    """Number of requests that were sent, or could not be."""
     ttft: float | None
     """Seconds to the first token, in the attempt that succeeded."""
     error: Exception | None = None
-    """What the last attempt failed with."""
+    """The failure of the last attempt."""
     finish_reason: str | None = None
-    """Why the text ended, in the engine's word: `"length"` if it was cut; None if it failed."""
+    """The engine's reason for the end of the text: `"length"` if it was cut; None if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The manager's answer, and how it came about."""
+class ChainAnswer:
+    """The manager's answer, and the reports of all agents."""
 
     text: str
     workers: tuple[AgentReport, ...]
-    """A report for each segment that was tried, in the order in which the manager, or the next worker, was told of
-    them. Documents of one that failed stand in a later report again, or among the skipped ones."""
+    """A report for each segment that was tried, in the order in which the manager, or the next worker, got them.
+    Documents of a failed segment are in a later report again, or among the skipped ones."""
     manager: AgentReport
     skipped: tuple[ContextBlock, ...]
     """Documents that no agent could read, in relevance order."""
 
     @property
     def usage(self) -> Usage:
-        """Of all agents together."""
-        return total(report.usage for report in (*self.workers, self.manager))
+        """Sum of all agents."""
+        return _total(report.usage for report in (*self.workers, self.manager))
 
     @property
     def usage_by_agent(self) -> dict[str, Usage]:
-        """Of each agent that was asked, the manager included."""
+        """Sum of each agent that was asked, the manager included."""
         reports = (*self.workers, self.manager)
         names = dict.fromkeys(report.agent for report in reports)
-        return {name: total(report.usage for report in reports if report.agent == name) for name in names}
+        return {name: _total(report.usage for report in reports if report.agent == name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ChainProgress:
     """One step of a run.
 
-    assigned: it is decided who reads what. asked: a segment's prompt is sent to `agent`. retrying: the attempt failed
-    with `error`, and another will follow. read: `report` has what `agent` handed on. failed: `agent` gave up, as
-    `error` says; its documents go to others, if there are any. skipped: nobody can read the documents that it had.
+    assigned: every document has its agent. asked: a segment's prompt is sent to `agent`. retrying: the attempt failed
+    with `error`, and another will follow. read: `report` has the summary of `agent`. failed: `agent` gave up with
+    `error`; its documents go to others, if there are any. skipped: no agent can read the documents that it had.
     answering: the manager, which is `agent`, is asked.
     """
 
     kind: Literal["assigned", "asked", "retrying", "read", "failed", "skipped", "answering"]
     done: int
-    """Documents that were read or skipped so far."""
+    """Number of documents read or skipped so far."""
     total: int
-    """Documents, each counted once however often it was listed."""
+    """Number of documents, each counted once however often it was listed."""
     agent: str | None = None
     report: AgentReport | None = None
     """With read and failed."""
@@ -100,8 +108,35 @@ class Progress:
     """With retrying and failed."""
 
 
-def total(usages: Iterable[Usage]) -> Usage:
-    """The sum; of none, that nothing is known."""
+class ChainOfAgentsError(WarmprefixError):
+    """A run failed. It has the reports of its agents until then; the last failure is its cause."""
+
+    def __init__(self, message: str, workers: Sequence[AgentReport]) -> None:
+        super().__init__(message)
+        self.workers = tuple(workers)
+        """The workers' reports, failed ones included."""
+
+
+class WorkersFailedError(ChainOfAgentsError):
+    """No agent could read some documents, and the policy does not skip them; or no document was read."""
+
+    def __init__(self, unread: Sequence[ContextBlock], workers: Sequence[AgentReport]) -> None:
+        failed = "; ".join(f"{report.agent}: {report.error}" for report in workers if report.error is not None)
+        super().__init__(
+            f"no agent could read {len(unread)} of the documents ({failed or 'no agent is live'})", workers
+        )
+        self.unread = tuple(unread)
+
+
+class ManagerError(ChainOfAgentsError):
+    """The manager did not answer. The workers' summaries are in `workers`."""
+
+    def __init__(self, manager: AgentReport, workers: Sequence[AgentReport]) -> None:
+        super().__init__(f"the manager {manager.agent!r} did not answer: {manager.error}", workers)
+        self.manager = manager
+
+
+def _total(usages: Iterable[Usage]) -> Usage:
     return sum(usages, Usage())
 
 

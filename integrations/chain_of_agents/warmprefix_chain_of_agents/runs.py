@@ -1,4 +1,4 @@
-"""One run: documents to agents, what they hand on to the manager, and whoever fails on the way."""
+"""One run: documents go to agents, their summaries to the manager, and documents of failed agents to others."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock, Retries
-from warmprefix_chain_of_agents.agents import Manager, Worker
-from warmprefix_chain_of_agents.calls import Call, CallFailedError
+from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock
+from warmprefix.openai import CallFailedError, Retries
+from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker, is_unreachable, refuses_all
 from warmprefix_chain_of_agents.crew import Crew
-from warmprefix_chain_of_agents.errors import ManagerError, WorkersFailedError
 from warmprefix_chain_of_agents.prompts import Prompts, Unit
-from warmprefix_chain_of_agents.results import AgentReport, Answer, Progress, Usage
-from warmprefix_chain_of_agents.turns import Turn, Turns
+from warmprefix_chain_of_agents.results import (
+    AgentReport,
+    ChainAnswer,
+    ChainProgress,
+    ManagerError,
+    Usage,
+    WorkersFailedError,
+)
+from warmprefix_chain_of_agents.turns import Asking, Turn, Turns
 
-__all__ = ["Event", "Mode", "OnFailure", "Question", "Run", "RunOptions"]
+__all__ = ["Mode", "OnFailure", "Question", "Run", "RunEvent", "RunOptions"]
 
 Mode = Literal["chain", "map"]
 OnFailure = Literal["skip", "raise"]
-Event = Progress | str
-"""What a run tells on its way; a str is a piece of the manager's answer."""
+RunEvent = ChainProgress | str
+"""An event of a run; a str is a piece of the manager's answer."""
 
-_MOST_REFUSALS = 2
-"""Agents that may refuse a segment until it is skipped. Those that are dead, or refuse whatever they are given, do not
-count."""
+_MAX_REFUSALS = 2
+"""Agents that may refuse a segment until it is skipped. Dead ones, and those that refuse everything, do not count."""
 
 
 class Question(NamedTuple):
-    """What is asked."""
+    """The arguments of one run."""
 
     text: str
     documents: Sequence[ContextBlock]
@@ -43,7 +48,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What all runs of a chain have in common; `ChainOfAgents` documents it."""
+    """The options of all runs of a chain; `ChainOfAgents` documents them."""
 
     mode: Mode
     on_failure: OnFailure
@@ -56,10 +61,10 @@ class RunOptions:
 
 
 class _Segment(NamedTuple):
-    """Documents that one agent is to read in one prompt."""
+    """Documents that one agent reads in one prompt."""
 
     place: tuple[int, ...]
-    """In the order in which communication units are told; whoever reads for another has a place behind its."""
+    """Sorts the summaries; a segment that replaces another has a place right after it."""
     assignment: Assignment
     agent: str
     blocks: tuple[ContextBlock, ...]
@@ -67,7 +72,7 @@ class _Segment(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """What became of a segment."""
+    """The outcome of a segment."""
 
     segment: _Segment
     report: AgentReport
@@ -75,11 +80,11 @@ class _Done(NamedTuple):
     """None if the agent failed."""
     unreachable: bool = False
     refused: bool = False
-    """Whether what it was given may be the reason."""
+    """True if the documents may be the reason."""
 
 
 class Run:
-    """Answers one question. Await it once; until it ends, everything it does can be taken back."""
+    """Answers one question. Await it once; until it ends, all of its effects can be withdrawn."""
 
     def __init__(
         self,
@@ -89,48 +94,37 @@ class Run:
         turns: Turns,
         options: RunOptions,
         threads: Executor,
-        tell: Callable[[Event], None],
+        report: Callable[[RunEvent], None],
         *,
         streaming: bool,
     ) -> None:
-        """Prepare.
-
-        Args:
-            question: What is asked.
-            manager: Who answers.
-            crew: Who reads.
-            turns: Asks them.
-            options: How.
-            threads: Where clients that can't be awaited are asked.
-            tell: Is given every event, in the event loop's thread; must not fail.
-            streaming: Whether the manager's answer is told as it comes.
-        """
+        """Prepare the run. `report` gets every event, in the event loop's thread, and must not fail."""
         self._question = question
         self._manager = manager
         self._crew = crew
         self._router: AgentRouter = crew.router
         self._turns = turns
         self._options = options
-        self._tell = tell
+        self._report = report
         self._streaming = streaming
-        self._call = Call(threads, timeout=options.timeout, retries=options.retries, on_retry=self._retrying)
+        self._asking = Asking(threads, options.timeout, options.retries, self._report_retry)
         self._slots = asyncio.Semaphore(options.concurrency)
         self._chats = {name: asyncio.Lock() for name in crew.workers}
         self._together = question.conversation is not None or options.mode == "chain"
         if options.together is not None:
             self._together = options.together
-        self._owed: dict[tuple[int, ...], _Segment] = {}
+        self._open: dict[tuple[int, ...], _Segment] = {}
         """Segments that were neither committed nor abandoned, by place."""
         self._done: list[_Done] = []
         self._skipped: list[ContextBlock] = []
         self._read = 0
         self._total = 0
 
-    async def __call__(self) -> Answer:
+    async def __call__(self) -> ChainAnswer:
         """Run to the end.
 
         Raises:
-            WorkersFailedError: Documents could not be read, which is not to be put up with; or none could.
+            WorkersFailedError: Documents could not be read, and the policy is to raise; or none could.
             ManagerError: The manager failed.
         """
         try:
@@ -140,7 +134,7 @@ class Run:
             else:
                 await self._read_in_turn(segments)
         finally:
-            for segment in self._owed.values():
+            for segment in self._open.values():
                 self._router.abandon(segment.assignment, segment.agent, blocks=segment.blocks)
         self._done.sort(key=_place)
         units = [done.unit for done in self._done if done.unit is not None]
@@ -155,7 +149,7 @@ class Run:
         self._total = len(documents)
         self._crew.recover()
         segments = self._shared_out(documents, self._crew.workers, (), refusals=0)
-        self._progress("assigned")
+        self._report_step("assigned")
         if documents and not segments:
             self._skipped += documents
             raise self._workers_failed()
@@ -164,7 +158,7 @@ class Run:
     def _shared_out(
         self, blocks: Sequence[ContextBlock], among: Collection[str], place: tuple[int, ...], refusals: int
     ) -> list[_Segment]:
-        """The prompts in which these workers are to read the blocks; none if no worker lives."""
+        """Share the blocks out over these workers, a segment per prompt; empty if no worker is live."""
         assignment = None
         if blocks:
             assignment = self._crew.assign(
@@ -188,11 +182,11 @@ class Run:
             _Segment((*place, number), assignment, agent, read, refusals)
             for number, (agent, read) in enumerate(prompts)
         ]
-        self._owed.update({segment.place: segment for segment in segments})
+        self._open.update({segment.place: segment for segment in segments})
         return segments
 
     async def _read_all(self, segments: Sequence[_Segment]) -> None:
-        """All at once; whatever has to be read again joins in."""
+        """Read all segments at once; segments that replace failed ones join in."""
         started: list[asyncio.Task[_Done]] = []
 
         def start(segments: Sequence[_Segment]) -> set[asyncio.Task[_Done]]:
@@ -212,7 +206,7 @@ class Run:
             await asyncio.gather(*started, return_exceptions=True)
 
     async def _read_in_turn(self, segments: Sequence[_Segment]) -> None:
-        """One after the other, each with what the one before handed on; whatever has to be read again comes next."""
+        """Read one after the other, each with the summary before it; segments that replace failed ones come next."""
         waiting = deque(segments)
         unit: Unit | None = None
         while waiting:
@@ -222,64 +216,65 @@ class Run:
 
     async def _read_one(self, segment: _Segment, previous: Unit | None) -> _Done:
         worker, question, prompts = self._crew.workers[segment.agent], self._question, self._options.prompts
-        blocks, handed_on = segment.blocks, None if previous is None else previous.text
+        blocks, summary = segment.blocks, None if previous is None else previous.text
         async with self._chat_of(worker), self._slots:
-            if worker.name not in self._crew.live():  # lost while this was waiting: another wait would tell the same
+            if worker.name not in self._crew.live():  # lost while this was waiting: another attempt would fail too
                 gone = CallFailedError(ConnectionError("the agent failed or left before it was asked"), 0)
                 return _Done(segment, _failure(worker, blocks, gone), None, unreachable=True)
-            self._progress("asked", worker.name)
+            self._report_step("asked", worker.name)
             try:
                 turn = await self._turns.take(
                     worker,
                     prompts.worker_role,
                     blocks,
-                    lambda documents: prompts.for_worker(documents, handed_on, question.text),
-                    self._call,
+                    lambda documents: prompts.for_worker(documents, summary, question.text),
+                    self._asking,
                     conversation=question.conversation,
                     tenant=question.tenant,
                 )
             except CallFailedError as failed:
-                refused = not failed.unreachable and not failed.agents_own
-                return _Done(segment, _failure(worker, blocks, failed), None, failed.unreachable, refused)
+                dead = is_unreachable(failed.error)
+                refused = not dead and not refuses_all(failed.error)
+                return _Done(segment, _failure(worker, blocks, failed), None, dead, refused)
         self._router.commit(segment.assignment, segment.agent, turn.report, blocks=blocks, plan=turn.plan)
-        del self._owed[segment.place]
-        return _Done(segment, _success(worker, blocks, turn), Unit(turn.reply.text, _labels(turn.plan.blocks)))
+        del self._open[segment.place]
+        return _Done(segment, _success(worker, blocks, turn), Unit(turn.text, _labels(turn.plan.blocks)))
 
     def _settled(self, done: _Done) -> list[_Segment]:
-        """Tell what became of a segment, and return what has to be read in its stead."""
+        """Report the outcome of a segment, and return the segments that replace it."""
         self._done.append(done)
         segment, report = done.segment, done.report
         if done.unit is not None:
             self._read += len(report.blocks)
-            self._progress("read", report.agent, report)
+            self._report_step("read", report.agent, report)
             return []
-        self._progress("failed", report.agent, report, report.error)
+        self._report_step("failed", report.agent, report, report.error)
         if done.unreachable:
             self._crew.lost(segment.agent)
         self._router.abandon(segment.assignment, segment.agent, blocks=segment.blocks)
-        del self._owed[segment.place]
+        del self._open[segment.place]
         refusals = segment.refusals + done.refused
-        if refusals < _MOST_REFUSALS:
+        if refusals < _MAX_REFUSALS:
             others = [name for name in segment.assignment.agents if name != segment.agent]
             again = self._shared_out(segment.blocks, others, segment.place, refusals)
             if again:
                 return again
         self._skipped += report.blocks
-        self._progress("skipped", report.agent)
+        self._report_step("skipped", report.agent)
         if self._options.on_failure == "raise":
             raise self._workers_failed()
         return []
 
     def _chat_of(self, worker: Worker) -> AbstractAsyncContextManager[object]:
-        """A conversation's chat with an agent has one end to go on from, so one segment follows the other there."""
+        # A chat of a conversation has one end to continue from, so its segments are read one after the other.
         return nullcontext() if self._question.conversation is None else self._chats[worker.name]
 
     # -- answering ---------------------------------------------------------------------------------------------
 
-    async def _answered(self, units: Sequence[Unit]) -> Answer:
+    async def _answered(self, units: Sequence[Unit]) -> ChainAnswer:
         manager, question, prompts = self._manager, self._question, self._options.prompts
         message = prompts.for_manager(units, len(self._skipped), question.text)
-        self._progress("answering", manager.name)
+        self._report_step("answering", manager.name)
         reports = tuple(done.report for done in self._done)
         try:
             turn = await self._turns.take(
@@ -287,32 +282,32 @@ class Run:
                 prompts.manager_role,
                 (),
                 lambda _: message,
-                self._call,
+                self._asking,
                 conversation=question.conversation,
                 tenant=question.tenant,
-                on_text=self._tell if self._streaming else None,
+                on_text=self._report if self._streaming else None,
             )
         except CallFailedError as failed:
             raise ManagerError(_failure(manager, (), failed), reports) from failed.error
-        return Answer(turn.reply.text, reports, _success(manager, (), turn), tuple(self._in_order(self._skipped)))
+        return ChainAnswer(turn.text, reports, _success(manager, (), turn), tuple(self._in_order(self._skipped)))
 
     def _in_order(self, blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
         wanted = set(blocks)
         return [block for block in dict.fromkeys(self._question.documents) if block in wanted]
 
-    # -- telling -----------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------
 
-    def _progress(
+    def _report_step(
         self,
         kind: Literal["assigned", "asked", "retrying", "read", "failed", "skipped", "answering"],
         agent: str | None = None,
         report: AgentReport | None = None,
         error: Exception | None = None,
     ) -> None:
-        self._tell(Progress(kind, self._read + len(self._skipped), self._total, agent, report, error))
+        self._report(ChainProgress(kind, self._read + len(self._skipped), self._total, agent, report, error))
 
-    def _retrying(self, speaker: Worker | Manager, error: Exception) -> None:
-        self._progress("retrying", speaker.name, error=error)
+    def _report_retry(self, speaker: Speaker, error: Exception) -> None:
+        self._report_step("retrying", speaker.name, error=error)
 
     def _workers_failed(self) -> WorkersFailedError:
         reports = [done.report for done in sorted(self._done, key=_place)]
@@ -321,12 +316,12 @@ class Run:
         return error
 
 
-def _parts(blocks: Sequence[ContextBlock], most_tokens: int) -> Iterator[tuple[ContextBlock, ...]]:
-    """The blocks in order, in parts of at most so many tokens; one that is longer is a part by itself."""
+def _parts(blocks: Sequence[ContextBlock], max_tokens: int) -> Iterator[tuple[ContextBlock, ...]]:
+    """Yield the blocks in order, in parts of at most this many tokens; a longer block is a part by itself."""
     part: list[ContextBlock] = []
     tokens = 0
     for block in blocks:
-        if part and tokens + block.tokens > most_tokens:
+        if part and tokens + block.tokens > max_tokens:
             yield tuple(part)
             part, tokens = [], 0
         part.append(block)
@@ -343,12 +338,13 @@ def _labels(planned: Sequence[PlannedBlock]) -> tuple[str, ...]:
     return tuple(block.label for block in sorted(planned, key=lambda block: block.rank))
 
 
-def _success(speaker: Worker | Manager, blocks: tuple[ContextBlock, ...], turn: Turn) -> AgentReport:
-    reply = turn.reply
+def _success(speaker: Speaker, blocks: tuple[ContextBlock, ...], turn: Turn) -> AgentReport:
+    answer = turn.answer
+    usage = Usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
     return AgentReport(
-        speaker.name, blocks, reply.text, reply.usage, reply.attempts, reply.ttft, finish_reason=reply.finish_reason
+        speaker.name, blocks, turn.text, usage, turn.attempts, answer.ttft, finish_reason=answer.finish_reason
     )
 
 
-def _failure(speaker: Worker | Manager, blocks: tuple[ContextBlock, ...], failed: CallFailedError) -> AgentReport:
+def _failure(speaker: Speaker, blocks: tuple[ContextBlock, ...], failed: CallFailedError) -> AgentReport:
     return AgentReport(speaker.name, blocks, None, Usage(), failed.attempts, None, failed.error)

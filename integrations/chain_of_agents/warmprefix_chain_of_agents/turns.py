@@ -1,31 +1,95 @@
-"""One agent's turn: arrange its documents, ask it, and remember what it saw; or nothing, if it did not."""
+"""One agent's turn: arrange its documents, ask it, and remember the turn only if it answered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix.openai import AnswerError, ChatAnswer, ChatAsker, Retries, ask_with_retries, chat_options, may_pass
 from warmprefix_chain_of_agents.agents import Speaker
-from warmprefix_chain_of_agents.calls import Call, Reply
 from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, Message
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["Asking", "Turn", "Turns"]
+
+
+class NoTextError(AnswerError):
+    """An answer was complete and is no text: a tool call, a refusal, or nothing."""
+
+
+class Asking(NamedTuple):
+    """How the agents of one run are asked."""
+
+    threads: Executor
+    """Where blocking clients run."""
+    timeout: float | None
+    """Seconds for a whole attempt; None leaves it to the client, which bounds each silence in any case."""
+    retries: Retries
+    on_retry: Callable[[Speaker, Exception], None]
+    """Called with each failure that another attempt follows."""
+
+    async def ask(
+        self,
+        speaker: Speaker,
+        messages: Sequence[Message],
+        cache_salt: str | None,
+        on_text: Callable[[str], None] | None,
+    ) -> tuple[ChatAnswer, int]:
+        """Return the answer, which has a text, and the number of attempts.
+
+        `on_text` gets the text as it comes. It cannot be taken back, so after its first call no attempt follows.
+
+        Raises:
+            CallFailedError: There is no answer.
+        """
+        asker = ChatAsker(speaker.client, timeout=self.timeout, threads=self.threads)
+        options = chat_options(speaker.model, messages, speaker.options, cache_salt)
+        pieces = 0
+
+        def report(text: str) -> None:
+            nonlocal pieces
+            if on_text is not None:
+                pieces += 1
+                on_text(text)
+
+        async def attempt() -> ChatAnswer:
+            answer = await asker.ask(options, on_text=report)
+            _check_text(answer)
+            return answer
+
+        return await ask_with_retries(
+            attempt,
+            self.retries,
+            may_retry=lambda error: not pieces and may_pass(error),
+            on_retry=lambda error: self.on_retry(speaker, error),
+        )
+
+
+def _check_text(answer: ChatAnswer) -> None:
+    message = answer.message
+    if refusal := message.get("refusal"):
+        raise NoTextError(f"the answer is no text but a refusal: {refusal}")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise NoTextError("the answer is no text but a tool call")
+    if not (answer.text or "").strip():
+        raise NoTextError(f"the answer holds no text; it ended for the reason {answer.finish_reason!r}")
 
 
 class Turn(NamedTuple):
-    """A turn that was taken."""
+    """A turn that has an answer."""
 
-    reply: Reply
+    answer: ChatAnswer
+    text: str
+    attempts: int
     plan: ContextPlan
     report: EngineReport
-    """What the engine told of the reply."""
 
 
 class _Prompt(NamedTuple):
     plan: ContextPlan
     chat: Chat
-    """What stands in front of it."""
+    """The chat in front of it."""
     text: str
     """The user's message."""
 
@@ -34,8 +98,8 @@ class Turns:
     """Takes turns for the agents of one chain, in any number of conversations at once.
 
     An agent's documents are planned in a scope of its own: its name stands for the model. In a conversation they are
-    appended to the agent's chat, which the planner is shown, so that what the chat has in full is referred to, and
-    nothing else is: a reference can't leave the prompt that it stands in.
+    appended to the agent's chat. The planner sees that chat, so it refers only to documents that the chat has in full:
+    a reference can't leave the prompt that it is in.
     """
 
     def __init__(self, planner: ContextPlanner, memory: ChatMemory, max_chat_tokens: int) -> None:
@@ -49,7 +113,7 @@ class Turns:
         role: str,
         blocks: Sequence[ContextBlock],
         user_message: Callable[[str], str],
-        call: Call,
+        asking: Asking,
         *,
         conversation: str | None,
         tenant: str | None,
@@ -57,18 +121,8 @@ class Turns:
     ) -> Turn:
         """Plan, ask, and commit; abandon if there was no answer, for whatever reason.
 
-        Of two turns of one chat at once, each is asked behind the chat as it was, and the one that ends first is
-        remembered.
-
-        Args:
-            speaker: Whom to ask.
-            role: Its system prompt.
-            blocks: In relevance order.
-            user_message: Makes the message around the arranged documents.
-            call: Asks.
-            conversation: Whose chat goes on; None for a single question.
-            tenant: Whose request.
-            on_text: As `Call` takes it.
+        Of two turns of one chat at once, each is asked after the chat as it was, and the one that ends first is
+        remembered. `user_message` makes the message around the arranged documents.
 
         Raises:
             CallFailedError: There was no answer.
@@ -79,15 +133,16 @@ class Turns:
         try:
             messages = [_system(role), *prompt.chat.messages, {"role": "user", "content": prompt.text}]
             salt = prompt.plan.cache_salt if speaker.cache_salt else None
-            reply = await call(speaker, messages, salt, on_text)
+            answer, attempts = await asking.ask(speaker, messages, salt, on_text)
         except BaseException:
             self._planner.abandon(prompt.plan)
             raise
-        report = EngineReport(reply.usage.cached_tokens, reply.usage.prompt_tokens, reply.ttft)
+        text = answer.text or ""
+        report = EngineReport(answer.cached_tokens, answer.prompt_tokens, answer.ttft)
         self._planner.commit(prompt.plan, report=report)
         if key is not None and kept is not None:
-            self._memory.save(key, prompt.chat.extended(prompt.text, reply.text), instead_of=kept)
-        return Turn(reply, prompt.plan, report)
+            self._memory.save(key, prompt.chat.extended(prompt.text, text), instead_of=kept)
+        return Turn(answer, text, attempts, prompt.plan, report)
 
     def _prompt(
         self,
@@ -98,7 +153,7 @@ class Turns:
         chat: Chat | None,
         tenant: str | None,
     ) -> _Prompt:
-        """The next prompt of this chat, or of a new one where it would get too long; or one outside any chat."""
+        """Return the next prompt of this chat, or of a new one if it would get too long; or one outside any chat."""
         plan = self._planner.plan(
             blocks,
             placement="head" if chat is None else "tail",

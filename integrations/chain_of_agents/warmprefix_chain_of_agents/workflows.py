@@ -1,4 +1,4 @@
-"""LlamaIndex workflows: an event for each agent, with the documents that it already knows."""
+"""LlamaIndex workflows: an event for each agent, with the documents that it has read before."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["AgentFanOut", "DocumentsAssigned", "DocumentsRead"]
 
 
 class DocumentsAssigned(Event):
-    """Tells an agent's step what to read. Derive one of your own for a second fan-out in the same workflow.
+    """Event with the documents for an agent's step. Derive your own for a second fan-out in the same workflow.
 
-    A stored workflow keeps it, but gives nodes and other models back as mappings, which `reading` and `planning` take
-    as well; a class of yours with `documents: list[TextNode]` gets them back as they were.
+    A stored workflow keeps it, but restores nodes and other models as mappings, which `reading` and `planning` take as
+    well; a class of yours with `documents: list[TextNode]` gets them back as they were.
     """
 
     agent: str
     documents: list[Any]
-    """As they were given, in that order. A `ContextBlock` is a mapping here; `reading` makes it one again."""
+    """As they were given, in that order. A `ContextBlock` is a mapping here; `reading` makes it a block again."""
     assignment: str
     part: int
     parts: int
@@ -37,7 +37,7 @@ class DocumentsAssigned(Event):
 
 
 class DocumentsRead(Event):
-    """What an agent's step returns: derive one with what it found, and make it by `after`."""
+    """Result of an agent's step: derive one with fields for its findings, and make it with `after`."""
 
     agent: str
     assignment: str
@@ -46,7 +46,7 @@ class DocumentsRead(Event):
 
     @classmethod
     def after(cls, assigned: DocumentsAssigned, **found: Any) -> Self:
-        """The answer to this event."""
+        """Return the result for this event."""
         share = {name: getattr(assigned, name) for name in DocumentsRead.model_fields}
         return cls(**share, **found)
 
@@ -56,11 +56,11 @@ _Read = TypeVar("_Read", bound=DocumentsRead)
 
 
 class AgentFanOut(FanOut):
-    """Sends every document to one agent, as an event, and collects what they found.
+    """Sends every document to one agent, as an event, and collects their results.
 
     The agent's step reads its event inside `async with fan_out.aplanning(event) as plan:`, or `reading`, so that the
-    router learns which agents saw theirs. A step that is retried counts once; one of a workflow that was restored in
-    another process reads its documents, and the router there learns nothing of it.
+    router records which agents saw theirs. A step that is retried counts once; a step of a workflow that was restored
+    in another process reads its documents, and the router there records nothing.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class AgentFanOut(FanOut):
         planner: ContextPlanner | None = None,
         max_open: int = 10_000,
     ) -> None:
-        """Say who reads.
+        """Set up the fan-out.
 
         Args:
-            router: Knows the agents.
-            event: What is sent.
+            router: The router of the agents.
+            event: The class of the events.
             agents: Their names; all of the router's by default.
-            placement: `"head"` if the steps make their prompts anew each time, `"tail"` if each agent keeps a chat with
-                all that it was told in a conversation.
-            together: Whether an agent reads all of its documents in one prompt; otherwise each has an event of its own.
-            planner: Plans what `planning` yields; one of its own by default.
-            max_open: Most assignments that wait to be read; beyond it the oldest is taken back.
+            placement: `"head"` if the steps rebuild their prompts each time, `"tail"` if each agent keeps a chat per
+                conversation.
+            together: If True, an agent reads all of its documents in one prompt; if False, each has an event.
+            planner: Makes the plans that `planning` yields; one of its own by default.
+            max_open: Most assignments that wait to be read; beyond it the oldest is withdrawn.
 
         Raises:
             TypeError: An argument has another type than the above.
@@ -104,21 +104,21 @@ class AgentFanOut(FanOut):
         tenant: str | None = None,
         **fields: Any,
     ) -> int:
-        """Send the events, with these fields besides.
+        """Send the events, with these fields in addition.
 
         Args:
-            context: The step's.
+            context: The step's context.
             documents: Most relevant first: texts, nodes with or without a score, blocks, or LangChain's documents.
-            conversation: Names it; a context that goes on from run to run is one.
-            tenant: Whose request. Nothing is shared between tenants.
-            fields: What else the agents need, such as the question.
+            conversation: Its name; a context that goes on from run to run is one.
+            tenant: The tenant of the request. Nothing is shared between tenants.
+            fields: Other data that the agents need, such as the question.
 
         Returns:
-            How many events. After none, nothing will come to be collected.
+            The number of events. After none, there is nothing to collect.
 
         Raises:
             NoAgentError: All agents have failed or left.
-            TypeError: `documents` holds something else than the above.
+            TypeError: `documents` holds another object.
         """
         shares = self._shared_out(documents, conversation, tenant)
         for share in shares:
@@ -127,9 +127,9 @@ class AgentFanOut(FanOut):
         return len(shares)
 
     def reassign(self, event: _Assigned) -> list[_Assigned]:
-        """What this agent could not read, for the others, to be read by the same step: only `event` is answered.
+        """Return events with an agent's documents for others, to be read by the same step: only `event` is answered.
 
-        Say `router.fail(agent)` first if it can't be reached.
+        Call `router.fail(agent)` first if the agent can't be reached.
 
         Raises:
             NoAgentError: There is no other agent.
@@ -137,7 +137,7 @@ class AgentFanOut(FanOut):
         return [event.model_copy(update=share._asdict()) for share in self._moved(event)]
 
     def collect(self, context: Context[Any], event: _Read) -> list[_Read] | None:
-        """What all agents found, the most relevant document's first; None until the last of them has come."""
+        """Return the results of all agents, the most relevant document's first; None until all are there."""
         expected: list[type[Event]] = [type(event)] * event.parts
         found: Any = context.collect_events(event, expected, buffer_id=event.assignment)
         return None if found is None else sorted(found, key=lambda read: read.part)

@@ -1,4 +1,4 @@
-"""Agents whose engines are emulators over HTTP, servers that fail as told, and what prompts must never hold."""
+"""Agents on emulators over HTTP, servers that fail on demand, and checks of prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from warmprefix import ContextBlock, Retries
+from warmprefix import ContextBlock
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
 Json = dict[str, Any]
@@ -40,7 +41,7 @@ class Team:
         return {name: engine for name, engine in self.engines.items() if name != "manager"}
 
     def kill(self, name: str) -> None:
-        """Stop an agent's server: whoever connects is refused."""
+        """Stop an agent's server: connections are refused."""
         self.engines[name].__exit__()
 
     def bodies(self) -> dict[str, list[Json]]:
@@ -50,7 +51,7 @@ class Team:
 
 @pytest.fixture
 def start_team(start_engine: Callable[[], Any]) -> Iterator[Callable[..., Team]]:
-    """Start a chain with so many workers and a manager, asked through clients that can't be awaited."""
+    """Start a chain with this many workers and a manager, asked through blocking clients."""
     with ExitStack() as stack:
 
         def start(workers: int = 3, **options: Any) -> Team:
@@ -98,7 +99,7 @@ Behaviour = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Faulty:
-    """A server that answers each request as the next of its behaviours says; the last goes on for ever."""
+    """A server that answers each request by the next of its behaviours; the last goes on for ever."""
 
     def __init__(self, behaviours: Sequence[Behaviour]) -> None:
         self.bodies: list[Json] = []
@@ -184,7 +185,7 @@ class Faults:
         return stream
 
     def hang(self, until: threading.Event, *, after: int = 0) -> Behaviour:
-        """Stream so many deltas, then nothing until the event is set."""
+        """Stream this many deltas, then nothing until the event is set."""
 
         def stream(handler: BaseHTTPRequestHandler) -> None:
             if after:
@@ -231,8 +232,8 @@ def start_faulty() -> Iterator[Callable[..., Faulty]]:
         yield lambda *behaviours: stack.enter_context(Faulty(behaviours))
 
 
-class Nobody:
-    """An address that is taken, and where nobody listens."""
+class ClosedPort:
+    """An address that is taken, and where no server listens."""
 
     def __init__(self, bound: socket.socket) -> None:
         bound.bind(("127.0.0.1", 0))
@@ -240,10 +241,10 @@ class Nobody:
 
 
 @pytest.fixture
-def nobody() -> Iterator[Nobody]:
+def closed_port() -> Iterator[ClosedPort]:
     """Refuses every connection."""
     with socket.socket() as bound:
-        yield Nobody(bound)
+        yield ClosedPort(bound)
 
 
 @pytest.fixture
@@ -304,11 +305,11 @@ def shown() -> Callable[[Json, Iterable[ContextBlock]], list[str]]:
 
 @pytest.fixture
 def documents() -> Callable[[int], list[ContextBlock]]:
-    """So many documents, the same ones on every run, with ids of their own."""
+    """Make this many documents, the same ones on every run, with ids of their own."""
 
     def make(count: int, first: int = 0) -> list[ContextBlock]:
         return [
-            ContextBlock(f"Document {number}. " + f"Fact {number} is worth telling. " * 12, id=f"d{number}")
+            ContextBlock(f"Document {number}. " + f"Fact {number} is worth a mention. " * 12, id=f"d{number}")
             for number in range(first, first + count)
         ]
 

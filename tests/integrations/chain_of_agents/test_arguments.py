@@ -1,8 +1,9 @@
-"""What is refused, and how it is said."""
+"""What is refused, and how it is message."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from warmprefix_chain_of_agents import ChainOfAgents, InMemoryChats, Manager, Wo
 
 @pytest.fixture
 def client() -> Iterator[OpenAI]:
-    """A client that nobody answers."""
+    """A client without a server."""
     with OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none") as client:
         yield client
 
@@ -27,18 +28,18 @@ def chain(client: OpenAI) -> ChainOfAgents:
 
 def test_workers_must_be_there_and_differ(client: OpenAI) -> None:
     manager = Manager(client, "m")
-    with pytest.raises(ValueError, match="workers must not be empty"):
+    with pytest.raises(ValueError, match="workers must be one or more, got none"):
         ChainOfAgents([], manager)
-    with pytest.raises(ValueError, match="two workers are called 'w'"):
+    with pytest.raises(ValueError, match="names of workers must differ, got 'w' twice"):
         ChainOfAgents([Worker("w", client, "m"), Worker("w", client, "n")], manager)
-    with pytest.raises(ValueError, match="the manager is called as a worker is: 'manager'"):
+    with pytest.raises(ValueError, match="name of the manager must differ from the workers' names, got 'manager'"):
         ChainOfAgents([Worker("manager", client, "m")], manager)
     with pytest.raises(TypeError, match="workers must be Workers, got str"):
         ChainOfAgents(["w"], manager)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"manager": "m"}, TypeError, "manager must be a Manager, got str"),
         ({"router": "r"}, TypeError, "router must be an AgentRouter or None, got str"),
@@ -58,44 +59,50 @@ def test_workers_must_be_there_and_differ(client: OpenAI) -> None:
         ({"recovery": float("nan")}, ValueError, "recovery must be 0 or more, got nan"),
     ],
 )
-def test_options_are_checked(client: OpenAI, options: Any, error: type[Exception], said: str) -> None:
+def test_options_are_checked(client: OpenAI, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as refused:
         ChainOfAgents([Worker("w", client, "m")], **({"manager": Manager(client, "m")} | options))
-    assert str(refused.value) == said
+    assert str(refused.value) == message
+    assert re.match(r".+ must .+, got \S", message)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "said"),
+    ("given", "error", "message"),
     [
-        ({"name": ""}, ValueError, "name must not be empty"),
+        ({"name": ""}, ValueError, "name must not be empty, got ''"),
         ({"name": 1}, TypeError, "name must be a str, got int"),
-        ({"model": ""}, ValueError, "model must not be empty"),
+        ({"model": ""}, ValueError, "model must not be empty, got ''"),
         ({"client": "http://"}, TypeError, "client of 'w' must be an openai.OpenAI or openai.AsyncOpenAI, got str"),
         ({"options": 1}, TypeError, "options of 'w' must be a mapping, got int"),
-        ({"options": {"timeout": 9, "n": 2}}, ValueError, "options of 'w' must leave n, timeout to the chain"),
+        (
+            {"options": {"timeout": 9, "n": 2}},
+            ValueError,
+            "options of 'w' must hold no option of the chain, got n, timeout",
+        ),
         (
             {"options": {"extra_body": {"cache_salt": "s"}}},
             ValueError,
-            "options of 'w' must leave extra_body.cache_salt to the chain",
+            "options of 'w' must hold no option of the chain, got extra_body.cache_salt",
         ),
         ({"capacity_tokens": 0}, ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
         ({"weight": 0.0}, ValueError, "weight must be positive and finite, got 0.0"),
     ],
 )
-def test_agents_are_checked(client: OpenAI, given: Any, error: type[Exception], said: str) -> None:
+def test_agents_are_checked(client: OpenAI, given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as refused:
         Worker(**({"name": "w", "client": client, "model": "m"} | given))
-    assert str(refused.value) == said
+    assert str(refused.value) == message
+    assert re.match(r".+ must .+, got \S", message)
     if not {"capacity_tokens", "weight"} & given.keys():
         with pytest.raises(error, match=r"^.* must "):
             Manager(**({"name": "w", "client": client, "model": "m"} | given))
 
 
 @pytest.mark.parametrize(
-    ("question", "documents", "options", "error", "said"),
+    ("question", "documents", "options", "error", "message"),
     [
-        ("", [], {}, ValueError, "question must not be blank"),
-        (" \n", [], {}, ValueError, "question must not be blank"),
+        ("", [], {}, ValueError, "question must not be blank, got ''"),
+        (" \n", [], {}, ValueError, "question must not be blank, got ' \\n'"),
         (None, [], {}, TypeError, "question must be a str, got NoneType"),
         ("?", "text", {}, TypeError, "documents must be a sequence of documents, got one str"),
         (
@@ -108,18 +115,19 @@ def test_agents_are_checked(client: OpenAI, given: Any, error: type[Exception], 
         ("?", None, {}, TypeError, "documents must be a sequence of documents, got one NoneType"),
         ("?", {"a": "text"}, {}, TypeError, "documents must be a sequence of documents, got one dict"),
         ("?", ["a", 1], {}, TypeError, "documents[1] must be a text, a block, a document or a node, got int"),
-        ("?", [], {"conversation": ""}, ValueError, "conversation must not be empty"),
+        ("?", [], {"conversation": ""}, ValueError, "conversation must not be empty, got ''"),
         ("?", [], {"conversation": 1}, TypeError, "conversation must be a str or None, got int"),
         ("?", [], {"tenant": 1}, TypeError, "tenant must be a str or None, got int"),
     ],
 )
 def test_questions_are_checked(
-    chain: ChainOfAgents, question: Any, documents: Any, options: Any, error: type[Exception], said: str
+    chain: ChainOfAgents, question: Any, documents: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     for ask in (chain.run, chain.stream, chain.astream, lambda *a, **k: asyncio.run(chain.arun(*a, **k))):
         with pytest.raises(error) as refused:
             ask(question, documents, **options)
-        assert str(refused.value) == said
+        assert str(refused.value) == message
+    assert re.match(r".+ must .+, got \S", message)
     assert chain.planner.stats().plans == 0
 
 
@@ -131,7 +139,7 @@ async def test_clients_to_be_awaited_need_arun() -> None:
                 with pytest.raises(TypeError) as refused:
                     ask("?", ["A document."])
                 assert str(refused.value) == (
-                    "run and stream need clients of type openai.OpenAI; use arun or astream for w, manager"
+                    "clients of w, manager must be an openai.OpenAI for run and stream; use arun or astream"
                 )
 
 

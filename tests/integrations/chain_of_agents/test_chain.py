@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-QUESTION = "Which fact is worth telling?"
+QUESTION = "Which fact is worth a mention?"
 
 
 def script_units(team: Any) -> None:
@@ -61,7 +61,7 @@ def test_one_document_a_step(start_team: Any, documents: Any) -> None:
     assert sum("Here is the summary of the previous source text: " in text for text in asked) == 4
 
 
-def test_whoever_reads_for_a_dead_worker_is_next(start_team: Any, documents: Any) -> None:
+def test_the_worker_that_replaces_a_dead_one_is_next(start_team: Any, documents: Any) -> None:
     team, given = start_team(), documents(6)
     script_units(team)
     first = team.chain.run(QUESTION, given)

@@ -89,7 +89,9 @@ def test_salts_can_be_left_out(start_engine: Any, connect: Any, documents: Any) 
     assert answered["top_k"] == 1
 
 
-def test_a_chat_that_would_get_too_long_begins_anew(start_team: Any, documents: Any, dangling: Any, shown: Any) -> None:
+def test_a_chat_that_would_get_too_long_begins_again(
+    start_team: Any, documents: Any, dangling: Any, shown: Any
+) -> None:
     team = start_team(workers=2, max_chat_tokens=700)
     pool = documents(12)
     for turn in range(6):
@@ -106,7 +108,7 @@ def test_a_chat_that_would_get_too_long_begins_anew(start_team: Any, documents: 
     assert begun > 2
 
 
-def test_forgotten_conversations_begin_anew(start_team: Any, documents: Any) -> None:
+def test_forgotten_conversations_begin_again(start_team: Any, documents: Any) -> None:
     team, given = start_team(), documents(3)
     team.chain.run(QUESTIONS[0], given, conversation="c")
     team.chain.forget("c")

@@ -1,4 +1,4 @@
-"""Agents that fail: their documents are read by others, or skipped and said to be; references never dangle."""
+"""Agents that fail: their documents are read by others, or reported as skipped; references never dangle."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from openai import APITimeoutError, AuthenticationError, InternalServerError, OpenAI, RateLimitError, Timeout
 
-from warmprefix import Retries
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,
+    ChainProgress,
     Manager,
     ManagerError,
-    Progress,
     Worker,
     WorkersFailedError,
 )
 
-QUESTION = "Which fact is worth telling?"
+QUESTION = "Which fact is worth a mention?"
 AT_ONCE = Retries(count=2, first=0.0)
 
 
@@ -55,7 +55,7 @@ def test_documents_of_a_dead_agent_are_read_by_the_others(
     assert answer.skipped == ()
     assert [agent.name for agent in team.chain.router.agents] == ["w0", "w2", "w3"]
     again = team.chain.run("And then?", given, conversation=conversation)
-    assert all(report.error is None for report in again.workers)  # nobody tries the dead one again
+    assert all(report.error is None for report in again.workers)  # the dead one is not tried again
     for bodies in team.bodies().values():
         for body in bodies:
             assert dangling(body, given) == []
@@ -66,13 +66,13 @@ def test_documents_of_a_dead_agent_are_read_by_the_others(
 def test_an_agent_that_is_killed_amid_many_runs(
     start_team: Any, documents: Any, dangling: Any, shown: Any, mode: str
 ) -> None:
-    lock, told = threading.Lock(), [0]
+    lock, steps = threading.Lock(), [0]
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: ChainProgress) -> None:
         if progress.kind == "read":
             with lock:
-                told[0] += 1
-                if told[0] == 12:
+                steps[0] += 1
+                if steps[0] == 12:
                     team.kill("w1")
 
     team = start_team(workers=4, mode=mode, on_progress=kill, recovery=3600.0)
@@ -175,7 +175,9 @@ def solo(server: Any, connect: Any, manager: Any | None = None, **options: Any) 
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "408", "broken", "garbage", "in-stream", "empty"])
-def test_what_may_pass_is_tried_again(start_faulty: Any, faults: Any, connect: Any, documents: Any, fault: str) -> None:
+def test_failures_that_may_pass_are_retried(
+    start_faulty: Any, faults: Any, connect: Any, documents: Any, fault: str
+) -> None:
     behaviour = {
         "broken": faults.deltas({"role": "assistant", "content": "A piece"}, end=None),
         "garbage": faults.raw(b"data: {no json\n\n"),
@@ -183,16 +185,16 @@ def test_what_may_pass_is_tried_again(start_faulty: Any, faults: Any, connect: A
         "empty": faults.raw(b""),
     }.get(fault) or faults.status(int(fault))
     server = start_faulty(behaviour, behaviour, faults.text("A unit."))
-    told: list[Any] = []
-    answer = solo(server, connect, on_progress=told.append).run(QUESTION, documents(1))
+    steps: list[Any] = []
+    answer = solo(server, connect, on_progress=steps.append).run(QUESTION, documents(1))
     assert answer.workers[0].text == "A unit."
     assert answer.workers[0].attempts == 3
-    assert len([progress for progress in told if progress.kind == "retrying" and progress.error]) == 2
+    assert len([progress for progress in steps if progress.kind == "retrying" and progress.error]) == 2
     assert len(server.bodies) == 4
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-def test_what_will_not_pass_is_not_tried_again(
+def test_failures_that_will_not_pass_are_not_retried(
     start_faulty: Any, faults: Any, connect: Any, documents: Any, status: int
 ) -> None:
     server = start_faulty(faults.status(status))
@@ -214,7 +216,7 @@ def test_retry_after_is_kept(start_faulty: Any, faults: Any, connect: Any, docum
 
 
 @pytest.mark.parametrize(
-    ("delta", "end", "said"),
+    ("delta", "end", "message"),
     [
         ({"role": "assistant", "content": None}, "stop", "holds no text; it ended for the reason 'stop'"),
         ({"role": "assistant", "content": "  \n"}, "length", "holds no text; it ended for the reason 'length'"),
@@ -228,7 +230,7 @@ def test_retry_after_is_kept(start_faulty: Any, faults: Any, connect: Any, docum
     ],
 )
 def test_an_answer_that_is_no_text_is_a_failure(
-    start_faulty: Any, faults: Any, connect: Any, start_engine: Any, documents: Any, delta: Any, end: str, said: str
+    start_faulty: Any, faults: Any, connect: Any, start_engine: Any, documents: Any, delta: Any, end: str, message: str
 ) -> None:
     server, good = start_faulty(faults.deltas(delta, end=end)), start_engine()
     chain = ChainOfAgents(
@@ -240,13 +242,13 @@ def test_an_answer_that_is_no_text_is_a_failure(
     answer = chain.run(QUESTION, documents(6))
     odd = [report for report in answer.workers if report.agent == "odd"]
     assert odd
-    assert all(said in str(report.error) and report.attempts == 3 for report in odd)
+    assert all(message in str(report.error) and report.attempts == 3 for report in odd)
     assert answer.skipped == ()
     assert {name for names in read_by(answer).values() for name in names} == {"good"}
     assert {agent.name for agent in chain.router.agents} == {"odd", "good"}  # it answers, so it is not dead
 
 
-def test_what_nobody_can_read_is_skipped_and_the_manager_is_told(
+def test_unreadable_documents_are_skipped_and_reported_to_the_manager(
     start_faulty: Any, faults: Any, connect: Any, start_engine: Any, documents: Any
 ) -> None:
     """One document is too much for every worker; it is not tried on all of them."""
@@ -320,7 +322,7 @@ def test_all_workers_failing_is_an_error_whatever_the_policy(start_team: Any, do
     assert team.chain.router.stats().open == team.chain.planner.stats().open_plans == 0
 
 
-def test_a_failing_manager_is_an_error_that_has_what_the_workers_said(start_team: Any, documents: Any) -> None:
+def test_the_error_of_a_failing_manager_has_the_workers_summaries(start_team: Any, documents: Any) -> None:
     team = start_team()
     team.engines["manager"].fail_next(2)
     with pytest.raises(ManagerError, match="the manager 'manager' did not answer: ") as failed:
@@ -419,7 +421,7 @@ async def test_an_answer_without_end_kills_no_agent(
 
 
 def test_a_clients_own_time_outs_hold_too(start_engine: Any, connect: Any) -> None:
-    """Who can't be connected to is known long before an answer would have to be there."""
+    """A missing connection is noticed long before the time-out of an answer."""
     with socket.socket() as full, ExitStack() as stack:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -460,7 +462,7 @@ def test_text_that_cannot_be_sent_is_a_failure(start_team: Any, documents: Any) 
     assert sorted(read_by(answer)) == ["d0", "d1"]
 
 
-def test_options_that_the_client_does_not_know_are_raised_as_they_are(start_engine: Any, connect: Any) -> None:
+def test_an_option_that_the_client_lacks_is_raised_as_it_is(start_engine: Any, connect: Any) -> None:
     engine = start_engine()
     client = connect(engine)
     chain = ChainOfAgents([Worker("w", client, engine.model, options={"colour": "red"})], Manager(client, "m"))

@@ -16,8 +16,8 @@ def run(*lines: str) -> str:
     return ran.stdout.strip()
 
 
-def test_without_openai_it_says_what_to_install() -> None:
-    said = run(
+def test_without_openai_the_error_names_the_command() -> None:
+    message = run(
         "import sys",
         "sys.modules['openai'] = None",
         "from warmprefix import MissingExtraError",
@@ -26,7 +26,7 @@ def test_without_openai_it_says_what_to_install() -> None:
         "except MissingExtraError as error:",
         "    print(error)",
     )
-    assert said == str(MissingExtraError("chain-of-agents", "openai"))
+    assert message == str(MissingExtraError("chain-of-agents", "openai"))
 
 
 def test_it_brings_no_framework_with_it() -> None:

@@ -84,7 +84,7 @@ def nothing(task: Task) -> dict[str, Any]:
 
 
 def read_by(found: list[dict[str, Any]]) -> dict[str, str]:
-    """Who read each text; nobody else did."""
+    """Return the one reader of each text."""
     pairs = [(text, task["agent"]) for task in found for text in task["texts"]]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
@@ -171,12 +171,12 @@ def test_what_a_document_is_stays_as_it_was(router: AgentRouter) -> None:
 
 def test_no_documents(router: AgentRouter) -> None:
     assert graph(AgentFanOut(router, "read"), nothing).invoke({"documents": []})["documents"] == []
-    fan_out = AgentFanOut(router, "read", otherwise="say_so")
+    fan_out = AgentFanOut(router, "read", otherwise="report")
     builder: Any = StateGraph(State)
     builder.add_node("read", nothing)
-    builder.add_node("say_so", lambda _: {"found": [{"said": "nothing"}]})
+    builder.add_node("report", lambda _: {"found": [{"message": "nothing"}]})
     builder.add_conditional_edges(START, fan_out, fan_out.destinations)
-    assert builder.compile().invoke({"documents": []})["found"] == [{"said": "nothing"}]
+    assert builder.compile().invoke({"documents": []})["found"] == [{"message": "nothing"}]
 
 
 def test_two_fan_outs_from_one_node_and_a_subgraph_around_them(router: AgentRouter) -> None:
@@ -238,7 +238,7 @@ def test_a_node_that_is_retried_counts_once(router: AgentRouter) -> None:
     assert router.stats().held == 6  # although the attempts before the last were taken back
 
 
-def test_what_nobody_read_is_taken_back(router: AgentRouter) -> None:
+def test_unread_documents_are_withdrawn(router: AgentRouter) -> None:
     fan_out = AgentFanOut(router, "read")
     with pytest.raises(ConnectionError):
         graph(fan_out, Flaky(fan_out, failures=9)).invoke({"documents": texts(6)})
@@ -336,11 +336,11 @@ def test_what_an_agent_could_not_read_goes_to_the_others(router: AgentRouter) ->
     assert {*read} == {*texts(9)}
     assert broken not in read.values()
     assert {task["question"] for task in found} == {"Why?"}
-    assert router.stats().open == 1  # what told which one to break
+    assert router.stats().open == 1  # the share whose node failed
     assert router.stats().failures == 1
 
 
-def test_nobody_is_left(router: AgentRouter) -> None:
+def test_no_agent_is_left(router: AgentRouter) -> None:
     for name in AGENTS:
         router.fail(name)
     with pytest.raises(NoAgentError):
@@ -389,7 +389,7 @@ def payloads(sent: list[Any]) -> Iterator[Any]:
         yield send.arg
 
 
-def test_what_the_engine_reported_is_told(router: AgentRouter) -> None:
+def test_the_engines_report_is_passed_on(router: AgentRouter) -> None:
     """The router believes a cold engine, and forgets what it thought to be there."""
     fan_out = AgentFanOut(router, "read")
     state = {"documents": texts(3)}
@@ -433,7 +433,7 @@ def test_what_the_state_has_is_carried_if_only_none(router: AgentRouter, thread:
         assert payload["conversation"] == conversation
 
 
-def test_an_agents_chat_refers_only_to_what_it_was_told(router: AgentRouter) -> None:
+def test_an_agents_chat_refers_only_to_its_own_messages(router: AgentRouter) -> None:
     fan_out = AgentFanOut(router, "read", placement="tail")
     chats: dict[str, list[dict[str, str]]] = {name: [] for name in AGENTS}
     for turn in range(3):
@@ -445,13 +445,13 @@ def test_an_agents_chat_refers_only_to_what_it_was_told(router: AgentRouter) -> 
     for name, chat in chats.items():
         payload = {"agent": name, "documents": texts(6), "assignment": "x", "part": 0, "conversation": "7"}
         with fan_out.planning(payload) as plan:
-            assert not plan.references  # for nobody showed the chat
-        told = [text for text in texts(6) if text in chat[0]["content"]]
+            assert not plan.references  # because the chat was not shown
+        shown = [text for text in texts(6) if text in chat[0]["content"]]
         with fan_out.planning(payload, history=chat) as plan:
-            assert len(plan.references) == len(told)
+            assert len(plan.references) == len(shown)
 
 
-def test_shares_that_nobody_reads_are_taken_back(router: AgentRouter) -> None:
+def test_unread_shares_are_withdrawn(router: AgentRouter) -> None:
     fan_out = AgentFanOut(router, "read", max_open=2)
     for start in (0, 3, 6):
         fan_out({"documents": texts(3, start)}, config())
@@ -473,13 +473,13 @@ def test_mistakes_are_named(router: AgentRouter) -> None:
         AgentFanOut(wrong, "read")
     with pytest.raises(TypeError, match="planner must be"):
         AgentFanOut(router, "read", planner=wrong)
-    with pytest.raises(TypeError, match="carry must be several keys"):
+    with pytest.raises(TypeError, match="carry must be keys of the state, got one str, 'question'"):
         AgentFanOut(router, "read", carry="question")
-    with pytest.raises(ValueError, match="carry must not name what is sent anyway, got agent, part"):
+    with pytest.raises(ValueError, match="carry must not name keys of AgentDocuments, got agent, part"):
         AgentFanOut(router, "read", carry=["question", "part", "agent"])
     with pytest.raises(ValueError, match="placement must be"):
         AgentFanOut(router, "read", placement=wrong)
-    with pytest.raises(ValueError, match="together=True"):
+    with pytest.raises(ValueError, match=r"together must be True with placement='tail', .* got False"):
         AgentFanOut(router, "read", placement="tail", together=False)
     with pytest.raises(ValueError, match="max_open must be 1 or more, got 0"):
         AgentFanOut(router, "read", max_open=0)
@@ -496,7 +496,7 @@ def test_a_planner_may_be_shared(router: AgentRouter) -> None:
     ("module", "missing", "extra"),
     [("langgraph", "langgraph.types", "langchain"), ("workflows", "workflows", "llamaindex")],
 )
-def test_without_the_framework_it_says_what_to_install(module: str, missing: str, extra: str) -> None:
+def test_without_the_framework_the_error_names_the_command(module: str, missing: str, extra: str) -> None:
     lines = [
         "import sys",
         f"sys.modules[{missing!r}] = None",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:U
 
 AGENTS = ("ann", "ben", "cem", "dan")
 TURNS = 40
-SYSTEM = "Summarise what these documents say about the question."
+SYSTEM = "Summarise the facts in these documents about the question."
 
 
 class State(TypedDict, total=False):

@@ -15,7 +15,7 @@ from openai import OpenAI
 from warmprefix import ContextBlock
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
-QUESTION = "Which fact is worth telling?"
+QUESTION = "Which fact is worth a mention?"
 
 
 @pytest.mark.parametrize("together", [None, True, False])
@@ -144,7 +144,7 @@ def test_concurrency_is_bounded(start_faulty: Any, faults: Any, connect: Any, do
     assert most == [2]
 
 
-def test_planner_and_router_hear_of_every_reading(start_team: Any, documents: Any) -> None:
+def test_planner_and_router_get_a_report_of_every_reading(start_team: Any, documents: Any) -> None:
     team = start_team(mode="map")
     team.chain.run(QUESTION, documents(5), tenant="acme")
     stats = team.chain.planner.stats()
@@ -168,7 +168,7 @@ async def test_run_works_where_a_loop_runs(start_team: Any, documents: Any) -> N
     assert team.chain.run(QUESTION, documents(2)).text
 
 
-def test_a_unit_that_was_cut_says_so(start_engine: Any, documents: Any) -> None:
+def test_the_report_of_a_cut_unit_has_its_finish_reason(start_engine: Any, documents: Any) -> None:
     engine = start_engine()
     with OpenAI(base_url=engine.base_url, api_key="none") as client:
         workers = [Worker("cut", client, engine.model, options={"max_tokens": 3})]

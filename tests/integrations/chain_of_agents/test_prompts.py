@@ -23,21 +23,21 @@ def test_the_default_wording_is_that_of_the_paper() -> None:
     )
 
 
-def test_several_units_are_numbered_and_tell_their_documents() -> None:
+def test_several_units_are_numbered_and_name_their_documents() -> None:
     units = [Unit("First.", ("d1", "d2")), Unit("Second.", ("d3",))]
-    told = Prompts().for_manager(units, 2, "Why?")
-    assert "the summary: Summary 1 (of [d1], [d2]): First.\n\nSummary 2 (of [d3]): Second.\n\n2 of the" in told
+    prompt = Prompts().for_manager(units, 2, "Why?")
+    assert "the summary: Summary 1 (of [d1], [d2]): First.\n\nSummary 2 (of [d3]): Second.\n\n2 of the" in prompt
 
 
 def test_braces_in_what_is_filled_in_stay() -> None:
-    told = Prompts().for_worker("{documents} {0}", "{unit} {question}", "{unit} {}?")
-    assert "{documents} {0}" in told
-    assert "text: {unit} {question}" in told
-    assert "Question: {unit} {}?" in told
+    prompt = Prompts().for_worker("{documents} {0}", "{unit} {question}", "{unit} {}?")
+    assert "{documents} {0}" in prompt
+    assert "text: {unit} {question}" in prompt
+    assert "Question: {unit} {}?" in prompt
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ({"task": "Answer!"}, "task must hold {question} and no other placeholder, got 'Answer!'"),
         ({"answer": "{question} {unit}"}, "answer must hold {question} and no other placeholder, got "),
@@ -47,10 +47,10 @@ def test_braces_in_what_is_filled_in_stay() -> None:
         ({"one_of_several": "{unit}"}, "one_of_several must hold {labels}, {number}, {unit} and no other"),
     ],
 )
-def test_templates_are_checked(template: dict[str, str], said: str) -> None:
+def test_templates_are_checked(template: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=r"must hold|unbalanced") as refused:
         Prompts(**template)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 def test_templates_are_text() -> None:

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner, Retries
+from warmprefix import AgentRouter, ContextBlock, ContextPlanner
+from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,
+    ChainProgress,
     InMemoryChats,
     Manager,
-    Progress,
     Worker,
 )
 
@@ -61,17 +62,21 @@ TURNS = st.lists(
 class World:
     """Two workers and a manager, asked by ever new chains that share a router, a planner and the agents' chats."""
 
-    def __init__(self, engines: list[Any], clients: list[OpenAI], nobody: OpenAI) -> None:
+    def __init__(self, engines: list[Any], clients: list[OpenAI], closed_port: OpenAI) -> None:
         for engine in engines:
             engine.bodies.clear()
         self.engines = engines
         self.router, self.planner, self.memory = AgentRouter(), ContextPlanner(), InMemoryChats()
         self._clients = clients
-        self._nobody = nobody
+        self._closed_port = closed_port
 
     def chain(self, turn: Turn) -> ChainOfAgents:
         workers = [
-            Worker(f"w{place}", self._nobody if turn.dies == place else self._clients[place], self.engines[place].model)
+            Worker(
+                f"w{place}",
+                self._closed_port if turn.dies == place else self._clients[place],
+                self.engines[place].model,
+            )
             for place in range(2)
         ]
         return ChainOfAgents(
@@ -87,13 +92,15 @@ class World:
         )
 
     def ask(self, turn: Turn, question: str, asked: list[ContextBlock]) -> None:
-        """Take a turn, and check what is told of it."""
+        """Take a turn, and check its reports."""
         chain = self.chain(turn)
         with suppress(ChainOfAgentsError):
             if turn.leaves:
                 steps = chain.stream(question, asked, conversation=turn.conversation, tenant=turn.tenant)
                 with closing(steps):
-                    next(step for step in steps if isinstance(step, Progress) and step.kind in ("read", "answering"))
+                    next(
+                        step for step in steps if isinstance(step, ChainProgress) and step.kind in ("read", "answering")
+                    )
                 return
             answer = chain.run(question, asked, conversation=turn.conversation, tenant=turn.tenant)
             read = [block.id for report in answer.workers if report.error is None for block in report.blocks]
@@ -105,10 +112,10 @@ class World:
 @given(turns=TURNS)
 def check(turns: list[Turn], start: Callable[[], World], pool: list[ContextBlock], dangling: Any) -> None:
     world = start()
-    said: dict[str | None, set[str]] = {"acme": set(), None: set()}
+    asked: dict[str | None, set[str]] = {"acme": set(), None: set()}
     for number, turn in enumerate(turns):
         question = f"Question {number} of {turn.tenant}?"
-        said[turn.tenant].add(question)
+        asked[turn.tenant].add(question)
         for engine, failures in zip(world.engines, turn.failures, strict=True):
             engine.fail_next(failures)
         ask = partial(world.ask, turn, question, [pool[place] for place in turn.documents])
@@ -118,7 +125,7 @@ def check(turns: list[Turn], start: Callable[[], World], pool: list[ContextBlock
         for body in engine.bodies:
             assert dangling(body, pool) == []
             whole = "\n".join(message["content"] for message in body["messages"])
-            others = said[None if "cache_salt" in body else "acme"]
+            others = asked[None if "cache_salt" in body else "acme"]
             assert not any(question in whole for question in others)
 
 
@@ -128,8 +135,10 @@ def at_once(calls: Sequence[Callable[[], None]]) -> None:
             called.result()
 
 
-def test_references_never_dangle(start_engine: Any, nobody: Any, connect: Any, documents: Any, dangling: Any) -> None:
+def test_references_never_dangle(
+    start_engine: Any, closed_port: Any, connect: Any, documents: Any, dangling: Any
+) -> None:
     engines = [start_engine() for _ in range(3)]
     clients = [connect(engine) for engine in engines]
-    start = partial(World, engines, clients, connect(nobody))
+    start = partial(World, engines, clients, connect(closed_port))
     check(start=start, pool=documents(POOL), dangling=dangling)

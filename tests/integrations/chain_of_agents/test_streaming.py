@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from warmprefix import Retries
-from warmprefix_chain_of_agents import Answer, ChainOfAgents, Manager, ManagerError, Progress, Worker
+from warmprefix.openai import Retries
+from warmprefix_chain_of_agents import ChainAnswer, ChainOfAgents, ChainProgress, Manager, ManagerError, Worker
 
-QUESTION = "Which fact is worth telling?"
+QUESTION = "Which fact is worth a mention?"
 
 
 def check_events(events: list[Any], mode: str) -> None:
     *before, answer = events
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ChainAnswer)
     texts = [event for event in before if isinstance(event, str)]
     assert "".join(texts) == answer.text
-    steps = [event for event in before if isinstance(event, Progress)]
+    steps = [event for event in before if isinstance(event, ChainProgress)]
     kinds = [step.kind for step in steps]
     assert kinds[0] == "assigned"
     assert kinds[-1] == "answering"
@@ -74,7 +74,7 @@ def test_closing_a_stream_ends_its_requests(
     chain = ChainOfAgents([Worker("w", client, "m"), Worker("v", client, "m")], Manager(client, "m"))
     with closing(chain.stream(QUESTION, documents(1), conversation="c")) as events:
         wanted = "asked" if place == "worker" else "answering"
-        assert any(isinstance(event, Progress) and event.kind == wanted for event in events)
+        assert any(isinstance(event, ChainProgress) and event.kind == wanted for event in events)
         while len(server.bodies) < (1 if place == "worker" else 2):
             time.sleep(0.01)
     assert server.left.wait(10)
@@ -112,7 +112,7 @@ async def test_leaving_an_astream_early(start_faulty: Any, faults: Any, connect_
     chain = ChainOfAgents([Worker("w", client, "m")], Manager(client, "m"))
     async with aclosing(chain.astream(QUESTION, documents(2))) as events:
         async for event in events:
-            if isinstance(event, Progress) and event.kind == "asked":
+            if isinstance(event, ChainProgress) and event.kind == "asked":
                 break
         while not server.bodies:
             await asyncio.sleep(0.01)
@@ -142,7 +142,7 @@ def test_reasoning_is_a_beginning_though_no_text(
     assert answer.workers[0].ttft < 0.5
 
 
-def test_what_was_told_of_an_answer_is_not_told_again(
+def test_text_that_was_streamed_is_not_streamed_again(
     start_faulty: Any, faults: Any, connect: Any, documents: Any
 ) -> None:
     broken = faults.deltas({"role": "assistant", "content": "Half an"}, end=None)
@@ -158,7 +158,7 @@ def test_what_was_told_of_an_answer_is_not_told_again(
 
 
 def test_a_failing_callback_is_logged_once(start_team: Any, documents: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(progress: Progress) -> None:
+    def fail(progress: ChainProgress) -> None:
         raise ValueError(progress.kind)
 
     team = start_team(on_progress=fail)
@@ -167,11 +167,11 @@ def test_a_failing_callback_is_logged_once(start_team: Any, documents: Any, capl
     assert [record.message for record in warnings] == ["on_progress of a chain of agents failed"]
 
 
-def test_the_callback_is_told_what_a_stream_tells(start_team: Any, documents: Any) -> None:
-    told: list[Progress] = []
-    team = start_team(on_progress=told.append)
+def test_the_callback_gets_the_steps_of_a_stream(start_team: Any, documents: Any) -> None:
+    steps: list[ChainProgress] = []
+    team = start_team(on_progress=steps.append)
     events = list(team.chain.stream(QUESTION, documents(4)))
-    assert told == [event for event in events if isinstance(event, Progress)]
+    assert steps == [event for event in events if isinstance(event, ChainProgress)]
 
 
 def test_threads_end_with_the_run(start_team: Any, documents: Any) -> None:

@@ -103,7 +103,7 @@ def texts(count: int, start: int = 0) -> list[str]:
 
 
 def read_by(found: list[Found]) -> dict[str, str]:
-    """Who read each text; nobody else did."""
+    """Return the one reader of each text."""
     pairs = [(text, read.agent) for read in found for text in read.texts]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
@@ -151,7 +151,7 @@ async def test_one_prompt_a_document(router: AgentRouter) -> None:
     check_counted_once(router, 5)
 
 
-async def test_what_nobody_read_is_taken_back(router: AgentRouter) -> None:
+async def test_unread_documents_are_withdrawn(router: AgentRouter) -> None:
     team = Team(AgentFanOut(router), failures=9)
     with pytest.raises(Exception, match="unreachable"):
         await team.run(documents=texts(6))
@@ -163,7 +163,7 @@ async def test_no_documents(router: AgentRouter) -> None:
     assert await Team(AgentFanOut(router)).run(documents=[]) == []
 
 
-async def test_nobody_is_left(router: AgentRouter) -> None:
+async def test_no_agent_is_left(router: AgentRouter) -> None:
     for name in AGENTS:
         router.fail(name)
     with pytest.raises(NoAgentError):
@@ -324,7 +324,7 @@ def sent(fan_out: AgentFanOut, documents: Any, **options: Any) -> list[Documents
     return list(context.sent)
 
 
-def test_what_the_engine_reported_is_told(router: AgentRouter) -> None:
+def test_the_engines_report_is_passed_on(router: AgentRouter) -> None:
     fan_out = AgentFanOut(router)
     for _ in range(2):
         for event in sent(fan_out, texts(3)):
@@ -334,7 +334,7 @@ def test_what_the_engine_reported_is_told(router: AgentRouter) -> None:
     assert router.stats().stale > 0
 
 
-def test_an_agents_chat_refers_only_to_what_it_was_told(router: AgentRouter) -> None:
+def test_an_agents_chat_refers_only_to_its_own_messages(router: AgentRouter) -> None:
     fan_out = AgentFanOut(router, placement="tail")
     chats: dict[str, list[dict[str, str]]] = {name: [] for name in AGENTS}
     for turn in range(3):
@@ -368,7 +368,7 @@ def test_mistakes_are_named(router: AgentRouter) -> None:
     wrong: Any = StartEvent
     with pytest.raises(TypeError, match="event must be a class of DocumentsAssigned"):
         AgentFanOut(router, wrong)
-    with pytest.raises(TypeError, match="agents must be several names or None, got one str, 'ann'"):
+    with pytest.raises(TypeError, match="agents must be names or None, got one str, 'ann'"):
         AgentFanOut(router, agents="ann")
     for one in ("one text", TextNode(text="one node"), NodeWithScore(node=TextNode(text="one node")), None):
         with pytest.raises(TypeError, match="documents must be a sequence of documents"):

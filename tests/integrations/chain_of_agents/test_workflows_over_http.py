@@ -15,7 +15,7 @@ from warmprefix_chain_of_agents.workflows import AgentFanOut, DocumentsAssigned,
 
 AGENTS = ("ann", "ben", "cem", "dan")
 TURNS = 40
-SYSTEM = "Summarise what these documents say about the question."
+SYSTEM = "Summarise the facts in these documents about the question."
 
 
 class Asked(StartEvent):
@@ -37,7 +37,7 @@ class ThreeTimes:
 
 
 class Team(Workflow):
-    """An engine for each agent, and either the router or round-robin says who reads what; all else is the same."""
+    """An engine for each agent, and either the router or round-robin assigns documents; all else is the same."""
 
     def __init__(self, fan_out: AgentFanOut, start_engine: Callable[[], Any], routed: bool = True) -> None:
         super().__init__(timeout=60)

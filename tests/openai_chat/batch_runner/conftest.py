@@ -1,4 +1,4 @@
-"""A planned batch, who learns of it, and an engine over HTTP that tells what came, and misbehaves as it is told to."""
+"""A planned batch, its planner, and an engine over HTTP that records its requests and fails on demand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Json = dict[str, Any]
 
 
 class Ledger(ContextPlanner):
-    """A planner that writes down what it is told of its plans, by their ids."""
+    """A planner that records the commits and abandonments of its plans, by their ids."""
 
     def __init__(self) -> None:
         super().__init__()
         self.committed: dict[str, int | None] = {}
-        """What each plan's last commit reported."""
+        """The cached tokens of each plan's last commit."""
         self.commits = 0
         self.abandoned: list[str] = []
 
@@ -50,12 +50,12 @@ class Ledger(ContextPlanner):
 def make_batch(
     requests: Sequence[BatchRequest], planner: str = "auto", preamble: str | None = "Answer briefly."
 ) -> BatchPlan:
-    """Plan requests with a `Ledger` that has learned nothing yet."""
+    """Plan requests with a new `Ledger`."""
     return Ledger().plan_batch(requests, planner, preamble=preamble)
 
 
 def make_requests(groups: int, members: int, tenants: Sequence[str | None] = (None,)) -> list[BatchRequest]:
-    """Groups in turn: those of a group share their first block, and pairs of them a second one."""
+    """Make groups in turn: members of a group share their first block, and pairs of them a second one."""
     return [
         BatchRequest(
             f"g{group}m{member}",
@@ -73,23 +73,23 @@ def make_requests(groups: int, members: int, tenants: Sequence[str | None] = (No
 
 
 class Fault(NamedTuple):
-    """What the engine does in place of answering."""
+    """The engine's failure in place of an answer."""
 
-    kind: Literal["status", "break", "cut", "garble", "told", "hang", "say"]
+    kind: Literal["status", "break", "cut", "garble", "report", "hang", "body"]
     """Answer with a status; or begin to stream and then drop the line, end early, send what is no JSON, report an
-    error; or do not answer at all; or stream `said`."""
+    error; or do not answer at all; or stream `body`."""
     status: int = 500
     headers: Mapping[str, str] = {}
     chunks: int = 2
-    """That come before."""
+    """Chunks that come before it."""
     code: str | None = None
-    """What the error says beside its status."""
-    said: str = ""
+    """The error's code, in addition to its status."""
+    body: str = ""
     """The body of the answer."""
 
 
 class Event(NamedTuple):
-    """What happened to a request at the engine: it came, its first token went out, it was over."""
+    """An event of a request at the engine: it came, its first token went out, it was over."""
 
     what: Literal["came", "token", "over"]
     id: str
@@ -97,11 +97,11 @@ class Event(NamedTuple):
 
 @dataclass
 class Engine:
-    """The emulator on a free port, and in front of it what writes down and misbehaves."""
+    """The emulator on a free port, behind an application that records requests and fails on demand."""
 
     config: EmulatorConfig
     fault: Callable[[str, int], Fault | None] = lambda id, attempt: None
-    """Is asked for each request: its id, and which attempt at it this is, from 1 on."""
+    """Called for each request with its id and the number of the attempt, from 1 on."""
     events: list[Event] = field(default_factory=list)
     bodies: dict[str, Json] = field(default_factory=dict)
     attempts: Counter[str] = field(default_factory=Counter)
@@ -128,7 +128,7 @@ class Engine:
 
     @property
     def most_at_once(self) -> int:
-        """Of requests that had come and were not over."""
+        """Largest number of requests that had come and were not over."""
         running = most = 0
         for event in self.events:
             running += {"came": 1, "token": 0, "over": -1}[event.what]
@@ -136,7 +136,7 @@ class Engine:
         return most
 
     def when(self, what: str, id: str) -> int:
-        """The place of a request's last such event among all events."""
+        """Return the place of a request's last such event among all events."""
         return max(i for i, event in enumerate(self.events) if event == (what, id))
 
     def __enter__(self) -> Engine:
@@ -184,14 +184,14 @@ class Engine:
             while (await receive())["type"] != "http.disconnect":
                 pass
             return
-        if fault is not None and fault.kind == "say":
+        if fault is not None and fault.kind == "body":
             end()
-            await _respond(send, 200, fault.said, {"content-type": "text/event-stream"})
+            await _respond(send, 200, fault.body, {"content-type": "text/event-stream"})
             return
         if fault is not None and fault.kind == "status":
             end()
             await _respond(
-                send, fault.status, json.dumps({"error": {"message": "as told", "code": fault.code}}), fault.headers
+                send, fault.status, json.dumps({"error": {"message": "on demand", "code": fault.code}}), fault.headers
             )
             return
         whole = [{"type": "http.request", "body": data, "more_body": False}]
@@ -225,12 +225,12 @@ class Engine:
         end()
         if fault.kind == "garble":
             await send({"type": "http.response.body", "body": b"data: {no json\n\n", "more_body": True})
-        elif fault.kind == "told":
-            told = json.dumps(
+        elif fault.kind == "report":
+            report = json.dumps(
                 {"error": {"message": "engine died", "type": "InternalServerError", "code": fault.status}}
             )
-            await send({"type": "http.response.body", "body": f"data: {told}\n\n".encode(), "more_body": True})
-        raise ConnectionError("as told")
+            await send({"type": "http.response.body", "body": f"data: {report}\n\n".encode(), "more_body": True})
+        raise ConnectionError("on demand")
 
 
 async def _respond(send: Send, status: int, body: str, headers: Mapping[str, str]) -> None:
@@ -250,13 +250,13 @@ def plan() -> Callable[..., BatchPlan]:
 
 @pytest.fixture
 def requests() -> Callable[..., list[BatchRequest]]:
-    """Makes requests: so many groups of so many members, in turn."""
+    """Makes requests in groups: the number of groups, and of members per group."""
     return make_requests
 
 
 @pytest.fixture
 def fault() -> type[Fault]:
-    """What the engine can be told to do."""
+    """The engine's failures."""
     return Fault
 
 

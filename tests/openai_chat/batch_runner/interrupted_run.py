@@ -10,12 +10,14 @@ from pathlib import Path
 
 import openai
 
+from warmprefix.openai import BatchRunner
+
 
 async def main(base_url: str, journal: str) -> None:
     names = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
     batch = names["make_batch"](names["make_requests"](6, 10))
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as client:
-        run = batch.run(client, names["INSTANT"].model, concurrency=4, journal=journal, max_tokens=6)
+        run = BatchRunner(batch).run(client, names["INSTANT"].model, concurrency=4, journal=journal, max_tokens=6)
         print(json.dumps({result.id: result.text async for result in run}))  # noqa: T201
 
 

@@ -19,8 +19,7 @@ import pytest
 
 from warmprefix import BatchPlan, BatchRequest
 from warmprefix.errors import BatchError
-from warmprefix.openai.batch_runner import BatchResult, Retries
-from warmprefix.openai.batch_runner.client import Asker
+from warmprefix.openai import BatchResult, BatchRunner, Retries
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]
@@ -40,7 +39,7 @@ async def into(results: list[BatchResult], run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [
         ({"kind": "status", "status": 500}, "InternalServerError: "),
         ({"kind": "status", "status": 503}, "InternalServerError: "),
@@ -51,45 +50,45 @@ async def into(results: list[BatchResult], run: Any) -> None:
         ({"kind": "cut", "chunks": 0}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "cut", "chunks": 3}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "garble"}, "BrokenStreamError: the stream broke: JSONDecodeError: "),
-        ({"kind": "told", "status": 500}, "EngineError: engine died"),
-        ({"kind": "say", "said": "data: 5\n\n"}, "BrokenStreamError: the stream broke: a chunk is no JSON object"),
-        ({"kind": "say", "said": 'data: {"error": {"message": "no", "code": [1]}}\n\n'}, "EngineError: no"),
-        ({"kind": "say", "said": ""}, "BrokenStreamError: the stream ended before the answer did"),
+        ({"kind": "report", "status": 500}, "EngineFailedError: engine died"),
+        ({"kind": "body", "body": "data: 5\n\n"}, "BrokenStreamError: the stream broke: an event is not a JSON object"),
+        ({"kind": "body", "body": 'data: {"error": {"message": "no", "code": [1]}}\n\n'}, "EngineFailedError: no"),
+        ({"kind": "body", "body": ""}, "BrokenStreamError: the stream ended before the answer did"),
         ({"kind": "hang"}, ""),
     ],
 )
-async def test_what_may_pass_is_sent_again(
-    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, trouble: dict[str, Any], said: str
+async def test_failures_that_may_pass_are_retried(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, trouble: dict[str, Any], message: str
 ) -> None:
     troubled = {"g0m0": 2, "g1m1": 99}
     engine.fault = lambda id, n: fault(**trouble) if n <= troubled.get(id, 0) else None
     batch = plan(requests(2, 3))
     timeout = 1.0 if trouble["kind"] == "hang" else None
-    results = await collected(batch.run(client, MODEL, retries=AT_ONCE, timeout=timeout, max_tokens=8))
+    results = await collected(BatchRunner(batch).run(client, MODEL, retries=AT_ONCE, timeout=timeout, max_tokens=8))
     assert list(results) == [request.id for request in requests(2, 3)]
     assert {id: result.attempts for id, result in results.items() if result.attempts > 1} == {"g0m0": 3, "g1m1": 4}
     failed = results["g1m1"]
     assert failed.error is not None
-    assert failed.error.startswith(said)
+    assert failed.error.startswith(message)
     assert (failed.completion, failed.text, failed.ttft, failed.cached_tokens) == (None, None, None, None)
     assert all(result.error is None and result.text for id, result in results.items() if id != "g1m1")
     assert batch.owner.abandoned == [batch["g1m1"].plan_id]  # type: ignore[attr-defined]
     assert set(batch.owner.committed) == {batch[id].plan_id for id in results if id != "g1m1"}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("kind", "status"), [("status", 400), ("status", 413), ("status", 422), ("told", 400)])
-async def test_what_is_wrong_with_the_request_is_not_sent_again(
+@pytest.mark.parametrize(("kind", "status"), [("status", 400), ("status", 413), ("status", 422), ("report", 400)])
+async def test_a_wrong_request_is_not_retried(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, kind: str, status: int
 ) -> None:
     engine.fault = lambda id, n: fault(kind, status) if id == "g0m1" else None
-    results = await collected(plan(requests(1, 3)).run(client, MODEL, retries=AT_ONCE, max_tokens=4))
+    results = await collected(BatchRunner(plan(requests(1, 3))).run(client, MODEL, retries=AT_ONCE, max_tokens=4))
     assert [result.error is None for result in results.values()] == [True, False, True]
     assert engine.attempts["g0m1"] == results["g0m1"].attempts == 1
 
 
 async def test_a_text_that_no_request_can_carry_fails_alone(plan: Plan, client: Any) -> None:
     asked = [BatchRequest(1, ["torn \ud83d"], "Why <1>?"), BatchRequest(2, ["whole"], "Why <2>?")]
-    torn, whole = (await collected(plan(asked).run(client, MODEL, retries=AT_ONCE, max_tokens=4))).values()
+    torn, whole = (await collected(BatchRunner(plan(asked)).run(client, MODEL, retries=AT_ONCE, max_tokens=4))).values()
     assert torn.error is not None  # some versions of the client send it, escaped
     assert torn.error.startswith(("UnicodeEncodeError: ", "BadRequestError: "))
     assert torn.attempts == 1
@@ -102,7 +101,7 @@ async def test_all_requests_may_fail(
 ) -> None:
     engine.fault = lambda id, n: fault("status", 500)
     batch = plan(requests(3, 5))
-    results = await collected(batch.run(client, MODEL, concurrency=concurrency, retries=0))
+    results = await collected(BatchRunner(batch).run(client, MODEL, concurrency=concurrency, retries=0))
     assert list(results) == [request.id for request in requests(3, 5)]
     assert all(result.error for result in results.values())
     assert set(engine.attempts.values()) == {1}
@@ -119,7 +118,7 @@ async def test_when_warmers_fail_the_next_one_warms(
     executed = [planned.id for planned in batch]
     engine.fault = lambda id, n: fault("status", 500) if id in executed[:failing] else None
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
-        await collected(batch.run(client, MODEL, concurrency=8, retries=0, max_tokens=2))
+        await collected(BatchRunner(batch).run(client, MODEL, concurrency=8, retries=0, max_tokens=2))
     for one, other in itertools.pairwise(executed[: failing + 1]):
         assert engine.when("over", one) < engine.when("came", other)
     stand_in = executed[failing]
@@ -136,40 +135,42 @@ async def test_a_warmer_that_breaks_off_after_its_first_token_has_warmed(
     first = batch.requests[0].id
     engine.fault = lambda id, n: fault("break", chunks=3) if id == first else None
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
-        results = await collected(batch.run(client, MODEL, retries=Retries(1, first=5, longest=5), max_tokens=4))
+        results = await collected(
+            BatchRunner(batch).run(client, MODEL, retries=Retries(1, first=5, longest=5), max_tokens=4)
+        )
     assert results[first].error is not None
     assert all(engine.when("over", planned.id) < engine.when("came", first) for planned in batch.requests[1:])
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "AuthenticationError"), (403, "PermissionDeniedError"), (404, "NotFoundError")]
+    ("status", "message"), [(401, "AuthenticationError"), (403, "PermissionDeniedError"), (404, "NotFoundError")]
 )
-async def test_what_concerns_all_ends_the_run_at_once(
-    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, status: int, said: str
+async def test_a_failure_that_concerns_all_ends_the_run_at_once(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, status: int, message: str
 ) -> None:
     engine.fault = lambda id, n: fault("status", status)
     batch = plan(requests(20, 1))
-    with pytest.raises(BatchError, match=f"the run can't begin: {said}"):
-        await collected(batch.run(client, MODEL, concurrency=4, retries=AT_ONCE))
+    with pytest.raises(BatchError, match=f"the run can't begin: {message}"):
+        await collected(BatchRunner(batch).run(client, MODEL, concurrency=4, retries=AT_ONCE))
     assert set(engine.attempts.values()) == {1}
     assert len(engine.attempts) <= 8
     assert batch.owner.commits == 0  # type: ignore[attr-defined]
 
 
-async def test_a_model_that_is_not_there_ends_the_run(plan: Plan, requests: MakeRequests, client: Any) -> None:
+async def test_an_unknown_model_ends_the_run(plan: Plan, requests: MakeRequests, client: Any) -> None:
     with pytest.raises(BatchError, match=r"the run can't begin: NotFoundError: .*The model `gone` does not exist"):
-        await collected(plan(requests(2, 2)).run(client, "gone"))
+        await collected(BatchRunner(plan(requests(2, 2))).run(client, "gone"))
 
 
-async def test_nobody_there_ends_the_run(plan: Plan, requests: MakeRequests) -> None:
+async def test_a_missing_server_ends_the_run(plan: Plan, requests: MakeRequests) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
         with pytest.raises(BatchError, match="the run can't begin: APIConnectionError: Connection error"):
-            await collected(plan(requests(2, 2)).run(client, MODEL, retries=AT_ONCE))
+            await collected(BatchRunner(plan(requests(2, 2))).run(client, MODEL, retries=AT_ONCE))
 
 
-async def test_what_concerns_all_in_mid_run_ends_it_after_ten_in_a_row(
+async def test_ten_failures_in_a_row_that_concern_all_end_a_run_that_had_answers(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
 ) -> None:
     batch = plan(requests(40, 1))
@@ -178,19 +179,19 @@ async def test_what_concerns_all_in_mid_run_ends_it_after_ten_in_a_row(
     engine.fault = lambda id, n: fault("status", 403) if id in bad else None
     results: list[BatchResult] = []
     with pytest.raises(BatchError, match="the run ends: 10 requests in a row failed, the last with PermissionDenied"):
-        await into(results, batch.run(client, MODEL, concurrency=1, max_tokens=2))
+        await into(results, BatchRunner(batch).run(client, MODEL, concurrency=1, max_tokens=2))
     # All that was finished is handed out before.
     assert [result.id for result in results] == [id for id in batch.positions if id in executed[:29]]
     assert {result.id for result in results if result.error is not None} == bad & set(executed[:29])
     assert len(engine.attempts) == 30
 
 
-async def test_used_up_quota_is_not_waited_for(
+async def test_a_used_up_quota_is_not_retried(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
 ) -> None:
     engine.fault = lambda id, n: fault("status", 429, code="insufficient_quota")
     with pytest.raises(BatchError, match="the run can't begin: RateLimitError: "):
-        await collected(plan(requests(2, 1)).run(client, MODEL, retries=AT_ONCE))
+        await collected(BatchRunner(plan(requests(2, 1))).run(client, MODEL, retries=AT_ONCE))
     assert set(engine.attempts.values()) == {1}
 
 
@@ -198,7 +199,7 @@ async def test_used_up_quota_is_not_waited_for(
     ("header", "expected"),
     [("7", (7, 7.5)), ("0.25", (0.25, 0.75)), ("-3", (0, 0.5)), ("soon", (0, 2)), (None, (0, 2)), ("date", (28, 31))],
 )
-async def test_the_servers_retry_after_is_kept(
+async def test_the_servers_retry_after_is_followed(
     plan: Plan,
     requests: MakeRequests,
     engine: Any,
@@ -206,6 +207,7 @@ async def test_the_servers_retry_after_is_kept(
     fault: Any,
     header: str | None,
     expected: tuple[float, float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if header == "date":
         header = formatdate(time.time() + 30, usegmt=True)
@@ -216,17 +218,9 @@ async def test_the_servers_retry_after_is_kept(
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    asker = Asker(
-        client,
-        MODEL,
-        {"max_tokens": 2},
-        messages=lambda planned: planned.messages(),
-        retries=Retries(3),
-        timeout=None,
-        sleep=sleep,
-    )
-    outcome = await asker.ask(plan(requests(1, 1)).requests[0], lambda: None)
-    assert outcome.result.text
+    monkeypatch.setattr("stamina._core._smart_sleep", sleep)
+    results = await collected(BatchRunner(plan(requests(1, 1))).run(client, MODEL, retries=Retries(3), max_tokens=2))
+    assert results["g0m0"].text
     assert len(waits) == 3
     assert all(expected[0] <= wait <= expected[1] for wait in waits)
 
@@ -236,7 +230,7 @@ async def test_a_whole_attempt_is_timed_however_busily_it_streams(
 ) -> None:
     engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=0, decode_rate=20))
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
-        run = plan(requests(1, 1)).run(client, MODEL, timeout=0.3, retries=1, max_tokens=40)
+        run = BatchRunner(plan(requests(1, 1))).run(client, MODEL, timeout=0.3, retries=1, max_tokens=40)
         (result,) = [result async for result in run]
     assert result.error == "TimeoutError: no whole answer in 0.3 s"
     assert result.attempts == engine.attempts["g0m0"] == 2
@@ -247,7 +241,7 @@ async def test_a_whole_attempt_is_timed_however_busily_it_streams(
 
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "raise"])
 @pytest.mark.parametrize("after", [0, 1, 7, 17])
-async def test_leaving_early_ends_all_that_is_in_flight(
+async def test_leaving_early_ends_the_requests_in_flight(
     plan: Plan, requests: MakeRequests, start_engine: Any, way: str, after: int
 ) -> None:
     engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=1, decode_rate=400))
@@ -255,7 +249,7 @@ async def test_leaving_early_ends_all_that_is_in_flight(
     seen: list[BatchResult] = []
 
     async def consume() -> None:
-        run = batch.run(client, MODEL, concurrency=4, max_tokens=8)
+        run = BatchRunner(batch).run(client, MODEL, concurrency=4, max_tokens=8)
         if after == 0 and way != "cancel":
             await run.aclose()
             return
@@ -283,35 +277,35 @@ async def test_leaving_early_ends_all_that_is_in_flight(
         await asyncio.sleep(0.03)
         assert len(engine.attempts) <= came + 4  # what was on its way, and nothing else
         while sum({"came": 1, "token": 0, "over": -1}[event.what] for event in engine.events):
-            await asyncio.sleep(0.001)  # the engine was told: no stream is left open
+            await asyncio.sleep(0.001)  # the engine sees it: no stream is left open
     assert len(seen) <= after
-    told = {*batch.owner.committed, *batch.owner.abandoned}  # type: ignore[attr-defined]
-    assert {batch[id].plan_id for id in engine.attempts} <= told
+    settled = {*batch.owner.committed, *batch.owner.abandoned}  # type: ignore[attr-defined]
+    assert {batch[id].plan_id for id in engine.attempts} <= settled
     assert not set(batch.owner.committed) & set(batch.owner.abandoned)  # type: ignore[attr-defined]
 
 
-async def test_what_never_started_stays_open_for_the_next_run(
+async def test_requests_that_never_started_stay_open_for_the_next_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any
 ) -> None:
     batch = plan(requests(3, 6))
     stats = batch.owner.stats  # type: ignore[attr-defined]
-    async with aclosing(batch.run(client, MODEL, concurrency=2, ordered=False, max_tokens=4)) as run:
+    async with aclosing(BatchRunner(batch).run(client, MODEL, concurrency=2, ordered=False, max_tokens=4)) as run:
         await anext(run)
     left = stats()
     assert len(engine.attempts) <= left.commits + left.abandons < 18  # some may have started and not got so far
     assert left.open_plans == 18 - left.commits - left.abandons
-    assert len(await collected(batch.run(client, MODEL, max_tokens=4))) == 18
+    assert len(await collected(BatchRunner(batch).run(client, MODEL, max_tokens=4))) == 18
     assert stats().open_plans == 0
     assert stats().commits == 18 - left.abandons
 
 
-async def test_a_run_that_was_left_is_kept_alive_by_nobody(
+async def test_nothing_keeps_a_run_alive_that_was_left(
     plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path
 ) -> None:
     batch = plan(requests(3, 6))
     planner = weakref.ref(batch.owner)
     for journal in (None, tmp_path / "journal"):
-        async with aclosing(batch.run(client, MODEL, concurrency=4, journal=journal, max_tokens=4)) as run:
+        async with aclosing(BatchRunner(batch).run(client, MODEL, concurrency=4, journal=journal, max_tokens=4)) as run:
             await anext(run)
     del batch, run
     for _ in range(300):  # the event loop lets go of a cancelled timer when its time has come
@@ -330,7 +324,7 @@ async def test_cancelling_at_any_moment(
     batch = plan(requests(4, 5))
 
     async def consume() -> int:
-        run = batch.run(
+        run = BatchRunner(batch).run(
             client, MODEL, concurrency=3, retries=AT_ONCE, timeout=5, journal=tmp_path / "journal", max_tokens=6
         )
         return len([result async for result in run])
@@ -343,11 +337,11 @@ async def test_cancelling_at_any_moment(
     assert await consume() == 20
 
 
-async def test_a_task_that_somebody_else_cancels_ends_the_run(
+async def test_a_task_that_is_cancelled_from_outside_ends_the_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any
 ) -> None:
     engine.fault = lambda id, n: fault("hang")
-    run = plan(requests(2, 1)).run(client, MODEL)
+    run = BatchRunner(plan(requests(2, 1))).run(client, MODEL)
     waiting = asyncio.ensure_future(anext(run))
     while len(engine.attempts) < 2:
         await asyncio.sleep(0.001)
@@ -363,7 +357,7 @@ def test_an_event_loop_that_ends_with_the_run_unfinished(plan: Plan, requests: M
 
     async def main() -> None:
         client = openai.AsyncOpenAI(base_url=engine.base_url, api_key="none")
-        run = batch.run(client, MODEL, concurrency=3, max_tokens=3)
+        run = BatchRunner(batch).run(client, MODEL, concurrency=3, max_tokens=3)
         kept.append(run)
         await anext(run)
         await client.close()

@@ -1,21 +1,23 @@
-"""What a run keeps, and what a later one makes of it."""
+"""The journal of a run, and runs that go on with it."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner, PlannedRequest, Templates
 from warmprefix.errors import BatchFileError
-from warmprefix.openai.batch_runner import BatchResult
+from warmprefix.openai import BatchResult, BatchRunner
 from warmprefix.openai.batch_runner.journal import _VERSION
 from warmprefix_tools.emulator import EmulatorConfig
 
@@ -30,14 +32,28 @@ def path(tmp_path: Path) -> Path:
 
 
 async def run(batch: BatchPlan, client: Any, path: Path, **options: Any) -> list[BatchResult]:
-    return [result async for result in batch.run(client, MODEL, journal=path, **{"max_tokens": 4, **options})]
+    return [
+        result async for result in BatchRunner(batch).run(client, MODEL, journal=path, **{"max_tokens": 4, **options})
+    ]
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """Return the results that a closed journal holds, by id."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT id, result FROM results ORDER BY rowid")
+        return {json.loads(id): json.loads(result) for id, result in rows}
+
+
+def log_of(path: Path) -> Path:
+    """Return the write-ahead log of a journal in use, or of one whose process was killed."""
+    return path.with_name(f"{path.name}-wal")
 
 
 def plain(results: list[BatchResult]) -> list[Any]:
     return [(result.id, result.completion, result.error, result.attempts, result.ttft) for result in results]
 
 
-async def test_a_second_run_asks_nothing_and_says_the_same(
+async def test_a_second_run_sends_nothing_and_returns_the_same(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
 ) -> None:
     first = await run(plan(requests(3, 4)), client, path)
@@ -53,21 +69,23 @@ async def test_a_second_run_asks_nothing_and_says_the_same(
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 5, 11])
-async def test_a_run_that_was_left_is_taken_up(
+async def test_a_run_that_was_left_can_be_continued(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, ordered: bool, after: int
 ) -> None:
     seen = 0
-    async with aclosing(plan(requests(3, 4)).run(client, MODEL, concurrency=2, journal=path, max_tokens=4)) as left:
+    async with aclosing(
+        BatchRunner(plan(requests(3, 4))).run(client, MODEL, concurrency=2, journal=path, max_tokens=4)
+    ) as left:
         async for _ in left:
             seen += 1
             if seen > after:
                 break
-    kept = {json.loads(line)["id"] for line in path.read_text().splitlines()[1:]}
+    kept = set(stored(path))
     assert len(kept) > after
     before = dict(engine.attempts)
     batch = plan(requests(3, 4))
-    told: list[int] = []
-    results = await run(batch, client, path, ordered=ordered, progress=lambda stage, done, total: told.append(done))
+    finished: list[int] = []
+    results = await run(batch, client, path, ordered=ordered, progress=lambda stage, done, total: finished.append(done))
     assert all(result.text for result in results)
     if ordered:
         assert [result.id for result in results] == [request.id for request in requests(3, 4)]
@@ -75,10 +93,10 @@ async def test_a_run_that_was_left_is_taken_up(
         assert {result.id for result in results} == {request.id for request in requests(3, 4)}
         assert {result.id for result in results[: len(kept)]} == kept
     assert {id for id, count in engine.attempts.items() if count > before.get(id, 0)} == set(batch.positions) - kept
-    assert told == list(range(len(kept), 13))
+    assert finished == list(range(len(kept), 13))
 
 
-async def test_failures_are_tried_again(
+async def test_failures_are_asked_for_again(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, path: Path
 ) -> None:
     engine.fault = lambda id, n: fault("status", 400) if id.endswith("m1") else None
@@ -87,11 +105,11 @@ async def test_failures_are_tried_again(
     engine.fault = lambda id, n: None
     assert all(result.text for result in await run(plan(requests(2, 3)), client, path))
     assert {id: count for id, count in engine.attempts.items() if count > 1} == {"g0m1": 2, "g1m1": 2}
-    assert len(path.read_text().splitlines()) == 1 + 6 + 2
+    assert len(stored(path)) == 6
     assert all(result.text for result in await run(plan(requests(2, 3)), client, path))
 
 
-async def test_another_plan_of_the_same_requests_takes_it_up(
+async def test_another_plan_of_the_same_requests_continues_it(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
 ) -> None:
     asked = requests(2, 3)
@@ -104,22 +122,30 @@ async def test_another_plan_of_the_same_requests_takes_it_up(
     assert sum(engine.attempts.values()) == 6
 
 
-async def test_a_line_that_was_cut_off_anywhere_is_dropped(
+async def test_a_write_that_was_cut_off_anywhere_is_dropped(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, tmp_path: Path
 ) -> None:
     whole = plain(await run(plan(requests(1, 2)), client, path))
-    data = path.read_bytes()
-    ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
+    async with aclosing(BatchRunner(plan(requests(1, 2))).run(client, MODEL, journal=path, max_tokens=4)) as left:
+        await anext(left)
+    written = tmp_path / "written.journal"
+    running = BatchRunner(plan(requests(1, 2))).run(client, MODEL, concurrency=1, journal=written, max_tokens=4)
+    async with aclosing(running):
+        await anext(running), await anext(running)
+        data, log = written.read_bytes(), log_of(written).read_bytes()  # as a process that is killed leaves them
     cut = tmp_path / "cut.journal"
-    for length in [0, 1, ends[0] - 1, ends[0], ends[0] + 1, *range(ends[1] - 2, len(data), 97), len(data) - 1]:
-        cut.write_bytes(data[:length])
+    kept = set()
+    for length in [0, 1, 31, 32, 33, *range(40, len(log), 977), len(log) - 1, len(log)]:
+        cut.write_bytes(data)
+        log_of(cut).write_bytes(log[:length])
         before = sum(engine.attempts.values())
         results = await run(plan(requests(1, 2)), client, cut)
-        assert sum(engine.attempts.values()) - before == sum(end > length for end in ends[1:])
+        kept.add(2 - (sum(engine.attempts.values()) - before))
         assert [(id, completion["choices"]) for id, completion, *_ in plain(results)] == [
             (id, completion["choices"]) for id, completion, *_ in whole
         ]
-        assert [json.loads(line) for line in cut.read_bytes().splitlines()]
+        assert len(stored(cut)) == 2
+    assert kept == {0, 1, 2}
 
 
 async def test_a_journal_of_something_else_is_refused(
@@ -162,10 +188,10 @@ async def test_a_journal_of_something_else_is_refused(
             "it is of another batch",
         ),
     ]
-    for batch, model, options, said in others:
-        with pytest.raises(BatchFileError, match=r"run.journal, line 1: ") as caught:
-            await anext(batch.run(client, model, journal=path, **{"max_tokens": 4, **options}))
-        assert said in str(caught.value)
+    for batch, model, options, message in others:
+        with pytest.raises(BatchFileError, match=r"run.journal: ") as caught:
+            await anext(BatchRunner(batch).run(client, model, journal=path, **{"max_tokens": 4, **options}))
+        assert message in str(caught.value)
     assert path.read_bytes() == written
     assert sum(engine.attempts.values()) == 4
     for same in ({"extra_headers": {"x-request-from": "elsewhere"}}, {"messages": PlannedRequest.messages}):
@@ -175,7 +201,7 @@ async def test_a_journal_of_something_else_is_refused(
     assert sum(engine.attempts.values()) == 4
 
 
-async def test_own_messages_are_looked_at(
+async def test_own_messages_are_part_of_the_batch(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path
 ) -> None:
     def chat(planned: PlannedRequest, more: str = "") -> list[dict[str, str]]:
@@ -195,48 +221,83 @@ def test_the_default_prompt_is_that_of_the_journals_version() -> None:
     first, second = ContextBlock("The sky.\n[sea] Not a header.", id="sky"), ContextBlock("The sea.", id="sea")
     batch = ContextPlanner().plan_batch([BatchRequest("q", [first, second], "Why?")], preamble="Be brief.")
     chat = [replace(batch["q"], order=order).messages() for order in ((0, 1), (1, 0))]
-    told = "Please read the context in the following priority order: [sky] > [sea] and answer the question."
+    note = "Please read the context in the following priority order: [sky] > [sea] and answer the question."
     assert _VERSION == 1
     assert chat == [
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{context}\n\nWhy?"}]
         for context in (
             "[sky] The sky.\n\\[sea] Not a header.\n\n[sea] The sea.",
-            f"[sea] The sea.\n\n[sky] The sky.\n\\[sea] Not a header.\n\n{told}",
+            f"[sea] The sea.\n\n[sky] The sky.\n\\[sea] Not a header.\n\n{note}",
         )
     ]
 
 
+def changed(path: Path, *statements: str) -> bytes:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    return path.read_bytes()
+
+
 async def test_a_file_that_is_no_journal_is_refused_and_left_alone(
-    plan: Plan, requests: MakeRequests, client: Any, path: Path
+    plan: Plan, requests: MakeRequests, client: Any, path: Path, tmp_path: Path
 ) -> None:
     await run(plan(requests(1, 2)), client, path)
-    header, one, two = path.read_text().splitlines()
-    version = json.dumps({**json.loads(header), "warmprefix_journal": 2})
-    stranger = json.dumps({**json.loads(one), "id": "stranger"})
-    for text, said in [
-        ("shopping list", "line 1: it is no journal of a batch"),
-        ("shopping list\n", "line 1: it is no journal of a batch"),
-        ('{"model": "x"}\n', "line 1: it is no journal of a batch"),
-        ("[1]\n", "line 1: it is no journal of a batch"),
-        (f"{version}\n", "line 1: it is of version 2; this warmprefix knows version 1"),
-        (f"{header}\n{one}\n{stranger}\n", "line 3: no request of this batch is called 'stranger'"),
-        (f"{header}\n{one}\n{one}\n", "line 3: request 'g0m0' was answered in an earlier line already"),
-        (f"{header}\n{one[:-9]}\n{two}\n", "line 2: it is damaged"),
-        (f'{header}\n{{"id": "g0m0", "attempts": 1}}\n', "line 2: it is damaged"),
-        (f"{header}\n[]\n", "line 2: it is damaged"),
-        (f"{header}\n\x00\x00\n", "line 2: it is damaged"),
+    good = path.read_bytes()
+    stranger = json.dumps({"id": "stranger", "attempts": 1, "error": "x"})
+
+    def journal(*statements: str) -> bytes:
+        scratch = tmp_path / "scratch"
+        scratch.write_bytes(good)
+        return changed(scratch, *statements)
+
+    for data, message in [
+        (b"shopping list", "it is no journal of a batch"),
+        (b"shopping list\n" * 1_000, "it is no journal of a batch"),
+        (b'{"warmprefix_journal": 1}\n', "it is no journal of a batch"),
+        (changed(tmp_path / "other", "CREATE TABLE shopping (list TEXT)"), "it is no journal of a batch"),
+        (journal("PRAGMA user_version = 7"), "it is of version 7, and this warmprefix reads version 1"),
+        (
+            journal(f"INSERT INTO results VALUES ('\"stranger\"', '{stranger}')"),
+            "no request of this batch is called 'stranger'",
+        ),
+        (journal("UPDATE results SET result = substr(result, 1, 20)"), "it is damaged: "),
+        (journal("UPDATE results SET result = '{\"attempts\": 1}'"), "it is damaged: the result of request 'g0m0'"),
+        (journal("UPDATE results SET result = '[]'"), "it is damaged: "),
+        (journal("UPDATE results SET id = x'0000' WHERE rowid = 1"), "it is damaged: "),
+        (journal("DROP TABLE results"), "it is damaged, or can't be read: no such table: results"),
+        (journal("DELETE FROM run"), "it is damaged: "),
+        (good[:5_000], "it is damaged, or can't be read: "),
     ]:
-        path.write_text(text)
+        path.write_bytes(data)
         with pytest.raises(BatchFileError) as caught:
             await run(plan(requests(1, 2)), client, path)
-        assert str(caught.value) == f"{path}, {said}"
+        assert str(caught.value).startswith(f"{path}: {message}")
         assert caught.value.path == str(path)
-        assert path.read_text() == text
+        assert path.read_bytes() == data
+
+
+async def test_a_result_that_is_too_large_to_read_is_asked_for_again(
+    plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(plan(requests(1, 2)), client, path)
+    monkeypatch.setattr("warmprefix.openai.batch_runner.journal._MAX_RESULT_BYTES", 10)
+    assert len(await run(plan(requests(1, 2)), client, path)) == 2
+    assert sum(engine.attempts.values()) == 4
+
+
+async def test_a_journal_holds_no_key(plan: Plan, requests: MakeRequests, engine: Any, path: Path) -> None:
+    headers = {"authorization": "Bearer sk-secret-2", "x-team": "sk-secret-3"}
+    async with AsyncOpenAI(base_url=engine.base_url, api_key="sk-secret-1") as client:
+        await run(plan(requests(1, 2)), client, path, extra_headers=headers)
+    assert b"secret" not in path.read_bytes()
+    assert b"Bearer" not in path.read_bytes()
 
 
 async def test_two_runs_can_not_share_one(plan: Plan, requests: MakeRequests, client: Any, path: Path) -> None:
     batch = plan(requests(2, 2))
-    first = batch.run(client, MODEL, journal=path, max_tokens=4)
+    first = BatchRunner(batch).run(client, MODEL, journal=path, max_tokens=4)
     await anext(first)
     with pytest.raises(BatchFileError, match=r"run.journal: another run is using it"):
         await run(batch, client, path)
@@ -244,9 +305,11 @@ async def test_two_runs_can_not_share_one(plan: Plan, requests: MakeRequests, cl
     assert len(await run(batch, client, path)) == 4
 
 
-async def test_places_where_none_can_be(plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path) -> None:
-    for place, said in [(tmp_path, "Is a directory"), (tmp_path / "no" / "where", "No such file or directory")]:
-        with pytest.raises(BatchFileError, match=f"it can't be opened: {said}"):
+async def test_a_journal_that_can_not_be_opened_is_reported(
+    plan: Plan, requests: MakeRequests, client: Any, tmp_path: Path
+) -> None:
+    for place, message in [(tmp_path, "Is a directory"), (tmp_path / "no" / "where", "No such file or directory")]:
+        with pytest.raises(BatchFileError, match=f"it can't be opened: {message}"):
             await run(plan(requests(1, 1)), client, place)
 
 
@@ -256,7 +319,7 @@ async def test_a_journal_that_can_not_be_written_any_more_ends_the_run(
 ) -> None:
     def progress(stage: str, done: int, total: int) -> None:
         if done == 2:
-            limit = path.stat().st_size + 40
+            limit = log_of(path).stat().st_size + 40
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 
     import resource
@@ -265,13 +328,12 @@ async def test_a_journal_that_can_not_be_written_any_more_ends_the_run(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handled = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(BatchFileError, match="it can't be written: File too large"):
+        with pytest.raises(BatchFileError, match=r"it can't be written: (disk I/O error|database or disk is full)"):
             await run(plan(requests(1, 6)), client, path, concurrency=1, progress=progress)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handled)
-    assert len(path.read_bytes().splitlines()) == 3
-    assert path.read_bytes().endswith(b"\n")
+    assert len(stored(path)) == 2
     assert len(await run(plan(requests(1, 6)), client, path)) == 6
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest
-from warmprefix.openai.batch_runner import BatchResult, Retries
-from warmprefix.openai.batch_runner.client import _lines
+from warmprefix.openai import BatchResult, BatchRunner, Retries
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]
@@ -33,7 +29,9 @@ async def test_results_come_in_the_callers_order(
     batch = plan(asked)
     assert [planned.id for planned in batch] != [request.id for request in asked]
     kept = tmp_path / "run.journal" if journal else None
-    results = [r async for r in batch.run(client, MODEL, concurrency=concurrency, journal=kept, max_tokens=4)]
+    results = [
+        r async for r in BatchRunner(batch).run(client, MODEL, concurrency=concurrency, journal=kept, max_tokens=4)
+    ]
     assert [result.id for result in results] == [request.id for request in asked]
     assert engine.most_at_once <= concurrency
     for result, request in zip(results, asked, strict=True):
@@ -65,20 +63,24 @@ async def test_one_at_a_time_requests_run_in_execution_order(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any
 ) -> None:
     batch = plan(requests(3, 4))
-    results = [result async for result in batch.run(client, MODEL, concurrency=1, ordered=False, max_tokens=2)]
+    results = [
+        result async for result in BatchRunner(batch).run(client, MODEL, concurrency=1, ordered=False, max_tokens=2)
+    ]
     executed = [planned.id for planned in batch]
     assert [result.id for result in results] == executed
     assert [event.id for event in engine.events if event.what == "came"] == executed
 
 
 @pytest.mark.parametrize("concurrency", [2, 8, 64])
-async def test_nobody_comes_before_their_warmers_first_token(
+async def test_no_request_comes_before_its_warmers_first_token(
     plan: Plan, requests: MakeRequests, start_engine: Any, concurrency: int
 ) -> None:
     engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=2, prefill_rate=400_000, decode_rate=500))
     batch = plan(requests(6, 8))
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
-        results = [result async for result in batch.run(client, MODEL, concurrency=concurrency, max_tokens=4)]
+        results = [
+            result async for result in BatchRunner(batch).run(client, MODEL, concurrency=concurrency, max_tokens=4)
+        ]
     assert len(results) == 48
     assert 1 < engine.most_at_once <= concurrency
     warmed = [planned for planned in batch if planned.warmed_by is not None]
@@ -93,15 +95,15 @@ async def test_the_first_of_a_group_warms_and_then_the_rest_run_side_by_side(
     engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=5, decode_rate=20))
     batch = plan(requests(1, 2))
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
-        async for _ in batch.run(client, MODEL, concurrency=8, max_tokens=6):
+        async for _ in BatchRunner(batch).run(client, MODEL, concurrency=8, max_tokens=6):
             pass
     first, second = (planned.id for planned in batch)
     assert engine.when("token", first) < engine.when("came", second) < engine.when("over", first)
 
 
-async def test_what_is_sent(plan: Plan, requests: MakeRequests, engine: Any, client: Any) -> None:
+async def test_the_request_that_is_sent(plan: Plan, requests: MakeRequests, engine: Any, client: Any) -> None:
     batch = plan(requests(2, 1, tenants=["acme", None]))
-    run = batch.run(
+    run = BatchRunner(batch).run(
         client,
         MODEL,
         messages=lambda planned: [{"role": "user", "content": f"Shout. {planned.request.question}"}],
@@ -126,7 +128,7 @@ async def test_what_is_sent(plan: Plan, requests: MakeRequests, engine: Any, cli
 
 async def test_an_engine_that_reports_no_usage(plan: Plan, requests: MakeRequests, client: Any) -> None:
     batch = plan(requests(1, 1))
-    run = batch.run(client, MODEL, stream_options={"include_usage": False}, max_tokens=3)
+    run = BatchRunner(batch).run(client, MODEL, stream_options={"include_usage": False}, max_tokens=3)
     (result,) = [result async for result in run]
     assert result.text
     assert (result.prompt_tokens, result.completion_tokens, result.cached_tokens) == (None, None, None)
@@ -141,21 +143,10 @@ async def test_an_answer_may_hold_any_character(
     chunk = json.dumps({"choices": [choice]}, ensure_ascii=False)
     assert text in chunk
     for end in ("\n", "\r\n"):
-        said = f": a comment{end}{end}event: x{end}data:{chunk}{end}{end}data: [DONE]{end}{end}"
-        engine.fault = lambda id, n, said=said: fault("say", said=said)
-        (result,) = [result async for result in plan(requests(1, 1)).run(client, MODEL, retries=0)]
+        body = f": a comment{end}{end}event: x{end}data:{chunk}{end}{end}data: [DONE]{end}{end}"
+        engine.fault = lambda id, n, body=body: fault("body", body=body)
+        (result,) = [result async for result in BatchRunner(plan(requests(1, 1))).run(client, MODEL, retries=0)]
         assert (result.error, result.text) == (None, text)
-
-
-@given(
-    data=st.binary(max_size=40) | st.text("a\n\u2028", max_size=20).map(str.encode), cuts=st.sets(st.integers(0, 40))
-)
-async def test_lines_are_the_same_however_the_stream_is_cut(data: bytes, cuts: set[int]) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        for start, end in itertools.pairwise(sorted({0, *cuts, 41})):
-            yield data[start:end]
-
-    assert [line async for line in _lines(pieces())] == data.split(b"\n")
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -164,25 +155,27 @@ async def test_a_batch_of_nothing_and_of_one(
     plan: Plan, requests: MakeRequests, client: Any, count: int, ordered: bool, tmp_path: Path
 ) -> None:
     batch = plan(requests(count, 1))
-    told: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     for journal in (None, tmp_path / "journal", tmp_path / "journal"):
-        run = batch.run(client, MODEL, ordered=ordered, journal=journal, progress=lambda *step: told.append(step))
+        run = BatchRunner(batch).run(
+            client, MODEL, ordered=ordered, journal=journal, progress=lambda *step: steps.append(step)
+        )
         assert len([result async for result in run]) == count
-    assert told[0] == ("requests", 0, count)
-    assert told[-1] == ("requests", count, count)
+    assert steps[0] == ("requests", 0, count)
+    assert steps[-1] == ("requests", count, count)
 
 
 async def test_progress_counts_every_request_once(plan: Plan, requests: MakeRequests, client: Any) -> None:
-    told: list[int] = []
-    run = plan(requests(2, 5)).run(client, MODEL, progress=lambda stage, done, total: told.append(done))
+    steps: list[int] = []
+    run = BatchRunner(plan(requests(2, 5))).run(client, MODEL, progress=lambda stage, done, total: steps.append(done))
     async for _ in run:
         pass
-    assert told == list(range(11))
+    assert steps == list(range(11))
 
 
 async def test_a_slow_consumer_holds_nothing_back(plan: Plan, requests: MakeRequests, engine: Any, client: Any) -> None:
     batch = plan(requests(2, 4))
-    run = batch.run(client, MODEL, concurrency=2)
+    run = BatchRunner(batch).run(client, MODEL, concurrency=2)
     await anext(run)
     while len(batch.owner.committed) < 8:  # type: ignore[attr-defined]
         await asyncio.sleep(0.005)
@@ -191,44 +184,44 @@ async def test_a_slow_consumer_holds_nothing_back(plan: Plan, requests: MakeRequ
 
 async def test_two_runs_side_by_side(plan: Plan, requests: MakeRequests, client: Any) -> None:
     async def ids(groups: int) -> list[str]:
-        return [result.id async for result in plan(requests(groups, 3)).run(client, MODEL)]
+        return [result.id async for result in BatchRunner(plan(requests(groups, 3))).run(client, MODEL)]
 
     assert [len(ids) for ids in await asyncio.gather(ids(2), ids(3))] == [6, 9]
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"concurrency": 0}, ValueError, "concurrency must be 1 or more, got 0"),
         ({"concurrency": 2.0}, TypeError, "concurrency must be an int, got float"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 or None, got 0"),
-        ({"stream": False}, ValueError, "stream must not be given"),
+        ({"stream": False}, ValueError, "stream must be left out"),
         ({"retries": -1}, ValueError, "count must be 0 or more, got -1"),
         ({"retries": "many"}, TypeError, "count must be an int, got str"),
         ({"journal": "x", "stop": {1, 2}}, TypeError, "with a journal, request options must be JSON"),
     ],
 )
 async def test_bad_arguments_are_refused_at_the_call(
-    plan: Plan, client: Any, options: dict[str, Any], error: type[Exception], said: str
+    plan: Plan, client: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
-        plan([]).run(client, MODEL, **options)
+    with pytest.raises(error, match=message):
+        BatchRunner(plan([])).run(client, MODEL, **options)
 
 
 async def test_a_client_that_can_not_be_awaited_is_refused(plan: Plan) -> None:
     with openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none") as client:
         with pytest.raises(TypeError, match=r"client must be an openai.AsyncOpenAI, got OpenAI"):
-            plan([]).run(client, MODEL)  # type: ignore[arg-type]
+            BatchRunner(plan([])).run(client, MODEL)  # type: ignore[arg-type]
         async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none") as asynchronous:
             with pytest.raises(TypeError, match=r"model must be a str, got NoneType"):
-                plan([]).run(asynchronous, None)  # type: ignore[arg-type]
+                BatchRunner(plan([])).run(asynchronous, None)  # type: ignore[arg-type]
 
 
-async def test_an_option_that_the_client_does_not_know_ends_the_run(
+async def test_an_option_that_the_client_lacks_ends_the_run(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any
 ) -> None:
     with pytest.raises(TypeError, match="colour"):
-        await anext(plan(requests(2, 2)).run(client, MODEL, colour="red"))
+        await anext(BatchRunner(plan(requests(2, 2))).run(client, MODEL, colour="red"))
     assert engine.events == []
 
 
@@ -240,7 +233,9 @@ async def test_the_callers_own_mistakes_end_the_run(plan: Plan, requests: MakeRe
     results: list[BatchResult] = []
 
     async def run() -> None:
-        async for result in plan(requests(3, 3)).run(client, MODEL, concurrency=1, ordered=False, progress=progress):
+        async for result in BatchRunner(plan(requests(3, 3))).run(
+            client, MODEL, concurrency=1, ordered=False, progress=progress
+        ):
             results.append(result)  # noqa: PERF401 - what came before the error counts
 
     with pytest.raises(RuntimeError, match="the bar broke"):

@@ -1,32 +1,73 @@
-"""The journal of a run: what has been answered, in a file that outlives the process.
+"""Results of a run while they wait for their turn: in memory, or in a journal that outlives the process.
 
-A JSONL file: a header that says which batch it is of, then a line for every request that finished. A line reaches the
-operating system before its result is handed out, so a killed process loses nothing but what was in flight. It is
-forced to the disk when the run ends, in whatever way; a power cut before that can lose lines at the end, whose requests
-are sent again.
+A journal is an SQLite database. A result reaches the operating system before it is handed out, so a killed process
+loses only the requests in flight. SQLite's write-ahead log forces results to the disk now and then, and when the run
+ends; a power cut before that can lose the last ones, whose requests are sent again, but never damages the journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping
-from typing import Any
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 from warmprefix.batch.plan import PlannedRequest
 from warmprefix.errors import BatchFileError
-from warmprefix.openai.batch_runner.locking import lock
-from warmprefix.openai.batch_runner.results import BatchResult
+from warmprefix.openai.batch_runner.batch_result import BatchResult
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "MemoryResults", "Messages", "Results", "digest_of_options", "digest_of_request"]
 
 _VERSION = 1
 """Raised with the file's format, and with whatever `PlannedRequest.messages` writes around what it is given."""
 
+_APPLICATION = 0x7770626A  # "wpbj", in the header of the file
+
+_MAX_RESULT_BYTES = 64 * 1024 * 1024
+_MAX_ID_BYTES = 1024 * 1024
+"""Most bytes of a result, and of its id, that are read back from an earlier run."""
+
+Messages = Callable[[PlannedRequest], Sequence[Mapping[str, Any]]]
+"""Function that makes the chat for a request."""
+
+
+class Results(Protocol):
+    """Place that takes every request's result once, and returns it once."""
+
+    @property
+    def answered(self) -> Collection[str]:
+        """Ids of the requests that an earlier run has answered; they are not sent again."""
+        ...
+
+    def put(self, result: BatchResult) -> None: ...
+    def take(self, id: str) -> BatchResult: ...
+    def close(self) -> None: ...
+
+
+class MemoryResults:
+    """Results in memory, until they are taken."""
+
+    answered: Collection[str] = ()
+
+    def __init__(self) -> None:
+        self._results: dict[str, BatchResult] = {}
+
+    def put(self, result: BatchResult) -> None:
+        self._results[result.id] = result
+
+    def take(self, id: str) -> BatchResult:
+        return self._results.pop(id)
+
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class Journal:
-    """Keeps results in the file alone: in memory there is only where each of them stands, some 200 bytes."""
+    """Results in a file, and nowhere else. One run at a time can use it."""
 
     def __init__(
         self,
@@ -35,142 +76,191 @@ class Journal:
         *,
         model: str,
         options: str,
-        asked: str,
+        digests: Sequence[bytes],
     ) -> None:
-        """Open it, or begin it if there is none, and keep every other run out of it.
+        """Open the journal, or begin one, and keep every other run out of it.
 
         Args:
-            path: Of the file.
-            requests: Those of the batch, by id.
-            model: Who is asked.
-            options: The digest of what every request is sent with.
-            asked: The digest of all requests.
+            path: The file.
+            requests: The requests of the batch, by id.
+            model: The model that is asked.
+            options: The digest of the options of every request.
+            digests: The digest of each request, in any order.
 
         Raises:
-            BatchFileError: It is another batch's, or of another version, or in use, or damaged elsewhere than in its
-                last line, or can't be read or written.
+            BatchFileError: The file is another batch's, of another version, in use, or damaged, or it can't be read or
+                written.
         """
         self.path = os.fspath(path)
+        self.answered: Collection[str] = ()
         self._requests = requests
-        self._lines: dict[str, tuple[int, int]] = {}
-        self._size = 0
-        header = {"warmprefix_journal": _VERSION, "model": model, "options": options, "requests": asked}
+        asked = _digest(b"".join(sorted(digests))).hexdigest()
+        header = {"model": model, "options": options, "requests": asked, "count": len(requests)}
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-            self._file = os.fdopen(descriptor, "r+b", buffering=0)
-            with contextlib.ExitStack() as unless_read:
-                unless_read.callback(self._file.close)
-                if not lock(descriptor):
-                    raise self._problem("another run is using it")
-                self.answered: Collection[str] = self._read({**header, "count": len(requests)})
-                unless_read.pop_all()
+            with open(self.path, "ab"):  # SQLite does not report why a file can't be opened
+                pass
         except OSError as error:
             raise self._problem(f"it can't be opened: {error.strerror}") from error
+        with contextlib.ExitStack() as unless_read:
+            self._connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            unless_read.callback(self._connection.close)
+            with self._reading():
+                self._lock()
+                self._check_header(header)
+                self.answered = frozenset(self._read())
+            unless_read.pop_all()
 
     def put(self, result: BatchResult) -> None:
-        """Write a result's line."""
+        """Store a result."""
         line: dict[str, Any] = {"id": result.id, "attempts": result.attempts}
         if result.error is None:
             line |= {"ttft": result.ttft, "completion": result.completion}
         else:
             line["error"] = result.error
-        self._lines[result.id] = self._append(line)
+        try:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO results VALUES (?, ?)", (_encoded(result.id), _encoded(line))
+            )
+        except sqlite3.Error as error:
+            raise self._problem(f"it can't be written: {error}") from error
 
     def take(self, id: str) -> BatchResult:
         """Read a result back."""
-        start, length = self._lines[id]
-        self._file.seek(start)
-        line = json.loads(self._file.read(length))
-        return BatchResult(
-            self._requests[id], line.get("completion"), line.get("error"), line["attempts"], line.get("ttft")
-        )
+        with self._reading():
+            (text,) = self._connection.execute("SELECT result FROM results WHERE id = ?", (_encoded(id),)).fetchone()
+        line = json.loads(text)
+        completion, error, ttft = line.get("completion"), line.get("error"), line.get("ttft")
+        return BatchResult(self._requests[id], completion, error, line["attempts"], ttft)
 
     def close(self) -> None:
-        """Force it to the disk and let others in. Closing twice is harmless."""
-        if not self._file.closed:
-            try:
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                raise self._problem(f"it can't be forced to the disk: {error.strerror}") from error
-            finally:
-                self._file.close()
+        """Force it to the disk and let other runs in. Closing twice is harmless."""
+        self._connection.close()
 
-    def _read(self, header: Mapping[str, Any]) -> set[str]:
-        """Find what was answered, and cut off a line whose writing was cut off."""
-        answered: set[str] = set()
-        with open(self._file.fileno(), "rb", closefd=False) as lines:
-            first = lines.readline()
-            if not first.endswith(b"\n"):
-                if not _encoded(header).startswith(first):
-                    raise self._problem("it is no journal of a batch", 1)
-                self._file.truncate(0)
-                self._append(header)
-                return answered
-            self._check_header(first, header)
-            self._size = len(first)
-            for number, line in enumerate(lines, start=2):
-                if not line.endswith(b"\n"):
-                    break
-                self._check_line(number, line, answered)
-                self._size += len(line)
-        self._file.truncate(self._size)
-        return answered
+    def _lock(self) -> None:
+        # With this mode, the lock of the first transaction is kept until the connection closes or its process ends.
+        self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        try:
+            self._connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            raise self._problem("another run is using it") from error
+        self._connection.execute("COMMIT")
 
-    def _check_header(self, line: bytes, expected: Mapping[str, Any]) -> None:
-        found = self._parsed(1, line, "it is no journal of a batch")
-        if "warmprefix_journal" not in found:
-            raise self._problem("it is no journal of a batch", 1)
-        version = found["warmprefix_journal"]
+    def _check_header(self, expected: Mapping[str, Any]) -> None:
+        application, version = self._value("PRAGMA application_id"), self._value("PRAGMA user_version")
+        if not (application or self._value("SELECT count(*) FROM sqlite_master")):
+            return self._begin(expected)
+        if application != _APPLICATION:
+            raise self._problem("it is no journal of a batch")
         if version != _VERSION:
-            raise self._problem(f"it is of version {version!r}; this warmprefix knows version {_VERSION}", 1)
-        if found.get("model") != expected["model"]:
-            raise self._problem(f"it is of another run: of model {found.get('model')!r}, not {expected['model']!r}", 1)
-        if found.get("options") != expected["options"]:
-            raise self._problem("it is of another run: with other request options", 1)
-        if found.get("requests") != expected["requests"]:
-            raise self._problem(
-                f"it is of another batch: of {found.get('count')} requests, not these {expected['count']}", 1
-            )
+            raise self._problem(f"it is of version {version}, and this warmprefix reads version {_VERSION}")
+        found = json.loads(self._value("SELECT header FROM run WHERE length(header) <= 65536"))
+        if found["model"] != expected["model"]:
+            raise self._problem(f"it is of another run: of model {found['model']!r}, not {expected['model']!r}")
+        if found["options"] != expected["options"]:
+            raise self._problem("it is of another run: with other request options")
+        if found["requests"] != expected["requests"]:
+            raise self._problem(f"it is of another batch: of {found['count']} requests, not these {expected['count']}")
+        return self._log_ahead()
 
-    def _check_line(self, number: int, line: bytes, answered: set[str]) -> None:
-        found = self._parsed(number, line, "it is damaged")
-        id = found.get("id")
-        if not isinstance(id, str) or id not in self._requests:
-            raise self._problem(f"no request of this batch is called {id!r}", number)
-        if id in answered:
-            raise self._problem(f"request {id!r} was answered in an earlier line already", number)
-        if not isinstance(found.get("attempts"), int) or ("completion" in found) == ("error" in found):
-            raise self._problem("it is damaged", number)
-        if "completion" in found:
-            answered.add(id)
-            self._lines[id] = (self._size, len(line))
-
-    def _parsed(self, number: int, line: bytes, problem: str) -> dict[str, Any]:
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        self._log_ahead()
         try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise self._problem(problem, number) from error
-        if not isinstance(found, dict):
-            raise self._problem(problem, number)
-        return found
+            for statement in (
+                "BEGIN",
+                f"PRAGMA application_id = {_APPLICATION}",
+                f"PRAGMA user_version = {_VERSION}",
+                "CREATE TABLE run (header BLOB NOT NULL)",
+                "CREATE TABLE results (id BLOB PRIMARY KEY, result BLOB NOT NULL)",
+            ):
+                self._connection.execute(statement)
+            self._connection.execute("INSERT INTO run VALUES (?)", (_encoded(header),))
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._problem(f"it can't be written: {error}") from error
 
-    def _append(self, line: Mapping[str, Any]) -> tuple[int, int]:
-        """Write a whole line, or none; returns where it starts and its length."""
-        data, start = _encoded(line), self._size
-        rest = memoryview(data)
+    def _log_ahead(self) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    def _read(self) -> Iterator[str]:
+        """Check every result, one at a time; yield the ids of the answers. Results that are too large do not count."""
+        select = "SELECT id, result FROM results WHERE length(id) <= ? AND length(result) <= ?"
+        for key, text in self._connection.execute(select, (_MAX_ID_BYTES, _MAX_RESULT_BYTES)):
+            id, line = json.loads(key), json.loads(text)
+            if id not in self._requests:
+                raise self._problem(f"no request of this batch is called {id!r}")
+            if type(line["attempts"]) is not int or ("completion" in line) == ("error" in line):
+                raise ValueError(f"the result of request {id!r}")
+            if "completion" in line:
+                yield id
+
+    def _value(self, query: str) -> Any:
+        row = self._connection.execute(query).fetchone()
+        return None if row is None else row[0]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn every way in which the file's content can be wrong into a `BatchFileError`."""
         try:
-            self._file.seek(start)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            self._file.truncate(start)
-            raise self._problem(f"it can't be written: {error.strerror}") from error
-        self._size += len(data)
-        return start, len(data)
+            yield
+        except sqlite3.DatabaseError as error:
+            if "not a database" in str(error):
+                raise self._problem("it is no journal of a batch") from error
+            raise self._problem(f"it is damaged, or can't be read: {error}") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._problem(f"it is damaged: {error}") from error
 
-    def _problem(self, problem: str, line: int | None = None) -> BatchFileError:
-        return BatchFileError(self.path, line, problem)
+    def _problem(self, problem: str) -> BatchFileError:
+        return BatchFileError(self.path, None, problem)
 
 
-def _encoded(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
+    """Return a digest of a request's id, its tenant, and its messages with the blocks in relevance order.
+
+    So it does not depend on the plan. The default messages are not made for it: their parts, with each block's
+    fingerprint, give the same distinction in a tenth of the time. Other messages are made, so that the digest covers
+    the text that they add around the blocks.
+
+    Raises:
+        TypeError: The messages are not JSON.
+    """
+    order = sorted(planned.order)
+    if messages is PlannedRequest.messages:
+        # Everything that decides on the bytes of the default messages; the rest is under the journal's version.
+        wording, request = planned.wording, planned.request
+        keys = [request.blocks[position].fingerprint for position in order]
+        blocks = [text for key in keys for text in (wording.labels[key], key.hex())]
+        templates = wording.templates
+        asked: list[Any] = [wording.preamble, templates.order, templates.location, request.question, blocks]
+    else:
+        asked = list(messages(replace(planned, order=tuple(order))))
+    asked = [planned.id, planned.wording.scope.tenant, asked]
+    return _digest(_canonical(f"the messages of request {planned.id!r}", asked)).digest()
+
+
+def digest_of_options(options: Mapping[str, Any]) -> str:
+    """Return a digest of the options of every request, without headers: they identify the caller, not the question.
+
+    Raises:
+        TypeError: The options are not JSON.
+    """
+    body = {name: value for name, value in options.items() if name != "extra_headers"}
+    return _digest(_canonical("request options", body)).hexdigest()
+
+
+def _canonical(what: str, value: object) -> bytes:
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+    except TypeError as error:
+        raise TypeError(f"with a journal, {what} must be JSON: {error}") from error
+
+
+def _digest(data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _encoded(value: object) -> bytes:
+    """Return JSON as bytes, whose length SQLite reports without reading them."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")

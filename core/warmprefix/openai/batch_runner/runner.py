@@ -1,237 +1,155 @@
-"""The run: requests in execution order, warmers first, so many at once; results in the caller's order."""
+"""`BatchRunner`: runs a planned batch, or exchanges it with a batch service as files."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.batch.base import Progress, no_progress
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
-from warmprefix.errors import BatchError
-from warmprefix.openai.batch_runner.asked import Messages, digest_of_options, digest_of_request, digest_of_requests
-from warmprefix.openai.batch_runner.client import Asker, Outcome
-from warmprefix.openai.batch_runner.journal import Journal
-from warmprefix.openai.batch_runner.kept import InMemory, KeptResults
-from warmprefix.openai.batch_runner.results import BatchResult
-from warmprefix.openai.batch_runner.scheduling import Schedule, first_holders, planned_holders
-from warmprefix.retries import Retries
+from warmprefix.errors import check_count
+from warmprefix.openai.batch_runner.batch_result import BatchResult
+from warmprefix.openai.batch_runner.journal import MemoryResults, Messages, Results, digest_of_options
+from warmprefix.openai.batch_runner.jsonl import read_answers, write_requests
+from warmprefix.openai.retry import Retries
 
 if TYPE_CHECKING:
-    import openai
+    from openai import AsyncOpenAI
 
-__all__ = ["run_batch"]
-
-_IN_A_ROW = 10
-"""So many requests refused in a row for what concerns all end a run that had been answered before."""
+__all__ = ["BatchRunner"]
 
 
-def run_batch(
-    batch: BatchPlan,
-    client: openai.AsyncOpenAI,
-    model: str,
-    *,
-    concurrency: int = 8,
-    ordered: bool = True,
-    journal: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    retries: int | Retries = 4,
-    messages: Messages | None = None,
-    timeout: float | None = None,
-    **request: Any,
-) -> AsyncGenerator[BatchResult, None]:
-    """See `BatchPlan.run`. Checks the arguments now; all else begins with the iteration."""
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int):
-        raise TypeError(f"concurrency must be an int, got {type(concurrency).__name__}")
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be 1 or more, got {concurrency}")
-    if not isinstance(model, str):
-        raise TypeError(f"model must be a str, got {type(model).__name__}")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout must be above 0 or None, got {timeout}")
-    if "stream" in request:
-        raise ValueError("stream must not be given: a run streams, and puts the answers together")
-    chat = PlannedRequest.messages if messages is None else messages
-    asker = Asker(
-        client,
-        model,
-        request,
-        messages=chat,
-        retries=retries if isinstance(retries, Retries) else Retries(retries),
-        timeout=timeout,
-    )
-    opening = None if journal is None else partial(_journal, batch, journal, model, digest_of_options(request), chat)
-    return _results(batch, asker, opening, concurrency, ordered, no_progress if progress is None else progress)
+class BatchRunner:
+    """Runs one planned batch. It keeps nothing between its calls; several runs may go on side by side."""
 
+    def __init__(self, batch: BatchPlan) -> None:
+        """Take a batch.
 
-async def _journal(
-    batch: BatchPlan, path: str | os.PathLike[str], model: str, options: str, messages: Messages
-) -> Journal:
-    """Open the batch's journal. Others may run meanwhile, for that takes a digest of every request."""
-    digests: list[bytes] = []
-    for planned in batch:
-        digests.append(digest_of_request(planned, messages))
-        await asyncio.sleep(0)
-    requests = {planned.id: planned for planned in batch}
-    return Journal(path, requests, model=model, options=options, asked=digest_of_requests(digests))
-
-
-async def _results(
-    batch: BatchPlan,
-    asker: Asker,
-    opening: Callable[[], Awaitable[Journal]] | None,
-    concurrency: int,
-    ordered: bool,
-    progress: Progress,
-) -> AsyncGenerator[BatchResult, None]:
-    """What `BatchPlan.run` iterates over."""
-    with closing(InMemory() if opening is None else await opening()) as kept:
-        for id in kept.answered:
-            batch.owner.abandon(batch[id].plan)  # nobody sees that prompt in this run
-            await asyncio.sleep(0)
-        run = _Run(batch, asker, kept, concurrency, ordered, progress)
-        try:
-            run.begin()
-            while True:
-                for id in run.due():
-                    await asyncio.sleep(0)  # many may be due, and others want to run meanwhile
-                    yield kept.take(id)
-                if not run.tasks:
-                    break
-                await run.news.wait()
-                run.news.clear()
-            if run.failure is not None:
-                raise run.failure
-        finally:
-            await run.stop()
-
-
-class _Run:
-    """The tasks of one run, in one event loop: who starts, and what their ends mean for the others."""
-
-    def __init__(
-        self,
-        batch: BatchPlan,
-        asker: Asker,
-        kept: KeptResults,
-        concurrency: int,
-        ordered: bool,
-        progress: Progress,
-    ) -> None:
-        answered = kept.answered
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.news = asyncio.Event()
-        """Set when a task has ended."""
-        self.failure: BaseException | None = None
-        """What ended the run before its time."""
+        Raises:
+            TypeError: `batch` is no `BatchPlan`.
+        """
+        if not isinstance(batch, BatchPlan):
+            raise TypeError(f"batch must be a BatchPlan, got {type(batch).__name__}")
         self._batch = batch
-        self._asker = asker
-        self._kept = kept
-        self._concurrency = concurrency
-        self._ordered = ordered
-        self._progress = progress
-        self._finished = set(answered)
-        self._turns = deque(id for id in batch.positions if ordered or id in answered)
-        self._requests = [planned for planned in batch if planned.id not in answered]
-        # What an earlier run has brought may be gone from the cache, so then the rest is looked at by itself.
-        holders = first_holders(self._requests) if answered else planned_holders(self._requests)
-        self._schedule = Schedule(self._requests, holders, lookahead=(concurrency + 1) // 2)
-        self._stopping = False
-        self._reached = False
-        self._refused_in_a_row = 0
 
-    def begin(self) -> None:
-        """Start as many as may run."""
-        self._tell_progress()
-        self._start_what_may()
+    def run(
+        self,
+        client: AsyncOpenAI,
+        model: str,
+        *,
+        concurrency: int = 8,
+        ordered: bool = True,
+        journal: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+        retries: int | Retries = 4,
+        messages: Messages | None = None,
+        timeout: float | None = None,
+        **request: Any,
+    ) -> AsyncGenerator[BatchResult, None]:
+        """Ask all requests, and iterate over their results. Needs the extra `openai`.
 
-    async def stop(self) -> None:
-        """End the tasks that are left, and wait until they have."""
-        self._stopping = True
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        Requests start in execution order. One whose prefix another is to bring waits until that one is prefilled;
+        meanwhile later ones may start, half as many as `concurrency` at most. Plans are committed as answers come,
+        and abandoned where none does. A request that fails for good yields a result with its `error`, and the batch
+        goes on. Leaving early cancels the requests in flight; `contextlib.aclosing` leaves at once.
 
-    def due(self) -> Iterator[str]:
-        """The ids whose turn has come; after a failure, all that are finished."""
-        while self._turns:
-            if self._turns[0] in self._finished:
-                yield self._turns.popleft()
-            elif self.failure is not None and not self.tasks:
-                self._turns.popleft()
-            else:
-                return
+        Args:
+            client: Its own retries are not used.
+            model: The model to ask.
+            concurrency: Most requests in flight.
+            ordered: Yield results in the order in which the requests were given; otherwise as they finish.
+            journal: A file that keeps every answer. If it exists, it must be one of this batch, and its answers are not
+                asked for again; failures are. The batch is the same if its requests, `model`, `messages` and `request`
+                are, whatever the plan. Without it, results wait in memory for their turn: with `ordered`, up to all.
+            progress: Called with `"requests"`, the number of finished requests, and the number of all.
+            retries: Attempts after the first, with exponential backoff; or your own `Retries`.
+            messages: Makes the chat for a request; `PlannedRequest.messages` by default.
+            timeout: Seconds for a whole attempt; None leaves it to the client.
+            **request: For `client.chat.completions.create`, with every request.
 
-    def _start_what_may(self) -> None:
-        while not self._stopping and len(self.tasks) < self._concurrency:
-            i = self._schedule.start()
-            if i is None:
-                return
-            task = asyncio.get_running_loop().create_task(self._serve(i), name=f"batch request {self._requests[i].id}")
-            self.tasks.add(task)
-            task.add_done_callback(self._task_done)
+        Raises:
+            TypeError: An argument has another type than the above.
+            ValueError: `concurrency` is below 1, `timeout` is not above 0, or `stream` is given.
+            BatchError: While iterating, after the finished results: no server is there, or nothing is permitted, from
+                the first request on or for ten in a row.
+            BatchFileError: While iterating: the journal is another batch's, or in use, or can't be used.
+            MissingExtraError: The extra `openai` is not installed.
+        """
+        from warmprefix.openai.batch_runner.run import Asker, open_journal, results_of
 
-    async def _serve(self, i: int) -> None:
-        planned = self._requests[i]
-        owner = self._batch.owner
-        try:
-            outcome = await self._asker.ask(planned, partial(self._prefilled, i))
-        except BaseException:
-            owner.abandon(planned.plan)
-            raise
-        result = outcome.result
-        if result.error is None:
-            owner.commit(planned.plan, result.cached_tokens)
-            self._schedule.prefilled(i)
-        else:
-            owner.abandon(planned.plan)
-        self._end_if_in_vain(outcome)
-        self._schedule.over(i)
-        self._kept.put(result)
-        self._finished.add(planned.id)
-        if not self._ordered:
-            self._turns.append(planned.id)
-        self._tell_progress()
+        check_count("concurrency", concurrency)
+        if not isinstance(model, str):
+            raise TypeError(f"model must be a str, got {type(model).__name__}")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be above 0 or None, got {timeout}")
+        if "stream" in request:
+            raise ValueError(f"stream must be left out, because every run streams, got {request['stream']!r}")
+        chat = PlannedRequest.messages if messages is None else messages
+        asker = Asker(
+            client,
+            model,
+            request,
+            messages=chat,
+            retries=retries if isinstance(retries, Retries) else Retries(retries),
+            timeout=timeout,
+        )
+        opening: Callable[[], Awaitable[Results]] = _in_memory
+        if journal is not None:
+            opening = partial(open_journal, self._batch, journal, model, digest_of_options(request), chat)
+        return results_of(
+            self._batch, asker, opening, concurrency, ordered, no_progress if progress is None else progress
+        )
 
-    def _prefilled(self, i: int) -> None:
-        self._schedule.prefilled(i)
-        self._start_what_may()
+    def write_jsonl(
+        self,
+        path: str | os.PathLike[str],
+        model: str,
+        *,
+        endpoint: str = "/v1/chat/completions",
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        messages: Messages | None = None,
+        **body: Any,
+    ) -> tuple[Path, ...]:
+        """Write all requests, in execution order, as `vllm run-batch` and OpenAI's Batch API read them.
 
-    def _end_if_in_vain(self, outcome: Outcome) -> None:
-        if not outcome.concerns_all:
-            self._reached = True
-            self._refused_in_a_row = 0
-            return
-        self._refused_in_a_row += 1
-        if not self._reached:
-            raise BatchError(f"the run can't begin: {outcome.result.error}") from outcome.cause
-        if self._refused_in_a_row >= _IN_A_ROW:
-            raise BatchError(
-                f"the run ends: {_IN_A_ROW} requests in a row failed, the last with {outcome.result.error}"
-            ) from outcome.cause
+        Args:
+            path: The file, gzipped if it ends in `.gz`. A second one would be `night-2.jsonl` next to `night.jsonl`.
+            model: The model to ask.
+            endpoint: The address of chat completions, from the server's root.
+            max_requests: Most requests per file; OpenAI takes 50,000. A file ends where the next requests share least.
+            max_bytes: Most bytes per file; OpenAI takes 200 MB.
+            messages: Makes the chat for a request; `PlannedRequest.messages` by default.
+            **body: For every request's body, such as `max_tokens`.
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        self.news.set()
-        if task.cancelled():
-            if not self._stopping:
-                self._fail(BatchError(f"{task.get_name()} was cancelled from outside"))
-        elif (error := task.exception()) is not None:
-            self._fail(error)
-        else:
-            self._start_what_may()
+        Returns:
+            The files, in execution order; one, unless a bound asks for more.
 
-    def _fail(self, error: BaseException) -> None:
-        """End the run with the first thing that went wrong; what is finished is handed out before it is raised."""
-        if self.failure is None and not self._stopping:
-            self.failure = error
-        self._stopping = True
-        for task in self.tasks:
-            task.cancel()
+        Raises:
+            TypeError: A bound is no int.
+            ValueError: A bound is below 1 or below a single request, `endpoint` is not of chat completions, or `stream`
+                is set.
+            OutputError: A file can't be written.
+        """
+        chat = PlannedRequest.messages if messages is None else messages
+        return write_requests(self._batch, path, model, endpoint, max_requests, max_bytes, chat, body)
 
-    def _tell_progress(self) -> None:
-        self._progress("requests", len(self._finished), len(self._batch))
+    def read_jsonl(self, *paths: str | os.PathLike[str]) -> Iterator[BatchResult]:
+        """Read the answers to the files of `write_jsonl`, in the order in which the requests were given.
+
+        Takes output files of `vllm run-batch` or of OpenAI's Batch API, its error files among them, in any order. A
+        request without a line yields a result whose `error` reports that. All files are checked before this returns;
+        of their contents, one result at a time is in memory.
+
+        Raises:
+            BatchFileError: A line is no result, or of no request of this batch, or of one that has had a line before;
+                or a file can't be read.
+        """
+        return read_answers(self._batch, paths)
+
+
+async def _in_memory() -> Results:
+    return MemoryResults()

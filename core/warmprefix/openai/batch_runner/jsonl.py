@@ -1,45 +1,43 @@
-"""A planned batch as a file, for `vllm run-batch` and OpenAI's Batch API, and the answers back from theirs."""
+"""A planned batch as files for `vllm run-batch` and OpenAI's Batch API, and the answers from theirs."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
-from warmprefix.errors import BatchFileError
-from warmprefix.openai.batch_runner.results import BatchResult
+from warmprefix.errors import BatchFileError, check_count
+from warmprefix.openai.batch_runner.batch_result import BatchResult
+from warmprefix.openai.batch_runner.journal import Messages
 from warmprefix.outputs import text_file
 
-__all__ = ["read_jsonl_results", "write_jsonl"]
+__all__ = ["file_ends", "read_answers", "write_requests"]
 
 
-def write_jsonl(
+def write_requests(
     batch: BatchPlan,
     path: str | os.PathLike[str],
     model: str,
-    *,
-    endpoint: str = "/v1/chat/completions",
-    max_requests: int | None = None,
-    max_bytes: int | None = None,
-    messages: Callable[[PlannedRequest], Sequence[Mapping[str, Any]]] | None = None,
-    **body: Any,
+    endpoint: str,
+    max_requests: int | None,
+    max_bytes: int | None,
+    messages: Messages,
+    body: Mapping[str, Any],
 ) -> tuple[Path, ...]:
-    """See `BatchPlan.write_jsonl`."""
+    """Write a batch as files; `BatchRunner.write_jsonl` documents the arguments."""
     if not endpoint.endswith("/chat/completions"):
-        raise ValueError(f"endpoint must end with /chat/completions, for what is written are chats, got {endpoint!r}")
-    for name, bound in (("max_requests", max_requests), ("max_bytes", max_bytes)):
-        if bound is not None and bound < 1:
-            raise ValueError(f"{name} must be 1 or more, or None, got {bound}")
+        raise ValueError(f"endpoint must end with /chat/completions, because the requests are chats, got {endpoint!r}")
+    check_count("max_requests", max_requests, optional=True)
+    check_count("max_bytes", max_bytes, optional=True)
     if body.get("stream"):
-        raise ValueError("stream must not be set in a batch file")
-    chat = PlannedRequest.messages if messages is None else messages
+        raise ValueError(f"stream must be left out of a batch file, got {body['stream']!r}")
 
     def line(planned: PlannedRequest) -> str:
-        asked: dict[str, Any] = {**body, "model": model, "messages": list(chat(planned))}
+        asked: dict[str, Any] = {**body, "model": model, "messages": list(messages(planned))}
         if planned.cache_salt is not None:
             asked["cache_salt"] = planned.cache_salt
         return json.dumps({"custom_id": planned.id, "method": "POST", "url": endpoint, "body": asked}) + "\n"
@@ -48,10 +46,10 @@ def write_jsonl(
     costs = [planned.saved_tokens if planned.warmed_by is not None else 0 for planned in batch]
     for planned, size in zip(batch, sizes, strict=True):
         if max_bytes is not None and size > max_bytes:
-            raise ValueError(f"request {planned.id!r} alone takes {size} bytes; max_bytes is {max_bytes}")
+            raise ValueError(f"max_bytes must be {size} or more, for request {planned.id!r} alone, got {max_bytes}")
     written: list[Path] = []
     start = 0
-    for end in _ends(sizes, costs, max_requests, max_bytes):
+    for end in file_ends(sizes, costs, max_requests, max_bytes):
         file = _numbered(Path(path), len(written) + 1)
         with text_file(file) as write:
             for planned in batch.requests[start:end]:
@@ -61,10 +59,13 @@ def write_jsonl(
     return tuple(written)
 
 
-def _ends(sizes: Sequence[int], costs: Sequence[int], max_requests: int | None, max_bytes: int | None) -> Iterator[int]:
-    """Where each file ends: between requests that share as little as may be, and not before it is half full.
+def file_ends(
+    sizes: Sequence[int], costs: Sequence[int], max_requests: int | None, max_bytes: int | None
+) -> Iterator[int]:
+    """Yield the end of each file: between the requests that share least, and not before the file is half full.
 
-    Sizes are in bytes; a cost is what the request shares with those before it, in tokens, which a new file loses.
+    Sizes are in bytes. A request's cost is the number of tokens that it shares with earlier ones, which a new file
+    loses.
     """
     start, total = 0, len(sizes)
     while True:
@@ -86,7 +87,7 @@ def _ends(sizes: Sequence[int], costs: Sequence[int], max_requests: int | None, 
 
 
 def _numbered(path: Path, number: int) -> Path:
-    """The path itself for the first file, then `night-2.jsonl` and so on."""
+    """Return the path itself for the first file, then `night-2.jsonl` and so on."""
     if number == 1:
         return path
     plain = path.name.removesuffix(".gz")
@@ -94,17 +95,8 @@ def _numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{stem}-{number}{extension}{path.name[len(plain) :]}")
 
 
-def read_jsonl_results(batch: BatchPlan, *paths: str | os.PathLike[str]) -> Iterator[BatchResult]:
-    """The answers of a batch that was written with `write_jsonl`, in the order in which the requests were given.
-
-    Takes output files of `vllm run-batch` or of OpenAI's Batch API, its error files among them, in any order. A request
-    that has no line yields a result whose `error` says so. All files are looked through before this returns; of their
-    contents, one result at a time is in memory.
-
-    Raises:
-        BatchFileError: A line is no result, or of no request of this batch, or of one that has had a line before; or a
-            file can't be read.
-    """
+def read_answers(batch: BatchPlan, paths: Sequence[str | os.PathLike[str]]) -> Iterator[BatchResult]:
+    """Read the answers of a batch from files; `BatchRunner.read_jsonl` documents it."""
     found: dict[str, _Place] = {}
     names = [os.fspath(path) for path in paths]
     for name in names:
@@ -124,7 +116,7 @@ def read_jsonl_results(batch: BatchPlan, *paths: str | os.PathLike[str]) -> Iter
 
 
 class _Place(NamedTuple):
-    """Where a result stands."""
+    """The place of a result in a file."""
 
     path: str
     start: int
@@ -152,7 +144,8 @@ def _in_callers_order(batch: BatchPlan, found: Mapping[str, _Place], missing: st
             if error is None and response.get("status_code") == 200 and answer and answer.get("choices"):
                 yield BatchResult(planned, answer, None, 0, None)
             else:
-                yield BatchResult(planned, None, _said(response.get("status_code"), error or answer), 0, None)
+                reason = _reason(response.get("status_code"), error or answer)
+                yield BatchResult(planned, None, reason, 0, None)
 
 
 def _opened(path: str) -> IO[bytes]:
@@ -172,8 +165,8 @@ def _result(place: _Place, line: bytes) -> dict[str, Any]:
     return result
 
 
-def _said(status: object, error: object) -> str:
-    """What a line says of a failure, in whatever shape."""
+def _reason(status: object, error: object) -> str:
+    """Return a line's reason for a failure, which services write in several shapes."""
     while isinstance(error, Mapping):
         error = error.get("message") or error.get("error") or json.dumps(dict(error))
     return f"status {status}: {error}"

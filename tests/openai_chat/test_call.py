@@ -1,4 +1,4 @@
-"""What is added to a request, what is kept, and where its blocks are found."""
+"""Additions to a request, the bytes that stay, and the places of its blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import messages_for
-from warmprefix.openai.calls import Call, block_ends, completed, holds_blocks, read_call
+from warmprefix.openai.call import PromptCall, block_ends, completed, holds_blocks, read_call
 
 CHAT = "/v1/chat/completions"
 
@@ -22,7 +22,7 @@ JSON = st.recursive(
 )
 
 
-def call_of(body: dict[str, Any], path: str = CHAT) -> Call:
+def call_of(body: dict[str, Any], path: str = CHAT) -> PromptCall:
     call = read_call("POST", path, {}, json.dumps(body).encode())
     assert call is not None
     return call
@@ -45,7 +45,7 @@ def test_additions_keep_every_byte_that_was_there(body: dict[str, Any], stream: 
     assert completed(call, cache_salt=None, stream_usage=False, token_ids=None).content is content
 
 
-def test_what_the_application_says_stands() -> None:
+def test_fields_of_the_application_stay() -> None:
     own = {"cache_salt": "mine", "return_token_ids": False, "stream": True, "stream_options": {"include_usage": False}}
     call = call_of({"messages": [], **own})
     more = completed(call, cache_salt="salt", stream_usage=True, token_ids="vllm")

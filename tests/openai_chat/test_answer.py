@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.openai.answers import StreamedAnswer, WholeAnswer
-from warmprefix.openai.events import EventSplitter, event_data
+from warmprefix.openai.answer import StreamedAnswer, WholeAnswer
+from warmprefix.openai.sse import EventSplitter, event_data
 
 LINE_ENDS = ("\n", "\r\n", "\r")
 PAYLOADS = ['{"a": 1}', '{"text": "日本語 \u2028 ß 🎉"}', "[DONE]", "x" * 50]
@@ -64,10 +64,10 @@ def test_only_the_usage_chunk_is_left_out(cuts: list[int], end: str) -> None:
     passed = b"".join(answer.feed(piece) for piece in pieces_of(sent, cuts)) + answer.finish()
     # A cut between the two bytes of a line's end leaves the second in front of what follows, where it means nothing.
     assert [line for line in passed.splitlines() if line] == [line for line in written(chunks).splitlines() if line]
-    assert (answer.heard.cached_tokens, answer.heard.prompt_tokens, answer.heard.started) == (4, 9, True)
+    assert (answer.facts.cached_tokens, answer.facts.prompt_tokens, answer.facts.started) == (4, 9, True)
 
 
-def test_what_nobody_is_to_miss_passes_as_it_comes() -> None:
+def test_an_answer_passes_as_it_comes_if_nothing_is_hidden() -> None:
     answer = StreamedAnswer(hide_usage=False)
     for piece in (b"da", b"ta: {", b'"choices": []}', b"\n"):
         assert answer.feed(piece) == piece
@@ -93,10 +93,10 @@ def test_what_nobody_is_to_miss_passes_as_it_comes() -> None:
         ({"type": "response.completed", "response": {}}, True),
     ],
 )
-def test_an_answer_begins_with_its_first_content(chunk: dict[str, Any], begins: bool) -> None:
+def test_an_answer_starts_with_its_first_token(chunk: dict[str, Any], begins: bool) -> None:
     answer = StreamedAnswer(hide_usage=False)
     answer.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-    assert answer.heard.started is begins
+    assert answer.facts.started is begins
 
 
 @pytest.mark.parametrize("make", [WholeAnswer, lambda: StreamedAnswer(hide_usage=True)])
@@ -113,15 +113,15 @@ def test_an_answer_begins_with_its_first_content(chunk: dict[str, Any], begins: 
         b'{"usage": {"prompt_tokens": true, "prompt_tokens_details": null}, "choices": [{"delta": 7}]}',
     ],
 )
-def test_nonsense_says_nothing(make: Callable[[], Any], payload: bytes) -> None:
+def test_nonsense_gives_no_facts(make: Callable[[], Any], payload: bytes) -> None:
     answer = make()
     fed = payload if make is WholeAnswer else b"data: " + payload + b"\n\n"
     assert answer.feed(fed) + answer.finish() == fed
-    heard = answer.heard
-    assert (heard.prompt_tokens, heard.cached_tokens, heard.prompt_token_ids, heard.failed) == (None, None, None, False)
+    facts = answer.facts
+    assert (facts.prompt_tokens, facts.cached_tokens, facts.prompt_token_ids, facts.failed) == (None, None, None, False)
 
 
-def test_a_whole_answer_tells_its_usage_on_every_route() -> None:
+def test_the_usage_of_a_whole_answer_is_read_on_every_route() -> None:
     for payload in (
         {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, "prompt_token_ids": [1, 2]},
         {"usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}, "prompt_token_ids": [1, 2]},
@@ -133,8 +133,8 @@ def test_a_whole_answer_tells_its_usage_on_every_route() -> None:
         answer = WholeAnswer()
         answer.feed(json.dumps(payload).encode())
         answer.finish()
-        assert (answer.heard.prompt_tokens, answer.heard.cached_tokens) == (9, 4)
-        assert answer.heard.prompt_token_ids == [1, 2]
+        assert (answer.facts.prompt_tokens, answer.facts.cached_tokens) == (9, 4)
+        assert answer.facts.prompt_token_ids == [1, 2]
 
 
 def test_an_answer_too_long_to_keep_passes_unread() -> None:
@@ -143,4 +143,4 @@ def test_an_answer_too_long_to_keep_passes_unread() -> None:
     for _ in range(17):
         assert answer.feed(piece) == piece
     answer.finish()
-    assert answer.heard.unread
+    assert answer.facts.unread

@@ -1,15 +1,18 @@
-"""Chunks of streamed answers, put together."""
+"""Streamed chat completions, put together again."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from warmprefix.openai.batch_runner.assembly import Assembly
+from warmprefix.openai.completion import Assembly, BrokenStreamError, ChatReader, EngineFailedError
 
 FRAME = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
 
@@ -52,25 +55,25 @@ def assembled(chunks: list[dict[str, Any]]) -> Assembly:
 
 
 @pytest.mark.parametrize("chunks", [TEXT, CALLS], ids=["text", "tool calls"])
-def test_it_is_what_openais_own_helper_makes_of_them(chunks: list[dict[str, Any]]) -> None:
+def test_the_result_is_that_of_openais_own_helper(chunks: list[dict[str, Any]]) -> None:
     state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
     for each in chunks:
         state.handle_chunk(ChatCompletionChunk.model_validate(each))
     helped: dict[str, Any] = json.loads(state.current_completion_snapshot.to_json(warnings=False))
     for choice in helped["choices"]:
         for each in choice["message"].get("tool_calls") or ():
-            del each["index"]  # which is of chunks only
+            del each["index"]  # a field of events only
     ours = assembled(chunks).completion()
     assert ours["object"] == "chat.completion"
     assert plain({**helped, "object": "chat.completion"}) == plain(ours)
 
 
 def plain(completion: dict[str, Any]) -> dict[str, Any]:
-    """What OpenAI's types know of it."""
+    """Return the fields that OpenAI's types define."""
     return ChatCompletion.model_validate(completion).model_dump(exclude_none=True)
 
 
-def test_several_choices_come_interleaved() -> None:
+def test_several_choices_may_come_interleaved() -> None:
     chunks = [chunk({"content": "b"}, None, 1), chunk({"content": "a"}, "stop", 0), chunk({"content": "c"}, None, 1)]
     assembly = assembled(chunks)
     assert not assembly.complete
@@ -80,7 +83,7 @@ def test_several_choices_come_interleaved() -> None:
     assert found == [(0, "a", "stop"), (1, "bc", "length")]
 
 
-def test_what_engines_add_is_kept() -> None:
+def test_fields_that_engines_add_are_kept() -> None:
     first = chunk({"role": "assistant", "reasoning_content": "Hm"})
     first["choices"][0]["logprobs"] = {"content": [{"token": "Hm"}], "refusal": None}
     last = chunk(
@@ -105,15 +108,77 @@ def test_what_engines_add_is_kept() -> None:
     }
 
 
-def test_the_first_token_is_the_first_that_says_something() -> None:
-    for quiet in ({"role": "assistant"}, {"role": "assistant", "content": ""}, {"content": None}, {}):
-        assert not assembled([chunk(quiet)]).started
-    assert not assembled([chunk(None, usage={"prompt_tokens": 1})]).started
-    for telling in ({"content": "a"}, {"reasoning": "a"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}):
-        assert assembled([chunk(telling)]).started
-    assert assembled([chunk({}, "stop")]).started
+def events_of(chunks: list[dict[str, Any]], end: str = "\n") -> bytes:
+    lines = [*(json.dumps(each, ensure_ascii=False) for each in chunks), "[DONE]"]
+    return "".join(f": a comment{end}{end}event: x{end}data:{line}{end}{end}" for line in lines).encode()
 
 
-def test_nothing_is_no_answer() -> None:
+def started(chunks: list[dict[str, Any]]) -> bool:
+    reader = ChatReader()
+    reader.feed(events_of(chunks))
+    assert (reader.facts.ttft is not None) is reader.facts.started
+    return reader.facts.started
+
+
+def test_ttft_is_measured_at_the_first_token() -> None:
+    for role in ({"role": "assistant"}, {"role": "assistant", "content": ""}, {"content": None}, {}):
+        assert not started([chunk(role)])
+        assert not started([chunk(role, usage={"prompt_tokens": 1})])
+    for token in ({"content": "a"}, {"reasoning": "a"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}):
+        assert started([chunk(token)])
+    assert started([chunk({}, "stop")])
+    assert started([chunk(None, usage={"prompt_tokens": 1})])  # the model has read the prompt, without any answer
+
+
+def test_ttft_counts_from_the_request() -> None:
+    times = iter((10.0, 10.5, 12.0, 13.0))
+    reader = ChatReader(clock=lambda: next(times))
+    assert reader.feed(events_of(TEXT[:1]).removesuffix(b"data:[DONE]\n\n")) == ""
+    assert reader.feed(events_of(TEXT[1:])) == "A prefix is warm."
+    assert (reader.facts.ttft, reader.latest) == (0.5, 12.0)
+
+
+@given(cuts=st.sets(st.integers(0, 1_500)), end=st.sampled_from(["\n", "\r\n", "\r"]))
+def test_an_answer_is_the_same_however_its_stream_is_cut(cuts: set[int], end: str) -> None:
+    text = "\u2028a\x85b\u2029\x7f\U0001f600\ufeff"
+    stream = events_of([TEXT[0], chunk({"content": text}), *TEXT[1:]], end)
+    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    reader = ChatReader()
+    pieces = [reader.feed(stream[start:stop]) for start, stop in itertools.pairwise(places)]
+    answer = reader.answer()
+    assert "".join(pieces) == answer.text == f"{text}A prefix is warm."
+    assert (answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("stop", 9, 2)
+
+
+@pytest.mark.parametrize(
+    ("stream", "error", "message"),
+    [
+        (b"", BrokenStreamError, "the stream ended before the answer did"),
+        (events_of(TEXT[:3]), BrokenStreamError, "the stream ended before the answer did"),
+        (b"data: {no json\n\n", BrokenStreamError, "the stream broke: JSONDecodeError: "),
+        (b"data: 5\n\n", BrokenStreamError, "the stream broke: an event is not a JSON object"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", BrokenStreamError, "the stream broke: RecursionError: "),
+        (b'data: {"error": {"message": "no", "code": [1]}}\n\n', EngineFailedError, "no"),
+        (b'data: {"error": "no"}\n\n', EngineFailedError, "no"),
+    ],
+)
+def test_a_stream_without_an_answer_is_an_error(stream: bytes, error: type[Exception], message: str) -> None:
+    reader = ChatReader()
+    with pytest.raises(error) as raised:
+        reader.feed(stream), reader.answer()
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "choices", [7, [7], [{"index": "0"}], [{"delta": 7}], [{"delta": {"tool_calls": [7, {"index": 0}]}, "message": 7}]]
+)
+def test_fields_of_another_type_are_skipped(choices: Any) -> None:
+    reader = ChatReader()
+    reader.feed(events_of([{"choices": choices, "usage": 7}, *TEXT]))
+    answer = reader.answer()
+    assert (answer.text, answer.prompt_tokens) == ("A prefix is warm.", 9)
+
+
+def test_no_event_is_no_answer() -> None:
     assert not Assembly().complete
     assert Assembly().completion() == {"usage": None, "object": "chat.completion", "choices": []}

@@ -1,4 +1,4 @@
-"""Batch files for others to run, and what they bring back."""
+"""Batch files for a service, and its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest
 from warmprefix.errors import BatchFileError
-from warmprefix.openai.batch_runner.export import _ends, read_jsonl_results
+from warmprefix.openai import BatchRunner
+from warmprefix.openai.batch_runner.jsonl import file_ends
 from warmprefix.outputs import OutputError
 from warmprefix_tools.emulator import EmulatorConfig
 
@@ -30,9 +31,9 @@ def lines(*paths: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def test_what_is_written(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
+def test_the_lines_of_a_file(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
     batch = plan(requests(2, 3, tenants=["acme", None]))
-    (path,) = batch.write_jsonl(tmp_path / "night.jsonl", MODEL, max_tokens=4)
+    (path,) = BatchRunner(batch).write_jsonl(tmp_path / "night.jsonl", MODEL, max_tokens=4)
     assert path == tmp_path / "night.jsonl"
     written = lines(path)
     assert [line["custom_id"] for line in written] == [planned.id for planned in batch]
@@ -51,7 +52,7 @@ def test_what_is_written(plan: Plan, requests: MakeRequests, tmp_path: Path) -> 
 def test_own_messages_and_a_packed_file(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
     batch = plan(requests(1, 2))
     chat = [{"role": "user", "content": "?"}]
-    paths = batch.write_jsonl(
+    paths = BatchRunner(batch).write_jsonl(
         tmp_path / "night.jsonl.gz", MODEL, max_requests=1, messages=lambda _: chat, endpoint="/chat/completions"
     )
     assert [path.name for path in paths] == ["night.jsonl.gz", "night-2.jsonl.gz"]
@@ -62,17 +63,17 @@ def test_own_messages_and_a_packed_file(plan: Plan, requests: MakeRequests, tmp_
 
 
 def test_an_empty_batch_is_an_empty_file(plan: Plan, tmp_path: Path) -> None:
-    (path,) = plan([]).write_jsonl(tmp_path / "none.jsonl", MODEL, max_requests=5, max_bytes=5)
+    (path,) = BatchRunner(plan([])).write_jsonl(tmp_path / "none.jsonl", MODEL, max_requests=5, max_bytes=5)
     assert path.read_text() == ""
-    assert list(read_jsonl_results(plan([]), path)) == []
+    assert list(BatchRunner(plan([])).read_jsonl(path)) == []
 
 
 def test_files_end_between_groups(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
     batch = plan(requests(5, 4))
-    whole = lines(*batch.write_jsonl(tmp_path / "whole.jsonl", MODEL))
+    whole = lines(*BatchRunner(batch).write_jsonl(tmp_path / "whole.jsonl", MODEL))
     largest = max(len(json.dumps(line)) + 1 for line in whole)
     for most, size in [(7, None), (None, 7 * largest), (7, 10**9)]:
-        paths = batch.write_jsonl(tmp_path / "part.jsonl", MODEL, max_requests=most, max_bytes=size)
+        paths = BatchRunner(batch).write_jsonl(tmp_path / "part.jsonl", MODEL, max_requests=most, max_bytes=size)
         assert lines(*paths) == whole
         assert size is None or all(path.stat().st_size <= size for path in paths)
         for path in paths:
@@ -90,7 +91,7 @@ def test_every_file_keeps_its_bounds_and_is_half_full(
     rows: list[tuple[int, int]], max_requests: int | None, max_bytes: int | None
 ) -> None:
     sizes, costs = [row[0] for row in rows], [row[1] for row in rows]
-    ends = list(_ends(sizes, costs, max_requests, max_bytes))
+    ends = list(file_ends(sizes, costs, max_requests, max_bytes))
     assert ends[-1] == len(rows)
     start = 0
     for end in ends:
@@ -108,25 +109,27 @@ def test_every_file_keeps_its_bounds_and_is_half_full(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"endpoint": "/v1/responses"}, "endpoint must end with /chat/completions"),
         ({"max_requests": 0}, "max_requests must be 1 or more, or None, got 0"),
         ({"max_bytes": -1}, "max_bytes must be 1 or more, or None, got -1"),
-        ({"stream": True}, "stream must not be set in a batch file"),
-        ({"max_bytes": 100}, r"request 'g0m0' alone takes \d+ bytes; max_bytes is 100"),
+        ({"stream": True}, "stream must be left out of a batch file"),
+        ({"max_bytes": 100}, r"max_bytes must be \d+ or more, for request 'g0m0' alone, got 100"),
     ],
 )
-def test_bad_arguments(plan: Plan, requests: MakeRequests, tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        plan(requests(1, 1)).write_jsonl(tmp_path / "x.jsonl", MODEL, **options)
+def test_bad_arguments(
+    plan: Plan, requests: MakeRequests, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatchRunner(plan(requests(1, 1))).write_jsonl(tmp_path / "x.jsonl", MODEL, **options)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError, match="Cannot write"):
-        plan([]).write_jsonl(tmp_path / "no" / "x.jsonl", MODEL)
+        BatchRunner(plan([])).write_jsonl(tmp_path / "no" / "x.jsonl", MODEL)
 
 
 def run_as_a_batch(engine: Any, sources: Sequence[Path], output: Path) -> None:
-    """What `vllm run-batch` does, with the emulator for an engine: each line on its own, not in order."""
+    """Do the same as `vllm run-batch`, with the emulator as engine: each line on its own, not in order."""
     results = []
     for line in lines(*sources):
         request = urllib.request.Request(
@@ -150,17 +153,17 @@ def run_as_a_batch(engine: Any, sources: Sequence[Path], output: Path) -> None:
 def test_there_and_back(plan: Plan, requests: MakeRequests, engine: Any, fault: Any, tmp_path: Path) -> None:
     asked = requests(3, 4, tenants=["acme", None])
     batch = plan(asked)
-    sources = batch.write_jsonl(tmp_path / "in.jsonl", MODEL, max_requests=5, max_tokens=6)
+    sources = BatchRunner(batch).write_jsonl(tmp_path / "in.jsonl", MODEL, max_requests=5, max_tokens=6)
     assert len(sources) == 3
     engine.fault = lambda id, n: fault("status", 500) if id == "g1m2" else None
     run_as_a_batch(engine, sources[:2], tmp_path / "out-1.jsonl")
     run_as_a_batch(engine, sources[2:], tmp_path / "out-2.jsonl")
-    results = list(read_jsonl_results(batch, tmp_path / "out-2.jsonl", tmp_path / "out-1.jsonl"))
+    results = list(BatchRunner(batch).read_jsonl(tmp_path / "out-2.jsonl", tmp_path / "out-1.jsonl"))
     assert [result.id for result in results] == [request.id for request in asked]
     for result in results:
         assert engine.bodies[result.id]["messages"] == batch[result.id].messages()
         if result.id == "g1m2":
-            assert result.error == "status 500: as told"
+            assert result.error == "status 500: on demand"
             assert result.completion is None
         else:
             assert result.error is None
@@ -169,22 +172,22 @@ def test_there_and_back(plan: Plan, requests: MakeRequests, engine: Any, fault: 
             assert result.cached_tokens is not None
 
 
-def test_what_is_missing_is_reported(plan: Plan, requests: MakeRequests, engine: Any, tmp_path: Path) -> None:
+def test_a_request_without_a_line_is_reported(plan: Plan, requests: MakeRequests, engine: Any, tmp_path: Path) -> None:
     batch = plan(requests(1, 2))
-    batch.write_jsonl(tmp_path / "in.jsonl", MODEL, max_tokens=2)
+    BatchRunner(batch).write_jsonl(tmp_path / "in.jsonl", MODEL, max_tokens=2)
     run_as_a_batch(engine, [tmp_path / "in.jsonl"], tmp_path / "out.jsonl")
     kept = [line for line in (tmp_path / "out.jsonl").read_text().splitlines() if "g0m1" not in line]
     (tmp_path / "out.jsonl").write_text("\n".join(kept))
-    here, gone = read_jsonl_results(batch, tmp_path / "out.jsonl")
+    here, gone = BatchRunner(batch).read_jsonl(tmp_path / "out.jsonl")
     assert here.text
     assert gone.error == f"no line in {tmp_path / 'out.jsonl'}"
-    assert [result.error for result in read_jsonl_results(batch)] == ["no line in no file"] * 2
+    assert [result.error for result in BatchRunner(batch).read_jsonl()] == ["no line in no file"] * 2
 
 
-def test_what_is_wrong_with_an_output_file(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
+def test_a_wrong_output_file_is_refused(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:
     batch = plan(requests(1, 2))
     good, path = '{"custom_id": "g0m0", "response": null, "error": {"message": "expired"}}', tmp_path / "out.jsonl"
-    for text, said in [
+    for text, message in [
         (f"{good}\nno json\n", "line 2: it is no JSON"),
         ("[]\n", "line 1: it is no result of a batch: it has no custom_id"),
         ('{"custom_id": 7}\n', "line 1: it is no result of a batch: it has no custom_id"),
@@ -193,14 +196,14 @@ def test_what_is_wrong_with_an_output_file(plan: Plan, requests: MakeRequests, t
     ]:
         path.write_text(text)
         with pytest.raises(BatchFileError) as caught:
-            read_jsonl_results(batch, path)
-        assert str(caught.value) == f"{path}, {said}"
+            BatchRunner(batch).read_jsonl(path)
+        assert str(caught.value) == f"{path}, {message}"
     with pytest.raises(BatchFileError, match="it can't be read: No such file"):
-        read_jsonl_results(batch, tmp_path / "gone.jsonl")
+        BatchRunner(batch).read_jsonl(tmp_path / "gone.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ({"response": None, "error": {"code": "batch_expired", "message": "too late"}}, "status None: too late"),
         (
@@ -212,9 +215,9 @@ def test_what_is_wrong_with_an_output_file(plan: Plan, requests: MakeRequests, t
         ({}, "status None: None"),
     ],
 )
-def test_every_way_of_saying_that_it_failed(
-    plan: Plan, requests: MakeRequests, tmp_path: Path, line: dict[str, Any], said: str
+def test_every_shape_of_a_failure_is_read(
+    plan: Plan, requests: MakeRequests, tmp_path: Path, line: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "out.jsonl").write_text(json.dumps({"custom_id": "g0m0", **line}))
-    (result,) = read_jsonl_results(plan(requests(1, 1)), tmp_path / "out.jsonl")
-    assert result.error == said
+    (result,) = BatchRunner(plan(requests(1, 1))).read_jsonl(tmp_path / "out.jsonl")
+    assert result.error == message

@@ -1,4 +1,4 @@
-"""Which request of a batch starts next, when several run at once."""
+"""The order in which the requests of a batch start, when several run at once."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections.abc import Sequence
 from warmprefix.batch.plan import PlannedRequest
 from warmprefix.plan import Scope
 
-__all__ = ["Schedule", "first_holders", "planned_holders"]
+__all__ = ["StartOrder", "first_holders", "planned_holders"]
 
 
-class Schedule:
-    """Keeps the execution order, but for requests whose prefix another one is just about to bring.
+class StartOrder:
+    """The execution order, except that a request waits while another one is about to bring its prefix.
 
-    Such a request waits until that other one, its warmer, is prefilled. If the warmer fails before that, the first of
-    those that wait for it takes its place, so that a group never falls upon a cold cache together.
+    That other one is its warmer; the request may start once the warmer is prefilled. If the warmer fails before that,
+    the first of the requests that wait for it takes its place, so that a group never meets a cold cache together.
 
-    While requests wait, later ones may start in their stead: always the earliest that need not wait, and at most
-    `lookahead` beyond the earliest that has not started. So beside the path that the plan is on, no more than
-    `lookahead` prompts and those in flight want room in the prefix cache, however large the batch.
+    While requests wait, later ones may start instead: always the earliest that need not wait, and at most `lookahead`
+    beyond the earliest that has not started. So besides the current path of the plan, at most `lookahead` prompts and
+    those in flight need room in the prefix cache, however large the batch.
 
     There is no deadlock: the warmer of the earliest request that has not started comes before it, so it has started;
     once it is prefilled or over, that request may start, whatever the lookahead.
 
-    It knows requests by their place in `requests`. O(log n) a call, but for `prefilled` by one that took another's
-    place, which compares the orders of those that wait for it. Not thread-safe.
+    Requests are numbered by their place in `requests`. O(log n) per call, except for `prefilled` by a request that took
+    another's place, which compares the orders of the requests that wait for it. Not thread-safe.
     """
 
     def __init__(self, requests: Sequence[PlannedRequest], holders: Sequence[int | None], lookahead: int) -> None:
-        """Start with nothing started.
+        """Begin with no request started.
 
         Args:
             requests: In execution order.
-            holders: For each its warmer, an earlier one; or None.
+            holders: The warmer of each, an earlier request; or None.
             lookahead: 0 or more.
         """
         self._requests = requests
         self._lookahead = lookahead
-        self._ready = [i for i, holder in enumerate(holders) if holder is None]  # a heap, as are those below
+        self._ready = [i for i, holder in enumerate(holders) if holder is None]  # a heap, like the lists below
         self._waiting: dict[int, list[int]] = {}
         for i, holder in enumerate(holders):
             if holder is not None:
@@ -50,7 +50,7 @@ class Schedule:
         self._ahead = 0
 
     def start(self) -> int | None:
-        """The one to start now, which counts as started from here on; None if all that are left have to wait."""
+        """Return the request to start now, and count it as started; None if all that are left have to wait."""
         if not self._ready:
             return None
         i = self._ready[0]
@@ -65,7 +65,7 @@ class Schedule:
         return i
 
     def prefilled(self, i: int) -> None:
-        """It has brought its prefix: those that wait for it may start."""
+        """Note that the request has brought its prefix: those that wait for it may start."""
         if self._settled[i]:
             return
         self._settled[i] = True
@@ -74,14 +74,14 @@ class Schedule:
             for heir in heirs:
                 heapq.heappush(self._ready, heir)
             return
-        # They waited for one that failed, with which they may have shared more than with its stand-in.
+        # They waited for a request that failed, with which they may have shared more than with its stand-in.
         chain = [i, *sorted(heirs)]
         for heir, holder in zip(chain[1:], first_holders([self._requests[j] for j in chain])[1:], strict=True):
             queue = self._waiting.setdefault(chain[holder], []) if holder else self._ready
             heapq.heappush(queue, heir)
 
     def over(self, i: int) -> None:
-        """It has ended. Unless it was prefilled, the first of those that wait for it takes its place."""
+        """Note that the request has ended. Unless it was prefilled, the first that waits for it takes its place."""
         if self._settled[i]:
             return
         self._settled[i] = True
@@ -98,26 +98,27 @@ class Schedule:
 
 
 def planned_holders(requests: Sequence[PlannedRequest]) -> list[int | None]:
-    """The warmer of each, as planned.
+    """Return the planned warmer of each request.
 
     Raises:
-        ValueError: The plan names one that does not come before it.
+        ValueError: The plan names a warmer that does not come before its request.
     """
     places: dict[str, int] = {}
     holders: list[int | None] = []
     for i, planned in enumerate(requests):
         if planned.warmed_by is not None and planned.warmed_by not in places:
-            raise ValueError(f"request {planned.id!r} is to be warmed by {planned.warmed_by!r}, which is not before it")
+            found = f"got {planned.warmed_by!r}"
+            raise ValueError(f"warmed_by of request {planned.id!r} must be an earlier request's id or None, {found}")
         holders.append(None if planned.warmed_by is None else places[planned.warmed_by])
         places[planned.id] = i
     return holders
 
 
 def first_holders(requests: Sequence[PlannedRequest]) -> list[int | None]:
-    """For each, the first of those before it that holds all it shares with the one before; None if that is nothing.
+    """Return for each request the first that holds all it shares with the one before it; None if nothing is shared.
 
-    Made for some of a plan's requests, when others are out of it. Where equal prefixes stand together, as in every
-    depth-first order, no earlier request shares more than the one before. O(blocks), and memory for one path a scope.
+    For some of a plan's requests, when others have their answers. In a depth-first order equal prefixes are neighbours,
+    so no earlier request shares more than the one before. O(blocks), and memory for one path per scope.
     """
     paths: dict[Scope, list[tuple[bytes, int]]] = {}
     holders: list[int | None] = []

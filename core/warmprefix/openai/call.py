@@ -1,47 +1,72 @@
-"""The calls that have a prompt: which ones they are, what of them we read, and what we add."""
+"""Calls with a prompt: how they are made, how they are recognised, and what is added to them. No I/O."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from warmprefix.plan import ContextPlan
 
-__all__ = ["Additions", "Call", "TokenIds", "block_ends", "completed", "holds_blocks", "read_call"]
+__all__ = [
+    "Additions",
+    "PromptCall",
+    "TokenIds",
+    "block_ends",
+    "chat_options",
+    "completed",
+    "holds_blocks",
+    "read_call",
+]
 
 Route = Literal["chat", "completions", "responses"]
 
 TokenIds = Literal["vllm", "sglang"]
-"""Whose way of asking for the prompt's tokens."""
+"""The engine whose field asks for the prompt's tokens."""
 
-
-_ASKING: Mapping[TokenIds, tuple[str, bool]] = {
+_TOKEN_FIELDS: Mapping[TokenIds, tuple[str, bool]] = {
     "vllm": ("return_token_ids", True),
     "sglang": ("return_prompt_token_ids", False),
 }
-"""The field that asks, and whether it may in a stream."""
+"""The field, and whether it is allowed in a stream."""
 
 
-class Call(NamedTuple):
-    """A request with a prompt."""
+def chat_options(
+    model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], cache_salt: str | None
+) -> dict[str, Any]:
+    """Return the arguments of `chat.completions.create` for a streamed chat that reports its usage."""
+    made = {
+        "stream_options": {"include_usage": True},
+        **options,
+        "model": model,
+        "messages": list(messages),
+        "stream": True,
+    }
+    if cache_salt is not None:
+        made["extra_body"] = {**(options.get("extra_body") or {}), "cache_salt": cache_salt}
+    return made
+
+
+class PromptCall(NamedTuple):
+    """A request with a prompt, as it goes out."""
 
     route: Route
     content: bytes
     body: Mapping[str, Any]
-    """The same, parsed."""
+    """`content`, parsed."""
     prompt: str
-    """All text of the prompt in its order, without what a chat template puts between."""
+    """All text of the prompt in its order, without the chat template's parts."""
     is_text: bool
-    """Whether that is all of it: an image has tokens and no characters."""
+    """True if `prompt` is the whole prompt: an image has tokens and no characters."""
 
     @property
     def streams(self) -> bool:
+        """True if the answer is to be streamed."""
         return self.body.get("stream") is True
 
 
-def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes) -> Call | None:
-    """The call that a request is; None for every other request, and for what can't be read."""
+def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes) -> PromptCall | None:
+    """Return the call that a request makes; None for any other request, and for an unreadable one."""
     route = _route(path.rstrip("/"))
     if route is None or method != "POST" or headers.get("content-encoding"):
         return None
@@ -53,7 +78,7 @@ def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes
         return None
     texts = list(_texts(route, body))
     prompt = "\n".join([text for text in texts if text is not None])
-    return Call(route, content, body, prompt, None not in texts)
+    return PromptCall(route, content, body, prompt, None not in texts)
 
 
 def _route(path: str) -> Route | None:
@@ -65,27 +90,27 @@ def _route(path: str) -> Route | None:
 
 
 class Additions(NamedTuple):
-    """A call's body with what was added to it."""
+    """A call's body with the fields that were added to it."""
 
     content: bytes
     hide_usage: bool
-    """Whether the application did not ask for the usage that it will now be sent."""
+    """True if the application did not ask for the usage that the engine will now report."""
     cache_salt: object
-    """What the body says now, if only that there is none."""
+    """The salt in the body; None without one."""
 
 
-def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_ids: TokenIds | None) -> Additions:
-    """Add what the call has no word of its own on. The bytes that it had are kept, unless it has stream options."""
+def completed(call: PromptCall, *, cache_salt: str | None, stream_usage: bool, token_ids: TokenIds | None) -> Additions:
+    """Add the fields that the call does not set itself. Its own bytes stay, except its stream options."""
     body, added = call.body, dict[str, Any]()
     if cache_salt is not None and "cache_salt" not in body:
         added["cache_salt"] = cache_salt
     salt_sent = added.get("cache_salt", body.get("cache_salt"))
     if call.route != "responses" and token_ids is not None:
-        name, may_stream = _ASKING[token_ids]
+        name, may_stream = _TOKEN_FIELDS[token_ids]
         if name not in body and (may_stream or not call.streams):
             added[name] = True
     hide_usage = False
-    if call.route != "responses" and call.streams and stream_usage:  # the stream of a response always ends with it
+    if call.route != "responses" and call.streams and stream_usage:  # the stream of a response always has the usage
         options = body.get("stream_options")
         hide_usage = options is None or (isinstance(options, dict) and "include_usage" not in options)
         if hide_usage:
@@ -99,7 +124,7 @@ def completed(call: Call, *, cache_salt: str | None, stream_usage: bool, token_i
 
 
 def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
-    """Return whether every block of the plan is in the prompt, in full or as its reference, whatever is around it."""
+    """Return True if every block of the plan is in the prompt, in full or as its reference."""
     return all(
         paragraph in prompt or planned.render() in prompt or planned.text in prompt
         for planned, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
@@ -107,9 +132,9 @@ def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
 
 
 def block_ends(prompt: str, plan: ContextPlan) -> list[float] | None:
-    """Return for each planned block the share of the prompt's characters up to its end; None if one is not found.
+    """Return for each planned block the share of the prompt's characters up to its end; None if one is missing.
 
-    Labelled as the plan renders them, or as they are, but one after the other in planned order.
+    The blocks must follow one another in planned order, labelled as the plan renders them, or bare.
     """
     each = [planned.render() for planned in plan.blocks]
     for texts in (plan.paragraphs(), each, [planned.text for planned in plan.blocks]):
@@ -132,7 +157,7 @@ def _first_ends(prompt: str, texts: Iterable[str]) -> list[int] | None:
 
 
 def _last_ends(prompt: str, texts: list[str]) -> list[int] | None:
-    """Behind a history, which may hold the same."""
+    # Search from the end: the history in front may hold the same texts.
     ends = []
     begin = len(prompt)
     for text in reversed(texts):
@@ -148,8 +173,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def _texts(route: Route, body: Mapping[str, Any]) -> Iterator[str | None]:
-    """None stands for what is no text."""
-    if body.get("tools"):  # templates put them in front
+    """Yield the parts of the prompt; None stands for a part that is not text."""
+    if body.get("tools"):  # chat templates put them first
         yield json.dumps(body["tools"])
     if route == "completions":
         prompt = body.get("prompt")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, PlannedRequest
-from warmprefix.openai.batch_runner.scheduling import Schedule, first_holders, planned_holders
+from warmprefix.openai.batch_runner.start_order import StartOrder, first_holders, planned_holders
 
 Plan = Callable[..., BatchPlan]
 
@@ -38,7 +38,7 @@ def test_every_request_starts_once_and_none_before_its_prefix_is_there(
 ) -> None:
     batch = planned_batch(plan, contexts)
     concurrency, lookahead = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 5))
-    schedule = Schedule(batch.requests, planned_holders(batch.requests), lookahead)
+    schedule = StartOrder(batch.requests, planned_holders(batch.requests), lookahead)
     started: list[int] = []
     running: list[int] = []
     warm: set[int] = set()
@@ -47,7 +47,7 @@ def test_every_request_starts_once_and_none_before_its_prefix_is_there(
             before = [j for j in range(i) if j not in started]
             assert not before or len([j for j in started if j > min(before)]) < lookahead
             unsettled = [j for j in running if j not in warm]
-            # Whoever is just bringing something that i begins with must not bring more of it than is there already.
+            # A request that is bringing a part of i's prefix must not bring more of it than the cache holds already.
             there = max((shared(batch.requests[j], batch.requests[i]) for j in warm), default=0)
             assert all(shared(batch.requests[j], batch.requests[i]) <= there for j in unsettled if j < i)
             started.append(i)
@@ -67,7 +67,9 @@ def test_every_request_starts_once_and_none_before_its_prefix_is_there(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contexts=CONTEXTS, data=st.data())
-def test_the_first_holder_is_what_it_says(plan: Plan, contexts: list[list[ContextBlock]], data: st.DataObject) -> None:
+def test_the_first_holder_holds_the_shared_prefix_first(
+    plan: Plan, contexts: list[list[ContextBlock]], data: st.DataObject
+) -> None:
     batch = planned_batch(plan, contexts)
     assert first_holders(batch.requests) == planned_holders(batch.requests)
     some = [planned for planned in batch if data.draw(st.booleans())]
@@ -86,7 +88,7 @@ def test_tenants_hold_nothing_for_each_other(plan: Plan) -> None:
 
 def test_without_lookahead_the_plans_order_is_kept_and_waited_for(plan: Plan) -> None:
     batch = plan([BatchRequest(i, ["x"] if i < 3 else ["y"]) for i in range(5)])
-    schedule = Schedule(batch.requests, planned_holders(batch.requests), 0)
+    schedule = StartOrder(batch.requests, planned_holders(batch.requests), 0)
     assert [schedule.start(), schedule.start()] == [0, None]
     schedule.prefilled(0)
     assert [schedule.start() for _ in range(4)] == [1, 2, 3, None]
@@ -94,7 +96,7 @@ def test_without_lookahead_the_plans_order_is_kept_and_waited_for(plan: Plan) ->
 
 def test_lookahead_is_counted_from_the_earliest_that_waits(plan: Plan) -> None:
     batch = plan([BatchRequest(i, [str(i)] if i > 1 else ["x"]) for i in range(8)])
-    schedule = Schedule(batch.requests, planned_holders(batch.requests), 2)
+    schedule = StartOrder(batch.requests, planned_holders(batch.requests), 2)
     assert [schedule.start() for _ in range(4)] == [0, 2, 3, None]
     schedule.over(2)
     assert schedule.start() is None
@@ -104,7 +106,7 @@ def test_lookahead_is_counted_from_the_earliest_that_waits(plan: Plan) -> None:
 
 def test_a_thousand_warmers_that_fail_one_after_the_other(plan: Plan) -> None:
     batch = plan([BatchRequest(i, ["shared", str(i)]) for i in range(1_000)])
-    schedule = Schedule(batch.requests, planned_holders(batch.requests), 8)
+    schedule = StartOrder(batch.requests, planned_holders(batch.requests), 8)
     for expected in range(999):
         assert schedule.start() == expected
         assert schedule.start() is None
@@ -114,5 +116,5 @@ def test_a_thousand_warmers_that_fail_one_after_the_other(plan: Plan) -> None:
 
 def test_a_plan_whose_warmer_comes_later_is_refused(plan: Plan) -> None:
     batch = plan([BatchRequest(0, ["x"]), BatchRequest(1, ["x"])])
-    with pytest.raises(ValueError, match="request '1' is to be warmed by '0', which is not before it"):
+    with pytest.raises(ValueError, match="warmed_by of request '1' must be an earlier request's id or None, got '0'"):
         planned_holders(batch.requests[::-1])

@@ -1,32 +1,35 @@
-"""Server-sent events, cut out of a stream of bytes as it comes."""
+"""Server-sent events, cut out of a stream of bytes as it arrives."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["EventSplitter", "event_data"]
+__all__ = ["MAX_EVENT_BYTES", "EventSplitter", "event_data"]
+
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Bytes kept of an event, or of an answer in one piece, that is not complete yet."""
 
 _END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r|\n)")
-"""A line's end, and that of an empty line: `\\n`, `\\r\\n` or `\\r`, mixed as it may be."""
+"""The end of a line followed by an empty line: `\\n`, `\\r\\n` or `\\r`, in any mixture."""
 
 
 class EventSplitter:
-    r"""Gives out events whole, with the empty line that ends each; joined, they are the stream again.
+    r"""Splitter that returns whole events, each with its final empty line; joined, they are the stream again.
 
     >>> splitter = EventSplitter()
     >>> splitter.feed(b"data: 1\n\ndata"), splitter.feed(b": 2\r\n\r"), splitter.feed(b"\ndata: 3"), splitter.rest()
     ([b'data: 1\n\n'], [b'data: 2\r\n\r'], [], b'\ndata: 3')
     """
 
-    def __init__(self, max_bytes: int = 16 * 1024 * 1024) -> None:
-        """A longer event is given out in parts, of which nothing can be read."""
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        """Start empty. An event longer than `max_bytes` is returned in unreadable parts."""
         self._max_bytes = max_bytes
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that `data` completes. Amortised linear in what is fed."""
+        """Return the events that `data` completes. Amortised linear in the bytes fed."""
         held = self._held
-        searched = max(0, len(held) - 3)  # an end may have begun in these
+        searched = max(0, len(held) - 3)  # the last three bytes may be the first part of an end
         held += data
         events = []
         begin = 0
@@ -40,14 +43,14 @@ class EventSplitter:
         return events
 
     def rest(self) -> bytes:
-        """What no empty line has ended; nothing is held after that."""
+        """Return and drop the bytes of the event that has no end yet."""
         rest = bytes(self._held)
         self._held.clear()
         return rest
 
 
 def event_data(event: bytes) -> bytes:
-    r"""The lines of data of one event.
+    r"""Return the data lines of one event.
 
     >>> event_data(b"event: x\r\ndata: {\r\ndata:}\r\n\r\n")
     b'{\n}'

@@ -1,0 +1,205 @@
+"""The reader of answers: facts about the prompt and the time to first token, without I/O.
+
+An answer is read while its bytes pass on to the application. `completion.ChatReader` also puts a chat together.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from warmprefix.openai.sse import MAX_EVENT_BYTES, EventSplitter, event_data
+
+__all__ = ["AnswerFacts", "AnswerReader", "StreamedAnswer", "WholeAnswer"]
+
+_DONE = b"[DONE]"
+_FAILURES = ("error", "response.failed")
+_ENDS = ("response.completed", "response.incomplete")
+
+_SIGNS = (b'"usage"', b'"error"', _DONE, b'"response.')
+"""Byte strings of which a relevant event holds one, once the answer has started."""
+
+
+class AnswerFacts:
+    """Facts that an answer has reported so far, and its time to first token."""
+
+    __slots__ = (
+        "_began",
+        "_clock",
+        "cached_tokens",
+        "ended",
+        "failed",
+        "prompt_token_ids",
+        "prompt_tokens",
+        "started",
+        "ttft",
+        "unread",
+    )
+
+    def __init__(self, began: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start without facts. `began` is the time on `clock` when the request was sent, now by default."""
+        self._clock = clock
+        self._began = clock() if began is None else began
+        self.started = False
+        """True from the first token on, when the model has read the whole prompt.
+
+        The first token is the first piece of text, reasoning, refusal or tool call; in an answer without any, it is the
+        finish reason or the final usage. A role alone does not count: engines send it before the prefill.
+        """
+        self.ttft: float | None = None
+        """Seconds from sending the request to the first token of a stream; None without one."""
+        self.ended = False
+        """True if the answer reported that nothing follows: `[DONE]`, or the last event of a response."""
+        self.failed = False
+        """True if the answer reported an error."""
+        self.unread = False
+        """True if the answer could not be read."""
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.prompt_token_ids: list[int] | None = None
+
+    def read_event(self, data: bytes) -> dict[str, Any] | None:
+        """Read the data of one event of a stream and return its JSON object; None if it holds none."""
+        if data.startswith(_DONE):
+            self.ended = True
+            return None
+        payload = _object(data)
+        if payload is not None:
+            self.read_chunk(payload)
+        return payload
+
+    def read_chunk(self, payload: Mapping[str, Any]) -> None:
+        """Read the JSON object of one event of a stream."""
+        self.ended = self.ended or payload.get("type") in _ENDS
+        response = payload.get("response")
+        if isinstance(response, dict):  # in the first and last event of `/v1/responses`
+            self.read_prompt(response)
+        self.read_prompt(payload)
+        self.failed = self.failed or bool(payload.get("error")) or payload.get("type") in _FAILURES
+        if not self.started and _has_token(payload):
+            self.started = True
+            self.ttft = self._clock() - self._began
+
+    def read_whole(self, payload: Mapping[str, Any] | None) -> None:
+        """Read an answer that came in one piece; None if it is not a JSON object."""
+        self.started = True
+        self.unread = payload is None
+        if payload is not None:
+            self.failed = bool(payload.get("error")) or payload.get("status") == "failed"
+            self.read_prompt(payload)
+
+    def read_prompt(self, payload: Mapping[str, Any]) -> None:
+        """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""
+        usage = payload.get("usage")
+        if isinstance(usage, dict):
+            for total, details in (
+                ("prompt_tokens", "prompt_tokens_details"),
+                ("input_tokens", "input_tokens_details"),
+            ):
+                self.prompt_tokens = _count(usage.get(total), self.prompt_tokens)
+                if isinstance(found := usage.get(details), dict):
+                    self.cached_tokens = _count(found.get("cached_tokens"), self.cached_tokens)
+        ids = payload.get("prompt_token_ids")
+        if ids is None and isinstance(choices := payload.get("choices"), list) and choices:
+            ids = choices[0].get("prompt_token_ids") if isinstance(choices[0], dict) else None
+        if isinstance(ids, list) and ids and all(type(token) is int for token in ids):
+            self.prompt_token_ids = ids
+
+
+class WholeAnswer:
+    """Reader of an answer in one piece: JSON, read once all of it is there."""
+
+    def __init__(self) -> None:
+        self.facts = AnswerFacts()
+        self._body: bytearray | None = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """Read a piece of the answer; return the bytes to pass on now."""
+        if self._body is not None:
+            self._body += data
+            if len(self._body) > MAX_EVENT_BYTES:
+                self._body = None
+        return data
+
+    def finish(self) -> bytes:
+        """Read the end of the answer; return the remaining bytes to pass on."""
+        payload = None if self._body is None else _object(self._body)
+        self._body = None
+        self.facts.read_whole(payload)
+        return b""
+
+    def held(self) -> bytes:
+        """Return the bytes held back so far, for a caller that stops reading."""
+        return b""
+
+
+class StreamedAnswer:
+    """Reader of an answer of server-sent events.
+
+    Bytes pass on at once. If the usage is hidden, each event passes on when it is complete.
+    """
+
+    def __init__(self, *, hide_usage: bool, facts: AnswerFacts | None = None) -> None:
+        """Start reading. `hide_usage` leaves out the event with the usage and no choices, if only we asked for it."""
+        self.facts = AnswerFacts() if facts is None else facts
+        self._hides_usage = hide_usage
+        self._events = EventSplitter()
+
+    def feed(self, data: bytes) -> bytes:
+        passed = [event for event in self._events.feed(data) if self._passes(event)]
+        return b"".join(passed) if self._hides_usage else data
+
+    def finish(self) -> bytes:
+        rest = self._events.rest()
+        passes = self._passes(rest)  # clients also accept an event that only the end of the stream ends
+        return rest if passes and self._hides_usage else b""
+
+    def held(self) -> bytes:
+        return self._events.rest() if self._hides_usage else b""
+
+    def _passes(self, event: bytes) -> bool:
+        """Read an event; return True if the application may see it."""
+        # Once the answer has started, most events are words of it: parsing them would double the cost per token.
+        if self.facts.started and not any(sign in event for sign in _SIGNS):
+            return True
+        payload = self.facts.read_event(event_data(event))
+        if payload is None or not self._hides_usage:
+            return True
+        return not (payload.get("usage") and payload.get("choices") == [])
+
+
+AnswerReader = WholeAnswer | StreamedAnswer
+"""Reader of an answer's bytes that decides which of them pass on to the application."""
+
+
+def _has_token(chunk: Mapping[str, Any]) -> bool:
+    kind = chunk.get("type")
+    if isinstance(kind, str):
+        return kind in _ENDS or (kind.endswith(".delta") and bool(chunk.get("delta")))
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        return False
+    if not choices:
+        return bool(chunk.get("usage"))  # the prompt was read even if nothing had to be answered
+    return any(_starts(choice) for choice in choices if isinstance(choice, dict))
+
+
+def _starts(choice: Mapping[str, Any]) -> bool:
+    if choice.get("finish_reason") or choice.get("text"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+
+
+def _object(data: bytes | bytearray) -> dict[str, Any] | None:
+    try:
+        payload = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return payload if isinstance(payload, dict) else None
+
+
+def _count(value: object, otherwise: int | None) -> int | None:
+    return value if type(value) is int and value >= 0 else otherwise
