@@ -160,7 +160,7 @@ class Fleet(ABC, Generic[StateT]):
                 raise ValueError(f"{self._kind}s must be different, got {name!r} twice")
             if name not in self._members and name not in self._failed:
                 registered = listed([*self._members, *self._failed])
-                raise ValueError(f"{self._kind}s must be among {registered}, got {name!r}")
+                raise ValueError(f"{self._kind}s must be registered, got {name!r}; registered: {registered}")
         return [name for name in named if name in self._members]
 
     def reset(self) -> None:
