@@ -65,7 +65,11 @@ AGENT_ROUTERS: list[Case] = [
     (lambda: agents(["a"]).assign(["x"], []), ValueError, "agents must have one name or more, got none"),
     (lambda: agents(["a"]).assign(["x"], "a"), TypeError, "agents must be an iterable of names, got one str"),
     (lambda: agents(["a"]).assign(["x"], ["a", "a"]), ValueError, "agents must be different, got 'a' twice"),
-    (lambda: agents(["a"]).assign(["x"], ["a", "b"]), ValueError, "agents must be among 'a', got 'b'"),
+    (
+        lambda: agents(["a"]).assign(["x"], ["a", "b"]),
+        ValueError,
+        "agents must be registered, got 'b'; registered: 'a'",
+    ),
     (lambda: agents(["a"]).assign("x"), TypeError, "blocks must be"),
     (lambda: agents(["a"]).assign(None), TypeError, "blocks must be"),
     (lambda: agents(["a"]).assign([b"x"]), TypeError, "blocks[0]"),

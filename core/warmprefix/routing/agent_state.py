@@ -11,12 +11,13 @@ from typing import NamedTuple
 from warmprefix.blocks import ContextBlock
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
-from warmprefix.routing.assignments import Assignment, Holding
-from warmprefix.routing.balance import BlockItem, Candidate
+from warmprefix.routing.agent_cache import AgentCache, HeldBlock
+from warmprefix.routing.assignments import AssignedBlock, Assignment, Holding
+from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
 from warmprefix.routing.members import Agent, Member
 from warmprefix.routing.tenants import TenantState
 
-__all__ = ["AgentBounds", "AgentCache", "AgentTenant", "AgentView", "Booking", "HeldBlock"]
+__all__ = ["AgentBounds", "AgentTenant", "AgentView", "Booking", "Bookings"]
 
 _KV_BLOCK = 32
 """Tokens. Engines count whole KV blocks, so the cached part may end this much before the end of a context block."""
@@ -29,94 +30,6 @@ _CHAT, _CHAT_AGENT, _CHAT_BLOCK, _CHAT_COPY = 750, 60, 250, 10
 """Per conversation, per agent in it, per block in it, and per agent that read this block there."""
 _OPEN, _BOOKING = 450, 380
 """Per open assignment, and per block in it."""
-
-
-class HeldBlock:
-    """A block from when it enters a cache until it leaves; when it returns, a new object stands for it."""
-
-    __slots__ = ("pending", "read", "tokens", "used")
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self.used = 0
-        """Number of its last use."""
-        self.read = 0
-        """Number of the last use that the engine has certainly read; 0 if there was none."""
-        self.pending = 0
-        """Number of uses that may still be read or taken back."""
-
-
-class AgentCache:
-    """The blocks that an engine is predicted to hold right behind the preamble, for one tenant.
-
-    Bounded in tokens and in number; the least recently used block leaves first, as in the engine.
-
-    >>> cache = AgentCache(capacity_tokens=100)
-    >>> for key, tokens in ((b"A", 60), (b"B", 30), (b"C", 40)):
-    ...     block, evicted = cache.use(key, tokens)
-    ...     print(block.used, evicted)
-    1 ()
-    2 ()
-    3 [b'A']
-    """
-
-    def __init__(self, capacity_tokens: int | None = None, max_blocks: int = 16_384) -> None:
-        self._capacity = capacity_tokens
-        self._max_blocks = max_blocks
-        self.blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()
-        """By fingerprint, least recently used first; to be read only."""
-        self.tokens = 0
-        """Tokens of all blocks held."""
-        self._number = 0
-
-    def use(self, key: bytes, tokens: int) -> tuple[HeldBlock, Sequence[bytes]]:
-        """Record that the engine computes or reads a block. O(1), amortised over the evicted blocks.
-
-        Returns:
-            The block, whose `used` is the number of this use, counted from 1; and the blocks evicted for it. A block
-            longer than the capacity is evicted at once, after all others.
-        """
-        self._number += 1
-        block = self.blocks.get(key)
-        if block is not None:
-            block.used = self._number
-            self.blocks.move_to_end(key)
-            return block, ()
-        block = self.blocks[key] = HeldBlock(tokens)
-        block.used = self._number
-        self.tokens += tokens
-        if not self._is_full():
-            return block, ()
-        evicted: list[bytes] = []
-        while self._is_full():
-            oldest, gone = self.blocks.popitem(last=False)
-            self.tokens -= gone.tokens
-            evicted.append(oldest)
-        return block, evicted
-
-    def drop(self, key: bytes) -> bool:
-        """Record that the engine lacks a block. True if the block counted as held."""
-        block = self.blocks.pop(key, None)
-        if block is None:
-            return False
-        self.tokens -= block.tokens
-        return True
-
-    def drop_before(self, number: int) -> list[bytes]:
-        """Drop and return all blocks whose last use was before this one."""
-        dropped: list[bytes] = []
-        while self.blocks:
-            oldest = next(iter(self.blocks))
-            if self.blocks[oldest].used >= number:
-                break
-            self.drop(oldest)
-            dropped.append(oldest)
-        return dropped
-
-    def _is_full(self) -> bool:
-        if len(self.blocks) > self._max_blocks:
-            return True
-        return self._capacity is not None and self.tokens > self._capacity
 
 
 class AgentView(Candidate):
@@ -151,15 +64,15 @@ Bookings = dict[bytes, Booking]
 
 
 class AgentBounds(NamedTuple):
-    """Bounds on one tenant."""
+    """Options of the choice, and bounds on one tenant; `AgentRouter` documents them."""
 
-    window_tokens: float
-    """Tokens per agent after which a load counts 1/e."""
+    eps: float
+    free_tokens: int
+    prompt_tokens: int
+    window_tokens: int
     max_blocks: int
-    """Most blocks per agent, and most per conversation."""
     max_conversations: int
     max_open: int
-    """Most open assignments."""
 
 
 class _Chats:
@@ -268,7 +181,45 @@ class AgentTenant(TenantState):
 
     # -- assignments -------------------------------------------------------------------------------------------
 
-    def items(
+    def assign(
+        self,
+        id: str,
+        number: int,
+        blocks: Sequence[ContextBlock],
+        places: Sequence[tuple[int, ...]],
+        names: Sequence[str],
+        conversation: bytes | None,
+        together: bool,
+    ) -> tuple[AssignedBlock, ...]:
+        """Assign blocks to these agents: they count as load and as held from now on.
+
+        Beyond `max_open`, the oldest open assignment counts as read.
+        """
+        agents = [self.agents[name] for name in names]
+        items, holdings = self._items(blocks, agents, conversation, together)
+        bounds = self._bounds
+        choices: list[Choice] = []
+        if items:
+            choices = share_out(items, agents, bounds.eps, bounds.free_tokens, bounds.prompt_tokens, together)
+        bookings: Bookings = {}
+        assigned: list[AssignedBlock] = []
+        for block, positions, (chosen, held, spilled, work), holding, item in zip(
+            blocks, places, choices, holdings, items, strict=True
+        ):
+            agent = self.agents[chosen.name]
+            used = self._use(agent, item.key, item.tokens)
+            used.pending += 1
+            agent.queue += work
+            bookings[item.key] = Booking(agent, item.tokens, work, self._clock, used, used.used, used.read)
+            assigned.append(AssignedBlock(block, positions, agent.name, holding if held else None, spilled))
+        if bookings:
+            self.open[id] = number, bookings
+            self._booked += len(bookings)
+            if len(self.open) > bounds.max_open:
+                self._settle_oldest()
+        return tuple(assigned)
+
+    def _items(
         self, blocks: Sequence[ContextBlock], agents: Sequence[AgentView], conversation: bytes | None, together: bool
     ) -> tuple[list[BlockItem], list[Holding]]:
         """Return the blocks with the agents that hold them, and where these do."""
@@ -294,13 +245,6 @@ class AgentTenant(TenantState):
             items.append(BlockItem(key, block.tokens or 1, holders))
             holdings.append(holding)
         return items, holdings
-
-    def book(self, agent: AgentView, key: bytes, tokens: int, work: int) -> Booking:
-        """Record that an agent, whose load includes the block already, is to read it: it counts as held from now on."""
-        block = self._use(agent, key, tokens)
-        block.pending += 1
-        agent.queue += work
-        return Booking(agent, tokens, work, self._clock, block, block.used, block.read)
 
     def take_back(self, bookings: Bookings) -> None:
         """Undo bookings that the agents did not read."""
@@ -348,13 +292,6 @@ class AgentTenant(TenantState):
         if conversation is not None:
             self.record_read(conversation, agent, [key for key, _ in blocks])
         return len(blocks)
-
-    def add_open(self, id: str, number: int, bookings: Bookings) -> None:
-        """Keep an assignment's bookings. Beyond `max_open`, the oldest assignment counts as read."""
-        self.open[id] = number, bookings
-        self._booked += len(bookings)
-        if len(self.open) > self._bounds.max_open:
-            self._settle_oldest()
 
     def _settle_oldest(self, _: int = 0) -> None:
         self.forgotten, oldest = self.open.popitem(last=False)[1]

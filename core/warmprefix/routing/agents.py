@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
@@ -12,9 +11,8 @@ from warmprefix.order_sharing import NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport
 from warmprefix.routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
-from warmprefix.routing.assignments import AssignedBlock, Assignment, RouterStats
-from warmprefix.routing.balance import Choice, share_out
-from warmprefix.routing.fleet import Fleet, check_finite, check_least, check_names, check_outcome, listed
+from warmprefix.routing.assignments import Assignment, RouterStats
+from warmprefix.routing.fleet import Fleet, check_finite, check_least, check_names, check_outcome
 from warmprefix.routing.members import Agent, Member
 from warmprefix.routing.segments import Segment, SegmentSharing, name_digest
 
@@ -101,10 +99,9 @@ class AgentRouter(Fleet[AgentTenant]):
             max_tenants: Most tenants; beyond it the least recently used is forgotten.
             max_conversations: Most conversations per tenant.
             max_open: Most open assignments per tenant; beyond it the oldest counts as read.
-            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, among the tenants
-                that take more than `max_bytes / max_tenants`, the least recently used forgets its oldest conversations,
-                open assignments and blocks; other tenants' requests never affect a tenant that takes less. Feeds take
-                about 350 bytes more for each of up to `max_blocks` blocks per agent.
+            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take
+                more than `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a
+                tenant that takes less is never affected. Feeds add 350 bytes for each of `max_blocks` per agent.
             sharing: Carries assignments to and from other routers of the same agents; None shares nothing. It must not
                 be a planner's: `close` closes it.
 
@@ -118,10 +115,9 @@ class AgentRouter(Fleet[AgentTenant]):
         check_least(1, max_conversations=max_conversations, max_open=max_open, max_bytes=max_bytes)
         if sharing is not None and not isinstance(sharing, OrderSharing):
             raise TypeError(f"sharing must be an OrderSharing or None, got {type(sharing).__name__}")
-        self._eps = eps
-        self._free_tokens = free_tokens
-        self._prompt_tokens = prompt_tokens
-        self._bounds = AgentBounds(window_tokens, max_blocks, max_conversations, max_open)
+        self._bounds = AgentBounds(
+            eps, free_tokens, prompt_tokens, window_tokens, max_blocks, max_conversations, max_open
+        )
         self._sharing = SegmentSharing(NoSharing() if sharing is None else sharing, self._learn)
         super().__init__(agents, max_tenants, max_bytes)
 
@@ -207,7 +203,10 @@ class AgentRouter(Fleet[AgentTenant]):
         check_names(conversation=conversation, tenant=tenant)
         distinct, places = distinct_blocks(blocks)
         with self._lock:
-            return self._assign(tenant, conversation, distinct, places, self._live(agents), together)
+            names = list(self._members) if agents is None else self._available(agents)
+            if not names:
+                raise NoAgentError("no agent is available")
+            return self._assign(tenant, conversation, distinct, places, names, together)
 
     def reassign(self, assignment: Assignment, agent: str) -> Assignment:
         """Assign to others what one agent has not read.
@@ -227,7 +226,9 @@ class AgentRouter(Fleet[AgentTenant]):
         with self._lock:
             state = self._tenants.use(assignment.tenant)
             unread: Iterable[bytes] = state.unread(assignment.id)
-            if not unread and not self._has_ended(state, assignment):
+            instance, _, number = assignment.id.rpartition(".")
+            has_ended = instance == self._instance and number.isdecimal() and int(number) > state.forgotten
+            if not unread and not has_ended:
                 unread = {assigned.block.fingerprint for assigned in assignment.blocks}
             left = [each for each in assignment.blocks if each.agent == agent and each.block.fingerprint in unread]
             others = [name for name in assignment.agents if name != agent and name in self._members]
@@ -236,11 +237,6 @@ class AgentRouter(Fleet[AgentTenant]):
             self.abandon(assignment, agent)
             blocks, places = [each.block for each in left], [each.positions for each in left]
             return self._assign(assignment.tenant, assignment.conversation, blocks, places, others, assignment.together)
-
-    def _has_ended(self, state: AgentTenant, assignment: Assignment) -> bool:
-        """Return whether an assignment without bookings was ended, and not just forgotten."""
-        instance, _, number = assignment.id.rpartition(".")
-        return instance == self._instance and number.isdecimal() and int(number) > state.forgotten
 
     def _assign(
         self,
@@ -252,58 +248,19 @@ class AgentRouter(Fleet[AgentTenant]):
         together: bool,
     ) -> Assignment:
         state = self._tenants.use(tenant)
-        agents = [state.agents[name] for name in names]
-        items, sources = state.items(blocks, agents, _digest(conversation), together)
-        choices: list[Choice] = []
-        if items:
-            choices = share_out(items, agents, self._eps, self._free_tokens, self._prompt_tokens, together)
-        bookings: Bookings = {}
-        assigned: list[AssignedBlock] = []
-        held_blocks = spilled_blocks = tokens = held_tokens = 0
-        for block, positions, (chosen, held, spilled, work), source, item in zip(
-            blocks, places, choices, sources, items, strict=True
-        ):
-            name = chosen.name
-            bookings[item.key] = state.book(state.agents[name], item.key, item.tokens, work)
-            assigned.append(AssignedBlock(block, positions, name, source if held else None, spilled))
-            tokens += block.tokens
-            if held:
-                held_blocks += 1
-                held_tokens += block.tokens
-            spilled_blocks += spilled
         self._number += 1
         id = f"{self._instance}.{self._number}"
-        if bookings:
-            state.add_open(id, self._number, bookings)
+        assigned = state.assign(id, self._number, blocks, places, names, _digest(conversation), together)
         self._tenants.record(tenant, state, used=True)
         counts = self._counts
         counts["assignments"] += 1
         counts["blocks"] += len(assigned)
-        counts["held"] += held_blocks
-        counts["spilled"] += spilled_blocks
-        counts["tokens"] += tokens
-        counts["held_tokens"] += held_tokens
-        return Assignment(id, tenant, conversation, tuple(names), tuple(assigned), together)
-
-    def _live(self, agents: Iterable[str] | None) -> list[str]:
-        """Return the names of the available agents among these."""
-        if agents is None:
-            names = list(self._members)
-        else:
-            if isinstance(agents, str):
-                raise TypeError("agents must be an iterable of names, got one str")
-            named = list(agents)
-            if not named:
-                raise ValueError("agents must have one name or more, got none")
-            for name, times in Counter(named).items():
-                if times > 1:
-                    raise ValueError(f"agents must be different, got {name!r} twice")
-                if name not in self._members and name not in self._failed:
-                    raise ValueError(f"agents must be among {listed([*self._members, *self._failed])}, got {name!r}")
-            names = [name for name in named if name in self._members]
-        if not names:
-            raise NoAgentError("no agent is available")
-        return names
+        held = [each.block.tokens for each in assigned if each.held is not None]
+        counts["held"] += len(held)
+        counts["held_tokens"] += sum(held)
+        counts["spilled"] += sum([each.spilled for each in assigned])
+        counts["tokens"] += sum([each.block.tokens for each in assigned])
+        return Assignment(id, tenant, conversation, tuple(names), assigned, together)
 
     # -- ending an assignment ----------------------------------------------------------------------------------
 
@@ -401,8 +358,6 @@ class AgentRouter(Fleet[AgentTenant]):
                 state.end(name_digest("conversation", conversation))
                 self._tenants.record(tenant, state)
 
-    # -- feeds and sharing -------------------------------------------------------------------------------------
-
     def _inform_feed(
         self, assignment: Assignment, agent: str | None, report: EngineReport | None, plan: ContextPlan | None
     ) -> bool:
@@ -451,8 +406,6 @@ class AgentRouter(Fleet[AgentTenant]):
     def _tenant_forgotten(self, tenant: str | None, state: AgentTenant) -> None:
         self._sharing.unfollow(tenant)
 
-    # -- statistics --------------------------------------------------------------------------------------------
-
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return the tokens that each agent was assigned lately, over its weight. Empty for a new tenant."""
         with self._lock:
@@ -482,7 +435,7 @@ class AgentRouter(Fleet[AgentTenant]):
             super().reset()
 
     def close(self) -> None:
-        """End the sharing with other routers. Idempotent; a router that shares nothing has nothing to close."""
+        """End the sharing with other routers. Idempotent."""
         self._sharing.orders.close()
 
 

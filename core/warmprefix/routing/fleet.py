@@ -148,6 +148,21 @@ class Fleet(ABC, Generic[StateT]):
             raise ValueError(f"{self._kind} must be one of {listed(self._members)}, got {name!r}")
         return member
 
+    def _available(self, names: Iterable[str]) -> list[str]:
+        """Check the names of members to choose from, and return those that have not failed."""
+        if isinstance(names, str):
+            raise TypeError(f"{self._kind}s must be an iterable of names, got one str")
+        named = list(names)
+        if not named:
+            raise ValueError(f"{self._kind}s must have one name or more, got none")
+        for name, times in Counter(named).items():
+            if times > 1:
+                raise ValueError(f"{self._kind}s must be different, got {name!r} twice")
+            if name not in self._members and name not in self._failed:
+                registered = listed([*self._members, *self._failed])
+                raise ValueError(f"{self._kind}s must be registered, got {name!r}; registered: {registered}")
+        return [name for name in named if name in self._members]
+
     def reset(self) -> None:
         """Forget everything except the members: loads, residency, conversations, open requests, counts."""
         with self._lock:

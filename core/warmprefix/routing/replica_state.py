@@ -75,53 +75,47 @@ class PromptsInFlight:
     0
     """
 
-    __slots__ = ("_root",)
+    __slots__ = ("count", "next")
 
     def __init__(self) -> None:
-        self._root: dict[bytes, _Step] = {}
+        self.count = 0
+        self.next: dict[bytes, PromptsInFlight] = {}
+        """The prompts that continue with a block."""
 
     def add(self, keys: Sequence[bytes]) -> None:
         """Count a prompt. O(blocks)."""
-        steps = self._root
+        prompts = self
         for key in keys:
-            step = steps.get(key)
-            if step is None:
-                step = steps[key] = _Step()
-            step.prompts += 1
-            steps = step.next
+            following = prompts.next.get(key)
+            if following is None:
+                following = prompts.next[key] = PromptsInFlight()
+            following.count += 1
+            prompts = following
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Stop counting a prompt. O(blocks)."""
-        steps = self._root
+        prompts = self
         for key in keys:
-            step = steps[key]
-            step.prompts -= 1
-            if not step.prompts:
-                del steps[key]
-                if not self._root:
-                    self._root.clear()  # releases its table
+            following = prompts.next[key]
+            following.count -= 1
+            if not following.count:
+                del prompts.next[key]
+                if not self.next:
+                    self.next.clear()  # releases its table
                 return
-            steps = step.next
+            prompts = following
 
     def match(self, keys: Sequence[bytes], tokens: Sequence[int]) -> int:
         """Return the tokens of the longest prefix of `keys` that a prompt in flight shares. O(blocks)."""
         matched = 0
-        steps = self._root
+        prompts = self
         for key, length in zip(keys, tokens, strict=True):
-            step = steps.get(key)
-            if step is None:
+            following = prompts.next.get(key)
+            if following is None:
                 break
             matched += length
-            steps = step.next
+            prompts = following
         return matched
-
-
-class _Step:
-    __slots__ = ("next", "prompts")
-
-    def __init__(self) -> None:
-        self.prompts = 0
-        self.next: dict[bytes, _Step] = {}
 
 
 class ReplicaCache:
@@ -150,15 +144,13 @@ class ScopeCaches:
         self.caches: dict[Member, ReplicaCache] = {}
         self.feedback = UsageFeedback()
 
-    def held(self, member: Member, request: RequestBlocks) -> int:
-        """Return the tokens that a replica holds in the request's best order."""
+    def predict(self, member: Member, request: RequestBlocks) -> tuple[int, int]:
+        """Return the tokens that a replica holds in the request's best order, now and after its prompts in flight."""
         cache = self.caches.get(member)
-        return 0 if cache is None else request.resident(cache.tree)
-
-    def in_flight(self, member: Member, request: RequestBlocks) -> int:
-        """Return the tokens that the request shares with a prompt in flight to a replica."""
-        cache = self.caches.get(member)
-        return 0 if cache is None else cache.in_flight.match(request.keys, request.tokens)
+        if cache is None:
+            return 0, 0
+        held = request.resident(cache.tree)
+        return held, max(held, cache.in_flight.match(request.keys, request.tokens))
 
 
 class ConversationPlacement(NamedTuple):
@@ -187,16 +179,14 @@ class OpenRoute:
     """Fingerprints of the request's blocks."""
 
 
+@dataclass(slots=True)
 class _Load:
     """One replica's load, in tokens."""
 
-    __slots__ = ("in_flight", "recent", "requests", "waiting")
-
-    def __init__(self, recent: float) -> None:
-        self.requests = 0
-        self.in_flight = 0
-        self.waiting = 0
-        self.recent = recent
+    recent: float
+    requests: int = 0
+    in_flight: int = 0
+    waiting: int = 0
 
 
 class ReplicaLoads:

@@ -154,9 +154,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             max_scopes: Most preambles per tenant; beyond it the least recently used is forgotten.
             max_conversations: Most conversations per tenant.
             max_open_routes: Most open routes per tenant; beyond it the oldest counts as abandoned.
-            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, among the tenants
-                that take more than `max_bytes / max_tenants`, the least recently used forgets its oldest paths,
-                conversations and open routes; other tenants' requests never affect a tenant that takes less.
+            max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take
+                more than `max_bytes / max_tenants` forget their oldest records, the least recently used tenant first; a
+                tenant that takes less is never affected.
             share_load: Count the load of all tenants together. It balances better where many tenants have little to do
                 each. But then one tenant's requests influence where another's go, which their latencies can reveal.
             listener: Receives the feeds' reports on plans as well: the planner, whose scopes they have.
@@ -247,8 +247,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             held, residents = {}, {}
             for member in self._members.values():
                 if placement is None:
-                    held[member] = scope.held(member, request)
-                    resident = max(held[member], scope.in_flight(member, request))
+                    held[member], resident = scope.predict(member, request)
                 else:
                     held[member] = resident = state.history(placement, member)
                 residents[member] = min(resident, prompt)

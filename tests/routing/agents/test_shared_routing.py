@@ -338,7 +338,7 @@ def test_environment_configures_sharing(
     monkeypatch.setenv("WARMPREFIX_REDIS_URL", server.url)
     monkeypatch.setenv("WARMPREFIX_KEY_PREFIX", prefix)
     with AgentRouter.from_url(agents=AGENTS, eps=0.5) as router:
-        assert router._eps == 0.5
+        assert router._bounds.eps == 0.5
         other = new_router(server.url)
         follow(other)
         pin(router, "x", AGENTS[1])
