@@ -33,9 +33,10 @@ from typing import Any, NamedTuple, Protocol
 from common import percentile, print_table, size, write_results
 from redis_servers import Server, wait_until
 from traces import generated, given_files, reported_k
-from warmprefix import ContextBlock, ContextPlanner, NoRecorder
+from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import NoSharing, OrderSharing
 from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.traces import NoRecorder
 from warmprefix_tools.replay.prompt_cache import CacheModel
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace

@@ -14,7 +14,8 @@ from openai import OpenAI
 
 from engine_tables import overview, tables
 from redis_servers import Server, wait_until
-from warmprefix import ContextBlock, ContextPlanner, TraceRecorder
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.traces import TraceRecorder
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.traces.reader import read_trace
 

@@ -1,93 +1,41 @@
-"""Arrange retrieved context so that the engine's prefix cache already holds it."""
+"""Arrange retrieved context so that the engine's prefix cache already holds it.
+
+The rest of the public names are in packages: `warmprefix.batch`, `dedup`, `errors`, `openai`, `order_sharing`,
+`ordering`, `prefix`, `residency`, `routing`, `stores`, `telemetry` and `traces`.
+"""
 
 from warmprefix.annotate import Templates
-from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
+from warmprefix.batch import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
-from warmprefix.dedup.transcript import RepeatTemplates, Transcript
-from warmprefix.errors import (
-    BatchError,
-    EngineError,
-    MissingExtraError,
-    NoAgentError,
-    StoreError,
-    TraceError,
-    WarmprefixError,
-)
-from warmprefix.order_sharing import NoSharing, OrderSharing
-from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
-from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Reference, Scope
+from warmprefix.dedup import Transcript
+from warmprefix.errors import MissingExtraError, StoreError, WarmprefixError
+from warmprefix.ordering import OrderingPolicy
+from warmprefix.plan import ContextPlan, PlannedBlock, Reference, Scope
 from warmprefix.planner import ContextPlanner
-from warmprefix.residency import EngineReport, FeedStats, NoFeed, ResidencyFeed, capacity_from_metrics
-from warmprefix.routing import (
-    Agent,
-    AgentRouter,
-    AssignedBlock,
-    Assignment,
-    Replica,
-    ReplicaRouter,
-    ReplicaStats,
-    RequestHints,
-    Route,
-    RouterStats,
-    SessionHints,
-)
-from warmprefix.stores import GuardedStore, MemorySeenStore, SeenStore
-from warmprefix.telemetry import LatencySnapshot, NoObserver, PlannerObserver, PlannerStats
-from warmprefix.traces import NoRecorder, RequestRecorder, TraceRecorder
+from warmprefix.residency import EngineReport
+from warmprefix.stores import SeenStore
+from warmprefix.telemetry import PlannerObserver, PlannerStats
 
 __all__ = [
-    "Agent",
-    "AgentRouter",
-    "AssignedBlock",
-    "Assignment",
-    "BatchError",
     "BatchPlan",
     "BatchRequest",
-    "BlockView",
     "ContextBlock",
     "ContextPlan",
     "ContextPlanner",
-    "EngineError",
     "EngineReport",
-    "FeedStats",
-    "GuardedStore",
-    "LatencySnapshot",
-    "MemorySeenStore",
     "MissingExtraError",
-    "NoAgentError",
-    "NoFeed",
-    "NoObserver",
-    "NoRecorder",
-    "NoSharing",
-    "OrderSharing",
     "OrderingPolicy",
-    "Placement",
     "PlannedBlock",
     "PlannedRequest",
     "PlannerObserver",
     "PlannerStats",
-    "PrefixView",
     "Reference",
-    "RepeatTemplates",
-    "Replica",
-    "ReplicaRouter",
-    "ReplicaStats",
-    "RequestHints",
-    "RequestRecorder",
-    "ResidencyFeed",
-    "Route",
-    "RouterStats",
     "Scope",
     "SeenStore",
-    "ServedBlock",
-    "SessionHints",
     "StoreError",
     "Templates",
-    "TraceError",
-    "TraceRecorder",
     "Transcript",
     "WarmprefixError",
-    "capacity_from_metrics",
     "fingerprint",
 ]
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warmprefix import ContextBlock, ContextPlanner, NoRecorder
+from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.batch.base import Placed, Progress
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.telemetry import PlannerStats
+from warmprefix.traces import NoRecorder
 
 LENGTHS = {"alpha": 3, "beta": 5, "gamma": 1, "delta": 0, "epsilon": 8, "zeta": 13}
 """Tokens of the texts; one has none, as far as it is told."""

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix import RepeatTemplates, Transcript
+from warmprefix import Transcript
+from warmprefix.dedup import RepeatTemplates
 
 SEA = """\
 The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven

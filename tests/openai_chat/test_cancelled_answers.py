@@ -20,8 +20,9 @@ import openai
 import pytest
 
 from redis_servers import Server
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, GuardedStore
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.openai import EngineLink
+from warmprefix.stores import GuardedStore
 from warmprefix.stores.redis import RedisSeenStore
 
 CANCELLATIONS = int(os.environ.get("WARMPREFIX_CANCELLATIONS", "0"))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlanner, EngineReport, MemorySeenStore, Templates
+from warmprefix import ContextBlock, ContextPlanner, EngineReport, Templates
 from warmprefix.dedup import RepeatTemplates, Transcript, VisibleHistory
 from warmprefix.ordering import CoAccessPolicy
 from warmprefix.settings import SharedSettings
+from warmprefix.stores import MemorySeenStore
 
 BLOCK = ContextBlock("evidence", id="e")
 

@@ -20,26 +20,27 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from redis_servers import Server, wait_until
-from warmprefix import (
-    AgentRouter,
-    Assignment,
-    ContextBlock,
-    ContextPlan,
-    ContextPlanner,
-    EngineReport,
-    FeedStats,
-    GuardedStore,
-    LatencySnapshot,
-    MemorySeenStore,
-    NoSharing,
-    Scope,
-)
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.batch.plan import BatchPlan, BatchRequest
-from warmprefix.order_sharing import LearnedOrder, OrderSharing
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.residency import FeedStats
+from warmprefix.routing import AgentRouter, Assignment
 from warmprefix.settings import SharedSettings
-from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, SeenBlock, SeenStore, Snapshot
+from warmprefix.stores import (
+    Abandon,
+    Commit,
+    Conversation,
+    Forget,
+    GuardedStore,
+    MemorySeenStore,
+    Prepare,
+    SeenBlock,
+    SeenStore,
+    Snapshot,
+)
 from warmprefix.stores.redis import RedisSeenStore
+from warmprefix.telemetry import LatencySnapshot
 from warmprefix_tools.cli import app
 
 VICTIM = Conversation("acme", "chat-42")

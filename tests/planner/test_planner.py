@@ -14,18 +14,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from warmprefix import (
-    BlockView,
-    ContextBlock,
-    ContextPlan,
-    ContextPlanner,
-    PrefixView,
-    Scope,
-    ServedBlock,
-    StoreError,
-    Templates,
-)
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Scope, StoreError, Templates
 from warmprefix.labels import label_candidates
+from warmprefix.ordering import BlockView, PrefixView, ServedBlock
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.stores import (
     CircuitBreaker,

@@ -8,17 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from warmprefix import (
-    BlockView,
-    ContextBlock,
-    ContextPlan,
-    ContextPlanner,
-    NoSharing,
-    PrefixView,
-    Scope,
-    ServedBlock,
-)
-from warmprefix.order_sharing import Learn, LearnedOrder, SharingStats
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Scope
+from warmprefix.order_sharing import Learn, LearnedOrder, NoSharing, SharingStats
+from warmprefix.ordering import BlockView, PrefixView, ServedBlock
 
 
 class Wire:

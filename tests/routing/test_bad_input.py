@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextPlanner, NoAgentError, fingerprint
+from warmprefix import ContextPlanner, fingerprint
+from warmprefix.errors import NoAgentError
 from warmprefix.routing import Agent, AgentRouter, Replica, ReplicaRouter, SessionHints
 
 agent: Any = Agent

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats, NoAgentError, fingerprint
+from warmprefix import ContextBlock, ContextPlanner, EngineReport, fingerprint
+from warmprefix.errors import NoAgentError
 from warmprefix.plan import Scope
-from warmprefix.residency import ResidencyTarget, ServedPrompt
+from warmprefix.residency import FeedStats, ResidencyTarget, ServedPrompt
 from warmprefix.routing import Replica, ReplicaRouter, ReplicaStats, Route
 from warmprefix.routing.replica_state import ReplicaCache, ReplicaTenant
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlanner, EngineReport, FeedStats
-from warmprefix.residency import ResidencyTarget, ServedPrompt
+from warmprefix import ContextBlock, ContextPlanner, EngineReport
+from warmprefix.residency import FeedStats, ResidencyTarget, ServedPrompt
 
 
 class SteadyFeed:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from warmprefix import FeedStats, LatencySnapshot, PlannerStats
+from warmprefix import PlannerStats
+from warmprefix.residency import FeedStats
+from warmprefix.telemetry import LatencySnapshot
 from warmprefix.telemetry.exported_metrics import METRICS
 
 NOT_METRICS: dict[str, str] = {}

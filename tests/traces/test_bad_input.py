@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix import TraceRecorder
+from warmprefix.traces import TraceRecorder
 
 
 @pytest.mark.parametrize(

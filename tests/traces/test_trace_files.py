@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from warmprefix import TraceError, TraceRecorder
-from warmprefix.traces import recorded_files
+from warmprefix.errors import TraceError
+from warmprefix.traces import TraceRecorder, recorded_files
 from warmprefix_tools.traces.reader import read_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
@@ -99,7 +99,7 @@ def test_requests_after_close_are_only_counted(tmp_path: Path, name: str) -> Non
 
 @EITHER_FORMAT
 def test_an_unclosed_recorder_is_closed_at_exit(tmp_path: Path, name: str) -> None:
-    run("import sys, warmprefix; r = warmprefix.TraceRecorder(sys.argv[1]); r.record(['a'])", tmp_path / name)
+    run("import sys, warmprefix.traces; r = warmprefix.traces.TraceRecorder(sys.argv[1]); r.record(['a'])", tmp_path / name)
     data = (tmp_path / name).read_bytes()
     assert (gzip.decompress(data) if name.endswith(".gz") else data).count(b"\n") == 3
 
@@ -112,7 +112,7 @@ def test_an_unclosed_recorder_is_closed_at_exit(tmp_path: Path, name: str) -> No
 def test_a_killed_process_leaves_every_recorded_request(tmp_path: Path, name: str) -> None:
     script = """
         import sys, warmprefix
-        planner = warmprefix.ContextPlanner(recorder=warmprefix.TraceRecorder(sys.argv[1]))
+        planner = warmprefix.ContextPlanner(recorder=warmprefix.traces.TraceRecorder(sys.argv[1]))
         n = 0
         while True:
             planner.plan([f"text {n} {i}" for i in range(n % 40)], conversation=str(n % 7))
@@ -177,7 +177,7 @@ def test_a_disk_that_fills_up_leaves_whole_requests(
         """
         import resource, sys, warmprefix
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_001, 10_001))
-        recorder = warmprefix.TraceRecorder(sys.argv[1])
+        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
         for n in range(1000):
             recorder.record([f"text {n} {i}" for i in range(7)])
         recorder.close()
@@ -251,7 +251,7 @@ def test_an_interrupt_while_writing_leaves_a_whole_file(tmp_path: Path, name: st
         signal.signal(signal.SIGALRM, ring)
         recorders = []
         for n in range(60):
-            recorder = warmprefix.TraceRecorder(sys.argv[1])
+            recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
             recorders.append(recorder)
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.0005 + n * 0.0001)
@@ -280,7 +280,7 @@ def test_a_forked_process_writes_its_own_file(tmp_path: Path, name: str) -> None
     done = run(
         """
         import os, sys, warmprefix
-        recorder = warmprefix.TraceRecorder(sys.argv[1])
+        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
         recorder.record(["before"])
         child = os.fork()
         if child == 0:
@@ -304,7 +304,7 @@ def test_a_process_forked_while_another_thread_records_does_not_wait_for_it(tmp_
     done = run(
         """
         import os, sys, warmprefix
-        recorder = warmprefix.TraceRecorder(sys.argv[1])
+        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
         recorder._lock.acquire()  # as by a thread that the child does not have
         child = os.fork()
         if child == 0:
@@ -324,7 +324,7 @@ def test_a_forked_process_writes_nothing_to_its_parents_stream() -> None:
     done = run(
         """
         import os, sys, warmprefix
-        recorder = warmprefix.TraceRecorder(sys.stdout)
+        recorder = warmprefix.traces.TraceRecorder(sys.stdout)
         recorder.record(["parent"])
         child = os.fork()
         if child == 0:
@@ -341,7 +341,7 @@ def test_a_forked_process_writes_nothing_to_its_parents_stream() -> None:
 def test_concurrent_processes_each_write_their_own_file(tmp_path: Path) -> None:
     script = """
         import sys, time, warmprefix
-        recorder = warmprefix.TraceRecorder(sys.argv[1])
+        recorder = warmprefix.traces.TraceRecorder(sys.argv[1])
         time.sleep(max(0, float(sys.argv[2]) - time.time()))
         for n in range(50):
             recorder.record([f"text {n}"])

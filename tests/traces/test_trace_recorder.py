@@ -16,8 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix import ContextBlock, ContextPlanner, NoRecorder, RequestRecorder, TraceRecorder
-from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, BlockId, Trace
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.traces import (
+    RECORD_PATH_VARIABLE,
+    RECORD_TEXT_VARIABLE,
+    BlockId,
+    NoRecorder,
+    RequestRecorder,
+    Trace,
+    TraceRecorder,
+)
 from warmprefix_tools.traces.reader import read_trace
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from warmprefix import Agent, MissingExtraError
+from warmprefix import MissingExtraError
+from warmprefix.routing import Agent
 
 try:
     from openai import APIConnectionError, AsyncOpenAI, OpenAI

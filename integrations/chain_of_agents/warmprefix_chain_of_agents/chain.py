@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from typing import Any, get_args
 
-from warmprefix import AgentRouter, ContextPlanner, MissingExtraError
+from warmprefix import ContextPlanner, MissingExtraError
 from warmprefix.openai import Retries
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew

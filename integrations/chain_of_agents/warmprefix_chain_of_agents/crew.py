@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
-from warmprefix import Agent, AgentRouter, Assignment, ContextBlock, EngineError
+from warmprefix import ContextBlock
+from warmprefix.errors import EngineError
+from warmprefix.routing import Agent, AgentRouter, Assignment
 from warmprefix_chain_of_agents.agents import Worker
 
 __all__ = ["Crew"]

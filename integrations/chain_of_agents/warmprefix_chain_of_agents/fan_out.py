@@ -9,16 +9,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple, get_args
 
-from warmprefix import (
-    AgentRouter,
-    Assignment,
-    ContextBlock,
-    ContextPlan,
-    ContextPlanner,
-    EngineReport,
-    NoAgentError,
-    Placement,
-)
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix.errors import NoAgentError
+from warmprefix.plan import Placement
+from warmprefix.routing import AgentRouter, Assignment
 from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
 
 __all__ = ["FanOut", "Share"]

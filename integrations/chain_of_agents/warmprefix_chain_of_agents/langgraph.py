@@ -7,7 +7,9 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from warmprefix import AgentRouter, ContextPlanner, MissingExtraError, Placement
+from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.plan import Placement
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import has_value, value_of
 from warmprefix_chain_of_agents.fan_out import FanOut, Share
 

@@ -10,8 +10,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from warmprefix import AgentRouter, Assignment, ContextBlock, PlannedBlock
+from warmprefix import ContextBlock, PlannedBlock
 from warmprefix.openai import CallFailedError, Retries
+from warmprefix.routing import AgentRouter, Assignment
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker, is_unreachable, refuses_all
 from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.prompts import Prompts, Unit

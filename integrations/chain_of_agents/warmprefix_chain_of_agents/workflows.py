@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from warmprefix import AgentRouter, ContextPlanner, MissingExtraError, Placement
+from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.plan import Placement
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.fan_out import FanOut
 
 try:

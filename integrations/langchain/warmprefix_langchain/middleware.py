@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from warmprefix import MissingExtraError, RepeatTemplates, Transcript
+from warmprefix import MissingExtraError, Transcript
+from warmprefix.dedup import RepeatTemplates
 from warmprefix_langchain.tool_results import documents_of
 
 try:

@@ -13,7 +13,7 @@ from langchain_core.prompts import (
     SystemMessagePromptTemplate,
 )
 
-from warmprefix import Placement
+from warmprefix.plan import Placement
 from warmprefix_langchain.runnable import NOTE_KEY
 
 __all__ = ["context_prompt"]

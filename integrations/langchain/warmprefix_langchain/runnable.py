@@ -9,7 +9,8 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict
 
-from warmprefix import ContextPlanner, Placement
+from warmprefix import ContextPlanner
+from warmprefix.plan import Placement
 from warmprefix_langchain.arrange import Annotate
 from warmprefix_langchain.settings import ContextReuseSettings
 

@@ -13,7 +13,8 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from warmprefix import ContextPlanner, Placement
+from warmprefix import ContextPlanner
+from warmprefix.plan import Placement
 from warmprefix_langchain.arrange import Annotate, Arranged, arrange, as_blocks, as_list
 from warmprefix_langchain.origin import origin
 

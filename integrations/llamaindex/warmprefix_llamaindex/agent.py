@@ -23,7 +23,7 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic import InstanceOf
 from typing_extensions import Self
 
-from warmprefix import RepeatTemplates
+from warmprefix.dedup import RepeatTemplates
 from warmprefix_llamaindex.tail import refer_to_repeats
 
 if TYPE_CHECKING:

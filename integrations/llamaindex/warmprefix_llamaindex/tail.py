@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
-from warmprefix import RepeatTemplates, Transcript
+from warmprefix import Transcript
+from warmprefix.dedup import RepeatTemplates
 
 __all__ = ["refer_to_repeats"]
 

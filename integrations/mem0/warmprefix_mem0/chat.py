@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from warmprefix import ContextBlock, ContextPlanner, NoRecorder, Templates, fingerprint
+from warmprefix import ContextBlock, ContextPlanner, Templates, fingerprint
+from warmprefix.traces import NoRecorder
 from warmprefix_mem0.arrange import text_of
 
 __all__ = ["MemoryChat"]

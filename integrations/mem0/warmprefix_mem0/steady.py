@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warmprefix import BlockView, PrefixView
+from warmprefix.ordering import BlockView, PrefixView
 
 __all__ = ["SteadyOrder"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from warmprefix import Agent, AgentRouter, ContextBlock, ContextPlanner
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.routing import Agent, AgentRouter
 from warmprefix_chain_of_agents import ChainOfAgents, InMemoryChats, Manager, Worker
 
 

@@ -19,7 +19,9 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner, EngineReport, MissingExtraError, NoAgentError
+from warmprefix import ContextBlock, ContextPlanner, EngineReport, MissingExtraError
+from warmprefix.errors import NoAgentError
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, AgentFanOut
 

@@ -14,7 +14,8 @@ from langgraph.types import RetryPolicy, Send
 from openai import InternalServerError, OpenAI
 from typing_extensions import TypedDict
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner, EngineReport
+from warmprefix import ContextBlock, ContextPlanner, EngineReport
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, AgentFanOut
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")

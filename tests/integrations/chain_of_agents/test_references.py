@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from warmprefix import AgentRouter, ContextBlock, ContextPlanner
+from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import Retries
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,

@@ -18,7 +18,9 @@ from workflows.context.serializers import JsonSerializer
 from workflows.errors import WorkflowCancelledByUser
 from workflows.events import StartEvent, StopEvent
 
-from warmprefix import AgentRouter, ContextBlock, EngineReport, NoAgentError
+from warmprefix import ContextBlock, EngineReport
+from warmprefix.errors import NoAgentError
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.workflows import AgentFanOut, DocumentsAssigned, DocumentsRead
 
 pytestmark = [

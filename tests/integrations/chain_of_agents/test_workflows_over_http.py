@@ -10,7 +10,8 @@ from openai import AsyncOpenAI, InternalServerError
 from workflows import Context, Workflow, step
 from workflows.events import StartEvent, StopEvent
 
-from warmprefix import AgentRouter, ContextBlock, EngineReport
+from warmprefix import ContextBlock, EngineReport
+from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.workflows import AgentFanOut, DocumentsAssigned, DocumentsRead
 
 AGENTS = ("ann", "ben", "cem", "dan")

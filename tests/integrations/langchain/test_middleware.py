@@ -20,7 +20,7 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 
-from warmprefix import RepeatTemplates
+from warmprefix.dedup import RepeatTemplates
 from warmprefix_langchain import ContextReuseMiddleware
 
 SEA = """\

@@ -19,7 +19,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 
-from warmprefix import RepeatTemplates
+from warmprefix.dedup import RepeatTemplates
 from warmprefix_llamaindex import ContextReuseLLM
 
 EVIDENCE = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " * 4

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 
-from warmprefix import RepeatTemplates
+from warmprefix.dedup import RepeatTemplates
 from warmprefix_llamaindex.tail import refer_to_repeats
 
 SEPARATOR = "\n\n"

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from warmprefix import EngineError, capacity_from_metrics
+from warmprefix.errors import EngineError
+from warmprefix.residency import capacity_from_metrics
 
 VLLM = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, FeedStats, NoFeed, Scope
-from warmprefix.residency import ServedPrompt
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
+from warmprefix.residency import FeedStats, NoFeed, ServedPrompt
 
 Engine = Any
 Serve = Callable[[ContextPlanner, Engine, Sequence[ContextBlock]], tuple[ContextPlan, EngineReport]]

@@ -10,8 +10,8 @@ import pytest
 
 from kv_publisher import KvPublisher, removed, stored
 from redis_servers import wait_until
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, FeedStats, NoFeed
-from warmprefix.residency import KvEventFeed, ResidencyTarget, ServedPrompt
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
+from warmprefix.residency import FeedStats, KvEventFeed, NoFeed, ResidencyTarget, ServedPrompt
 from warmprefix.routing import Agent, AgentRouter, AssignedBlock
 
 KV = 4

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock, ContextPlanner, EngineError, EngineReport, NoAgentError
+from warmprefix import ContextBlock, ContextPlanner, EngineReport
+from warmprefix.errors import EngineError, NoAgentError
 from warmprefix.routing import Agent, AgentRouter, Assignment, RouterStats
 
 

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from warmprefix import ContextBlock, EngineReport, NoAgentError
+from warmprefix import ContextBlock, EngineReport
+from warmprefix.errors import NoAgentError
 from warmprefix.routing import Agent, AgentRouter, Assignment, agent_state
 from warmprefix.routing.agent_state import AgentTenant
 

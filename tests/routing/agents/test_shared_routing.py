@@ -13,8 +13,8 @@ import pytest
 
 from fault_proxy import FaultProxy, Stall, Truncate
 from redis_servers import HOST, Server, binaries, free_port, wait_until
-from warmprefix import ContextBlock, NoSharing
-from warmprefix.order_sharing import LearnedOrder
+from warmprefix import ContextBlock
+from warmprefix.order_sharing import LearnedOrder, NoSharing
 from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
 from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.routing import Agent, AgentRouter, Assignment
