@@ -63,7 +63,7 @@ async def _ask_all(asked: Questions, started: Servers, kill_at: int | None) -> l
             recovery=1e9,
         )
 
-        async def question(number: int) -> Answer:
+        async def question(number: int) -> ChainAnswer:
             try:
                 return await chain.arun(asked.asked[number], asked.workload.requests[number].blocks)
             finally:
