@@ -477,14 +477,3 @@ def test_a_wrong_key_is_not_tried_again(start_faulty: Any, faults: Any, connect:
         solo(server, connect).run(QUESTION, documents(1))
     assert isinstance(failed.value.__cause__, AuthenticationError)
     assert len(server.bodies) == 2
-
-
-def test_waits_double_and_are_bounded() -> None:
-    retries = Retries(count=9, first=1.0, longest=5.0, random=lambda: 1.0)
-    assert [retries.delay(failures, None) for failures in (1, 2, 3, 4, 900)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert [retries.delay(1, asked) for asked in (0.0, 3.0, 600.0)] == [1.0, 4.0, 5.0]
-    for wrong in ({"count": -1}, {"first": -1.0}, {"first": 600.0}, {"longest": float("inf")}):
-        with pytest.raises(ValueError, match="must be"):
-            Retries(**wrong)
-    with pytest.raises(TypeError, match="count must be an int, got float"):
-        Retries(count=1.5)  # type: ignore[arg-type]

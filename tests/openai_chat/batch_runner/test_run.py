@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from warmprefix import BatchPlan, BatchRequest
-from warmprefix.openai import BatchResult, BatchRunner, Retries
+from warmprefix.openai import BatchResult, BatchRunner
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]
@@ -241,12 +241,3 @@ async def test_the_callers_own_mistakes_end_the_run(plan: Plan, requests: MakeRe
     with pytest.raises(RuntimeError, match="the bar broke"):
         await run()
     assert len(results) == 3
-
-
-def test_waits_are_drawn_from_a_doubling_range_and_keep_to_what_the_server_asks() -> None:
-    least, most = Retries(random=lambda: 0.0), Retries(random=lambda: 1.0)
-    assert [least.delay(n, None) for n in (1, 5, 5000)] == [0, 0, 0]
-    assert [most.delay(n, None) for n in (1, 2, 3, 8, 5000)] == [0.5, 1, 2, 64, 120]
-    assert (least.delay(1, 7.0), most.delay(4, 7.0), most.delay(1, 3600.0)) == (7.0, 7.5, 120.0)
-    with pytest.raises(ValueError, match="first <= longest"):
-        Retries(first=2, longest=1)
