@@ -99,7 +99,10 @@ def test_requests_after_close_are_only_counted(tmp_path: Path, name: str) -> Non
 
 @EITHER_FORMAT
 def test_an_unclosed_recorder_is_closed_at_exit(tmp_path: Path, name: str) -> None:
-    run("import sys, warmprefix.traces; r = warmprefix.traces.TraceRecorder(sys.argv[1]); r.record(['a'])", tmp_path / name)
+    run(
+        "import sys, warmprefix.traces; r = warmprefix.traces.TraceRecorder(sys.argv[1]); r.record(['a'])",
+        tmp_path / name,
+    )
     data = (tmp_path / name).read_bytes()
     assert (gzip.decompress(data) if name.endswith(".gz") else data).count(b"\n") == 3
 
