@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from warmprefix.annotate import Templates
 from warmprefix.batch.base import BatchPlanner, Progress
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from warmprefix.settings import SharedSettings
 
 __all__ = ["ContextPlanner"]
+
+Blocks: TypeAlias = "Iterable[ContextBlock | str]"
+"""Context blocks in relevance order. A string is a block without an id."""
 
 
 class ContextPlanner:
@@ -86,21 +89,19 @@ class ContextPlanner:
                 once per scope, so that scopes share no state.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             max_nodes: Most nodes of the prefix tree, per scope.
-            max_scopes: Most scopes; beyond it the least recently used one is forgotten.
-            max_labels: Most blocks whose labels are remembered, per scope.
-            max_open_plans: Most plans neither committed nor abandoned; beyond it the oldest can't be committed. All
-                plans of the last batch can, however many there are.
+            max_scopes, max_labels: Most scopes, and most blocks with a label in each; the least recently used go.
+            max_open_plans: Most open plans besides the last batch's; beyond it the oldest can't be committed.
             store: Remembers conversations; in this process by default. Any other store is called through a
-                `GuardedStore`; unless you pass one, with its defaults: a request waits at most 20 ms per call.
+                `GuardedStore`: a request waits at most 20 ms per call, unless you pass one with another budget.
             sharing: Exchanges learned orders with other planners of the same engine; None for no exchange.
             templates: The wording of the annotations.
             salt_key: A secret that makes `ContextPlan.cache_salt` unguessable for people with the tenant's name.
             recorder: Receives every request as it came; by default, only if `warmprefix record` runs the application.
-            feed: Follows what the engine holds, such as a `warmprefix.residency.feed.KvEventFeed`. Without one the
-                planner relies on its own picture of the cache, and on the report of each answer.
+            feed: Follows what the engine holds, such as a `warmprefix.residency.KvEventFeed`. Without one, the planner
+                predicts it.
             observer: Notified of every plan and its end.
-            patience: After this many consecutive answers without cached tokens that were predicted to have some, a
-                scope's requests keep relevance order, except one in 16, until an answer has some. None for never.
+            patience: After this many answers in a row without the predicted cached tokens, a scope keeps relevance
+                order, except for one request in 16, until an answer has some. None for never.
 
         Raises:
             ValueError: `policy` is an unknown name, or a bound is below 1.
@@ -126,8 +127,8 @@ class ContextPlanner:
     ) -> Self:
         """Return a planner that shares its state with others through Redis or Valkey.
 
-        It shares conversations and learned orders, and connects in the background. A server that is down or slow costs
-        20 ms, then requests go on without de-duplication. `close` it at the end, or use it as a context manager.
+        It connects in the background. A server that is down or slow costs 20 ms, then requests go on without
+        de-duplication. `close` it at the end, or use it as a context manager.
 
         Args:
             url: As `RedisSeenStore` takes it; by default the URL of the settings.
@@ -145,7 +146,7 @@ class ContextPlanner:
 
     def plan(
         self,
-        blocks: Iterable[ContextBlock | str],
+        blocks: Blocks,
         *,
         conversation: str | None = None,
         placement: Placement = "head",
@@ -157,21 +158,18 @@ class ContextPlanner:
     ) -> ContextPlan:
         """Arrange one request's context.
 
-        Every block is in the plan once, in full or as a reference. Call `commit` once the model has seen the prompt, or
+        Every block is in it once, in full or as a reference. Call `commit` once the model has seen the prompt, or
         `abandon` if it has not.
 
         Args:
-            blocks: In relevance order. A string is a block without an id. Equal blocks have
-                the id, tokens and pin of the first.
+            blocks: In relevance order. Equal blocks have the id, tokens and pin of the first.
             conversation: Names one linear message history. Without it or `history`, nothing is de-duplicated.
-            placement: `"head"` if the context is rebuilt each turn in front of the history: it is ordered, never
-                de-duplicated, and `conversation` and `history` are ignored. `"tail"` if it is appended to a history
-                in which it stays: the first turn is ordered; later turns keep relevance order, and blocks that the
-                history holds become references.
+            placement: `"head"` if each turn builds a new context in front of the history: it is ordered, never
+                de-duplicated, and `conversation` and `history` are ignored. `"tail"` if the history keeps it: the first
+                turn is ordered; later turns keep relevance order, and blocks in the history become references.
             tenant: The owner of the request. Nothing is shared between tenants.
             model: Only labels of seen blocks are shared between models.
-            preamble: The text in front of the context, or anything that names it: contexts behind different preambles
-                share no prefix.
+            preamble: The text in front of the context, or a name of it: different ones share no prefix.
             history: With `"tail"`: the messages in front of the new context, as the model will see them. They alone
                 decide which blocks become references, whatever was committed before; pass them wherever you can.
             order_locked: Keep the order, pins included: the blocks are chronological, or cited by position.
@@ -184,7 +182,7 @@ class ContextPlanner:
         return self._requests.arrange(draft, self._conversations.prepare(draft), began)
 
     @contextmanager
-    def planning(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
+    def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
         """Call `plan`, then `commit` at the end of the block, or `abandon` on an error."""
         plan = self.plan(blocks, **options)
         try:
@@ -194,15 +192,13 @@ class ContextPlanner:
             raise
         self.commit(plan)
 
-    async def aplan(self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]) -> ContextPlan:
+    async def aplan(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> ContextPlan:
         began = time.perf_counter()
         draft = self._requests.draft(blocks, **options)
         return self._requests.arrange(draft, await self._conversations.aprepare(draft), began)
 
     @asynccontextmanager
-    async def aplanning(
-        self, blocks: Iterable[ContextBlock | str], **options: Unpack[PlanOptions]
-    ) -> AsyncIterator[ContextPlan]:
+    async def aplanning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> AsyncIterator[ContextPlan]:
         """Do the same as `planning`. Cancellation abandons the plan or its commit."""
         plan = await self.aplan(blocks, **options)
         try:
@@ -226,9 +222,9 @@ class ContextPlanner:
     ) -> BatchPlan:
         """Arrange requests that are all available before the first one runs.
 
-        Plans their execution order and the blocks of each, starting from what the engine is predicted to hold. Later
-        plans change only once these are committed. `commit` or `abandon` each request, as after `plan`;
-        `BatchRunner.run` does that. Deterministic unless a time budget is given. Does not block other calls.
+        Plans their execution order and the blocks of each, starting from what the engine is predicted to hold.
+        `commit` or `abandon` each request, as after `plan`; `BatchRunner.run` does that. Deterministic unless a time
+        budget is given. Other calls go on meanwhile.
 
         Args:
             requests: `BatchRequest`s, or a mapping from ids to contexts.
@@ -237,13 +233,11 @@ class ContextPlanner:
                 orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. Or your own
                 `warmprefix.batch.base.BatchPlanner`.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
-            model: The model of all requests, as for `plan`.
-            preamble: The text in front of every context, as for `plan`; `BatchRunner.run` sends it as system message.
-            time_budget: Seconds for which `"merge"` may search for better plans after its first one; None for as long
-                as usually pays.
+            model, preamble: As for `plan`, of all requests; `BatchRunner.run` sends the preamble as system message.
+            time_budget: Seconds for which `"merge"` may improve its first plan; None for as long as usually pays.
             device: Where distances and overlaps are computed: `"cpu"`, `"cuda"` (extra `gpu`), or `"auto"` for CUDA
                 where it is available and pays.
-            progress: Called with the name of the stage, the number of steps done, and the number of all steps.
+            progress: Called with the name of a stage, its steps done, and all its steps.
 
         Raises:
             MissingExtraError: The planner or the device needs a package that is not installed.
@@ -265,8 +259,7 @@ class ContextPlanner:
     def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
         """Arrange 10 to 200 requests in flight within milliseconds; O(n * n).
 
-        As `plan_batch`, but it only tries merging, and computes a quick bound. Too many requests for a window are
-        planned as a batch, in seconds rather than in O(n * n).
+        As `plan_batch`, but it only tries merging, and computes a quick bound. More requests are planned as a batch.
         """
         return self._batches.plan_window(self, requests, model, preamble)
 
@@ -275,8 +268,7 @@ class ContextPlanner:
     ) -> bool:
         """Learn from a prompt that the model saw, and count its blocks as seen.
 
-        The prompt is then part of the conversation's history. So abandon the plan if you throw the answer away,
-        unless you pass the history to `plan`.
+        If you throw the answer away, abandon the plan, unless you pass the history to `plan`.
 
         Args:
             plan: A plan of this planner.
@@ -284,8 +276,8 @@ class ContextPlanner:
             report: All that the engine reported of the answer, instead of `cached_tokens`.
 
         Returns:
-            True if all of that was recorded. It was not, which does no harm, if the plan was committed or abandoned
-            before, or too late, or if another plan of its conversation was committed after this one was made.
+            True if all of that was recorded; False, which does no harm, if the plan was no longer open, or if another
+            plan of its conversation was committed after this one was made.
 
         Raises:
             ValueError: A count or a duration is negative.
@@ -325,8 +317,7 @@ class ContextPlanner:
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
         """Apply the engine's report for a plan that other code commits.
 
-        For plugins of frameworks, which commit their own plans and do not see the engine's report. O(blocks). Raises
-        `ValueError` for a negative count or duration.
+        O(blocks). Raises `ValueError` for a negative count or duration.
         """
         check_plan(plan)
         self._feedback.report(plan, as_report(None, report))
@@ -334,9 +325,8 @@ class ContextPlanner:
     def withdraw(self, plan: ContextPlan) -> None:
         """Take back a commit whose answer the application does not keep.
 
-        For a call that was cancelled during its commit, for example. The plan's conversation has seen nothing until its
-        next commit. What was learned of the engine stays. Does not wait for a shared store; does nothing for a plan
-        without a conversation.
+        The plan's conversation has seen nothing until its next commit; what was learned of the engine stays. Does not
+        wait for a shared store; does nothing for a plan without a conversation.
         """
         check_plan(plan)
         if plan.tracked:
@@ -345,12 +335,11 @@ class ContextPlanner:
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
         """Count no block as seen any more, because the history was changed.
 
-        Call it after a cut, an edit, a summary or a branch. Needed only where `plan` does not get the `history`. Plans
-        in flight will count as unseen.
+        Call it after a cut, an edit, a summary or a branch, if `plan` does not get the `history`. Plans in flight will
+        count as unseen.
 
         Raises:
-            StoreError: The store failed. It receives this as soon as it answers again. Until then, other planners may
-                trust the record; this one does not.
+            StoreError: The store failed. It receives this once it answers again; until then only this planner forgets.
         """
         check_names(conversation=conversation, tenant=tenant)
         self._conversations.forget(Conversation(tenant, conversation))
@@ -370,9 +359,8 @@ class ContextPlanner:
     def catch_up(self, *, timeout: float = 5.0, **scope: Unpack[ScopeOptions]) -> bool:
         """Learn what other workers served lately; True if all was learned.
 
-        The scope is that of `tenant`, `model` and `preamble`, as for `plan`. Call it when a worker starts, before it
-        takes requests; without it, the worker learns the same in the background from its first request in the scope on.
-        Waits at most `timeout` seconds.
+        The scope is that of `tenant`, `model` and `preamble`, as for `plan`. Call it before a worker takes requests;
+        without it, the worker learns the same in the background. Waits at most `timeout` seconds.
         """
         return self._startup.catch_up(make_scope(**scope), timeout)
 
@@ -380,24 +368,19 @@ class ContextPlanner:
         return await self._startup.acatch_up(make_scope(**scope), timeout)
 
     def warm(
-        self,
-        client: Any,
-        preamble: str | None,
-        blocks: Iterable[ContextBlock | str] | None = None,
-        **options: Unpack[WarmOptions],
+        self, client: Any, preamble: str | None, blocks: Blocks | None = None, **options: Unpack[WarmOptions]
     ) -> int:
         """Fill a new engine's cache before requests come; return the number of prompts.
 
-        Sends the preamble alone, then the hottest paths of its scope, as far as `blocks` contains their blocks: texts
-        are not retained. Assumes that a context opens the user's message, after the preamble as system message. Takes
-        seconds, so call it outside of requests. (CacheWeaver's optional warm-up.)
+        Sends the preamble alone, then the hottest paths of its scope, as far as `blocks` contains their texts, which
+        the planner does not keep. Assumes that a context opens the user's message, after the preamble as system
+        message. Takes seconds. (CacheWeaver's optional warm-up.)
 
         Args:
             client: An `openai.OpenAI`, or an object with its `chat.completions.create`.
             preamble: As for `plan`.
             blocks: Candidates, such as the documents requested most often lately.
-            options: `model`, which is required and also the engine's name of the model; `tenant`, as for `plan`; and
-                `max_paths`, the most paths to send, 8 by default.
+            options: `model`, the engine's name of it too; `tenant`, as for `plan`; `max_paths` to send, 8 by default.
 
         Raises:
             Exception: Any error of the client; prompts sent before count as resident.
@@ -409,11 +392,7 @@ class ContextPlanner:
         return sent
 
     async def awarm(
-        self,
-        client: Any,
-        preamble: str | None,
-        blocks: Iterable[ContextBlock | str] | None = None,
-        **options: Unpack[WarmOptions],
+        self, client: Any, preamble: str | None, blocks: Blocks | None = None, **options: Unpack[WarmOptions]
     ) -> int:
         sent = 0
         for request in self._startup.warming_requests(preamble, blocks, **options):
@@ -425,22 +404,15 @@ class ContextPlanner:
         """Return counts since the start or the last reset, and the current state."""
         feed = self._feedback.feed_stats()
         with self._lock:
-            return PlannerStats(
-                feed=feed,
-                open_plans=len(self._open_plans),
-                **self._metrics.stats(),
-                **self._scopes.stats(),
-                **self._conversations.stats(),
-                **self._feedback.stats(),
-            )
+            parts = (self._metrics, self._scopes, self._conversations, self._feedback)
+            values = {name: value for part in parts for name, value in part.stats().items()}
+            return PlannerStats(feed=feed, open_plans=len(self._open_plans), **values)
 
     def reset(self) -> None:
         """Forget all that was learned, and all conversations of the store.
 
-        Scopes, labels, open plans, counts; conversations also of other planners that share the store.
-
-        Raises:
-            StoreError: The store failed, so conversations may still be remembered; all else is forgotten.
+        Scopes, labels, open plans, counts; conversations also of other planners that share the store. Raises
+        `StoreError` if the store failed: then conversations may still be remembered, and all else is forgotten.
         """
         with self._lock:
             self._scopes.clear()
@@ -452,8 +424,7 @@ class ContextPlanner:
     def close(self) -> None:
         """End the threads and connections of this planner. Idempotent.
 
-        These are the threads of a shared store and a feed, and the connections that `from_url` made. Tries once more to
-        deliver what the store has not received. A planner that shares nothing and has no feed need not be closed.
+        Tries once more to deliver what the store has not received. Needed only with a shared store or a feed.
         """
         self._feedback.feed.close()
         self._scopes.sharing.close()
