@@ -271,7 +271,6 @@ class ContextPlanner:
         If you throw the answer away, abandon the plan, unless you pass the history to `plan`.
 
         Args:
-            plan: A plan of this planner.
             cached_tokens: The engine's count, as `usage.prompt_tokens_details.cached_tokens`.
             report: All that the engine reported of the answer, instead of `cached_tokens`.
 
@@ -426,9 +425,8 @@ class ContextPlanner:
 
         Tries once more to deliver what the store has not received. Needed only with a shared store or a feed.
         """
-        self._feedback.feed.close()
-        self._scopes.sharing.close()
-        self._conversations.close()
+        for part in (self._feedback.feed, self._scopes.sharing, self._conversations):
+            part.close()
 
     async def aclose(self) -> None:
         """Do the same as `close`, and close the connections of this event loop."""
