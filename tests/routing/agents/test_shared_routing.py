@@ -18,13 +18,7 @@ from warmprefix.order_sharing import LearnedOrder
 from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
 from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.routing import Agent, AgentRouter, Assignment
-from warmprefix.routing.segments import (
-    Segment,
-    name_digest,
-    read_segment,
-    routing_scope,
-    write_segment,
-)
+from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 from warmprefix.settings import SharedSettings
 
 AGENTS = ["agent-a", "agent-b", "agent-c"]
