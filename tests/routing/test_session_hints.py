@@ -13,8 +13,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.openai import EngineLink
-from warmprefix.routing.hints import Router, SessionHints
-from warmprefix.routing.keys import session_key
+from warmprefix.routing.hints import Router, SessionHints, session_key
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
 SESSION_HEADERS = {

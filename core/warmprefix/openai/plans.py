@@ -10,7 +10,7 @@ from typing import Literal
 
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan
-from warmprefix.routing.keys import session_key
+from warmprefix.routing.hints import session_key
 
 __all__ = ["PLAN_HEADER", "PlanBook", "Sending", "SentPlan", "plan_in_context", "sending_now"]
 

@@ -278,11 +278,9 @@ class AgentTenant(TenantState):
         for agent in self.agents.values():
             agent.load *= factor
 
-    def learn(self, name: str, blocks: Sequence[tuple[bytes, int]], conversation: bytes | None) -> int:
-        """Record the blocks that another router assigned to an agent. Returns their number, 0 without such an agent."""
-        agent = self.agents.get(name)
-        if agent is None:
-            return 0
+    def learn(self, name: str, blocks: Sequence[tuple[bytes, int]], conversation: bytes | None) -> None:
+        """Record the blocks that another router assigned to an agent."""
+        agent = self.agents[name]
         tokens = sum(length for _, length in blocks)
         self._age(tokens)
         agent.load += tokens / agent.weight
@@ -291,7 +289,6 @@ class AgentTenant(TenantState):
             block.read = block.used
         if conversation is not None:
             self.record_read(conversation, agent, [key for key, _ in blocks])
-        return len(blocks)
 
     def _settle_oldest(self, _: int = 0) -> None:
         self.forgotten, oldest = self.open.popitem(last=False)[1]

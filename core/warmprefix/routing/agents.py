@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
 from warmprefix.errors import NoAgentError
-from warmprefix.order_sharing import NoSharing, OrderSharing
+from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport
 from warmprefix.routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
 from warmprefix.routing.assignments import Assignment, RouterStats
 from warmprefix.routing.fleet import Fleet, check_finite, check_least, check_names, check_outcome
 from warmprefix.routing.members import Agent, Member
-from warmprefix.routing.segments import Segment, SegmentSharing, name_digest
+from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -118,7 +120,7 @@ class AgentRouter(Fleet[AgentTenant]):
         self._bounds = AgentBounds(
             eps, free_tokens, prompt_tokens, window_tokens, max_blocks, max_conversations, max_open
         )
-        self._sharing = SegmentSharing(NoSharing() if sharing is None else sharing, self._learn)
+        self._sharing: OrderSharing = NoSharing() if sharing is None else sharing
         super().__init__(agents, max_tenants, max_bytes)
 
     @classmethod
@@ -309,10 +311,11 @@ class AgentRouter(Fleet[AgentTenant]):
                     continue
                 if conversation is not None:
                     state.record_read(conversation, view, bookings)
-                if self._sharing.is_active:
+                if not isinstance(self._sharing, NoSharing):
                     tokens = [(key, booking.tokens) for key, booking in bookings.items()]
                     segment = Segment(self._members[view.name].digest, conversation, tokens)
-                    self._sharing.publish(assignment.tenant, segment)
+                    for order in write_segment(segment):
+                        self._sharing.publish(routing_scope(assignment.tenant), order)
             if report is not None and not is_current and len(by_agent) == 1:
                 self._counts["stale"] += state.correct(assignment, read, report, plan)
             if state.memory_bytes > state.recorded_bytes:  # a decrease is noticed before anything shrinks
@@ -387,24 +390,26 @@ class AgentRouter(Fleet[AgentTenant]):
                 state.drop(state.agents[member.name], keys[0])
             self._tenants.record(scope.tenant, state)
 
-    def _learn(self, tenant: str | None, segment: Segment) -> None:
-        """Record a segment of another router."""
+    def _learn(self, tenant: str | None, orders: Sequence[LearnedOrder]) -> None:
+        """Record the segments of other routers."""
         with self._lock:
-            state = self._tenants.get(tenant)
-            for member in self._members.values():
-                if member.digest == segment.agent and state is not None:
-                    self._counts["learned"] += state.learn(member.name, segment.blocks, segment.conversation)
+            names = {member.digest: name for name, member in self._members.items()}
+            for segment in map(read_segment, orders):
+                state = self._tenants.get(tenant)
+                if segment is not None and state is not None and segment.agent in names:
+                    state.learn(names[segment.agent], segment.blocks, segment.conversation)
+                    self._counts["learned"] += len(segment.blocks)
                     self._tenants.record(tenant, state)
 
     # -- hooks of the fleet ------------------------------------------------------------------------------------
 
     def _new_tenant(self, tenant: str | None) -> AgentTenant:
-        self._sharing.follow(tenant)
+        self._sharing.follow(routing_scope(tenant), partial(_learn, weakref.WeakMethod(self._learn), tenant))
         salt = b"" if tenant is None else name_digest("tenant", tenant)
         return AgentTenant(self._members.values(), self._bounds, self._number, salt)
 
     def _tenant_forgotten(self, tenant: str | None, state: AgentTenant) -> None:
-        self._sharing.unfollow(tenant)
+        self._sharing.unfollow(routing_scope(tenant))
 
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return the tokens that each agent was assigned lately, over its weight. Empty for a new tenant."""
@@ -429,14 +434,20 @@ class AgentRouter(Fleet[AgentTenant]):
         """Forget everything except the agents."""
         with self._lock:
             for tenant in self._tenants.states:
-                self._sharing.unfollow(tenant)
+                self._sharing.unfollow(routing_scope(tenant))
             for member in [*self._members.values(), *self._failed.values()]:
                 member.first_blocks.clear()
             super().reset()
 
     def close(self) -> None:
         """End the sharing with other routers. Idempotent."""
-        self._sharing.orders.close()
+        self._sharing.close()
+
+
+def _learn(learn: weakref.WeakMethod[Any], tenant: str | None, orders: Sequence[LearnedOrder]) -> None:
+    """Call the router's method, unless the router is gone: the sharing must not keep it alive."""
+    if (alive := learn()) is not None:
+        alive(tenant, orders)
 
 
 def _digest(conversation: str | None) -> bytes | None:

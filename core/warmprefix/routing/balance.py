@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from typing import NamedTuple
 
 __all__ = ["BlockItem", "Candidate", "Choice", "share_out"]
 
 _MASK = (1 << 64) - 1
+_by_work = attrgetter("work", "load", "name")
+_by_load = attrgetter("load", "name")
 
 
 class Candidate:
@@ -111,7 +114,7 @@ def share_out(
             if (
                 (further <= 0 or (not together and further * prompt_tokens <= tokens))
                 and holder.load + tokens / holder.weight <= limit
-                and (chosen is None or _busyness(holder) < _busyness(chosen))
+                and (chosen is None or _by_work(holder) < _by_work(chosen))
             ):
                 chosen = holder
         held = chosen is not None
@@ -143,7 +146,7 @@ def _place(item: BlockItem, candidates: Sequence[Candidate], limit: float, share
         return first
     ranked = sorted(zip(preferences, free, strict=True), key=_by_preference)
     roomy = [candidate for _, candidate in ranked if candidate.load + tokens / candidate.weight <= limit]
-    return min(roomy[:2] or candidates, key=_load)
+    return min(roomy[:2] or candidates, key=_by_load)
 
 
 def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> Sequence[float]:
@@ -163,11 +166,3 @@ def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> 
 
 def _by_preference(preferred: tuple[float, Candidate]) -> tuple[float, str]:
     return -preferred[0], preferred[1].name
-
-
-def _busyness(candidate: Candidate) -> tuple[float, float, str]:
-    return candidate.work, candidate.load, candidate.name
-
-
-def _load(candidate: Candidate) -> tuple[float, str]:
-    return candidate.load, candidate.name

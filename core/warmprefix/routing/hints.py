@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from hashlib import blake2b
+from typing import Any, Literal
 
 from warmprefix.plan import ContextPlan
-from warmprefix.routing.keys import head_key, session_key, tenant_key
 
-__all__ = ["RequestHints", "Router", "SessionHints"]
+__all__ = ["RequestHints", "Router", "SessionHints", "session_key"]
 
 Router = Literal["production-stack", "sglang", "llm-d", "dynamo", "aibrix", "ray"]
 
-_Engine = Literal["vllm", "sglang"]
-
+_SESSION_HEADERS: dict[str, str] = {
+    "production-stack": "x-user-id",
+    "sglang": "X-SMG-Routing-Key",
+    "llm-d": "x-session-id",
+    "dynamo": "X-Dynamo-Session-ID",
+    "aibrix": "x-aibrix-session-key",
+    "ray": "x-session-id",
+}
+_TAKES_KEYS = ("aibrix", "sglang")
+"""Routers whose header may hold any key, not only a session's: they send equal keys to one replica."""
 _MAX_PRIORITY = 2**31 - 1
 
 
@@ -65,9 +73,9 @@ class SessionHints:
             TypeError: `head_blocks` or `session_header` has another type.
             ValueError: `router` or `engine` has another value, `head_blocks` is negative, or `session_header` is empty.
         """
-        if router not in _DIALECTS:
-            raise ValueError(f"router must be one of {', '.join(_DIALECTS)}, got {router!r}")
-        if engine not in (None, *get_args(_Engine)):
+        if router not in _SESSION_HEADERS:
+            raise ValueError(f"router must be one of {', '.join(_SESSION_HEADERS)}, got {router!r}")
+        if engine not in (None, "vllm", "sglang"):
             raise ValueError(f"engine must be 'vllm', 'sglang' or None, got {engine!r}")
         if isinstance(head_blocks, bool) or not isinstance(head_blocks, int):
             raise TypeError(f"head_blocks must be an int, got {type(head_blocks).__name__}")
@@ -77,11 +85,10 @@ class SessionHints:
             raise TypeError(f"session_header must be a str or None, got {type(session_header).__name__}")
         if session_header == "":
             raise ValueError("session_header must not be empty, got ''; None stands for the router's own")
-        dialect = _DIALECTS[router]
-        self._dialect = dialect
-        self._session_header = dialect.session_header if session_header is None else session_header
-        self._head_blocks = head_blocks if dialect.takes_keys else 0
-        self._engine: _Engine = dialect.engine if engine is None else engine
+        self._router = router
+        self._session_header = session_header or _SESSION_HEADERS[router]
+        self._head_blocks = head_blocks if router in _TAKES_KEYS else 0
+        self._engine = engine or ("sglang" if router == "sglang" else "vllm")
 
     def for_plan(self, plan: ContextPlan, *, priority: int | None = None) -> RequestHints:
         """Return what to send with the plan's request.
@@ -102,65 +109,48 @@ class SessionHints:
                 raise TypeError(f"priority must be an int or None, got {type(priority).__name__}")
             if abs(priority) > _MAX_PRIORITY:
                 raise ValueError(f"priority must be between -{_MAX_PRIORITY} and {_MAX_PRIORITY}, got {priority}")
-        hints = RequestHints({}, {})
+        headers: dict[str, str] = {}
         key = session_key(plan)
         if key is None and self._head_blocks:
-            key = head_key(plan, self._head_blocks)
+            key = _head_key(plan, self._head_blocks)
         if key is not None:
-            hints.headers[self._session_header] = key
-        self._dialect.add(hints, plan, priority, self._engine)
-        return hints
+            headers[self._session_header] = key
+        body: dict[str, Any] = {} if plan.cache_salt is None else {"cache_salt": plan.cache_salt}
+        if self._router == "dynamo":  # it translates priorities for the engine
+            if priority is not None:
+                body["agent_hints"] = {"priority": priority}
+            return RequestHints(headers, {"nvext": body} if body else {})
+        if priority is not None:
+            body["priority"] = priority if self._engine == "sglang" else -priority  # vLLM's lowest comes first
+        if self._router == "sglang" and priority is not None:  # its class system is for its own traffic
+            headers["X-SMG-Priority"] = "interactive" if priority > 0 else "bulk" if priority < 0 else "default"
+        if self._router == "llm-d" and plan.cache_salt is not None:  # fair among tenants; operators name its priorities
+            headers["x-llm-d-inference-fairness-id"] = _digest(plan.cache_salt, b"warmprefix-ten", ())
+        return RequestHints(headers, body)
 
 
-class _Dialect(NamedTuple):
-    """What one router understands."""
+def session_key(plan: ContextPlan) -> str | None:
+    """Return 32 hexadecimal digits that stand for a plan's conversation; None without one.
 
-    session_header: str
-    takes_keys: bool
-    """True if the header may hold any key, not only a session's: the router sends equal keys to one replica."""
-    engine: _Engine
-    add: Callable[[RequestHints, ContextPlan, int | None, _Engine], None]
-
-
-def _add_engine_fields(hints: RequestHints, plan: ContextPlan, priority: int | None, engine: _Engine) -> None:
-    """Add fields for the engine, which the body reaches unchanged."""
-    if plan.cache_salt is not None:
-        hints.extra_body["cache_salt"] = plan.cache_salt
-    if priority is not None:
-        hints.extra_body["priority"] = priority if engine == "sglang" else -priority  # vLLM's lowest comes first
+    As hard to guess as the plan's `cache_salt`, or, without a tenant, as the conversation's name.
+    """
+    if plan.conversation is None:
+        return None
+    return _digest(plan.cache_salt, b"warmprefix", [plan.conversation.encode("utf-8", "surrogatepass")])
 
 
-def _add_for_sglang(hints: RequestHints, plan: ContextPlan, priority: int | None, engine: _Engine) -> None:
-    """Add the gateway's class too: interactive, default or bulk; its class system is for its own traffic."""
-    _add_engine_fields(hints, plan, priority, engine)
-    if priority is not None:
-        urgency = "interactive" if priority > 0 else "bulk" if priority < 0 else "default"
-        hints.headers["X-SMG-Priority"] = urgency
+def _head_key(plan: ContextPlan, blocks: int) -> str | None:
+    """Return a key for the beginning of a plan's prompt: its preamble and first blocks, in planned order.
+
+    Two plans of one tenant have the same key if and only if they begin alike. None if the context does not open the
+    prompt, or is empty.
+    """
+    if not plan.opens_prompt or not plan.blocks:
+        return None
+    first = [planned.block.fingerprint for planned in plan.blocks[:blocks]]
+    return _digest(plan.cache_salt, b"warmprefix-head", [plan.scope.preamble or b"", *first])
 
 
-def _add_for_llm_d(hints: RequestHints, plan: ContextPlan, priority: int | None, engine: _Engine) -> None:
-    """Add the tenant, among whom it is fair; its priorities are objectives that an operator names."""
-    _add_engine_fields(hints, plan, priority, engine)
-    if (tenant := tenant_key(plan)) is not None:
-        hints.headers["x-llm-d-inference-fairness-id"] = tenant
-
-
-def _add_for_dynamo(hints: RequestHints, plan: ContextPlan, priority: int | None, engine: _Engine) -> None:
-    """Add its extension; it translates priorities for the engine."""
-    extension: dict[str, Any] = {}
-    if plan.cache_salt is not None:
-        extension["cache_salt"] = plan.cache_salt
-    if priority is not None:
-        extension["agent_hints"] = {"priority": priority}
-    if extension:
-        hints.extra_body["nvext"] = extension
-
-
-_DIALECTS: dict[str, _Dialect] = {
-    "production-stack": _Dialect("x-user-id", False, "vllm", _add_engine_fields),
-    "sglang": _Dialect("X-SMG-Routing-Key", True, "sglang", _add_for_sglang),
-    "llm-d": _Dialect("x-session-id", False, "vllm", _add_for_llm_d),
-    "dynamo": _Dialect("X-Dynamo-Session-ID", False, "vllm", _add_for_dynamo),
-    "aibrix": _Dialect("x-aibrix-session-key", True, "vllm", _add_engine_fields),
-    "ray": _Dialect("x-session-id", False, "vllm", _add_engine_fields),
-}
+def _digest(salt: str | None, purpose: bytes, parts: Iterable[bytes]) -> str:
+    key = b"" if salt is None else salt.encode()
+    return blake2b(b"".join(parts), digest_size=16, key=key[:64], person=purpose).hexdigest()

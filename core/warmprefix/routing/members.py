@@ -60,10 +60,7 @@ class Member:
     """
 
     def __init__(
-        self,
-        spec: Agent,
-        feed: ResidencyFeed | None,
-        apply: Callable[[Member, Scope, Sequence[bytes], int], object],
+        self, spec: Agent, feed: ResidencyFeed | None, apply: Callable[[Member, Scope, Sequence[bytes], int], object]
     ) -> None:
         self.spec = spec
         self.name = spec.name

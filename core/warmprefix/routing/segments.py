@@ -1,25 +1,18 @@
-"""What routers of the same agents share, in the form that `OrderSharing` carries.
-
-One `LearnedOrder` is one agent's segment: the agent, the conversation if there is one, and the blocks, each as a key.
-The rank distinguishes them.
-"""
+"""Segments that routers of the same agents share, as the `LearnedOrder`s that an `OrderSharing` carries."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
-from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS
+from warmprefix.order_sharing import MAX_BLOCKS, MAX_TOKENS, LearnedOrder
 from warmprefix.plan import Scope
 
-__all__ = ["Segment", "SegmentSharing", "name_digest", "read_segment", "routing_scope", "write_segment"]
+__all__ = ["Segment", "name_digest", "read_segment", "routing_scope", "write_segment"]
 
 _AGENT, _CONVERSATION = 0xFFFF, 0xFFFE
-"""Ranks of keys that are not blocks; a block's rank is its place in the segment."""
+"""Ranks of the keys that are not blocks. A block's rank is its place in the segment."""
 
 
 class Segment(NamedTuple):
@@ -69,34 +62,3 @@ def read_segment(order: LearnedOrder) -> Segment | None:
         else:
             blocks.append((key, tokens))
     return None if agent is None else Segment(agent, conversation, blocks)
-
-
-class SegmentSharing:
-    """Exchanges segments with other routers, by way of an `OrderSharing`.
-
-    Args:
-        sharing: Carries the segments.
-        learn: A method that receives the tenant and the segment of another router; held weakly, so that the sharing
-            does not keep its router alive.
-    """
-
-    def __init__(self, sharing: OrderSharing, learn: Callable[[str | None, Segment], object]) -> None:
-        self.orders = sharing
-        self.is_active = not isinstance(sharing, NoSharing)
-        self._learn: weakref.WeakMethod[Any] = weakref.WeakMethod(learn)
-
-    def publish(self, tenant: str | None, segment: Segment) -> None:
-        for order in write_segment(segment):
-            self.orders.publish(routing_scope(tenant), order)
-
-    def follow(self, tenant: str | None) -> None:
-        self.orders.follow(routing_scope(tenant), partial(self._receive, tenant))
-
-    def unfollow(self, tenant: str | None) -> None:
-        self.orders.unfollow(routing_scope(tenant))
-
-    def _receive(self, tenant: str | None, orders: Sequence[LearnedOrder]) -> None:
-        for order in orders:
-            segment, learn = read_segment(order), self._learn()
-            if segment is not None and learn is not None:
-                learn(tenant, segment)

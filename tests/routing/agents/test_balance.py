@@ -61,9 +61,7 @@ situations = st.integers(1, 6).flatmap(
 
 
 @given(situations)
-def test_every_item_goes_to_one_candidate_within_the_bound(
-    situation: Situation,
-) -> None:
+def test_every_item_goes_to_one_candidate_within_the_bound(situation: Situation) -> None:
     loads, weights, wanted, eps, floor, together, prompt_tokens = situation
     among = candidates(loads, weights)
     items = [item(i, tokens, [among[h] for h in sorted(holders)]) for i, (tokens, holders) in enumerate(wanted)]

@@ -158,11 +158,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert agent not in more.agents
         return more
 
-    @rule(
-        numbers=st.lists(st.integers(0, 13), max_size=8),
-        tenant=st.sampled_from(TENANTS),
-        together=st.booleans(),
-    )
+    @rule(numbers=st.lists(st.integers(0, 13), max_size=8), tenant=st.sampled_from(TENANTS), together=st.booleans())
     def give_and_take_back(self, numbers: list[int], tenant: str | None, together: bool) -> None:
         """Abandoning restores the state, except for evictions from a full cache or list."""
         if not self.alive:

@@ -18,13 +18,7 @@ from warmprefix.order_sharing import LearnedOrder, NoSharing
 from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
 from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.routing import Agent, AgentRouter, Assignment
-from warmprefix.routing.segments import (
-    Segment,
-    name_digest,
-    read_segment,
-    routing_scope,
-    write_segment,
-)
+from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 from warmprefix.settings import SharedSettings
 
 AGENTS = ["agent-a", "agent-b", "agent-c"]
@@ -85,7 +79,7 @@ def read(router: AgentRouter, given: list[ContextBlock], **options: Any) -> Assi
 def follow(router: AgentRouter, tenant: str | None = None) -> None:
     """Let the router use a tenant, and wait until it has learned the earlier assignments."""
     router.assign([], tenant=tenant)
-    wait_until(lambda: router._sharing.orders.has_caught_up(routing_scope(tenant)), "it has caught up")
+    wait_until(lambda: router._sharing.has_caught_up(routing_scope(tenant)), "it has caught up")
 
 
 def learned(router: AgentRouter, count: int) -> None:
@@ -94,7 +88,7 @@ def learned(router: AgentRouter, count: int) -> None:
 
 
 def published(router: AgentRouter, count: int) -> None:
-    wait_until(lambda: router._sharing.orders.stats().published >= count, f"{count} orders are sent")
+    wait_until(lambda: router._sharing.stats().published >= count, f"{count} orders are sent")
 
 
 def readers(assignment: Assignment) -> dict[str, str]:
@@ -235,7 +229,7 @@ def test_malformed_stream_entries_do_no_harm(server: Server, new_router: NewRout
         client.xadd(key, {b"something": b"else"})
     pin(one, "x", AGENTS[1])
     learned(two, 2)
-    assert two._sharing.orders.stats().malformed == 5
+    assert two._sharing.stats().malformed == 5
     assert two.assign(blocks("x")).blocks[0].agent == AGENTS[1]
     assert len(two._tenants.states[None].holders) == 2
 
@@ -316,7 +310,7 @@ def test_the_connection_breaks(own_server: Server, new_router: NewRouter, fault:
         with proxy.breaking(replies=fault):
             for number in range(20):
                 pin(one, number, AGENTS[number % 3])
-            wait_until(lambda: one._sharing.orders.stats().errors, "the failure is counted")
+            wait_until(lambda: one._sharing.stats().errors, "the failure is counted")
             assert one.assign(blocks(4)).blocks[0].agent == AGENTS[1]
         pin(two, "from two", AGENTS[2])
         wait_until(lambda: one.assign(blocks("from two")).blocks[0].held, "it goes on")
@@ -326,7 +320,7 @@ def test_router_works_without_a_server(new_router: NewRouter) -> None:
     router = new_router(f"redis://{HOST}:{free_port()}")
     first = read(router, blocks(*range(9)))
     assert readers(read(router, blocks(*range(9)))) == readers(first)
-    wait_until(lambda: router._sharing.orders.stats().errors, "it is counted")
+    wait_until(lambda: router._sharing.stats().errors, "it is counted")
 
 
 # -- from a URL --------------------------------------------------------------------------------------------------------
@@ -346,8 +340,8 @@ def test_environment_configures_sharing(
     with AgentRouter.from_url(agents=AGENTS) as router:
         monkeypatch.setenv("WARMPREFIX_SHARE_ORDERS", "false")
         with AgentRouter.from_url(agents=AGENTS) as alone:
-            assert isinstance(alone._sharing.orders, NoSharing)
-        assert isinstance(router._sharing.orders, RedisOrderSharing)
+            assert isinstance(alone._sharing, NoSharing)
+        assert isinstance(router._sharing, RedisOrderSharing)
     monkeypatch.delenv("WARMPREFIX_REDIS_URL")
     monkeypatch.delenv("WARMPREFIX_SHARE_ORDERS")
     with pytest.raises(ValueError, match="url must be given, or WARMPREFIX_REDIS_URL"):
