@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -32,13 +33,13 @@ class AgentCache:
     >>> for key, tokens in ((b"A", 60), (b"B", 30), (b"C", 40)):
     ...     block, evicted = cache.use(key, tokens)
     ...     print(block.used, evicted)
-    1 ()
-    2 ()
+    1 []
+    2 []
     3 [b'A']
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_blocks: int = 16_384) -> None:
-        self._capacity = capacity_tokens
+        self._capacity = math.inf if capacity_tokens is None else capacity_tokens
         self._max_blocks = max_blocks
         self.blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()
         """By fingerprint, least recently used first; to be read only."""
@@ -62,10 +63,8 @@ class AgentCache:
         block = self.blocks[key] = HeldBlock(tokens)
         block.used = self._number
         self.tokens += tokens
-        if not self._is_full():
-            return block, ()
         evicted: list[bytes] = []
-        while self._is_full():
+        while len(self.blocks) > self._max_blocks or self.tokens > self._capacity:
             oldest, gone = self.blocks.popitem(last=False)
             self.tokens -= gone.tokens
             evicted.append(oldest)
@@ -89,8 +88,3 @@ class AgentCache:
             self.drop(oldest)
             dropped.append(oldest)
         return dropped
-
-    def _is_full(self) -> bool:
-        if len(self.blocks) > self._max_blocks:
-            return True
-        return self._capacity is not None and self.tokens > self._capacity

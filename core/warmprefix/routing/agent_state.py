@@ -122,22 +122,14 @@ class AgentTenant(TenantState):
     # -- memory ------------------------------------------------------------------------------------------------
 
     @property
-    def memory_bytes(self) -> int:
-        return _TENANT + _MEMBER * len(self.agents) + self._held_bytes + self._chat_bytes + self._open_bytes
-
-    @property
-    def _held_bytes(self) -> int:
-        return _BLOCK * len(self.holders) + _COPY * self._copies
-
-    @property
-    def _open_bytes(self) -> int:
-        return _OPEN * len(self.open) + _BOOKING * self._booked
+    def fixed_bytes(self) -> int:
+        return _TENANT + _MEMBER * len(self.agents)
 
     def shrinkable(self) -> Sequence[tuple[int, Callable[[int], object]]]:
         return (
             (self._chat_bytes, self._shorten_oldest_chat),
-            (self._open_bytes, self._settle_oldest),
-            (self._held_bytes, self._drop_oldest),
+            (_OPEN * len(self.open) + _BOOKING * self._booked, self._settle_oldest),
+            (_BLOCK * len(self.holders) + _COPY * self._copies, self._drop_oldest),
         )
 
     def compact(self) -> None:
@@ -150,7 +142,7 @@ class AgentTenant(TenantState):
             agent.cache.blocks = OrderedDict(agent.cache.blocks)
 
     def _drop_oldest(self, excess: int) -> None:
-        agent = max(self.agents.values(), key=_blocks_held)
+        agent = max(self.agents.values(), key=lambda agent: len(agent.cache.blocks))
         for key in list(islice(agent.cache.blocks, -(-excess // (_BLOCK + _COPY)))):
             self.drop(agent, key)
 
@@ -164,7 +156,6 @@ class AgentTenant(TenantState):
     # -- agents ------------------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """Add an agent, with the others' mean load so that it does not receive everything at once."""
         agent = AgentView(member.spec, self._bounds.max_blocks, self._salt)
         weights = sum(other.weight for other in self.agents.values())
         if weights:
@@ -172,7 +163,6 @@ class AgentTenant(TenantState):
         self.agents[agent.name] = agent
 
     def leave(self, member: Member) -> None:
-        """Remove an agent, with everything that it holds. O(blocks that it holds)."""
         agent = self.agents.pop(member.name)
         agent.alive = False
         for key in agent.cache.blocks:
@@ -409,7 +399,3 @@ class AgentTenant(TenantState):
             copies = sum([len(readers) for readers in chats.readers.values()])
             self._chat_bytes -= _CHAT + _CHAT_AGENT * len(chats.agents)
             self._chat_bytes -= _CHAT_BLOCK * len(chats.readers) + _CHAT_COPY * copies
-
-
-def _blocks_held(agent: AgentView) -> int:
-    return len(agent.cache.blocks)

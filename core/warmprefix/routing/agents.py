@@ -14,7 +14,7 @@ from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport
 from warmprefix.routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
 from warmprefix.routing.assignments import Assignment, RouterStats
-from warmprefix.routing.fleet import Fleet, check_finite, check_least, check_names, check_outcome
+from warmprefix.routing.fleet import Fleet, check_range, check_request, check_type
 from warmprefix.routing.members import Agent, Member
 from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
@@ -111,12 +111,11 @@ class AgentRouter(Fleet[AgentTenant]):
             TypeError: An argument has another type.
             ValueError: Two agents have one name, or a number is out of range.
         """
-        check_finite(eps=eps)
-        check_least(0, free_tokens=free_tokens, prompt_tokens=prompt_tokens)
-        check_least(1, window_tokens=window_tokens, max_blocks=max_blocks, max_tenants=max_tenants)
-        check_least(1, max_conversations=max_conversations, max_open=max_open, max_bytes=max_bytes)
-        if sharing is not None and not isinstance(sharing, OrderSharing):
-            raise TypeError(f"sharing must be an OrderSharing or None, got {type(sharing).__name__}")
+        check_range(0, True, eps=eps)
+        check_range(0, free_tokens=free_tokens, prompt_tokens=prompt_tokens)
+        check_range(1, window_tokens=window_tokens, max_blocks=max_blocks, max_tenants=max_tenants)
+        check_range(1, max_conversations=max_conversations, max_open=max_open, max_bytes=max_bytes)
+        check_type("sharing", sharing, OrderSharing, optional=True)
         self._bounds = AgentBounds(
             eps, free_tokens, prompt_tokens, window_tokens, max_blocks, max_conversations, max_open
         )
@@ -202,7 +201,7 @@ class AgentRouter(Fleet[AgentTenant]):
             ValueError: `agents` is empty, repeats a name, or has an unknown one; or `conversation` is empty.
         """
         blocks = as_blocks(blocks)
-        check_names(conversation=conversation, tenant=tenant)
+        check_request(conversation, tenant=tenant)
         distinct, places = distinct_blocks(blocks)
         with self._lock:
             names = list(self._members) if agents is None else self._available(agents)
@@ -224,7 +223,7 @@ class AgentRouter(Fleet[AgentTenant]):
             NoAgentError: No other agent of the assignment is available.
             TypeError: `assignment` is not an `Assignment`.
         """
-        _check_assignment(assignment)
+        check_type("assignment", assignment, Assignment)
         with self._lock:
             state = self._tenants.use(assignment.tenant)
             unread: Iterable[bytes] = state.unread(assignment.id)
@@ -292,8 +291,9 @@ class AgentRouter(Fleet[AgentTenant]):
         Raises:
             TypeError: `assignment`, `report` or `plan` has another type.
         """
-        _check_assignment(assignment)
-        check_outcome(report, plan)
+        check_type("assignment", assignment, Assignment)
+        check_type("report", report, EngineReport, optional=True)
+        check_type("plan", plan, ContextPlan, optional=True)
         keys = None if blocks is None else {block.fingerprint for block in as_blocks(blocks)}
         is_current = self._inform_feed(assignment, agent, report, plan)
         with self._lock:
@@ -334,7 +334,7 @@ class AgentRouter(Fleet[AgentTenant]):
         Raises:
             TypeError: `assignment` is not an `Assignment`.
         """
-        _check_assignment(assignment)
+        check_type("assignment", assignment, Assignment)
         keys = None if blocks is None else {block.fingerprint for block in as_blocks(blocks)}
         with self._lock:
             state = self._tenants.get(assignment.tenant)
@@ -352,7 +352,7 @@ class AgentRouter(Fleet[AgentTenant]):
             TypeError: `conversation` or `tenant` is not a `str`.
             ValueError: `conversation` is empty.
         """
-        check_names(conversation=conversation, tenant=tenant)
+        check_request(conversation, tenant=tenant)
         if conversation is None:
             raise TypeError("conversation must be a str, got NoneType")
         with self._lock:
@@ -452,8 +452,3 @@ def _learn(learn: weakref.WeakMethod[Any], tenant: str | None, orders: Sequence[
 
 def _digest(conversation: str | None) -> bytes | None:
     return None if conversation is None else name_digest("conversation", conversation)
-
-
-def _check_assignment(assignment: Assignment) -> None:
-    if not isinstance(assignment, Assignment):
-        raise TypeError(f"assignment must be an Assignment, got {type(assignment).__name__}")

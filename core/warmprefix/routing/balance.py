@@ -38,13 +38,11 @@ class Candidate:
 
 
 class BlockItem(NamedTuple):
-    """A block to be assigned."""
+    """A block to be assigned, by its fingerprint, and the candidates that hold it."""
 
     key: bytes
-    """The block's fingerprint."""
     tokens: int
     holders: Sequence[Candidate]
-    """The candidates that hold it."""
 
 
 class Choice(NamedTuple):
@@ -86,15 +84,9 @@ def share_out(
     Afterwards no load is above that bound, except that of a candidate that was the least loaded when it got the item.
     O(items * candidates), and O(holders) for an item that a holder takes. Deterministic.
 
-    Args:
-        items: Distinct blocks, in relevance order.
-        candidates: One or more; their order does not matter.
-        eps: How far above the mean a load may be, as a share of it.
-        floor: A load, in tokens, that is never too high.
-        prompt_tokens: What a prompt costs in addition to its items, as tokens computed in that time.
-        together: True if a candidate's items stand in one prompt. Only the first is right behind the preamble, so the
-            others will hardly be cached although they are held: no candidate gets more than an even share while others
-            have room.
+    `items` are distinct, in relevance order; the order of the candidates does not matter. `together` means that a
+    candidate's items stand in one prompt. Only the first is right behind the preamble, so the others will hardly be
+    cached although they are held: no candidate gets more than an even share while others have room.
     """
     for candidate in candidates:
         candidate.given = 0
@@ -106,7 +98,7 @@ def share_out(
     share = -(-len(items) // len(candidates))
     uniform = weights == len(candidates) and all(candidate.weight == 1.0 for candidate in candidates)
     choices: dict[bytes, Choice] = {}
-    for item in sorted(items, key=_urgency):
+    for item in sorted(items, key=lambda item: (not item.holders, len(item.holders), -item.tokens)):
         tokens = item.tokens
         chosen: Candidate | None = None
         for holder in item.holders:
@@ -129,11 +121,6 @@ def share_out(
     return [choices[item.key] for item in items]
 
 
-def _urgency(item: BlockItem) -> tuple[bool, int, int]:
-    holders = len(item.holders)
-    return not holders, holders, -item.tokens
-
-
 def _place(item: BlockItem, candidates: Sequence[Candidate], limit: float, share: int, uniform: bool) -> Candidate:
     """Return the candidate that computes an item, if no holder has room."""
     key, tokens, _ = item
@@ -144,7 +131,7 @@ def _place(item: BlockItem, candidates: Sequence[Candidate], limit: float, share
     first = free[preferences.index(max(preferences))]
     if first.load + tokens / first.weight <= limit:
         return first
-    ranked = sorted(zip(preferences, free, strict=True), key=_by_preference)
+    ranked = sorted(zip(preferences, free, strict=True), key=lambda ranked: (-ranked[0], ranked[1].name))
     roomy = [candidate for _, candidate in ranked if candidate.load + tokens / candidate.weight <= limit]
     return min(roomy[:2] or candidates, key=_by_load)
 
@@ -162,7 +149,3 @@ def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> 
         -candidate.weight / math.log(((number >> 12) + 0.5) / 2.0**52)  # as many bits as are exact
         for number, candidate in zip(numbers, candidates, strict=True)
     ]
-
-
-def _by_preference(preferred: tuple[float, Candidate]) -> tuple[float, str]:
-    return -preferred[0], preferred[1].name

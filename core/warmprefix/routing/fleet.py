@@ -8,10 +8,11 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Generic
 
-from warmprefix.errors import log_failure
+from warmprefix.errors import check_names, log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, ResidencyFeed, ServedPrompt
@@ -21,7 +22,7 @@ from warmprefix.routing.tenants import StateT, Tenants
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Fleet", "check_finite", "check_least", "check_names", "check_outcome", "listed"]
+__all__ = ["Fleet", "check_range", "check_request", "check_type", "listed"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -82,8 +83,7 @@ class Fleet(ABC, Generic[StateT]):
         if not isinstance(member, self._spec | str):
             expected = f"{'an' if self._kind[0] in 'aeiou' else 'a'} {self._spec.__name__} or its name"
             raise TypeError(f"{self._kind} must be {expected}, got {type(member).__name__}")
-        if feed is not None and not isinstance(feed, ResidencyFeed):
-            raise TypeError(f"feed must be a ResidencyFeed or None, got {type(feed).__name__}")
+        check_type("feed", feed, ResidencyFeed, optional=True)
         spec = self._spec(member) if isinstance(member, str) else member
         with self._lock:
             if spec.name in self._members:
@@ -104,10 +104,8 @@ class Fleet(ABC, Generic[StateT]):
         if before is not None and before.feed is not feed:
             self._close_feed(before)
         if feed is not None:
-            try:
+            with self._tolerate_failure(joined):
                 feed.follow(joined)
-            except Exception:
-                self._feed_failed(joined)
 
     def leave(self, name: str) -> None:
         """Remove a member for good. Its blocks and conversations go to others from now on.
@@ -217,76 +215,65 @@ class Fleet(ABC, Generic[StateT]):
         """
         if member is None or member.feed is None or plan is None or report is None or report.prompt_token_ids is None:
             return False
-        try:
+        with self._tolerate_failure(member):
             return member.feed.is_complete(plan.cache_salt)
-        except Exception:
-            self._feed_failed(member)
-            return False
+        return False
 
     def _remember_prompt(self, member: Member | None, plan: ContextPlan | None, report: EngineReport | None) -> bool:
         """Let the member's feed find the plan's blocks among the engine's KV blocks. False if there is no such feed."""
         if member is None or member.feed is None or plan is None or report is None or report.prompt_token_ids is None:
             return False
-        if plan.opens_prompt and plan.blocks:
-            keys = tuple([planned.block.fingerprint for planned in plan.blocks])
-            paragraphs = tuple([planned.render() for planned in plan.blocks])
-            prompt = ServedPrompt(plan.scope, plan.cache_salt, keys, paragraphs, report.prompt_token_ids)
-            try:
-                member.feed.remember(prompt)
-            except Exception:
-                self._feed_failed(member)
-                return False
-        return True
+        if not plan.opens_prompt or not plan.blocks:
+            return True
+        keys = tuple([planned.block.fingerprint for planned in plan.blocks])
+        paragraphs = tuple([planned.render() for planned in plan.blocks])
+        prompt = ServedPrompt(plan.scope, plan.cache_salt, keys, paragraphs, report.prompt_token_ids)
+        with self._tolerate_failure(member):
+            member.feed.remember(prompt)
+            return True
+        return False
 
     def _close_feed(self, member: Member) -> None:
         with self._lock:
             if member.feed is None or member.feed not in self._feeds:
                 return
             self._feeds.remove(member.feed)
-        try:
+        with self._tolerate_failure(member):
             member.feed.close()
+
+    @contextmanager
+    def _tolerate_failure(self, member: Member) -> Iterator[None]:
+        """Count and log the failure of a feed: the only place where a feed degrades to none."""
+        try:
+            yield
         except Exception:
-            self._feed_failed(member)
-
-    def _feed_failed(self, member: Member) -> None:
-        """Count and log a failing feed: the only place where a feed degrades to none."""
-        with self._lock:
-            self._counts["feed_errors"] += 1
-            first = self._counts["feed_errors"] == 1
-        log_failure(_log, f"feed of {self._kind} {member.name!r} failed", first=first)
+            with self._lock:
+                self._counts["feed_errors"] += 1
+                first = self._counts["feed_errors"] == 1
+            log_failure(_log, f"feed of {self._kind} {member.name!r} failed", first=first)
 
 
-def check_least(least: int, **numbers: float) -> None:
-    """Check arguments that must be `least` or more."""
+def check_range(least: int, finite: bool = False, /, **numbers: float) -> None:
+    """Check arguments that must be `least` or more, and perhaps finite."""
     for argument, number in numbers.items():
         check_number(argument, number)
-        if not number >= least:  # so that NaN is refused
-            raise ValueError(f"{argument} must be {least} or more, got {number}")
+        if not least <= number or (finite and number == math.inf):  # `not`, so that NaN is refused
+            raise ValueError(f"{argument} must be {least} or more{', and finite' * finite}, got {number}")
 
 
-def check_finite(**numbers: float) -> None:
-    """Check arguments that must be 0 or more, and finite."""
-    for argument, number in numbers.items():
-        check_number(argument, number)
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{argument} must be 0 or more, and finite, got {number}")
+def check_request(conversation: str | None, **names: str | None) -> None:
+    """Check the arguments of a request that are names."""
+    check_names(conversation=conversation, **names)
+    if conversation == "":
+        raise ValueError("conversation must not be empty, got ''; None stands for no conversation")
 
 
-def check_names(**names: str | None) -> None:
-    """Check the arguments that name a tenant, a preamble or a conversation."""
-    for argument, name in names.items():
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"{argument} must be a str or None, got {type(name).__name__}")
-        if name == "" and argument == "conversation":
-            raise ValueError("conversation must not be empty, got ''; None stands for no conversation")
-
-
-def check_outcome(report: object, plan: object) -> None:
-    """Check the arguments of `commit` that describe the answer."""
-    if report is not None and not isinstance(report, EngineReport):
-        raise TypeError(f"report must be an EngineReport or None, got {type(report).__name__}")
-    if plan is not None and not isinstance(plan, ContextPlan):
-        raise TypeError(f"plan must be a ContextPlan or None, got {type(plan).__name__}")
+def check_type(argument: str, value: object, expected: type, *, optional: bool = False) -> None:
+    """Check that an argument is an instance of a class, or None if `optional`."""
+    if not isinstance(value, expected) and not (optional and value is None):
+        article = "an" if expected.__name__[0] in "AEIOU" else "a"
+        or_none = " or None" if optional else ""
+        raise TypeError(f"{argument} must be {article} {expected.__name__}{or_none}, got {type(value).__name__}")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 
 from warmprefix.errors import check_count
@@ -53,26 +53,25 @@ class Replica(Agent):
     """One of several endpoints of a model. Its fields are those of an `Agent`; its name may be its URL."""
 
 
+@dataclass(eq=False)
 class Member:
     """An agent or replica from when it joins until it leaves or fails: the `ResidencyTarget` of its feed.
 
     Feeds hold it weakly; the fleet keeps it.
     """
 
-    def __init__(
-        self, spec: Agent, feed: ResidencyFeed | None, apply: Callable[[Member, Scope, Sequence[bytes], int], object]
-    ) -> None:
-        self.spec = spec
-        self.name = spec.name
-        self.digest = name_digest("agent", spec.name)
-        """Stands for the name among routers that share."""
-        self.weight = spec.weight
-        self.feed = feed
-        self.alive = True
-        self.first_blocks: OrderedDict[tuple[str | None, bytes], int] = OrderedDict()
-        """Tokens of the first blocks of the prompts that an agent's feed received, by tenant and fingerprint."""
-        self._apply = apply
+    spec: Agent
+    feed: ResidencyFeed | None
+    apply: Callable[[Member, Scope, Sequence[bytes], int], object]
+    """Receives the feed's reports."""
+    alive: bool = True
+    first_blocks: OrderedDict[tuple[str | None, bytes], int] = field(default_factory=OrderedDict)
+    """Tokens of the first blocks of the prompts that an agent's feed received, by tenant and fingerprint."""
+
+    def __post_init__(self) -> None:
+        self.name = self.spec.name
+        self.weight = self.spec.weight
+        self.digest = name_digest("agent", self.name)  # stands for the name among routers that share
 
     def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        """Apply the feed's report."""
-        self._apply(self, scope, keys, resident_blocks)
+        self.apply(self, scope, keys, resident_blocks)

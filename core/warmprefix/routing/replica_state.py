@@ -268,9 +268,8 @@ class ReplicaTenant(TenantState):
     # -- memory ------------------------------------------------------------------------------------------------
 
     @property
-    def memory_bytes(self) -> int:
-        fixed = _TENANT + _REPLICA * len(self.loads.by_member)
-        return fixed + self._open_bytes + self._tree_bytes + _CONVERSATION * len(self.conversations)
+    def fixed_bytes(self) -> int:
+        return _TENANT + _REPLICA * len(self.loads.by_member)
 
     def shrinkable(self) -> Sequence[tuple[int, Callable[[int], object]]]:
         return (
@@ -295,7 +294,7 @@ class ReplicaTenant(TenantState):
         if not scope.caches:
             self._forget_scope(preamble)
             return
-        member, cache = max(scope.caches.items(), key=_recorded_bytes)
+        member, cache = max(scope.caches.items(), key=lambda entry: entry[1].recorded_bytes)
         before = cache.recorded_bytes
         cache.tree.evict(cache.tree.resident_tokens // 16 + 1)
         self.record(cache)
@@ -456,7 +455,3 @@ class ReplicaTenant(TenantState):
         tree.insert(keys, tokens)
         self.record(cache)
         return is_stale
-
-
-def _recorded_bytes(cache: tuple[Member, ReplicaCache]) -> int:
-    return cache[1].recorded_bytes

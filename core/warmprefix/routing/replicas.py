@@ -14,7 +14,7 @@ from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency import EngineReport, ResidencyTarget
-from warmprefix.routing.fleet import Fleet, check_finite, check_least, check_names, check_outcome, listed
+from warmprefix.routing.fleet import Fleet, check_range, check_request, check_type, listed
 from warmprefix.routing.members import Member, Replica
 from warmprefix.routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLoads, ReplicaTenant, RequestBlocks
 
@@ -165,9 +165,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             TypeError: `replicas` is one string, or has an element of another type.
             ValueError: Two replicas have one name, or a number is out of range.
         """
-        check_least(1, window_tokens=window_tokens, max_tenants=max_tenants, max_scopes=max_scopes)
-        check_least(1, max_conversations=max_conversations, max_open_routes=max_open_routes, max_bytes=max_bytes)
-        check_finite(eps=eps, floor_tokens=floor_tokens, waiting_weight=waiting_weight, held_weight=held_weight)
+        check_range(1, window_tokens=window_tokens, max_tenants=max_tenants, max_scopes=max_scopes)
+        check_range(1, max_conversations=max_conversations, max_open_routes=max_open_routes, max_bytes=max_bytes)
+        check_range(0, True, eps=eps, floor_tokens=floor_tokens, waiting_weight=waiting_weight, held_weight=held_weight)
         PrefixTree[bytes](capacity_tokens, max_nodes)  # so that bad bounds fail here, not at the first request
         self._eps = eps
         self._floor_tokens = floor_tokens
@@ -227,11 +227,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             ValueError: `conversation` is empty, or `prompt_tokens` is negative.
         """
         distinct, _ = distinct_blocks(as_blocks(blocks))
-        check_names(tenant=tenant, preamble=preamble, conversation=conversation)
+        check_request(conversation, tenant=tenant, preamble=preamble)
         if prompt_tokens is not None:
             if isinstance(prompt_tokens, bool) or not isinstance(prompt_tokens, int):
                 raise TypeError(f"prompt_tokens must be an int or None, got {type(prompt_tokens).__name__}")
-            check_least(0, prompt_tokens=prompt_tokens)
+            check_range(0, prompt_tokens=prompt_tokens)
         behind = None if preamble is None else fingerprint(preamble)
         request = RequestBlocks(distinct, order_locked)
         with self._lock:
@@ -306,7 +306,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
 
     def prefilled(self, route: Route) -> bool:
         """Record the first token of the answer: others do not wait for the prompt any more. True if it was open."""
-        _check_route(route)
+        check_type("route", route, Route)
         with self._lock:
             state = self._tenants.get(route.tenant)
             return state is not None and state.prefilled(route.id)
@@ -328,8 +328,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             TypeError: An argument has another type.
             ValueError: The plan has another tenant or preamble.
         """
-        _check_route(route)
-        check_outcome(report, plan)
+        check_type("route", route, Route)
+        check_type("report", report, EngineReport, optional=True)
+        check_type("plan", plan, ContextPlan, optional=True)
         if plan is not None and plan.scope.tenant != route.tenant:
             raise ValueError(f"plan must have the route's tenant {route.tenant!r}, got {plan.scope.tenant!r}")
         if plan is not None and plan.scope.preamble != route.preamble:
@@ -358,7 +359,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
 
     def abandon(self, route: Route) -> bool:
         """Take back a request that was not answered: nothing is learned from it. True if the route was open."""
-        _check_route(route)
+        check_type("route", route, Route)
         with self._lock:
             state = self._tenants.get(route.tenant)
             was_open = state is not None and state.close(route.id) is not None
@@ -456,8 +457,3 @@ def _affinity(
         return -member.weight / math.log(drawn / 2.0**52)
 
     return affinity
-
-
-def _check_route(route: Route) -> None:
-    if not isinstance(route, Route):
-        raise TypeError(f"route must be a Route, got {type(route).__name__}")

@@ -25,9 +25,14 @@ class TenantState(ABC):
     """Most bytes recorded since the last `compact`."""
 
     @property
-    @abstractmethod
     def memory_bytes(self) -> int:
         """Estimated memory. O(1)."""
+        return self.fixed_bytes + sum([size for size, _ in self.shrinkable()])
+
+    @property
+    @abstractmethod
+    def fixed_bytes(self) -> int:
+        """Estimated memory without anything that `shrink` can forget. O(1)."""
 
     @abstractmethod
     def join(self, member: Member) -> None:
