@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated
 
 from warmprefix import __version__
-from warmprefix.batch.assembly import BATCH_PLANNERS
 from warmprefix.batch.device import Device
+from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix.errors import MissingExtraError, TraceError
 from warmprefix.outputs import OutputError
 from warmprefix.plan import Placement

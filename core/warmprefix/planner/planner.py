@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
 from warmprefix.annotate import Templates
-from warmprefix.batch.base import BatchPlanner, Progress, no_progress
+from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, fingerprint
 from warmprefix.dedup.exact import shown_labels
 from warmprefix.dedup.history import Message, VisibleHistory, header_lines
@@ -44,10 +44,10 @@ from warmprefix.traces.environment import recorder_from_environment
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from warmprefix.batch.assembly import Requests
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
+    from warmprefix.batch.session import Requests
     from warmprefix.settings import SharedSettings
 
 __all__ = ["BatchOptions", "ContextPlanner", "PlanOptions", "PlannerOptions"]
@@ -393,7 +393,7 @@ class ContextPlanner:
             planner: `"merge"` plans on what is really saved; `"context-index"` as ContextPilot does (extra `batch`);
                 `"frequency"` puts the blocks first that most requests hold; `"relevance"` leaves every request as it is
                 and only orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. Or a
-                `warmprefix.batch.base.BatchPlanner` of your own.
+                `warmprefix.batch.BatchPlanner` of your own.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             model: The one that all requests are for, as for `plan`.
             preamble: The text in front of every context, as for `plan`; `BatchPlan.run` sends it as system message.
@@ -410,7 +410,7 @@ class ContextPlanner:
                 negative budget; `"context-index"` is asked for more requests than it can hold; or a planner of your
                 own leaves out a context or a block, or gives one twice.
         """
-        from warmprefix.batch.assembly import as_requests, device_for, planners_for
+        from warmprefix.batch.session import as_requests, device_for, planners_for
 
         started = time.perf_counter()
         check_count("capacity_tokens", capacity_tokens, optional=True)
@@ -439,8 +439,8 @@ class ContextPlanner:
         As `plan_batch`, but merging is all that is tried, and the bound is one that is quick to tell. What is no window
         any more is planned as a batch is, in seconds, not in O(n * n).
         """
-        from warmprefix.batch.assembly import as_requests
         from warmprefix.batch.merge import MergePlanner
+        from warmprefix.batch.session import as_requests
         from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
 
         started = time.perf_counter()
@@ -806,9 +806,7 @@ class ContextPlanner:
         quick: bool,
     ) -> BatchPlan:
         """Plan each scope's requests for themselves, and count them as planned."""
-        from warmprefix.batch.assembly import SharedWording, planned_requests
-        from warmprefix.batch.plan import BatchPlan
-        from warmprefix.batch.planning import bound_of_all, plan_scope
+        from warmprefix.batch import BatchPlan, SharedWording, bound_of_all, plan_scope, planned_requests
 
         with self._lock:
             self._planned += 1

@@ -12,13 +12,10 @@ import pytest
 from openai import OpenAI
 from typer.testing import CliRunner
 
-from warmprefix.batch import bounds
-from warmprefix.batch.assembly import BATCH_PLANNERS
-from warmprefix.batch.bounds import BoundKind
+from warmprefix.batch import BATCH_PLANNERS, BatchPlan, BoundKind, bounds
 from warmprefix.batch.cluster import MAX_DISTINCT
-from warmprefix.batch.compiled import COMPILING_PAYS_FROM
 from warmprefix.batch.device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM
-from warmprefix.batch.plan import BatchPlan
+from warmprefix.batch.machine import COMPILING_PAYS_FROM
 from warmprefix_tools.cli import app
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.plan_batch import table

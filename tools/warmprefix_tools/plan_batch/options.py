@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmprefix.batch.assembly import BATCH_PLANNERS
 from warmprefix.batch.device import Device
+from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix_tools.replay.options import STDOUT, parse_capacities
 
 __all__ = ["PlanBatchOptions", "parse_capacity"]

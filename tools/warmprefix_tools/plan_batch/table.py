@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from warmprefix.batch.bounds import BoundKind
-from warmprefix.batch.plan import BatchPlan
+from warmprefix.batch import BatchPlan, BoundKind
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.markup import visible

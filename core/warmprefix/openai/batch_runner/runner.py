@@ -10,8 +10,8 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.batch.base import Progress, no_progress
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
+from warmprefix.batch.planners import Progress, no_progress
 from warmprefix.errors import BatchError
 from warmprefix.openai.batch_runner.asked import Messages, digest_of_options, digest_of_request, digest_of_requests
 from warmprefix.openai.batch_runner.client import Asker, Outcome
