@@ -43,10 +43,9 @@ from common import measured_all, print_table, size, write_results, zipf_requests
 from exact import fewest_prefilled, fewest_prefilled_of_all, small_batches
 from traces import generated, given_files, reported_k, trace_of
 from warmprefix import ContextPlanner
-from warmprefix.batch.base import BatchPlanner, Placed, Progress
-from warmprefix.batch.execution import depth_first
+from warmprefix.batch.distinct import split
 from warmprefix.batch.plan import BatchPlan, BatchRequest
-from warmprefix.batch.topdown import split
+from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.replay.workload import Workload

@@ -224,18 +224,18 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        from warmprefix.batch import bounds, forest, layout, merge, planning
+        from warmprefix.batch import bounds, machine, merge, planners, planning
 
         self._began: list[tuple[str, float]] = []
         self._rooms: list[Any] = []
 
         def room_for(*arguments: Any) -> Any:
-            self._rooms.append(forest.room_for(*arguments))
+            self._rooms.append(machine.room_for(*arguments))
             return self._rooms[-1]
 
         def laid_out(*arguments: Any) -> Any:
             self._begin("laying out")
-            return layout.laid_out(*arguments)
+            return planners.laid_out(*arguments)
 
         def upper_bound(*arguments: Any, **named: Any) -> Any:
             self._begin("bound")

@@ -14,7 +14,7 @@ from operator import or_
 from typing import NamedTuple
 
 from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView, ServedBlock
-from warmprefix.ordering.base import by_rank, is_resident, then_the_rest
+from warmprefix.ordering.policies import by_rank, is_resident, then_the_rest
 from warmprefix.prefix.access import AccessWindow
 from warmprefix.prefix.bitsets import BitCounter
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
@@ -370,7 +370,7 @@ PARTS = 3
 class RankShares:
     """How many blocks of the first, the middle and the last third of the ranks come up again.
 
-    Written for experiments as in `warmprefix.ordering.recurrence`, which has the details.
+    Written for experiments as in `warmprefix.ordering.coaccess`, which has the details.
     """
 
     FIRST_GUESS = (0.633, 0.5, 0.367)

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from warmprefix import MissingExtraError
 from warmprefix.batch import cluster
-from warmprefix.batch.base import Placed, Progress, no_progress
 from warmprefix.batch.cluster import ContextIndexPlanner, Linkage, index_contexts
 from warmprefix.batch.device import Device
-from warmprefix.batch.distances import condensed_distances
-from warmprefix.batch.ragged import Ragged
+from warmprefix.batch.distances import Ragged, condensed_distances
+from warmprefix.batch.planners import Placed, Progress, no_progress
 from warmprefix.ordering.context_index import context_distance
 
 contexts_of_few = st.lists(st.lists(st.integers(0, 6), max_size=5, unique=True), max_size=9)

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from warmprefix import MissingExtraError
-from warmprefix.batch import device
+from warmprefix.batch import distances
 from warmprefix.batch.cluster import ContextIndexPlanner
-from warmprefix.batch.device import top_overlap, use_cuda
-from warmprefix.batch.distances import condensed_distances
-from warmprefix.batch.ragged import ragged
+from warmprefix.batch.device import use_cuda
+from warmprefix.batch.distances import best_overlaps_on_cuda, condensed_distances, ragged
 from warmprefix.ordering.context_index import context_distance
 
 
@@ -91,21 +90,20 @@ def test_distances_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.tolist() == condensed_distances(ragged(contexts), 0.002, "cpu").tolist()
     assert told == [("distances", 4, 4)]
 
-    monkeypatch.setattr(device, "DISTANCES_PAY_FROM", 4)
+    monkeypatch.setattr(distances, "DISTANCES_PAY_FROM", 4)
     assert condensed_distances(ragged(contexts), 0.002, "auto").tolist() == found.tolist()
     planned = ContextIndexPlanner(device="cuda").arrange(contexts, [1] * 10, lambda *_: None)
     assert planned == ContextIndexPlanner(device="cpu").arrange(contexts, [1] * 10, lambda *_: None)
 
 
 def test_overlaps_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets, ids, _ = ragged([[1, 2], [2], [1, 2]])
-    tokens = np.array([0, 5, 7], np.int64)
-    answer = np.zeros((3, 1), np.int32), np.zeros((3, 1), np.int64)
+    contexts, tokens = [[1, 2], [2], [1, 2]], [0, 5, 7]
 
-    def on_device(*arguments: object, device: str) -> object:
-        assert arguments == (offsets, ids, tokens, 1)
-        assert device == "cuda"
-        return answer
+    def on_device(offsets: Any, ids: Any, lengths: Any, m: int, *, device: str) -> object:
+        assert [array.tolist() for array in (offsets, ids, lengths)] == [[0, 2, 3, 5], [1, 2, 2, 1, 2], tokens]
+        assert [array.dtype.name for array in (offsets, ids, lengths)] == ["int64", "int32", "int64"]
+        assert (m, device) == (1, "cuda")
+        return np.array([[2], [0], [0]], np.int32), np.array([[12], [7], [12]], np.int64)
 
     stand_in(monkeypatch, "warmprefix_kernels", top_overlap=on_device)
-    assert top_overlap(offsets, ids, tokens, 1, "cuda") is answer
+    assert best_overlaps_on_cuda(contexts, tokens) == [12, 7, 12]

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.batch import distances
-from warmprefix.batch.distances import condensed_distances
-from warmprefix.batch.ragged import ragged
+from warmprefix.batch.distances import condensed_distances, ragged
 from warmprefix.ordering.context_index import context_distance
 
 alphas = st.floats(0.001, 0.01)

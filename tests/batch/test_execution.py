@@ -6,7 +6,7 @@ from itertools import permutations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmprefix.batch.execution import depth_first
+from warmprefix.batch.planners import depth_first
 from warmprefix.prefix.tree import PrefixTree
 
 orders_of_few = st.lists(st.lists(st.integers(0, 3), max_size=4, unique=True), max_size=8)

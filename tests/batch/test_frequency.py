@@ -5,9 +5,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.batch.base import Placed, no_progress
-from warmprefix.batch.execution import depth_first
-from warmprefix.batch.frequency import FrequencyPlanner
+from warmprefix.batch.planners import FrequencyPlanner, Placed, depth_first, no_progress
 
 batches = st.lists(st.lists(st.integers(0, 9), max_size=5, unique=True), max_size=12)
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.batch.base import Placed
-from warmprefix.batch.layout import laid_out
+from warmprefix.batch.planners import Placed, laid_out
 
 batches = st.lists(st.lists(st.integers(0, 8), max_size=6, unique=True), min_size=1, max_size=9)
 

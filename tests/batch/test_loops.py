@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from warmprefix.batch import loops
-from warmprefix.batch.compiled import Machine, machine
-from warmprefix.batch.forest import PATH, Merges, forest_of, index_of, room_for, sets_of
-from warmprefix.batch.loops import Forest, Index, Room, Sets
+from warmprefix.batch import overlap_loops, tree_loops
+from warmprefix.batch.machine import PATH, Machine, Merges, forest_of, index_of, machine, room_for, sets_of
+from warmprefix.batch.overlap_loops import Index, Room, Sets
+from warmprefix.batch.tree_loops import Forest
 
-PLAIN = Machine(False, loops)
+PLAIN = machine(0)
 COMPILED = machine(10**12)
 machines = pytest.mark.parametrize("machine_", [pytest.param(PLAIN, id="plain"), pytest.param(COMPILED, id="compiled")])
 
@@ -55,9 +55,8 @@ def large_instance(seed: int, contexts: int, blocks: int, size: int) -> Instance
 
 
 def indexed(instance: Instance, machine_: Machine) -> tuple[Sets, Index, Room]:
-    counts = [sum(block in context for context in instance.contexts) for block in range(len(instance.tokens))]
     sets = sets_of(instance.contexts, machine_)
-    index = index_of(sets, machine_.ints(instance.tokens), counts, machine_)
+    index = index_of(sets, machine_.ints(instance.tokens), machine_)
     longest = max(map(len, instance.contexts))
     return sets, index, room_for(2 * len(instance.contexts), longest, 4, machine_)
 
@@ -400,26 +399,26 @@ def test_a_move_is_to_the_best_place_of_all(instance: Instance, rng: random.Rand
     assume(forest.sets.size[u] > 0)
     _, index, room = indexed(instance, PLAIN)
     room = room._replace(nominees=[0] * n)
-    assume(loops.nominate(u, n, forest, index, room, 10_000) > 0)  # who shares with nobody is not looked at
+    assume(tree_loops.nominate(u, n, forest, index, room, 10_000) > 0)  # who shares with nobody is not looked at
     base = saved(forest, n)
     best = base
     if forest.parent[u] >= 0:
         alone = copied(forest)
-        loops.detach(u, alone, room.buffer, instance.tokens)
+        tree_loops.detach(u, alone, room.buffer, instance.tokens)
         best = max(best, saved(alone, n))
         for v in range(2 * n):
             is_there = v < n or alone.left[v] >= 0
             if is_there and v not in below(u, alone, n):
                 tried = copied(alone)
-                loops.attach(u, v, tried, room.buffer, instance.tokens)
+                tree_loops.attach(u, v, tried, room.buffer, instance.tokens)
                 best = max(best, saved(tried, n))
     else:
         for v in range(2 * n):
             if (v < n or forest.left[v] >= 0) and v not in below(u, forest, n):
                 tried = copied(forest)
-                loops.attach(u, v, tried, room.buffer, instance.tokens)
+                tree_loops.attach(u, v, tried, room.buffer, instance.tokens)
                 best = max(best, saved(tried, n))
-    assert loops.regraft([u], n, forest, index, room, 10_000) == best - base
+    assert tree_loops.regraft([u], n, forest, index, room, 10_000) == best - base
 
 
 def copied(forest: Forest) -> Forest:
@@ -438,20 +437,20 @@ def test_a_place_too_deep_to_tell_is_left() -> None:
     forest = forest_of(instance.contexts, instance.tokens, merges, PLAIN)
     before = saved(forest, n)
     _, index, room = indexed(instance, PLAIN)
-    assert loops.regraft(range(2 * n), n, forest, index, room, 4_096) == saved(forest, n) - before
+    assert tree_loops.regraft(range(2 * n), n, forest, index, room, 4_096) == saved(forest, n) - before
     check_forest(instance, forest, exact=False)
 
 
 def test_more_walked_entries_are_counted() -> None:
     _, index, room = indexed(Instance([[0, 1], [0], [1]], [2, 3]), PLAIN)
     sets = sets_of([[0, 1], [0], [1]], PLAIN)
-    loops.best_partner(0, 5, -1, sets, index, room)
+    overlap_loops.best_partner(0, 5, -1, sets, index, room)
     assert room.walked[0] > 0
 
 
 def test_other_threads_go_on_while_a_compiled_loop_runs() -> None:
     assert COMPILED.compiled
-    assert all(getattr(COMPILED.run, name).targetoptions["nogil"] for name in loops.HOT)
+    assert all(getattr(COMPILED.run, name).targetoptions["nogil"] for name in overlap_loops.HOT + tree_loops.HOT)
 
 
 def test_numbers_that_64_bits_may_not_hold_are_left_to_python() -> None:

@@ -11,18 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmprefix.batch import loops, merge
-from warmprefix.batch.base import Placed, no_progress
-from warmprefix.batch.compiled import Machine, machine
-from warmprefix.batch.frequency import FrequencyPlanner
+from warmprefix.batch import merge
+from warmprefix.batch.machine import machine
 from warmprefix.batch.merge import MergePlanner
-from warmprefix.batch.relevance import RelevancePlanner
-from warmprefix.batch.served import serve
+from warmprefix.batch.planners import FrequencyPlanner, Placed, RelevancePlanner, no_progress
+from warmprefix.batch.planning import serve
 
 Contexts = list[list[int]]
 
 TOKENS = [3, 5, 1, 0, 8, 2, 2, 9]
-PLAIN = Machine(False, loops)
+PLAIN = machine(0)
 
 batches = st.lists(st.lists(st.integers(0, 7), max_size=6, unique=True), max_size=12)
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.batch.base import Placed, Progress
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
+from warmprefix.batch.planners import Placed, Progress
 from warmprefix.telemetry import PlannerStats
 from warmprefix.traces import NoRecorder
 
@@ -392,7 +392,7 @@ def test_huge_token_counts() -> None:
 def test_ids_that_are_given_twice_are_named() -> None:
     requests = [BatchRequest(id, []) for id in ("a", "b", "a", "c", "b", "a")]
     planner = ContextPlanner()
-    with pytest.raises(ValueError, match=r"given twice, with their places: 'a' \(0, 2, 5\), 'b' \(1, 4\)$"):
+    with pytest.raises(ValueError, match=r"got these repeated, with their places: 'a' \(0, 2, 5\), 'b' \(1, 4\)$"):
         planner.plan_batch(requests)
     with pytest.raises(ValueError, match=r"and 15 more$"):
         planner.plan_batch([BatchRequest(i % 20, []) for i in range(40)])
@@ -410,7 +410,7 @@ def test_ids_that_are_given_twice_are_named() -> None:
         ({"requests": BatchRequest("a", [])}, TypeError, "requests must be .*, got one BatchRequest"),
         ({"requests": {"a": "text"}}, TypeError, "blocks must be a sequence of ContextBlock or str, got one str"),
         ({"requests": {None: []}}, TypeError, "id must be a str or an int, got NoneType"),
-        ({"requests": {"": []}}, ValueError, "id must not be empty"),
+        ({"requests": {"": []}}, ValueError, "id must not be empty, got ''"),
         ({"planner": "best"}, ValueError, "planner must be one of auto, .*, got 'best'"),
         ({"planner": None}, TypeError, "planner must be a name or a BatchPlanner, got NoneType"),
         ({"capacity_tokens": 0}, ValueError, "capacity_tokens must be 1 or more, or None, got 0"),

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmprefix.batch.base import BatchPlanner, Placed, no_progress
 from warmprefix.batch.cluster import ContextIndexPlanner
-from warmprefix.batch.frequency import FrequencyPlanner
 from warmprefix.batch.merge import MergePlanner
-from warmprefix.batch.relevance import RelevancePlanner
+from warmprefix.batch.planners import BatchPlanner, FrequencyPlanner, Placed, RelevancePlanner, no_progress
 from warmprefix.batch.window import WindowPlanner
 
 PLANNERS: dict[str, Callable[[], BatchPlanner]] = {

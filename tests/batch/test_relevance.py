@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from warmprefix.batch.base import Placed, no_progress
-from warmprefix.batch.relevance import RelevancePlanner
+from warmprefix.batch.planners import Placed, RelevancePlanner, no_progress
 
 
 def test_every_context_keeps_its_order_and_equal_prefixes_run_together() -> None:

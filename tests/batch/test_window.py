@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.batch.base import Placed, no_progress
+from warmprefix.batch.planners import Placed, no_progress
 from warmprefix.batch.window import WindowPlanner, _merged
 
 TOKENS = [1, 2, 2, 3, 7, 0]

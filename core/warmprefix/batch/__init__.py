@@ -1,27 +1,67 @@
-"""Planning many requests at once, before the first of them runs."""
+"""Planning of many requests at once, before the first of them runs."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from warmprefix.batch.device import Device
-from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
+from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, BoundKind, PlannedRequest, SharedWording
+from warmprefix.batch.planners import BatchPlanner, Placed, Progress, no_progress
 
 if TYPE_CHECKING:
-    from warmprefix.batch.assembly import BATCH_PLANNERS
-    from warmprefix.batch.bounds import BoundKind
+    from warmprefix.batch.bounds import Bound
+    from warmprefix.batch.merge import MergePlanner
+    from warmprefix.batch.planning import ScopePlan, bound_of_all, plan_scope
+    from warmprefix.batch.session import (
+        BATCH_PLANNERS,
+        Requests,
+        as_requests,
+        device_for,
+        planned_requests,
+        planners_for,
+    )
+    from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
 
-__all__ = ["BATCH_PLANNERS", "BatchPlan", "BatchRequest", "BoundKind", "Device", "PlannedRequest"]
+__all__ = [
+    "BATCH_PLANNERS",
+    "MOST_REQUESTS",
+    "BatchOwner",
+    "BatchPlan",
+    "BatchPlanner",
+    "BatchRequest",
+    "Bound",
+    "BoundKind",
+    "Device",
+    "MergePlanner",
+    "Placed",
+    "PlannedRequest",
+    "Progress",
+    "Requests",
+    "ScopePlan",
+    "SharedWording",
+    "WindowPlanner",
+    "as_requests",
+    "bound_of_all",
+    "device_for",
+    "no_progress",
+    "plan_scope",
+    "planned_requests",
+    "planners_for",
+]
+
+_HOMES = {
+    "bounds": ("Bound",),
+    "merge": ("MergePlanner",),
+    "planning": ("ScopePlan", "bound_of_all", "plan_scope"),
+    "session": ("BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"),
+    "window": ("MOST_REQUESTS", "WindowPlanner"),
+}
 
 
 def __getattr__(name: str) -> object:
-    # `import warmprefix` needs the types above only; the planners' modules wait until they are used.
-    if name == "BATCH_PLANNERS":
-        from warmprefix.batch.assembly import BATCH_PLANNERS
-
-        return BATCH_PLANNERS
-    if name == "BoundKind":
-        from warmprefix.batch.bounds import BoundKind
-
-        return BoundKind
+    # `import warmprefix` needs the types above only; the modules that plan are imported on first use.
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

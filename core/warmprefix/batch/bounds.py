@@ -1,8 +1,8 @@
 """The most tokens that any plan of a batch could save.
 
-In any plan a request finds at most what it shares with one earlier request, or with what the cache held before. Those
-requests form a forest, so no plan saves more than a maximum spanning forest of the graph in which an edge weighs the
-tokens that two requests share.
+In any plan a request finds at most the tokens that it shares with one earlier request, or with the cache as it was
+before. These pairs form a forest. So no plan saves more than a maximum spanning forest of the graph in which an edge
+weighs the tokens that two requests share.
 """
 
 from __future__ import annotations
@@ -10,33 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from warmprefix.batch.compiled import COMPILING_PAYS_FROM, machine
 from warmprefix.batch.distinct import DistinctSets
-from warmprefix.batch.forest import index_of, room_for, sets_of
+from warmprefix.batch.machine import COMPILING_PAYS_FROM, index_of, machine, room_for, sets_of
+from warmprefix.batch.plan import BoundKind
 
-__all__ = ["Bound", "BoundKind", "upper_bound"]
-
-BoundKind = Literal["spanning forest", "best partners", "every block once", "sampled"]
+__all__ = ["Bound", "upper_bound"]
 
 _FOREST_STEPS = 200_000_000
-"""Most steps for a spanning forest, if numba is there: 10,000 requests of 15 blocks, as a rule. Without, it is as many
-as plain Python is given anywhere."""
+"""Most steps for a spanning forest with numba, about 10,000 requests of 15 blocks. Without numba the limit is
+`COMPILING_PAYS_FROM`."""
 _PARTNER_STEPS = 500_000_000
-"""Most steps for the partners of all; without numba as above."""
+"""Most steps for the best partners of all requests with numba; without numba as above."""
 _LEAST_SAMPLE = 500
 
 
 class Bound(NamedTuple):
-    """A bound, and what it is."""
+    """An upper bound, and how it was computed."""
 
     tokens: int
     kind: BoundKind
-    """`spanning forest` is the bound itself. `best partners` is never below it: every request is counted with what it
-    shares with its best partner, though two can't both come second. `sampled` is an estimate of that from some of the
-    requests, with three standard errors on top. `every block once` is what is left if each block that the cache lacks
-    is prefilled once."""
+    """`spanning forest` is the maximum spanning forest. `best partners` is never below it: every request counts with
+    what it shares with its best partner, although two requests cannot both come second. `sampled` estimates that from
+    some of the requests, plus three standard errors. `every block once` counts all tokens except one prefill of each
+    block that the cache lacks."""
 
 
 def upper_bound(
@@ -46,13 +44,13 @@ def upper_bound(
     *,
     quick: bool = False,
 ) -> Bound:
-    """The most tokens that any plan could save: the least of the bounds that are known.
+    """Return the most tokens that any plan could save: the lowest bound that can be computed.
 
     Args:
         contexts: Distinct block numbers each.
         tokens: Of each block.
-        resident: For each context the most, in tokens, of its blocks that the cache holds as a prefix; None if nothing.
-        quick: Only count every block once. O(blocks of all contexts).
+        resident: For each context, the blocks of most tokens that the cache holds as a prefix; None if it is empty.
+        quick: Use only the bound `every block once`. O(blocks of all contexts).
     """
     held = set() if resident is None else {block for path in resident for block in path}
     once = sum([tokens[block] for block in {block for context in contexts for block in context} - held])
@@ -69,13 +67,14 @@ def upper_bound(
 
 
 def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
+    """Return the bound for distinct sets of which the cache holds `found` tokens each before."""
     n = len(batch.sets)
     if n == 0:
         return Bound(0, "spanning forest")
     steps = batch.work + n * n
     machine_ = machine(steps, batch.total_tokens + sum(found))
     sets = sets_of(batch.sets, machine_)
-    index = index_of(sets, machine_.ints(batch.tokens), batch.counts, machine_)
+    index = index_of(sets, machine_.ints(batch.tokens), machine_)
     room = room_for(n, 0, 0, machine_)
     if steps <= (_FOREST_STEPS if machine_.compiled else COMPILING_PAYS_FROM):
         weight = machine_.run.spanning_forest(machine_.ints(found), machine_.zeros(n), sets, index, room)
@@ -86,7 +85,7 @@ def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
     machine_.run.best_overlaps(0, n, step, best, sets, index, room)
     chosen = [max(int(best[x]), found[x]) for x in range(0, n, step)]
     if step == 1:
-        first = 0 if any(found) else max(chosen)  # without a cache somebody comes first, and finds nothing
+        first = 0 if any(found) else max(chosen)  # in an empty cache the first request finds nothing
         return Bound(sum(chosen) - first, "best partners")
     error = stdev(chosen) / math.sqrt(len(chosen))
     return Bound(math.ceil(n * (fmean(chosen) + 3 * error)), "sampled")

@@ -1,13 +1,16 @@
-"""ContextPilot's distance (Eq. 1) between every two contexts of a batch."""
+"""ContextPilot's distance (Eq. 1) between all pairs of contexts, as arrays, and the way to the kernels.
+
+The kernels run only on a CUDA device: nothing here imports torch or `warmprefix_kernels` before one is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
-import warmprefix.batch.device as on_device
-from warmprefix.batch.base import Progress, no_progress
-from warmprefix.batch.device import Device
-from warmprefix.batch.ragged import Ragged
+from warmprefix.batch.device import DISTANCES_PAY_FROM, Device, use_cuda
+from warmprefix.batch.planners import Progress, no_progress
 from warmprefix.errors import MissingExtraError
 
 try:
@@ -16,29 +19,66 @@ try:
 except ImportError as exc:
     raise MissingExtraError("batch", "numpy") from exc
 
-__all__ = ["condensed_distances"]
+__all__ = ["Ragged", "best_overlaps_on_cuda", "condensed_distances", "ragged"]
 
 _CELLS_AT_ONCE = 1 << 20
-"""Most pairs of contexts, and most pairs of equal blocks, that are looked at together; a single row may hold more."""
+"""Most pairs of contexts, and most pairs of equal blocks, processed together; a single row may hold more."""
+
+
+class Ragged(NamedTuple):
+    """Contexts in compressed rows: context i stands from `offsets[i]` up to `offsets[i + 1]`."""
+
+    offsets: npt.NDArray[np.int64]
+    """Shape (contexts + 1)."""
+    ids: npt.NDArray[np.int32]
+    """Shape (blocks of all contexts): block numbers, ascending within a context."""
+    positions: npt.NDArray[np.int32]
+    """Shape (blocks of all contexts): the position of each of `ids` in its context, from 0 on."""
+
+
+def ragged(contexts: Sequence[Sequence[int]]) -> Ragged:
+    """Return the contexts as arrays. O(blocks * log(blocks)).
+
+    >>> ragged([[7, 3], [], [5]])._asdict()
+    {'offsets': array([0, 2, 2, 3]), 'ids': array([3, 7, 5], dtype=int32), 'positions': array([1, 0, 0], dtype=int32)}
+    """
+    lengths = np.fromiter(map(len, contexts), np.int64, len(contexts))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    ids = np.fromiter(chain.from_iterable(contexts), np.int32, int(offsets[-1]))
+    row = np.repeat(np.arange(len(contexts)), lengths)
+    by_id = np.lexsort((ids, row))
+    return Ragged(offsets, ids[by_id], (by_id - offsets[row]).astype(np.int32))
+
+
+def best_overlaps_on_cuda(contexts: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[int]:
+    """Compute for each context the most tokens that another shares with it."""
+    from warmprefix_kernels import top_overlap
+
+    rows = ragged(contexts)
+    _, overlaps = top_overlap(rows.offsets, rows.ids, np.asarray(tokens, np.int64), 1, device="cuda")
+    return [int(most) for most in overlaps[:, 0]]
 
 
 def condensed_distances(
     contexts: Ragged, alpha: float = 0.001, device: Device = "auto", progress: Progress = no_progress
 ) -> npt.NDArray[np.float32]:
-    """Eq. 1 for all pairs i < j, row by row, as `scipy.spatial.distance.pdist` lays them out: shape (n * (n - 1) / 2).
+    """Compute Eq. 1 for all pairs i < j, row by row, in the layout of `scipy.spatial.distance.pdist`.
 
-    See `warmprefix.ordering.context_index.context_distance` for one pair; this is its value, rounded to float32. On the
-    CPU only pairs that share a block are computed, with an inverted index: O(n² / 2 + pairs of equal blocks).
+    The result is float32 of shape (n * (n - 1) / 2). Each value is that of
+    `warmprefix.ordering.context_index.context_distance`, rounded. On the CPU only pairs that share a block are
+    computed, with an inverted index: O(n² / 2 + pairs of equal blocks).
 
     Args:
         contexts: Distinct blocks each.
         alpha: Weight of the positions.
         device: "cpu", "cuda", or "auto": a CUDA device if there is one and the batch is large enough.
-        progress: Is told of contexts done.
+        progress: Receives the number of contexts done.
     """
     count = len(contexts.offsets) - 1
-    if on_device.use_cuda(device, count, on_device.DISTANCES_PAY_FROM):
-        found = on_device.context_distance(*contexts, alpha, "cuda")
+    if use_cuda(device, count, DISTANCES_PAY_FROM):
+        from warmprefix_kernels import context_distance
+
+        found = context_distance(*contexts, alpha, device="cuda")
         progress("distances", count, count)
         return found
     distances = np.ones(count * (count - 1) // 2, np.float32)
@@ -60,13 +100,14 @@ def condensed_distances(
 def _pairs_of_equal_blocks(
     contexts: Ragged,
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """For rows `begin` up to `end`: each pair of equal blocks in contexts i < j, as (i - begin) * n + j, and the gap
-    between their positions.
+    """Yield rows `begin` up to `end`, their pairs of equal blocks, and the gaps between their positions.
+
+    A pair of equal blocks in contexts i < j is `(i - begin) * n + j`.
     """
     offsets, ids, positions = contexts
     count = len(offsets) - 1
     row = np.repeat(np.arange(count), np.diff(offsets))
-    # Postings: all entries by block, and within a block by context, so that later contexts stand behind.
+    # Postings: all entries by block, and within a block by context, so later contexts come after earlier ones.
     posting = np.argsort(ids, kind="stable")
     place = np.empty(len(ids), np.int64)
     place[posting] = np.arange(len(ids))

@@ -1,36 +1,42 @@
-"""The merge planner: plans on what a batch really saves."""
+"""The merge planner, which plans for the tokens that a batch really saves."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from warmprefix.batch.base import Placed, Progress
-from warmprefix.batch.compiled import COMPILING_PAYS_FROM, Machine, machine
-from warmprefix.batch.device import OVERLAPS_PAY_FROM, Device, best_overlaps_on_cuda, use_cuda
-from warmprefix.batch.distinct import DistinctSets, counted, renumbered
-from warmprefix.batch.execution import depth_first
-from warmprefix.batch.forest import Merges, forest_of, index_of, room_for, sets_of
-from warmprefix.batch.layout import laid_out
-from warmprefix.batch.loops import Forest, Index, Room, Sets
-from warmprefix.batch.topdown import Group, split
+from warmprefix.batch.device import OVERLAPS_PAY_FROM, Device, use_cuda
+from warmprefix.batch.distinct import DistinctSets, Group, renumbered, split
+from warmprefix.batch.machine import (
+    COMPILING_PAYS_FROM,
+    Machine,
+    Merges,
+    forest_of,
+    index_of,
+    machine,
+    room_for,
+    sets_of,
+)
+from warmprefix.batch.overlap_loops import Index, Room, Sets
+from warmprefix.batch.planners import Placed, Progress, depth_first, laid_out
+from warmprefix.batch.tree_loops import Forest
 
 __all__ = ["MergePlanner"]
 
 
 class _Effort(NamedTuple):
-    """How long to try, in steps rather than seconds, so that the same batch gets the same plan."""
+    """Limits in steps rather than seconds, so that the same batch always gets the same plan."""
 
     group_work: int
-    """Most `work` of what is merged bottom-up in one piece."""
+    """Most `DistinctSets.work` that is merged bottom-up in one piece."""
     start_entries: int
     """Most blocks of all contexts for which several starts are compared."""
     moved_nodes: int
-    """Nodes that are moved, in whole passes over all of them, of which there is one at least."""
+    """Nodes that are moved, in whole passes over all of them, at least one."""
     places: int
-    """Nominees of each."""
+    """Nominees of each node."""
     walk: int
     """Entries that are walked to find a node's nominees."""
     replanted_entries: int
@@ -41,30 +47,27 @@ class _Effort(NamedTuple):
 
 _PLAIN = _Effort(3_000_000, 8_000, 5_000, 16, 2_048, 60_000, 100)
 _COMPILED = _Effort(300_000_000, 60_000, 250_000, 16, 4_096, 4_000_000, 1_000)
-_MANY = 20_000
-"""Contexts from which on half the nominees must do."""
 
+_MANY = 20_000
+"""Contexts from which on each node gets half as many nominees."""
 _TOP_DOWN_ENTRIES = 8_000
 """Most blocks of all contexts for which one of the starts is top-down to the end."""
-
 _MOST_PASSES = 8
 _WORTH_A_PASS = 3_000
-"""Another pass follows one that gained more than such a part of what is saved."""
-
+"""Another pass follows if the last one gained more than this fraction, 1 / 3,000, of the saved tokens."""
 _PATIENCE = 40
-"""Rounds of replanting without a gain that end it."""
-
+"""Replanting ends after this number of rounds without a gain."""
 _REPLANTED = 10
 """Contexts that are taken out and put back in a round of replanting."""
 
 
 class MergePlanner:
-    """Merges what shares most tokens, then moves contexts and whole subtrees to where they share more.
+    """Merges the sets that share most tokens, then moves contexts and subtrees to where they share more.
 
-    Requests that are executed in depth-first order of a tree of shared prefixes save exactly the sum, over the tree's
-    merges, of the tokens that the merged contexts have in common. So the tree is built for that sum: agglomeration by
-    largest intersection weight, started from several top-down groupings where the batch is small or dense, then local
-    search. Deterministic unless there is a time budget. O(n) memory.
+    Requests that run in depth-first order of a tree of shared prefixes save exactly the sum, over the tree's merges,
+    of the tokens that the merged contexts have in common. So the tree is built for that sum: agglomeration by largest
+    intersection weight, started from several top-down groupings where the batch is small or dense, then local search.
+    Deterministic without a time budget. O(n) memory.
     """
 
     def __init__(
@@ -74,15 +77,14 @@ class MergePlanner:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Say how long to try.
+        """Set the effort.
 
         Args:
-            seconds_per_block: How long local search goes on, for each block of each context, give or take a part of
-                a pass; what comes before it takes what it takes. None for a number of steps that depends on the batch
-                alone.
-            device: Where overlaps are computed; on either the plan is the same.
+            seconds_per_block: Time of local search per block of each context, up to part of a pass more; the steps
+                before it are not limited. None for a number of steps that depends on the batch alone.
+            device: Where overlaps are computed; the plan is the same on all devices.
             seed: Of the random choices of local search.
-            clock: Tells the seconds.
+            clock: Returns the time in seconds.
         """
         self._seconds_per_block = seconds_per_block
         self._device: Device = device
@@ -96,15 +98,14 @@ class MergePlanner:
         batch = DistinctSets(contexts, tokens)
         steps = 4 * batch.work + 4_000 * len(batch.sets)
         machine_ = machine(steps, batch.total_tokens)
-        effort = _COMPILED if machine_.compiled and steps >= COMPILING_PAYS_FROM else _PLAIN  # whatever ran before
+        # By the steps alone: `machine_` also depends on whether compiled code is loaded already.
+        effort = _COMPILED if machine_.compiled and steps >= COMPILING_PAYS_FROM else _PLAIN
         search = _Search(batch, machine_, effort, self._device, progress)
-        merges = search.best_start()
-        rng = random.Random(self._seed)  # noqa: S311 - nothing secret
-        forest = search.improved(merges, rng, deadline, self._clock)
+        forest = search.improved(search.best_start(), random.Random(self._seed), deadline, self._clock)  # noqa: S311
         n = len(batch.sets)
         left, right = ([int(v) for v in side[n:]] for side in (forest.left, forest.right))
         placed = laid_out(left, right, batch.members, contexts)
-        return [placed[i] for i in depth_first([order for _, order in placed])]  # trees may happen to begin alike
+        return [placed[i] for i in depth_first([order for _, order in placed])]  # two trees may begin alike
 
 
 class _Search:
@@ -116,10 +117,9 @@ class _Search:
         self._effort = effort
         self._device: Device = device
         self._progress = progress
-        self._tokens = machine_.ints(batch.tokens)
 
     def best_start(self) -> Merges:
-        """The start that saves most."""
+        """Return the start that saves most."""
         load = self._batch.work
         limits = [min(load, self._effort.group_work)]
         if self._batch.entries <= self._effort.start_entries:
@@ -138,10 +138,10 @@ class _Search:
         return best
 
     def _start(self, groups: Sequence[Group]) -> Merges:
-        """Merge each group's rest bottom-up, and what shares a group's blocks under one node."""
+        """Merge each group's rest bottom-up, and all that share a group's blocks under one node."""
         merges = Merges(len(self._batch.sets))
         tops: list[list[int]] = [[] for _ in groups]
-        for number in range(len(groups) - 1, -1, -1):  # those below a group come after it
+        for number in range(len(groups) - 1, -1, -1):  # a group's subgroups come after it
             group = groups[number]
             nodes = [*self._merged(group, merges), *tops[number]]
             if group.parent < 0:
@@ -151,7 +151,7 @@ class _Search:
         return merges
 
     def _merged(self, group: Group, merges: Merges) -> list[int]:
-        """The roots of a group's rest, merged by what is shared beside the group's own blocks."""
+        """Merge a group's rest by the blocks shared besides the group's own; return the roots."""
         if len(group.rest) < 2:
             return group.rest
         own = set(group.blocks)
@@ -160,7 +160,7 @@ class _Search:
         )
         machine_, n = self._machine, len(contexts)
         sets = sets_of(contexts, machine_)
-        index = index_of(sets, machine_.ints(tokens), counted(contexts, len(tokens)), machine_)
+        index = index_of(sets, machine_.ints(tokens), machine_)
         room = room_for(n, 0, 0, machine_)
         bound = self._best_overlaps(contexts, tokens, sets, index, room)
         node = machine_.ints(group.rest)
@@ -178,18 +178,21 @@ class _Search:
     def _best_overlaps(
         self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], sets: Sets, index: Index, room: Room
     ) -> Any:
-        """For each context the most tokens that another shares with it, on whichever device; only that, so that ties
-        are broken in the same way on both.
+        """Return for each context the most tokens that another shares with it, computed on the device.
+
+        Partners are not returned, so that ties are broken in the same way on all devices.
         """
         machine_ = self._machine
         if use_cuda(self._device, len(contexts), OVERLAPS_PAY_FROM):
+            from warmprefix.batch.distances import best_overlaps_on_cuda  # needs numpy
+
             return machine_.ints(best_overlaps_on_cuda(contexts, tokens))
         best = machine_.ints([sum([tokens[block] for block in context]) for context in contexts])
         machine_.run.best_overlaps(0, len(contexts), 1, best, sets, index, room)
         return best
 
     def _saved(self, merges: Merges) -> int:
-        """Tokens that merges save: what the contexts of each share."""
+        """Return the tokens that merges save: those that the contexts of each share."""
         sets: list[frozenset[int]] = [frozenset(blocks) for blocks in self._batch.sets]
         saved = 0
         for left, right in zip(merges.left, merges.right, strict=True):
@@ -200,24 +203,26 @@ class _Search:
     def improved(
         self, merges: Merges, rng: random.Random, deadline: float | None, clock: Callable[[], float]
     ) -> Forest:
-        """Local search: every node to its best place, pass by pass; then some contexts out and in again, many times."""
+        """Move every node to its best place, pass by pass; then replant some contexts, many times."""
         batch, machine_, effort = self._batch, self._machine, self._effort
         n = len(batch.sets)
         forest = forest_of(batch.sets, batch.tokens, merges, machine_)
         if n < 3 or not batch.tokens:
             return forest
         sets = sets_of(batch.sets, machine_)
-        index = index_of(sets, self._tokens, batch.counts, machine_)
+        index = index_of(sets, machine_.ints(batch.tokens), machine_)
         places = effort.places if n < _MANY else effort.places // 2
         room = room_for(2 * n, max(map(len, batch.sets)), places, machine_)
         passes = min(max(effort.moved_nodes // (2 * n), 1), _MOST_PASSES)
+        slice_size = 50_000 if machine_.compiled else 500
         for number in range(passes):
             gained = 0
-            for nodes in _slices(2 * n, 50_000 if machine_.compiled else 500):
+            for begin in range(0, 2 * n, slice_size):
                 if deadline is not None and clock() > deadline:
                     return forest
-                self._progress("moving", 2 * n * number + nodes.start, 2 * n * passes)
-                gained += machine_.run.regraft(machine_.ints(nodes), n, forest, index, room, effort.walk)
+                self._progress("moving", 2 * n * number + begin, 2 * n * passes)
+                nodes = machine_.ints(range(begin, min(begin + slice_size, 2 * n)))
+                gained += machine_.run.regraft(nodes, n, forest, index, room, effort.walk)
             if gained * _WORTH_A_PASS < sum(forest.weight[n:]):
                 break
         rounds = min(effort.replanted_entries // max(batch.entries, 1), effort.rounds)
@@ -227,12 +232,14 @@ class _Search:
         self, forest: Forest, index: Index, room: Room, rounds: int, rng: random.Random, deadline: float | None,
         clock: Callable[[], float],
     ) -> Forest:  # fmt: skip
+        """Take some contexts out and put them back, repeatedly; keep each round that loses nothing."""
         batch, machine_, run = self._batch, self._machine, self._machine.run
         n = len(batch.sets)
         number = gained = 0
         while number < min(rounds, gained + _PATIENCE) if deadline is None else clock() < deadline:
             self._progress("replanting", number, max(rounds, number + 1))
-            changed = _copy(forest)
+            parts = {name: part.copy() for name, part in forest._asdict().items() if name != "sets"}
+            changed = Forest(**parts, sets=Sets(*[part.copy() for part in forest.sets]))
             chosen = machine_.ints(_neighbours(index, rng, len(batch.tokens)))
             balance = -run.uproot(chosen, changed, room, index.tokens)
             for _ in range(2):
@@ -247,7 +254,7 @@ class _Search:
 
 
 def _neighbours(index: Index, rng: random.Random, blocks: int) -> list[int]:
-    """Some contexts that hold the same block, or a few, in random order."""
+    """Return some contexts that hold the same block, or one of a few blocks, in random order."""
     chosen: dict[int, None] = {}
     for _ in range(_REPLANTED):
         block = rng.randrange(blocks)
@@ -260,13 +267,3 @@ def _neighbours(index: Index, rng: random.Random, blocks: int) -> list[int]:
     shuffled = list(chosen)
     rng.shuffle(shuffled)
     return shuffled
-
-
-def _copy(forest: Forest) -> Forest:
-    parts = {name: part.copy() for name, part in forest._asdict().items() if name != "sets"}
-    return Forest(**parts, sets=Sets(*[part.copy() for part in forest.sets]))
-
-
-def _slices(count: int, size: int) -> Iterator[range]:
-    for begin in range(0, count, size):
-        yield range(begin, min(begin + size, count))

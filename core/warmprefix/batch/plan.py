@@ -1,19 +1,19 @@
-"""What goes into a batch, and what planning it returns."""
+"""Batches: the requests of a batch, and the plan for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Literal, Protocol
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 
-if TYPE_CHECKING:
-    from warmprefix.batch.bounds import BoundKind
+__all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedRequest", "SharedWording"]
 
-__all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "PlannedRequest", "Wording"]
+BoundKind = Literal["spanning forest", "best partners", "every block once", "sampled"]
+"""How an upper bound was computed, tightest first; see `warmprefix.batch.bounds.Bound`."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -21,14 +21,14 @@ class BatchRequest:
     """One request of a batch: a question, and the context to answer it from."""
 
     id: str
-    """The caller's name for it, unique in the batch."""
+    """The caller's name for the request, unique in the batch."""
     blocks: tuple[ContextBlock, ...]
     """In relevance order."""
     question: str
     tenant: str | None
-    """Whose request. Nothing is shared between tenants."""
+    """The owner of the request. Tenants share nothing."""
     order_locked: bool
-    """Keep the blocks as they stand: they are chronological, or cited by position."""
+    """Keep the blocks in the given order: they are chronological, or cited by position."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class BatchRequest:
         tenant: str | None = None,
         order_locked: bool = False,
     ) -> None:
-        """Check what is given. A string among `blocks` is a block without an id; an `int` as `id` is its digits.
+        """Check the arguments. A string among `blocks` is a block without an id; an `int` as `id` becomes its digits.
 
         Raises:
-            TypeError: An argument has another type than the above.
+            TypeError: An argument has a different type from those above.
             ValueError: `id` is empty.
         """
         if isinstance(id, bool) or not isinstance(id, str | int):
             raise TypeError(f"id must be a str or an int, got {type(id).__name__}")
         if id == "":
-            raise ValueError("id must not be empty")
+            raise ValueError("id must not be empty, got ''")
         if not isinstance(question, str):
             raise TypeError(f"question must be a str, got {type(question).__name__}")
         if tenant is not None and not isinstance(tenant, str):
@@ -61,51 +61,43 @@ class BatchRequest:
         assign(self, "order_locked", bool(order_locked))
 
 
-class Wording(Protocol):
-    """What all requests of one scope have in common."""
+@dataclass(frozen=True, slots=True)
+class SharedWording:
+    """The text that all requests of one scope have in common."""
 
-    @property
-    def scope(self) -> Scope: ...
-    @property
-    def labels(self) -> Mapping[bytes, str]:
-        """The label of every block of the scope's requests, by fingerprint."""
-        ...
-
-    @property
-    def templates(self) -> Templates: ...
-    @property
-    def preamble(self) -> str | None:
-        """The text in front of every context."""
-        ...
-
-    @property
-    def cache_salt(self) -> str | None: ...
+    scope: Scope
+    labels: Mapping[bytes, str]
+    """The label of every block of the scope's requests, by fingerprint."""
+    templates: Templates
+    preamble: str | None
+    """The text in front of every context."""
+    cache_salt: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A request in its place of the execution order, with its blocks in planned order."""
+    """A request in its place in the execution order, with its blocks in planned order."""
 
     request: BatchRequest
     order: tuple[int, ...]
     """For each place in planned order, the block's position in the request."""
     saved_tokens: int
-    """Tokens of its context that the engine's prefix cache will hold when its turn comes."""
+    """Tokens of its context that the engine's prefix cache will hold when the request runs."""
     warmed_by: str | None
-    """The id of the request that brings them there, the first one to hold all that this one shares; None if nothing is
-    shared, or if the cache held it before the batch began. The two are not to run side by side."""
+    """The id of the first request that brings all of them into the cache. None if there are no such tokens, or if the
+    cache held them before the batch began. Do not run the two requests at the same time."""
     plan_id: str
-    """Names its `plan`; unique among all planners."""
-    wording: Wording = field(repr=False, compare=False)
+    """The id of its `plan`; unique among all planners."""
+    wording: SharedWording = field(repr=False, compare=False)
 
     @property
     def id(self) -> str:
-        """The request's own id."""
+        """The id that the caller gave the request."""
         return self.request.id
 
     @property
     def blocks(self) -> tuple[PlannedBlock, ...]:
-        """The blocks that have a text, in planned order, each once."""
+        """The distinct blocks with text, in planned order."""
         distinct, positions = evidence_blocks(self.request.blocks)
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.templates
@@ -119,7 +111,7 @@ class PlannedRequest:
 
     @property
     def plan(self) -> ContextPlan:
-        """As a plan of its own: what `ContextPlanner.commit` and `abandon` take. Made anew each time; O(blocks)."""
+        """A plan of its own for `ContextPlanner.commit` and `abandon`. O(blocks) per access."""
         return ContextPlan(
             id=self.plan_id,
             scope=self.wording.scope,
@@ -135,7 +127,7 @@ class PlannedRequest:
 
     @property
     def cache_salt(self) -> str | None:
-        """For the engine's `cache_salt`: derived from the tenant."""
+        """The engine's `cache_salt`, derived from the tenant."""
         return self.wording.cache_salt
 
     @property
@@ -145,23 +137,26 @@ class PlannedRequest:
 
     @property
     def order_annotation(self) -> str | None:
-        """The note that restores the relevance order; None where the planned order is that order."""
+        """The note that restores relevance order; None if the planned order is that order."""
         return self.plan.order_annotation
 
     def render(self) -> str:
-        """The default prompt text of its context; see `ContextPlan.render`."""
+        """Return the default prompt text of its context; see `ContextPlan.render`."""
         return self.plan.render()
 
     def messages(self) -> list[dict[str, str]]:
-        """The chat that asks it: the preamble, if there is one, as system message; then context and question."""
-        asked = "\n\n".join(part for part in (self.render(), self.request.question) if part)
+        """Return the chat for this request.
+
+        The preamble, if there is one, is the system message. Context and question follow in a user message.
+        """
+        content = "\n\n".join(part for part in (self.render(), self.request.question) if part)
         preamble = self.wording.preamble
         system = [] if preamble is None else [{"role": "system", "content": preamble}]
-        return [*system, {"role": "user", "content": asked}]
+        return [*system, {"role": "user", "content": content}]
 
 
 class BatchOwner(Protocol):
-    """Learns from what was served: the planner that made the batch."""
+    """The planner that made a batch and learns from the orders that it served."""
 
     def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool: ...
     def abandon(self, plan: ContextPlan) -> bool: ...
@@ -175,32 +170,32 @@ class BatchPlan:
     """
 
     id: str
-    """Names this plan; unique among all planners."""
+    """The id of this plan; unique among all planners."""
     requests: tuple[PlannedRequest, ...] = field(repr=False)
     """In execution order."""
     positions: Mapping[str, int] = field(repr=False)
-    """Where each request, by id, stands in that order, listed as the caller gave them."""
+    """The place of each request, by id, in that order; listed in the caller's order."""
     planner: str
-    """What arranged it."""
+    """The name of the batch planner."""
     device: str
-    """Where its distances and overlaps were computed: `cpu` or `cuda`."""
+    """Where distances and overlaps were computed: `cpu` or `cuda`."""
     capacity_tokens: int | None
-    """The size of the prefix cache that was planned for; None for no bound."""
+    """The size of the prefix cache that the plan assumes; None for no bound."""
     saved_tokens: int
-    """Tokens of context that such a cache will hold when their request's turn comes."""
+    """Tokens of context that such a cache will hold when their request runs."""
     total_tokens: int
     """Tokens of all contexts, without labels and annotations."""
     upper_bound: int
     """The most tokens that any plan could save."""
     bound: BoundKind
-    """How that is known; see `warmprefix.batch.bounds`."""
+    """How `upper_bound` was computed."""
     seconds: float
-    """What planning took."""
+    """The time that planning took."""
     owner: BatchOwner = field(repr=False, compare=False)
 
     @property
     def hit_ratio(self) -> float:
-        """Saved tokens over total tokens; 0 of an empty batch."""
+        """Saved tokens over total tokens; 0 for an empty batch."""
         return self.saved_tokens / self.total_tokens if self.total_tokens else 0.0
 
     def __len__(self) -> int:
@@ -210,13 +205,13 @@ class BatchPlan:
         return iter(self.requests)
 
     def __getitem__(self, id: str) -> PlannedRequest:
-        """The request of this id.
+        """Return the request with this id.
 
         Raises:
-            KeyError: The batch has none of that id.
+            KeyError: The batch has no request with this id.
         """
         return self.requests[self.positions[id]]
 
     def in_callers_order(self) -> Iterator[PlannedRequest]:
-        """The requests in the order in which they were given."""
+        """Iterate over the requests in the order in which they were given."""
         return map(self.requests.__getitem__, self.positions.values())

@@ -1,4 +1,4 @@
-"""Plans the requests of one scope: numbers for blocks, pins, what the cache holds already, and what a plan is worth."""
+"""The plan of one scope's requests, and the tokens that it saves with a given prefix cache."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, get_args
 
-from warmprefix.batch.base import BatchPlanner, Placed, Progress, no_progress
-from warmprefix.batch.bounds import Bound, BoundKind, upper_bound
-from warmprefix.batch.execution import depth_first
-from warmprefix.batch.plan import BatchRequest
-from warmprefix.batch.served import Served, serve, serve_unbounded
-from warmprefix.blocks import ContextBlock, evidence_blocks
-from warmprefix.prefix.tree import PrefixMatch
+from warmprefix.batch.bounds import Bound, upper_bound
+from warmprefix.batch.plan import BatchRequest, BoundKind
+from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first, no_progress
+from warmprefix.blocks import evidence_blocks
+from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
-__all__ = ["ResidentPaths", "ScopePlan", "bound_of_all", "plan_scope"]
-
-_TIGHTEST_FIRST = get_args(BoundKind)
-
+__all__ = ["ResidentTree", "ScopePlan", "Served", "bound_of_all", "plan_scope", "serve", "serve_unbounded"]
 
 _PATH_WORTH = 0.4
-"""The part of its shareable tokens that a request's resident path must hold to come first: tried in windows of 64
-requests, where 0.3 to 0.5 do alike, and 0.2 and 0.7 worse."""
+"""The least part of its shareable tokens that a request's resident path must hold to come first. In windows of 64
+requests 0.3 to 0.5 did equally well; 0.2 and 0.7 did worse."""
 
 
-class ResidentPaths(Protocol):
-    """What the engine's cache is predicted to hold, as `PrefixTree` tells it."""
+class ResidentTree(Protocol):
+    """The predicted content of the engine's cache; see `PrefixTree`."""
 
     @property
     def resident_tokens(self) -> int: ...
     def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch: ...
     def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]: ...
     def resident_paths(self) -> Iterator[tuple[list[bytes], list[int]]]: ...
+
+
+class Served(NamedTuple):
+    """The part of one context that the cache held when it ran."""
+
+    blocks: int
+    """The number of first blocks of its order."""
+    tokens: int
+    warmed_by: int | None
+    """The context, by number, that had computed the last of these; None if no context did."""
 
 
 class ScopePlan(NamedTuple):
@@ -44,18 +49,66 @@ class ScopePlan(NamedTuple):
     bound: Bound
 
 
-class _Requests:
-    """The requests with numbers for blocks; a request's own blocks are divided by where they may stand."""
+def plan_scope(
+    requests: Sequence[BatchRequest],
+    planners: Sequence[BatchPlanner],
+    tree: ResidentTree | None,
+    capacity_tokens: int | None,
+    progress: Progress = no_progress,
+    *,
+    quick: bool = False,
+) -> ScopePlan:
+    """Plan requests that may share a prefix.
+
+    Args:
+        requests: In the caller's order.
+        planners: Arrange the blocks that may move; the first plan that saves most is used.
+        tree: The predicted content of the engine's cache; None if it is empty. It is not changed.
+        capacity_tokens: The size of the cache; None for no bound.
+        progress: Receives the progress of the planners.
+        quick: Compute only the upper bound that is cheap to compute.
+
+    Raises:
+        ValueError: A planner omits a context or a block, or returns one twice.
+    """
+    batch = _NumberedRequests(requests, capacity_tokens)
+    cache = _Cache(batch, tree if tree is not None and tree.resident_tokens else None, capacity_tokens)
+    paths = None
+    if cache.tree is not None:
+        paths = [_resident_path(batch, i, cache.tree) for i in range(len(requests))]
+    best: tuple[Sequence[Placed], Sequence[Served]] | None = None
+    for planner in planners:
+        for placed in _candidates(batch, paths, planner, progress, quick):
+            found = cache.serve(placed)
+            if best is None or _saved(found) > _saved(best[1]):
+                best = placed, found
+    assert best is not None
+    placed, served = best
+    held = None if paths is None else [_held_at_most(batch, i, path) for i, path in enumerate(paths)]
+    bound = upper_bound(batch.contexts, batch.worth, held, quick=quick)
+    return ScopePlan(
+        [Placed(i, tuple([batch.positions[i][number] for number in order])) for i, order in placed],
+        served,
+        sum([batch.tokens[number] for context in batch.contexts for number in context]),
+        Bound(max(bound.tokens, _saved(served)), bound.kind),  # a sample, or a search cut short, may be too low
+    )
+
+
+class _NumberedRequests:
+    """The requests with numbers for blocks, and each request's blocks divided by where they may stand."""
 
     def __init__(self, requests: Sequence[BatchRequest], capacity_tokens: int | None) -> None:
         numbers: dict[bytes, int] = {}
         self.tokens: list[int] = []
         self.contexts: list[list[int]] = []
         self.positions: list[dict[int, int]] = []
-        """For each request, where it lists each block first."""
+        """For each request, the first position of each block in it."""
         self.heads: list[tuple[int, ...]] = []
+        """For each request, blocks that stay in front: those pinned to the start, or all if the order is locked."""
         self.middles: list[list[int]] = []
+        """For each request, blocks that may move."""
         self.ends: list[tuple[int, ...]] = []
+        """For each request, blocks pinned to the end."""
         for request in requests:
             blocks, places = evidence_blocks(request.blocks)
             context: list[int] = []
@@ -66,112 +119,31 @@ class _Requests:
                 context.append(number)
             self.contexts.append(context)
             self.positions.append({number: place[0] for number, place in zip(context, places, strict=True)})
-            self._divide(request, blocks, context)
+            pins = list(
+                zip(context, ["start" if request.order_locked else block.pinned for block in blocks], strict=True)
+            )
+            some = any(pin for _, pin in pins)
+            self.heads.append(tuple([number for number, pin in pins if pin == "start"]) if some else ())
+            self.middles.append([number for number, pin in pins if pin is None] if some else context)
+            self.ends.append(tuple([number for number, pin in pins if pin == "end"]) if some else ())
         self.keys = list(numbers)
         """Each block's fingerprint."""
         self.worth = self.tokens
-        """What a cache that holds the block saves: nothing, if it can't hold it."""
+        """The tokens that a cache saves if it holds the block: 0 if it is too small for it."""
         if capacity_tokens is not None:
             self.worth = [length if length <= capacity_tokens else 0 for length in self.tokens]
 
-    def _divide(self, request: BatchRequest, blocks: Sequence[ContextBlock], context: list[int]) -> None:
-        if request.order_locked:
-            self.heads.append(tuple(context))
-            self.middles.append([])
-            self.ends.append(())
-        elif all(block.pinned is None for block in blocks):
-            self.heads.append(())
-            self.middles.append(context)
-            self.ends.append(())
-        else:
-            pins = [block.pinned for block in blocks]
-            self.heads.append(tuple([number for number, pin in zip(context, pins, strict=True) if pin == "start"]))
-            self.middles.append([number for number, pin in zip(context, pins, strict=True) if pin is None])
-            self.ends.append(tuple([number for number, pin in zip(context, pins, strict=True) if pin == "end"]))
-
-
-def plan_scope(
-    requests: Sequence[BatchRequest],
-    planners: Sequence[BatchPlanner],
-    tree: ResidentPaths | None,
-    capacity_tokens: int | None,
-    progress: Progress = no_progress,
-    *,
-    quick: bool = False,
-) -> ScopePlan:
-    """Plan requests that may share a prefix.
-
-    Args:
-        requests: In the caller's order.
-        planners: Arrange the blocks that are free to move; the first whose plan saves most is followed.
-        tree: What the engine's cache is predicted to hold; None if nothing. It is not changed.
-        capacity_tokens: The size of the cache; None for no bound.
-        progress: Is told how far it is.
-        quick: Be content with the bound that is quick to tell.
-
-    Raises:
-        ValueError: A planner leaves out a context or a block, or gives one twice.
-    """
-    batch = _Requests(requests, capacity_tokens)
-    cache = _Cache(batch, tree if tree is not None and tree.resident_tokens else None, capacity_tokens)
-    paths = None
-    if cache.tree is not None:
-        paths = [_resident_path(batch, i, cache.tree) for i in range(len(requests))]
-    best: tuple[Sequence[Placed], Sequence[Served]] | None = None
-    for planner in planners:
-        for placed, served in _candidates(batch, cache, paths, planner, progress, quick):
-            if best is None or _saved(served) > _saved(best[1]):
-                best = placed, served
-    assert best is not None
-    placed, served = best
-    held = None if paths is None else [_held_at_most(batch, i, path) for i, path in enumerate(paths)]
-    bound = upper_bound(batch.contexts, batch.worth, held, quick=quick)
-    return ScopePlan(
-        [Placed(i, tuple([batch.positions[i][number] for number in order])) for i, order in placed],
-        served,
-        sum([batch.tokens[number] for context in batch.contexts for number in context]),
-        Bound(max(bound.tokens, _saved(served)), bound.kind),  # a sample, or a search broken off, may fall short
-    )
-
-
-def _arranged(
-    batch: _Requests,
-    heads: Sequence[tuple[int, ...]],
-    middles: Sequence[Sequence[int]],
-    planner: BatchPlanner,
-    progress: Progress,
-) -> list[Placed]:
-    """Plan what may move, separately for the requests behind each head."""
-    behind: dict[tuple[int, ...], list[int]] = {}
-    for i, head in enumerate(heads):
-        behind.setdefault(head, []).append(i)
-    placed: list[Placed] = []
-    for head, members in behind.items():
-        arranged = planner.arrange([middles[i] for i in members], batch.worth, progress)
-        if len(arranged) != len(members) or len({place for place, _ in arranged}) != len(members):
-            raise ValueError(f"{type(planner).__name__} must place every context once")
-        for place, order in arranged:
-            i = members[place]
-            if len(order) != len(middles[i]) or set(order) != set(middles[i]):
-                raise ValueError(f"{type(planner).__name__} must place all of a context's blocks, each once")
-            placed.append(Placed(i, (*head, *order, *batch.ends[i])))
-    if len(behind) == 1:
-        return placed
-    return [placed[i] for i in depth_first([order for _, order in placed])]  # what moved may begin as a head does
-
 
 def _candidates(
-    batch: _Requests,
-    cache: _Cache,
+    batch: _NumberedRequests,
     paths: Sequence[tuple[int, ...]] | None,
     planner: BatchPlanner,
     progress: Progress,
     quick: bool,
-) -> Iterator[tuple[Sequence[Placed], Sequence[Served]]]:
-    """A planner's plans: as if nothing were cached; and with what is cached of some requests in front of them."""
+) -> Iterator[Sequence[Placed]]:
+    """Yield a planner's plans: for an empty cache, and with the resident paths of some requests in front."""
     if paths is None or not quick:
-        placed = _arranged(batch, batch.heads, batch.middles, planner, progress)
-        yield placed, cache.serve(placed)
+        yield _arranged(batch, batch.heads, batch.middles, planner, progress)
     if paths is not None:
         heads = _heads_with_paths(batch, paths)
         if heads != batch.heads or quick:
@@ -179,8 +151,39 @@ def _candidates(
                 middle if head is own else _without(middle, head)
                 for middle, head, own in zip(batch.middles, heads, batch.heads, strict=True)
             ]
-            placed = _arranged(batch, heads, middles, planner, progress)
-            yield placed, cache.serve(placed)
+            yield _arranged(batch, heads, middles, planner, progress)
+
+
+def _arranged(
+    batch: _NumberedRequests,
+    heads: Sequence[tuple[int, ...]],
+    middles: Sequence[Sequence[int]],
+    planner: BatchPlanner,
+    progress: Progress,
+) -> list[Placed]:
+    """Plan the blocks that may move, separately for the requests of each head."""
+    behind: dict[tuple[int, ...], list[int]] = {}
+    for i, head in enumerate(heads):
+        behind.setdefault(head, []).append(i)
+    placed: list[Placed] = []
+    name = type(planner).__name__
+    for head, members in behind.items():
+        arranged = planner.arrange([middles[i] for i in members], batch.worth, progress)
+        places = {place for place, _ in arranged}
+        if not len(arranged) == len(places) == len(members):
+            raise ValueError(
+                f"{name} must place each of {len(members)} contexts once, got {len(arranged)} places of {len(places)}"
+            )
+        for place, order in arranged:
+            i = members[place]
+            if len(order) != len(middles[i]) or set(order) != set(middles[i]):
+                raise ValueError(
+                    f"{name} must place all of a context's blocks, each once, got {order} for {middles[i]}"
+                )
+            placed.append(Placed(i, (*head, *order, *batch.ends[i])))
+    if len(behind) == 1:
+        return placed
+    return [placed[i] for i in depth_first([order for _, order in placed])]  # moved blocks may begin like a head
 
 
 def _without(middle: list[int], head: Sequence[int]) -> list[int]:
@@ -188,8 +191,8 @@ def _without(middle: list[int], head: Sequence[int]) -> list[int]:
     return [number for number in middle if number not in placed]
 
 
-def _heads_with_paths(batch: _Requests, paths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The fixed beginnings, prolonged by a resident path where that holds much of what the batch could share anyway."""
+def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the fixed heads, extended by a resident path if it holds much of what the batch could share."""
     holders = Counter([number for context in batch.contexts for number in context])
     heads: list[tuple[int, ...]] = []
     for head, path, context in zip(batch.heads, paths, batch.contexts, strict=True):
@@ -199,8 +202,8 @@ def _heads_with_paths(batch: _Requests, paths: Sequence[tuple[int, ...]]) -> lis
     return heads
 
 
-def _resident_path(batch: _Requests, i: int, tree: ResidentPaths) -> tuple[int, ...]:
-    """What the cache holds most of as a prefix of the request, in the order in which it does."""
+def _resident_path(batch: _NumberedRequests, i: int, tree: ResidentTree) -> tuple[int, ...]:
+    """Return the resident path of most tokens that request `i` can begin with."""
     head, middle = batch.heads[i], batch.middles[i]
     after = [batch.keys[number] for number in head]
     held = tree.match_prefix(after).blocks
@@ -210,16 +213,16 @@ def _resident_path(batch: _Requests, i: int, tree: ResidentPaths) -> tuple[int, 
     return (*head, *[middle[place] for place in path])
 
 
-def _held_at_most(batch: _Requests, i: int, path: tuple[int, ...]) -> tuple[int, ...]:
-    """The path, and what is pinned behind it if it holds all that comes before."""
+def _held_at_most(batch: _NumberedRequests, i: int, path: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the path, and the blocks pinned behind it if it holds all blocks before them."""
     ends = batch.ends[i]
     return (*path, *ends) if ends and len(path) + len(ends) == len(batch.contexts[i]) else path
 
 
 class _Cache:
-    """The cache that a plan will meet."""
+    """The cache as the batch will find it."""
 
-    def __init__(self, batch: _Requests, tree: ResidentPaths | None, capacity_tokens: int | None) -> None:
+    def __init__(self, batch: _NumberedRequests, tree: ResidentTree | None, capacity_tokens: int | None) -> None:
         self.tree = tree
         self._batch = batch
         self._capacity_tokens = capacity_tokens
@@ -240,11 +243,102 @@ class _Cache:
         return serve_unbounded(placed, batch.tokens, resident)
 
 
+def serve(
+    placed: Sequence[Placed],
+    tokens: Sequence[int],
+    capacity_tokens: int | None,
+    before: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[Served]:
+    """Run a plan through a cache that evicts the least recently used blocks, tails first.
+
+    Args:
+        placed: The plan.
+        tokens: The length of every block, by number.
+        capacity_tokens: The size of the cache; None for no bound.
+        before: Paths that the cache holds before, oldest first: blocks and their lengths.
+
+    Returns:
+        One entry per context, in execution order.
+    """
+    found = None
+    if not before and (
+        capacity_tokens is None
+        or all(sum([tokens[block] for block in order]) <= capacity_tokens for _, order in placed)
+    ):
+        found = _found_depth_first(placed)  # depth-first, only the path to the current context must fit
+    found = found or _found_in_tree(placed, tokens, capacity_tokens, before)
+    return _with_sources(placed, tokens, found)
+
+
+def serve_unbounded(placed: Sequence[Placed], tokens: Sequence[int], resident: Sequence[int]) -> list[Served]:
+    """Run a plan through an unbounded cache that holds the first `resident[i]` blocks of context i before."""
+    found = _found_depth_first(placed) or _found_in_tree(placed, tokens, None, ())
+    return _with_sources(placed, tokens, [max(blocks, held) for blocks, held in zip(found, resident, strict=True)])
+
+
+def _found_in_tree(
+    placed: Sequence[Placed],
+    tokens: Sequence[int],
+    capacity_tokens: int | None,
+    before: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[int]:
+    cache = PrefixTree[int](capacity_tokens, 2 * (len(placed) + len(before)) + 1)
+    for path, lengths in before:
+        cache.insert(path, lengths)
+    return [cache.insert(order, [tokens[block] for block in order]).blocks for _, order in placed]
+
+
+def _found_depth_first(placed: Sequence[Placed]) -> list[int] | None:
+    """Return the blocks that each context shares with the one before it; None if the order is not depth-first."""
+    left: set[tuple[int, ...]] = set()
+    found: list[int] = []
+    before: tuple[int, ...] = ()
+    for _, order in placed:
+        shared = 0
+        for a, b in zip(before, order, strict=False):
+            if a != b:
+                break
+            shared += 1
+        if order[: shared + 1] in left:
+            return None
+        if len(before) > shared:
+            left.add(before[: shared + 1])
+        found.append(shared)
+        before = order
+    return found
+
+
+def _with_sources(placed: Sequence[Placed], tokens: Sequence[int], found: Sequence[int]) -> list[Served]:
+    """Add the tokens of the blocks found, and the context that had computed the last. O(blocks of all contexts)."""
+    below: dict[tuple[int, int], int] = {}
+    """The tree of all found prefixes: each node's child by block. The root is 0."""
+    for (_, order), blocks in zip(placed, found, strict=True):
+        node = 0
+        for block in order[:blocks]:
+            node = below.setdefault((node, block), len(below) + 1)
+    computed: dict[int, int] = {}
+    served: list[Served] = []
+    for (context, order), blocks in zip(placed, found, strict=True):
+        node, warmed_by = 0, None
+        for place, block in enumerate(order):
+            child = below.get((node, block))
+            if child is None:
+                break  # no context finds the blocks from here on
+            node = child
+            if place >= blocks:
+                computed[node] = context
+            elif place == blocks - 1:
+                warmed_by = computed.get(node)
+        served.append(Served(blocks, sum([tokens[block] for block in order[:blocks]]), warmed_by))
+    return served
+
+
 def _saved(served: Sequence[Served]) -> int:
     return sum([found.tokens for found in served])
 
 
 def bound_of_all(bounds: Sequence[Bound]) -> Bound:
-    """The bound of several scopes together."""
-    loosest = max((_TIGHTEST_FIRST.index(bound.kind) for bound in bounds), default=0)
-    return Bound(sum(bound.tokens for bound in bounds), _TIGHTEST_FIRST[loosest])
+    """Return the bound of several scopes together."""
+    tightest_first = get_args(BoundKind)
+    loosest = max((tightest_first.index(bound.kind) for bound in bounds), default=0)
+    return Bound(sum(bound.tokens for bound in bounds), tightest_first[loosest])

@@ -1,4 +1,4 @@
-"""The planner for requests in flight: few of them, and milliseconds to plan them in."""
+"""The planner for requests in flight: there are few of them, and planning may take milliseconds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from warmprefix.batch.base import Placed, Progress
-from warmprefix.batch.layout import laid_out
+from warmprefix.batch.planners import Placed, Progress, laid_out
 
 __all__ = ["MOST_REQUESTS", "WindowPlanner"]
 
 MOST_REQUESTS = 1_000
-"""Beyond this many requests that share much, all pairs take longer than what `MergePlanner` does at least."""
+"""With more requests that share much, comparing all pairs takes longer than `MergePlanner` takes at least."""
 
 
 class WindowPlanner:
-    """Merges what shares most tokens, as `MergePlanner` begins, and leaves it at that.
+    """Merges the sets that share most tokens, as `MergePlanner` begins, without local search.
 
-    All pairs are looked at, and then kept up to date: O(n * n) in time and memory for n requests, which is least work
-    for those 10 to 200 that wait at one time.
+    It computes all pairs and updates them: O(n * n) time and memory for n requests, which is the least work for the 10
+    to 200 requests that wait at one time.
     """
 
     def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
@@ -32,18 +31,18 @@ class WindowPlanner:
 
 
 def _merged(sets: list[frozenset[int]], tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The merges: what shares most tokens first; of equals, the earliest."""
+    """Return the merges: the pair that shares most tokens first; of equal pairs, the earliest."""
     n = len(sets)
     shares = _shares(sets, tokens)
     left: list[int] = []
     right: list[int] = []
-    # Each node with its best partner, which may be merged by the time it comes to the top.
+    # Each node with its best partner, which may have been merged when the entry comes to the top.
     heap = [(-weight, x, y) for x in range(n) for y, weight in _best(shares[x])]
     heapq.heapify(heap)
     while heap:
         _, x, y = heapq.heappop(heap)
         if not shares[x]:
-            continue  # merged, or alone by now
+            continue  # merged, or without a partner by now
         if not shares[y]:
             for partner, weight in _best(shares[x]):
                 heapq.heappush(heap, (-weight, x, partner))
@@ -53,13 +52,13 @@ def _merged(sets: list[frozenset[int]], tokens: Sequence[int]) -> tuple[list[int
         right.append(y)
         common = sets[x] & sets[y]
         sets.append(common)
-        own, theirs = shares[x], shares[y]
+        of_x, of_y = shares[x], shares[y]
         shares[x] = shares[y] = {}
-        for z in own.keys() | theirs.keys():
+        for z in of_x.keys() | of_y.keys():
             shares[z].pop(x, None)
             shares[z].pop(y, None)
         both: dict[int, int] = {}
-        for z in own.keys() & theirs.keys():
+        for z in of_x.keys() & of_y.keys():
             weight = sum([tokens[block] for block in common & sets[z]])
             if weight:
                 both[z] = shares[z][new] = weight
@@ -70,23 +69,23 @@ def _merged(sets: list[frozenset[int]], tokens: Sequence[int]) -> tuple[list[int
 
 
 def _best(shares: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """The partner that shares most, the first of equals, and how much; nothing if there is none."""
+    """Yield the partner that shares most, the first of equals, and its tokens; nothing without partners."""
     if shares:
         most = max(shares.values())
         yield min(partner for partner, weight in shares.items() if weight == most), most
 
 
 def _shares(sets: Sequence[frozenset[int]], tokens: Sequence[int]) -> list[dict[int, int]]:
-    """For every set, the tokens that each other shares with it, if any."""
+    """Return for every set the tokens that each other set shares with it, without zeros."""
     holders: dict[int, list[int]] = {}
     for x, blocks in enumerate(sets):
         for block in blocks:
             holders.setdefault(block, []).append(x)
     shares: list[defaultdict[int, int]] = [defaultdict(int) for _ in sets]
-    for block, held_by in holders.items():
+    for block, sets_with_it in holders.items():
         weight = tokens[block]
         if weight:
-            for x, y in combinations(held_by, 2):
+            for x, y in combinations(sets_with_it, 2):
                 shares[x][y] += weight
                 shares[y][x] += weight
     return [dict(others) for others in shares]

@@ -1,19 +1,24 @@
-"""Ordering policies, one a file. `POLICIES` maps the names that `ContextPlanner(policy=...)` takes."""
+"""Ordering policies. `POLICIES` maps the names that `ContextPlanner(policy=...)` takes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from warmprefix.ordering.base import BlockView, OrderingPolicy, PrefixView, ServedBlock
 from warmprefix.ordering.coaccess import CoAccessPolicy
 from warmprefix.ordering.context_index import ContextIndexPolicy
-from warmprefix.ordering.frequency import FrequencyPolicy
-from warmprefix.ordering.greedy import GreedyPolicy
-from warmprefix.ordering.oracle import OraclePolicy
-from warmprefix.ordering.recency import RecencyPolicy
-from warmprefix.ordering.relevance import RelevancePolicy
-from warmprefix.ordering.sorted import SortedPolicy
+from warmprefix.ordering.policies import (
+    BlockView,
+    FrequencyPolicy,
+    GreedyPolicy,
+    OraclePolicy,
+    OrderingPolicy,
+    PrefixView,
+    RecencyPolicy,
+    RelevancePolicy,
+    ServedBlock,
+    SortedPolicy,
+)
 
 __all__ = [
     "POLICIES",

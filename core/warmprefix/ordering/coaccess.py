@@ -1,43 +1,48 @@
-"""The default: what is resident now, then what later requests are likely to share."""
+"""The default policy: resident blocks first, then those that later requests are likely to share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
-from warmprefix.ordering.base import BlockView, PrefixView, by_rank, is_resident, then_the_rest
-from warmprefix.ordering.recurrence import Outcome, RecurrenceByRank, part_of
+from warmprefix.ordering.policies import BlockView, PrefixView, by_rank, is_resident, then_the_rest
 from warmprefix.prefix.access import AccessWindow
 from warmprefix.prefix.bitsets import BitCounter
 
-__all__ = ["CoAccessPolicy"]
+__all__ = ["CoAccessPolicy", "Outcome", "RecurrenceByRank", "part_of"]
 
 _ESTIMATES = 4
+"""Places of the tail for which odds are computed separately."""
 _LEVELS = 3
+"""Weights of similar requests, from 1 to this."""
 
 
 class CoAccessPolicy:
-    """Deepest resident path, then by what similar requests are likely to share.
+    """Deepest resident path, then the blocks that similar requests are likely to share.
 
     *Head*: the resident path of most tokens among the request's blocks.
 
-    *Tail*: a path serves the requests to come as far as they hold its blocks. Blocks that come up independently of
-    each other then save most in the order of `tokens * p / (1 - p)`, where p is a block's chance to come up again.
-    The next block is always the one where that is highest; p is estimated from the requests of the window that hold
-    everything placed so far. A request counts the more the more of this one's blocks it has: a third for each third
-    of the most that any request has. `trust` such requests weigh as much as the block's rank, and what the rank
-    tells is learned too.
+    *Tail*: later requests reuse a path as far as they hold its blocks. Blocks that recur independently of each other
+    save most in the order of `tokens * p / (1 - p)`, where p is a block's probability to recur. The next block is
+    always the one with the highest value; p is estimated from the requests of the window that hold all blocks placed
+    so far. A request's weight is the number of its blocks that this request shares, in thirds of the highest such
+    number. `trust` similar requests weigh as much as the block's rank, whose predictive value is learned too.
 
-    p is estimated anew for each of the first places, and once for the places behind them, which are seldom reached.
-    Once no request holds everything placed, the rest stays in relevance order: so does a request of which neither a
-    path is resident nor a block came up in the window. O(k) bitset operations, O(k log k) in all, for k blocks.
+    p is estimated separately for each of the first places, and once for the places after them, which are seldom
+    reached. Once no request holds all placed blocks, the rest stays in relevance order. A request without a resident
+    path and without blocks in the window stays in relevance order too. O(k) bitset operations and O(k log k) in all,
+    for k blocks.
     """
 
     def __init__(self, window: int = 1_000, trust: float = 11.0) -> None:
         """Start with nothing learned.
 
         Args:
-            window: How many requests are remembered.
-            trust: How many similar requests it takes to count as much as rank; above 0.
+            window: Number of requests that are remembered.
+            trust: Number of similar requests that weigh as much as rank; above 0.
+
+        Raises:
+            ValueError: An argument is too small.
         """
         if not trust > 0:
             raise ValueError(f"trust must be above 0, got {trust}")
@@ -45,7 +50,7 @@ class CoAccessPolicy:
         self._window = AccessWindow[bytes](window)
         self._recurrence = RecurrenceByRank()
         self._tails: list[Sequence[tuple[bytes, int]]] = [()] * window
-        """For each place of the window that request's blocks beyond its resident path, with their part of the ranks."""
+        """For each place of the window, that request's blocks beyond its resident path, with their part of ranks."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         head = prefix.deepest_path(blocks)
@@ -81,9 +86,9 @@ class CoAccessPolicy:
         self._window.observe(keys)
 
     def _weighted_by_likeness(self, counter: BitCounter) -> int:
-        """The requests of the window, each as many times as thirds of the most shared blocks it shares.
+        """Return the requests of the window, each as many times as its weight.
 
-        The copies stand side by side in one bitset, a window apart, so that one `bit_count` adds up weights.
+        The copies stand next to each other in one bitset, a window apart, so that one `bit_count` adds up weights.
         """
         similar = 0
         for level in range(_LEVELS, 0, -1):
@@ -91,7 +96,7 @@ class CoAccessPolicy:
         return similar
 
     def _outcomes(self, counter: BitCounter, keys: Sequence[bytes]) -> list[Outcome]:
-        """Which blocks of its tail the request most like this one, the latest if several are, has in common with it."""
+        """Compare `keys` with the tail of the most similar request, the latest of equals."""
         if not counter.highest:
             return []
         here = set(keys)
@@ -100,16 +105,16 @@ class CoAccessPolicy:
 
 
 _Candidate = tuple[int, int, int, float, float]
-"""A block that may come next: its index, the requests that hold it, its tokens, and what its rank counts as: so many
-requests that hold it, and so many that do not."""
+"""A block that may come next: its index, the requests that hold it, its tokens, and the weight of its rank in requests
+that hold it and in requests that do not."""
 
 
 def _most_saving_first(tail: list[_Candidate], common: int) -> list[int]:
-    """Indices of the candidates, each the best behind those before it, as long as a request holds all of these.
+    """Return indices of candidates, the best next one each time, while a request holds all before it.
 
     Args:
         tail: In relevance order.
-        common: The requests that hold everything placed so far.
+        common: The requests that hold all blocks placed so far.
     """
     order: list[int] = []
     while tail and common and len(order) < _ESTIMATES:
@@ -124,9 +129,77 @@ def _most_saving_first(tail: list[_Candidate], common: int) -> list[int]:
 
 
 def _savings(tail: Sequence[_Candidate], common: int) -> list[float]:
-    """For each candidate, its tokens times the odds that it comes up again where everything placed does."""
+    """Return each candidate's tokens times its odds to recur together with all placed blocks."""
     requests = common.bit_count()
     return [
         tokens * (expected + (count := (holders & common).bit_count())) / (requests - count + against)
         for _, holders, tokens, expected, against in tail
     ]
+
+
+_PARTS = 3
+_FIRST_GUESS = (0.633, 0.5, 0.367)
+_GUESS_WEIGHT = 60
+"""Blocks per part of the ranks that the first guess counts as."""
+_LATEST_WEIGHT = 8
+"""Requests that the latest similar request counts as."""
+_MEMORY = 10_000
+"""Blocks per part after which the learned counts are halved, so that a change is noticed."""
+_LEAST, _MOST = 0.02, 0.98
+
+Outcome = tuple[int, bool]
+"""A block of an earlier request: its third of the ranks, and whether the next similar request has it."""
+
+
+def part_of(rank: int, blocks: int) -> int:
+    """Return the third of the ranks of a request with `blocks` blocks that `rank` is in."""
+    return _PARTS * rank // blocks
+
+
+class RecurrenceByRank:
+    """The probability that a block recurs in the next similar request, given its rank.
+
+    The predictive value of a rank differs between retrievers: the first passage may be the one that all questions on a
+    topic share, or the one that only this question needs. So it is learned: the shares of recurring blocks in the
+    first, middle and last third of the ranks, with straight lines between.
+    """
+
+    def __init__(self) -> None:
+        self._recurred = [_GUESS_WEIGHT * share for share in _FIRST_GUESS]
+        self._seen = [float(_GUESS_WEIGHT)] * _PARTS
+
+    def learn(self, outcomes: Iterable[Outcome]) -> None:
+        """Add the outcomes of an earlier request's blocks."""
+        for part, again in outcomes:
+            self._recurred[part] += again
+            self._seen[part] += 1
+            if self._seen[part] > _MEMORY:
+                self._recurred[part] /= 2
+                self._seen[part] /= 2
+
+    def chances(self, blocks: int, latest: Sequence[Outcome] = ()) -> list[float]:
+        """Return each rank's probability to recur. O(blocks + len(latest)).
+
+        Args:
+            blocks: Number of blocks of the request.
+            latest: The outcomes of the last similar request, whose blocks may differ from the average.
+        """
+        recurred, seen = self._recurred, self._seen
+        if latest:
+            recurred, seen = recurred.copy(), seen.copy()
+            for part, again in latest:
+                recurred[part] += _LATEST_WEIGHT * again
+                seen[part] += _LATEST_WEIGHT
+        shares = [min(max(a / b, _LEAST), _MOST) for a, b in zip(recurred, seen, strict=True)]
+        return [shares[part] + (shares[part + 1] - shares[part]) * way for part, way in _between_parts(blocks)]
+
+
+@lru_cache(maxsize=64)
+def _between_parts(blocks: int) -> tuple[tuple[int, float], ...]:
+    """Return for each rank the part whose middle it follows, and its way from there to the next, 0 to 1."""
+    places: list[tuple[int, float]] = []
+    for i in range(blocks):
+        position = (i + 0.5) / blocks * _PARTS - 0.5
+        part = min(max(int(position), 0), _PARTS - 2)
+        places.append((part, min(max(position - part, 0.0), 1.0)))
+    return tuple(places)

@@ -1,4 +1,4 @@
-"""ContextPilot's context index, kept online."""
+"""ContextPilot's context index, updated request by request."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from warmprefix.ordering.base import BlockView, PrefixView, then_the_rest
+from warmprefix.errors import check_count
+from warmprefix.ordering.policies import BlockView, PrefixView, then_the_rest
 
 __all__ = ["ContextIndex", "ContextIndexPolicy", "context_distance"]
 
 K = TypeVar("K", bound=Hashable)
 
 _RECENT_CHILDREN = 16
-"""Children remembered a block at each node: what keeps a search's cost from growing with the fan-out."""
+"""Children remembered per block at each node, so that the cost of a search does not grow with the fan-out."""
 
 _COMPARED_CHILDREN = 8
-"""Of the children found so, the ones with most blocks in common whose distance is computed."""
+"""Of the children found, the number of those with most shared blocks whose distance is computed."""
 
 
 def context_distance(a: Sequence[K], b: Sequence[K], alpha: float = 0.001) -> float:
-    """How unlike two contexts are, in blocks and in their positions (ContextPilot, Eq. 1).
+    """Return the distance of two contexts, in blocks and in their positions (ContextPilot, Eq. 1).
 
-    1 - |S| / max(|a|, |b|) + alpha * mean |position in a - position in b| over the shared blocks S; 1 when nothing is
-    shared. Blocks are distinct within a context. O(|a| + |b|).
+    1 - |S| / max(|a|, |b|) + alpha * mean |position in a - position in b| over the shared blocks S; 1 if they share
+    nothing. Blocks are distinct within a context. O(|a| + |b|).
 
     >>> round(context_distance([3, 5, 1, 7], [2, 6, 3, 5]), 6)
     0.502
@@ -37,7 +38,7 @@ def context_distance(a: Sequence[K], b: Sequence[K], alpha: float = 0.001) -> fl
 
 
 class ContextIndexPolicy:
-    """The best match's blocks first, in that node's order; the rest by relevance (ContextPilot, Alg. 1 and 2)."""
+    """The best match's blocks first, in that node's order, then relevance (ContextPilot, Alg. 1 and 2)."""
 
     def __init__(self, alpha: float = 0.001, max_nodes: int = 65_536) -> None:
         self._index = ContextIndex[bytes](alpha, max_nodes)
@@ -50,9 +51,9 @@ class ContextIndexPolicy:
 
 
 class ContextIndex(Generic[K]):
-    """A tree of served contexts in which an inner node is the prefix that the contexts below it share.
+    """A tree of served contexts; an inner node is the prefix that the contexts below it share.
 
-    Children are numbered in the order in which they came. Bounded in nodes: the least recently served context goes
+    Children are numbered in the order of insertion. Bounded in nodes: the least recently served context is dropped
     first. Not thread-safe.
 
     >>> index = ContextIndex[str]()
@@ -72,22 +73,25 @@ class ContextIndex(Generic[K]):
 
         Args:
             alpha: Weight of the positions in the distance, in [0.001, 0.01].
-            max_nodes: Most nodes kept.
+            max_nodes: Most nodes.
+
+        Raises:
+            TypeError: `max_nodes` is not an int.
+            ValueError: An argument is out of range.
         """
         if not 0.001 <= alpha <= 0.01:
             raise ValueError(f"alpha must be in [0.001, 0.01], got {alpha}")
-        if max_nodes < 1:
-            raise ValueError(f"max_nodes must be 1 or more, got {max_nodes}")
+        check_count("max_nodes", max_nodes)
         self._alpha = alpha
         self._max_nodes = max_nodes
-        self._root: _Node[K] = _Node((), None, 0)
-        self._served: OrderedDict[_Node[K], None] = OrderedDict()
+        self._root: _IndexNode[K] = _IndexNode((), None, 0)
+        self._served: OrderedDict[_IndexNode[K], None] = OrderedDict()
         self._nodes = 0
 
     def search(self, context: Sequence[K]) -> Match[K]:
-        """Go down to the child at the least distance, as long as some child shares a block that its parent lacks.
+        """Go down to the nearest child, as long as a child shares a block that its parent lacks.
 
-        O(depth * len(context)): of a node's children only those that came last for each block are looked at.
+        O(depth * len(context)): of a node's children only the latest for each block are considered.
         """
         node = self._root
         path: list[int] = []
@@ -105,9 +109,9 @@ class ContextIndex(Generic[K]):
         return then_the_rest(shared, len(context))
 
     def insert(self, served: Sequence[K]) -> tuple[int, ...]:
-        """Add a context of distinct blocks in the order in which it was served; O(len(served)).
+        """Add a context of distinct blocks in served order. O(len(served)).
 
-        A node with which it shares only the first blocks is split behind them.
+        A node that shares only its first blocks is split behind them.
 
         Returns:
             The child numbers that lead to it from the root.
@@ -132,7 +136,7 @@ class ContextIndex(Generic[K]):
             self._drop(self._served.popitem(last=False)[0])
         return tuple(path)
 
-    def _nearest_child(self, node: _Node[K], context: Sequence[K]) -> _Node[K] | None:
+    def _nearest_child(self, node: _IndexNode[K], context: Sequence[K]) -> _IndexNode[K] | None:
         shared: Counter[int] = Counter()
         for key in context:
             shared.update(node.recent.get(key, ()))
@@ -145,7 +149,7 @@ class ContextIndex(Generic[K]):
             default=None,
         )
 
-    def _drop(self, node: _Node[K]) -> None:
+    def _drop(self, node: _IndexNode[K]) -> None:
         while node.parent is not None and not node.children and node not in self._served:
             node.parent.remove_child(node)
             self._nodes -= 1
@@ -154,49 +158,49 @@ class ContextIndex(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[K]):
-    """Where a search ended: the node's blocks, and the child numbers that lead to it from the root."""
+    """The end of a search: the node's blocks, and the child numbers that lead to it from the root."""
 
     blocks: tuple[K, ...]
     path: tuple[int, ...]
 
 
-class _Node(Generic[K]):
+class _IndexNode(Generic[K]):
     """The blocks from the root to here, and the children, by number and by the blocks that they add."""
 
     __slots__ = ("_next", "_number_at", "blocks", "children", "number", "parent", "recent")
 
-    def __init__(self, blocks: tuple[K, ...], parent: _Node[K] | None, number: int) -> None:
+    def __init__(self, blocks: tuple[K, ...], parent: _IndexNode[K] | None, number: int) -> None:
         self.blocks = blocks
         self.parent = parent
         self.number = number
-        self.children: dict[int, _Node[K]] = {}
+        self.children: dict[int, _IndexNode[K]] = {}
         self.recent: dict[K, list[int]] = {}
-        """Numbers of the last children that add this block, oldest first, at most `_RECENT_CHILDREN`."""
+        """Numbers of the latest children that add each block, oldest first, at most `_RECENT_CHILDREN`."""
         self._number_at: dict[K, int] = {}
         self._next = 0
 
-    def child_at(self, key: K) -> _Node[K] | None:
-        """The child whose first added block is `key`."""
+    def child_at(self, key: K) -> _IndexNode[K] | None:
+        """Return the child whose first added block is `key`."""
         number = self._number_at.get(key)
         return None if number is None else self.children[number]
 
-    def add_child(self, blocks: tuple[K, ...]) -> _Node[K]:
-        child = _Node(blocks, self, self._next)
+    def add_child(self, blocks: tuple[K, ...]) -> _IndexNode[K]:
+        child = _IndexNode(blocks, self, self._next)
         self._next += 1
         self._attach(child)
         return child
 
-    def split_child(self, child: _Node[K], at: int) -> _Node[K]:
-        """Put the first `at` blocks of `child` into a new node between; it takes the child's number."""
+    def split_child(self, child: _IndexNode[K], at: int) -> _IndexNode[K]:
+        """Move the first `at` blocks of `child` into a new node between, which takes its number."""
         self.remove_child(child)
-        upper = _Node(child.blocks[:at], self, child.number)
+        upper = _IndexNode(child.blocks[:at], self, child.number)
         self._attach(upper)
         child.parent, child.number = upper, 0
         upper._next = 1
         upper._attach(child)
         return upper
 
-    def remove_child(self, child: _Node[K]) -> None:
+    def remove_child(self, child: _IndexNode[K]) -> None:
         added = child.blocks[len(self.blocks) :]
         del self.children[child.number]
         del self._number_at[added[0]]
@@ -207,7 +211,7 @@ class _Node(Generic[K]):
                 if not numbers:
                     del self.recent[key]
 
-    def _attach(self, child: _Node[K]) -> None:
+    def _attach(self, child: _IndexNode[K]) -> None:
         added = child.blocks[len(self.blocks) :]
         self.children[child.number] = child
         self._number_at[added[0]] = child.number
@@ -218,7 +222,7 @@ class _Node(Generic[K]):
                 del numbers[0]
 
 
-def _common_prefix(a: Sequence[K], b: Sequence[K], known: int) -> int:
-    """How many first blocks are the same, given that the first `known` are."""
+def _common_prefix(a: Sequence[K], b: Sequence[K], equal: int) -> int:
+    """Return the length of the common prefix, of which the first `equal` blocks are given."""
     limit = min(len(a), len(b))
-    return next((i for i in range(known, limit) if a[i] != b[i]), limit)
+    return next((i for i in range(equal, limit) if a[i] != b[i]), limit)

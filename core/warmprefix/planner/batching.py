@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from warmprefix.annotate import Templates
-from warmprefix.batch.base import BatchPlanner, Progress, no_progress
+from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, distinct_blocks
 from warmprefix.errors import check_count
 from warmprefix.plan import Scope
@@ -20,10 +20,10 @@ from warmprefix.planner.scope import ScopeRegistry, make_scope
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
-    from warmprefix.batch.assembly import Requests
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest
+    from warmprefix.batch.session import Requests
 
 __all__ = ["BatchOptions", "BatchSession"]
 
@@ -62,7 +62,7 @@ class BatchSession:
         progress: Progress | None,
     ) -> BatchPlan:
         """Plan a batch; see `ContextPlanner.plan_batch`. `owner` commits its plans."""
-        from warmprefix.batch.assembly import as_requests, device_for, planners_for
+        from warmprefix.batch.session import as_requests, device_for, planners_for
 
         started = time.perf_counter()
         check_count("capacity_tokens", capacity_tokens, optional=True)
@@ -79,8 +79,8 @@ class BatchSession:
 
     def plan_window(self, owner: BatchOwner, requests: Requests, model: str | None, preamble: str | None) -> BatchPlan:
         """Plan a window; see `ContextPlanner.plan_window`. `owner` commits its plans."""
-        from warmprefix.batch.assembly import as_requests
         from warmprefix.batch.merge import MergePlanner
+        from warmprefix.batch.session import as_requests
         from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
 
         started = time.perf_counter()
@@ -106,9 +106,9 @@ class BatchSession:
 
         `common` is the scope of those without a tenant.
         """
-        from warmprefix.batch.assembly import SharedWording, planned_requests
         from warmprefix.batch.plan import BatchPlan
         from warmprefix.batch.planning import bound_of_all, plan_scope
+        from warmprefix.batch import SharedWording, planned_requests
 
         with self.lock:
             batch_id = self.open_plans.new_id()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from warmprefix.annotate import Templates
-from warmprefix.batch.base import BatchPlanner, Progress
+from warmprefix.batch.planners import BatchPlanner, Progress
 from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.history import Message
 from warmprefix.errors import check_names
@@ -33,9 +33,9 @@ from warmprefix.traces import RequestRecorder
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from warmprefix.batch.assembly import Requests
     from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchPlan
+    from warmprefix.batch.session import Requests
     from warmprefix.settings import SharedSettings
 
 __all__ = ["ContextPlanner"]

@@ -1,4 +1,4 @@
-"""The prefix tree: the planner's picture of the engine's prefix cache."""
+"""The prefix tree, which predicts the content of the engine's prefix cache."""
 
 from __future__ import annotations
 

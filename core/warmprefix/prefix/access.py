@@ -1,4 +1,4 @@
-"""Which blocks were requested lately, and which together."""
+"""The blocks of recent requests, and the requests that hold several of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from functools import reduce
 from operator import and_
 from typing import Generic, TypeVar
 
+from warmprefix.errors import check_count
+
 __all__ = ["AccessWindow"]
 
 K = TypeVar("K", bound=Hashable)
 
 
 class AccessWindow(Generic[K]):
-    """Counts over the last `size` requests.
+    """Access counts over the last `size` requests.
 
-    Each block has a bitset with one bit a request of the window, so that counting the requests that hold a whole set
-    of blocks is one `&` and one `bit_count` a block: about 0.1 µs at the default size. Memory is bounded by the
+    Each block has a bitset with one bit per request of the window. So counting the requests that hold a whole set of
+    blocks takes one `&` and one `bit_count` per block, about 0.1 µs at the default size. Memory is bounded by the
     blocks of `size` requests. Not thread-safe.
 
     >>> window = AccessWindow[str]()
@@ -26,15 +28,14 @@ class AccessWindow(Generic[K]):
     """
 
     def __init__(self, size: int = 1_000) -> None:
-        if size < 1:
-            raise ValueError(f"size must be 1 or more, got {size}")
+        check_count("size", size)
         self.size = size
         self._slots: list[Sequence[K]] = [()] * size
         self._next = 0
         self._requests: dict[K, int] = {}
 
     def observe(self, keys: Sequence[K]) -> None:
-        """Add one request's blocks and, once the window is full, forget the oldest request. O(len(keys))."""
+        """Add one request's blocks and, if the window is full, drop the oldest request. O(len(keys))."""
         slot = self._next
         bit = 1 << slot
         requests = self._requests
@@ -51,28 +52,28 @@ class AccessWindow(Generic[K]):
         self._next = (slot + 1) % self.size
 
     def requests(self, keys: Iterable[K]) -> list[int]:
-        """For each of `keys` the requests of the window that hold it, as a bitset; 0 when none does."""
+        """Return for each of `keys` the bitset of the requests of the window that hold it; 0 for none."""
         requests = self._requests
         return [requests.get(key, 0) for key in keys]
 
     @property
     def next_place(self) -> int:
-        """The bit of the request that is observed next, and until then that of the oldest, once the window is full."""
+        """The bit that the next observed request gets; in a full window the oldest request still has it."""
         return self._next
 
     def latest(self, places: int) -> int:
-        """The bit of the most recent of some requests, given as a bitset of one or more."""
+        """Return the bit of the most recent of some requests, given as a bitset that is not 0."""
         before_the_wrap = places & ((1 << self._next) - 1)
         return (before_the_wrap or places).bit_length() - 1
 
     def count(self, key: K) -> int:
-        """How many requests of the window hold `key`."""
+        """Return the number of requests of the window that hold `key`."""
         return self._requests.get(key, 0).bit_count()
 
     def together(self, *keys: K) -> int:
-        """How many requests of the window hold all of `keys`."""
+        """Return the number of requests of the window that hold all of `keys`."""
         return reduce(and_, self.requests(keys)).bit_count() if keys else 0
 
     def __len__(self) -> int:
-        """How many different blocks the window holds."""
+        """Return the number of different blocks in the window."""
         return len(self._requests)

@@ -1,4 +1,4 @@
-"""Counting over many bitsets at once, without looking at single bits."""
+"""Counting over many bitsets at once, without reading single bits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["BitCounter"]
 
 
 class BitCounter:
-    """For every bit, in how many of the bitsets it is set.
+    """The number of bitsets that have each bit set.
 
-    The counts are kept bit-sliced: plane p holds the binary digit p of all of them. Adding n bitsets is about 2n
-    operations on whole integers, whatever their length.
+    The counts are bit-sliced: plane p holds binary digit p of all counts. Adding n bitsets takes about 2n operations
+    on whole integers, whatever their length.
 
     >>> counter = BitCounter([0b0111, 0b0110, 0b0100])
     >>> counter.highest
@@ -34,10 +34,10 @@ class BitCounter:
                 planes[p], carry = planes[p] ^ carry, planes[p] & carry
                 p += 1
         self.highest = _highest(self._planes)
-        """The highest count of any bit; 0 if no bit is set anywhere."""
+        """The highest count of any bit; 0 if no bit is set."""
 
     def at_least(self, count: int) -> int:
-        """The bits that are set in `count` bitsets or more, for `count` from 1 on."""
+        """Return the bits that are set in `count` bitsets or more; `count` is 1 or more."""
         if count.bit_length() > len(self._planes):
             return 0
         more, equal = 0, -1

@@ -1,10 +1,10 @@
-"""A path-compressed radix tree over context blocks: the planner's picture of the engine's prefix cache.
+"""A path-compressed radix tree over context blocks, which predicts the engine's prefix cache.
 
 Each path from the root is an order in which blocks were served. A node holds the run of blocks on the edge that
-leads to it, so a request that shares nothing costs one node however long it is.
+leads to it, so a request that shares nothing costs one node, whatever its length.
 
-The tree mirrors the engine's eviction: blocks leave from the tail of the least recently served path, as vLLM frees
-them. It predicts; a feed from the engine corrects it through `mark_resident` and `mark_stale`.
+The tree mirrors the engine's eviction: blocks leave from the tail of the least recently served path, as in vLLM. A
+feed from the engine corrects its predictions through `mark_resident` and `mark_stale`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["PrefixMatch", "PrefixTree"]
 K = TypeVar("K", bound=Hashable)
 
 SEARCH_BUDGET = 128
-"""Most edges that `PrefixTree.deepest_path` walks unless told otherwise."""
+"""Most edges that `PrefixTree.deepest_path` walks by default."""
 
 
 class PrefixMatch(NamedTuple):
-    """How much of a sequence is resident, from its first block on."""
+    """The resident part of a sequence, from its first block on."""
 
     blocks: int
     tokens: int
 
 
 class PrefixTree(Generic[K]):
-    """Served orders of blocks and what of them is resident, bounded in tokens and in nodes.
+    """Served orders of blocks and their resident parts, bounded in tokens and in nodes.
 
-    Keys are any hashable, in practice fingerprints; a path holds a key once. Not thread-safe: the planner calls it
+    Keys are any hashable, in practice fingerprints; a path holds each key once. Not thread-safe: the planner calls it
     under its lock.
 
     >>> tree = PrefixTree[str]()
@@ -49,8 +49,8 @@ class PrefixTree(Generic[K]):
         """Start empty.
 
         Args:
-            capacity_tokens: Tokens of context that the engine's cache holds; None for no bound.
-            max_nodes: Most nodes kept, the root not counted. One `insert` adds at most two.
+            capacity_tokens: Tokens of context that the engine's cache can hold; None for no bound.
+            max_nodes: Most nodes, without the root. One `insert` adds at most two.
         """
         check_count("capacity_tokens", capacity_tokens, optional=True)
         check_count("max_nodes", max_nodes)
@@ -59,7 +59,7 @@ class PrefixTree(Generic[K]):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, as an engine does that clears all its KV blocks."""
+        """Remove all paths, as an engine does that clears all its KV blocks."""
         self._root: _Node[K] = _Node([], [], None, resident=True)
         self._nodes = 0
         self._blocks = 0
@@ -67,23 +67,21 @@ class PrefixTree(Generic[K]):
 
     @property
     def nodes(self) -> int:
-        """Nodes held, the root not counted."""
+        """Number of nodes, without the root."""
         return self._nodes
 
     @property
     def blocks(self) -> int:
-        """Blocks on all edges, resident or not."""
+        """Number of blocks on all edges, resident or not."""
         return self._blocks
 
     @property
     def resident_tokens(self) -> int:
-        """Tokens of all blocks that count as resident."""
+        """Tokens of all resident blocks."""
         return self._resident_tokens
 
-    # -- asking ------------------------------------------------------------------------------------------------
-
     def match_prefix(self, keys: Sequence[K]) -> PrefixMatch:
-        """The longest resident prefix of `keys`. O(blocks matched); changes nothing."""
+        """Return the longest resident prefix of `keys`. O(blocks matched); changes nothing."""
         matched = tokens = 0
         for node, shared in self._walk(keys):
             if not node.resident:
@@ -92,22 +90,17 @@ class PrefixTree(Generic[K]):
             tokens += sum(node.tokens[:shared])
         return PrefixMatch(matched, tokens)
 
-    def deepest_path(
-        self,
-        keys: Sequence[K],
-        after: Sequence[K] = (),
-        budget: int | None = SEARCH_BUDGET,
-    ) -> list[int]:
-        """The resident path of most tokens that follows `after` and holds nothing but `keys`.
+    def deepest_path(self, keys: Sequence[K], after: Sequence[K] = (), budget: int | None = SEARCH_BUDGET) -> list[int]:
+        """Return the resident path of most tokens that follows `after` and holds only `keys`.
 
-        Depth-first, children in the order of `keys`. A subtree is cut when its reach could not beat the best path so
+        Depth-first, children in the order of `keys`. A subtree is skipped if its reach cannot beat the best path so
         far, and the search ends with a path that holds all `keys`.
 
         Args:
-            keys: Distinct blocks in relevance order; of two paths with as many tokens the more relevant wins.
-            after: Blocks already placed in front. Nothing follows them unless they are resident themselves.
-            budget: Most edges walked; past it, the best path so far is the answer. None for an exact answer, at
-                a cost that grows with the nodes of the tree.
+            keys: Distinct blocks in relevance order; of two paths with equal tokens the more relevant wins.
+            after: Blocks already placed in front. The path is empty unless they are resident.
+            budget: Most edges walked; after that, the best path so far is returned. None for an exact result, at a cost
+                that grows with the nodes of the tree.
 
         Returns:
             Indices into `keys` in path order.
@@ -119,7 +112,7 @@ class PrefixTree(Generic[K]):
         best: _Trail = None
         best_tokens = 0
         edges_left = -1 if budget is None else budget
-        # One entry an edge still to walk: from which offset, with how many blocks, tokens and which trail before it.
+        # Edges to walk: node, offset into its edge, blocks placed and tokens matched before it, and their trail.
         stack: list[tuple[_Node[K], int, int, int, _Trail]] = [(*start, 0, 0, None)]
         while stack and edges_left:
             node, offset, placed, matched, trail = stack.pop()
@@ -150,9 +143,9 @@ class PrefixTree(Generic[K]):
         return _unwind(best)
 
     def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:
-        """The path that always takes the resident child whose block comes first in `keys` (CacheWeaver, Alg. 1).
+        """Return the path of resident children that come first in `keys` (CacheWeaver, Alg. 1).
 
-        Args and result as for `deepest_path`. O(len(keys)) a block placed.
+        Arguments and result are those of `deepest_path`. O(len(keys)) per placed block.
         """
         start = self._locate(after)
         if start is None:
@@ -171,10 +164,10 @@ class PrefixTree(Generic[K]):
             node, offset = node.children[keys[ranks[0]]], 0
 
     def resident_paths(self) -> Iterator[tuple[list[K], list[int]]]:
-        """The resident paths, least recently served first, with their blocks' lengths.
+        """Yield the resident paths, least recently served first, with their blocks' lengths.
 
-        Every longest one is there, and what of it was served again after it, if anything was. Inserted in this order
-        into an empty tree they make one that evicts the same blocks in the same order.
+        These are the maximal paths, each followed by its parts that were served again later. Inserting them in this
+        order into an empty tree makes a tree that evicts the same blocks in the same order.
         """
         older = self._root
         for node in _ring(self._root):
@@ -189,14 +182,14 @@ class PrefixTree(Generic[K]):
                 yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
 
     def hottest_paths(self, count: int, among: int = 2_048) -> list[list[K]]:
-        """The served paths most worth having, resident or not, the hottest first. O(among) a path.
+        """Return the most valuable served paths, resident or not, the hottest first. O(among) per path.
 
-        Each path has the most tokens that no path before it has, those of a run counted once for every path that was
-        served through it, so that what many share comes before what is long.
+        Each path has the most tokens that the paths before it lack, where each run counts once for every path that was
+        served through it. So widely shared paths come before long ones.
 
         Args:
-            count: Most paths.
-            among: Nodes looked at, those served last.
+            count: Most paths to return.
+            among: Number of nodes to consider, the most recently served.
         """
         heat: dict[_Node[K], int] = {}
         latest = list(islice(_ring_backwards(self._root), among))
@@ -230,12 +223,12 @@ class PrefixTree(Generic[K]):
         return found
 
     def copy(self) -> PrefixTree[K]:
-        """A tree of its own that holds what is resident, and evicts it as this one would. O(blocks held)."""
+        """Return an independent tree of the resident blocks, with the same eviction order. O(blocks)."""
         other = PrefixTree[K](self.capacity_tokens, self.max_nodes)
         other._root.reach = self._root.reach
         copies = {self._root: other._root}
         node = self._root.older
-        while node.parent is not None:  # youngest first: each after its parent
+        while node.parent is not None:  # youngest first, so each comes after its parent
             if node.resident:
                 above = copies[node.parent]
                 copies[node] = twin = _Node(node.keys[:], node.tokens[:], above, resident=True)
@@ -248,22 +241,21 @@ class PrefixTree(Generic[K]):
         other._resident_tokens = self._resident_tokens
         return other
 
-    # -- changing ----------------------------------------------------------------------------------------------
-
     def insert(self, keys: Sequence[K], tokens: Sequence[int]) -> PrefixMatch:
         """Record that the engine now holds `keys` in this order, and evict what no longer fits.
 
-        A block that is already on the path keeps the length it was first given. O(len(keys)), amortised over the
-        blocks evicted.
+        A block that is already on the path keeps its first length. O(len(keys)), amortised over the evicted blocks.
 
         Returns:
-            What was resident of `keys` before.
+            The part of `keys` that was resident before.
 
         Raises:
-            ValueError: `keys` holds a block twice, or is not as long as `tokens`.
+            ValueError: `keys` holds a block twice, or differs in length from `tokens`.
         """
-        if len(set(keys)) != len(keys) or len(keys) != len(tokens):
-            raise ValueError(f"keys must be distinct and one a length, got {len(keys)} keys, {len(tokens)} lengths")
+        distinct = len(set(keys))
+        if not distinct == len(keys) == len(tokens):
+            got = f"{len(keys)} keys ({distinct} distinct) and {len(tokens)} lengths"
+            raise ValueError(f"keys must be distinct and have one length each in tokens, got {got}")
         before = self.match_prefix(keys)
         node, position = self._root, 0
         while position < len(keys):
@@ -283,10 +275,10 @@ class PrefixTree(Generic[K]):
         return before
 
     def mark_resident(self, keys: Sequence[K]) -> int:
-        """The engine holds this prefix: mark what the tree knows of it, without making it more recent.
+        """Mark this prefix as resident as far as the tree has it, without making it more recent.
 
         Returns:
-            How many of `keys` the tree knows, and so marked.
+            The number of `keys` that are marked.
         """
         marked = 0
         for found, shared in list(self._walk(keys)):  # all found before any is split
@@ -297,38 +289,31 @@ class PrefixTree(Generic[K]):
         return marked
 
     def mark_stale(self, keys: Sequence[K], resident_blocks: int = 0) -> None:
-        """The engine holds no more than the first `resident_blocks` of this path: nothing beyond is resident.
+        """Mark all blocks after the first `resident_blocks` of this path, and below them, as not resident.
 
-        The nodes stay, to be marked again. O(nodes below that point).
+        The nodes stay and can be marked resident again. O(nodes below that point).
         """
         depth = 0
         for node, shared in self._walk(keys):
             if depth + shared > resident_blocks:
                 if depth < resident_blocks:
                     self._split(node, resident_blocks - depth)
-                self._set_stale(node)
+                stack = [node]
+                while stack:
+                    node = stack.pop()
+                    if node.resident:
+                        self._set_resident(node, False)
+                        stack.extend(node.children.values())
                 break
             depth += shared
         self._fit()
 
-    def _set_stale(self, top: _Node[K]) -> None:
-        stack = [top]
-        while stack:
-            node = stack.pop()
-            if node.resident:
-                self._set_resident(node, False)
-                stack.extend(node.children.values())
-
     def evict(self, tokens: int) -> int:
-        """Free at least `tokens` resident tokens if there are as many, least recently served tails first.
-
-        Returns:
-            The tokens freed.
-        """
+        """Free at least `tokens` resident tokens, least recently served tails first; return those freed."""
         before = self._resident_tokens
         target = max(before - tokens, 0)
         while self._resident_tokens > target:
-            # Every node is older than its parent, so the oldest of all is a leaf.
+            # Every node is older than its parent, so the oldest node is a leaf.
             self._pop_last_block(self._root.younger)
         return before - self._resident_tokens
 
@@ -365,7 +350,7 @@ class PrefixTree(Generic[K]):
         return leaf
 
     def _split(self, node: _Node[K], at: int) -> _Node[K]:
-        """Cut the edge to `node` in two and return the new upper node, which holds the first `at` blocks."""
+        """Split the edge to `node`; return the new upper node, which holds the first `at` blocks."""
         parent = node.parent
         assert parent is not None
         upper = _Node(node.keys[:at], node.tokens[:at], parent, node.resident)
@@ -378,7 +363,7 @@ class PrefixTree(Generic[K]):
         return upper
 
     def _touch(self, node: _Node[K]) -> None:
-        """Make a path the most recent, each node younger than those below it."""
+        """Make the path to `node` the most recent, each node younger than those below it."""
         while node.parent is not None:
             _unlink(node)
             _link_before(self._root, node)
@@ -390,7 +375,7 @@ class PrefixTree(Generic[K]):
             self._resident_tokens += sum(node.tokens) if resident else -sum(node.tokens)
 
     def _walk(self, keys: Sequence[K]) -> Iterator[tuple[_Node[K], int]]:
-        """The nodes along `keys`, each with how many blocks of its edge match. Only the last may match in part."""
+        """Yield the nodes along `keys`, each with its matching blocks. Only the last may match in part."""
         node, position = self._root, 0
         while position < len(keys):
             child = node.children.get(keys[position])
@@ -404,7 +389,7 @@ class PrefixTree(Generic[K]):
             position += shared
 
     def _locate(self, keys: Sequence[K]) -> tuple[_Node[K], int] | None:
-        """Where a resident path `keys` ends: a node and an offset into its edge. None if it is not resident."""
+        """Return the end of a resident path: a node and an offset into its edge; None if not resident."""
         node, offset, matched = self._root, 0, 0
         for node, offset in self._walk(keys):
             if not node.resident:
@@ -413,7 +398,7 @@ class PrefixTree(Generic[K]):
         return (node, offset) if matched == len(keys) else None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every structural invariant holds. O(nodes); for tests."""
+        """Raise AssertionError unless all structural invariants hold. O(nodes); for tests."""
         age = {id(node): position for position, node in enumerate(_ring(self._root))}
         nodes = blocks = resident_tokens = 0
         stack: list[tuple[_Node[K], frozenset[K]]] = [(self._root, frozenset())]
@@ -453,7 +438,7 @@ class _Node(Generic[K]):
         self.reach = sum(tokens)
         """An upper bound on the tokens of any path from the start of this edge downwards."""
         self.children: dict[K, _Node[K]] = {}
-        # The root closes the ring: root.younger is the oldest node of all, root.older the youngest.
+        # The root closes the ring: root.younger is the oldest node, root.older the youngest.
         self.older: _Node[K] = self
         self.younger: _Node[K] = self
 
@@ -482,7 +467,7 @@ def _ring_backwards(root: _Node[K]) -> Iterator[_Node[K]]:
 
 
 def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
-    """How many blocks of `edge` equal those of `keys` from `start` on."""
+    """Return the number of first blocks of `edge` that equal those of `keys` from `start` on."""
     limit = min(len(edge), len(keys) - start)
     for i in range(limit):
         if edge[i] != keys[start + i]:
@@ -491,14 +476,14 @@ def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
 
 
 def _ranks_of_children(node: _Node[K], index: dict[K, int]) -> list[int]:
-    """The places in `index`, ascending, of the blocks that begin a resident edge below `node`. O(the smaller)."""
+    """Return the places in `index`, ascending, of blocks that begin a resident edge below `node`."""
     children = node.children
     shared = children.keys() & index.keys()
     return sorted([index[key] for key in shared if children[key].resident]) if shared else []
 
 
 _Trail = tuple["_Trail", list[int]] | None
-"""A path as a linked list of runs of indices, last run first, so that siblings share their past."""
+"""A path as a linked list of runs of indices, last run first, so that siblings share their beginning."""
 
 
 def _unwind(trail: _Trail) -> list[int]:

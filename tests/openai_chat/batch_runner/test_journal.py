@@ -161,7 +161,7 @@ async def test_a_journal_of_something_else_is_refused(
 
     def worded(**wording: Any) -> BatchPlan:
         batch = plan(asked)
-        requests = [replace(p, wording=replace(p.wording, **wording)) for p in batch]  # type: ignore[type-var]
+        requests = [replace(p, wording=replace(p.wording, **wording)) for p in batch]
         return replace(batch, requests=tuple(requests))
 
     others: list[tuple[BatchPlan, str, dict[str, Any], str]] = [

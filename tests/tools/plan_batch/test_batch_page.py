@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from warmprefix.batch import BATCH_PLANNERS, BatchPlan, BoundKind, bounds
 from warmprefix.batch.cluster import MAX_DISTINCT
-from warmprefix.batch.compiled import COMPILING_PAYS_FROM
 from warmprefix.batch.device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM
+from warmprefix.batch.machine import COMPILING_PAYS_FROM
 from warmprefix_tools.cli import app
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.plan_batch.run_plan_batch import BOUNDS

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from warmprefix.batch.assembly import BATCH_PLANNERS
+from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix_tools.cli import app
 
 Line = dict[str, Any]

@@ -10,8 +10,8 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warmprefix.batch.base import Progress
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
+from warmprefix.batch.planners import Progress
 from warmprefix.errors import BatchError
 from warmprefix.openai.asking import CallFailedError, ChatAsker, ask_with_retries, could_not_connect
 from warmprefix.openai.batch_runner.batch_result import BatchResult

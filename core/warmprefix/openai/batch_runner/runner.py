@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.batch.base import Progress, no_progress
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
+from warmprefix.batch.planners import Progress, no_progress
 from warmprefix.errors import check_count
 from warmprefix.openai.batch_runner.batch_result import BatchResult
 from warmprefix.openai.batch_runner.journal import MemoryResults, Messages, Results, digest_of_options

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmprefix.batch.base import Placed
-from warmprefix.batch.execution import depth_first
-from warmprefix.batch.served import Served, serve, serve_unbounded
+from warmprefix.batch.planners import Placed, depth_first
+from warmprefix.batch.planning import Served, serve, serve_unbounded
 
 LENGTHS = [3, 5, 1, 0, 8]
 """Tokens of the blocks; one has none."""

@@ -1,49 +1,36 @@
-"""From what a caller hands over to a `BatchPlan`: everything about a batch but the planner's own state."""
+"""The steps of planning a batch around its plans: requests, planners and device in, planned requests out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, cast
 
-from warmprefix.annotate import Templates
-from warmprefix.batch.base import BatchPlanner
 from warmprefix.batch.device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM, Device, use_cuda
-from warmprefix.batch.frequency import FrequencyPlanner
 from warmprefix.batch.merge import MergePlanner
-from warmprefix.batch.plan import BatchRequest, PlannedRequest
+from warmprefix.batch.plan import BatchRequest, PlannedRequest, SharedWording
+from warmprefix.batch.planners import BatchPlanner, FrequencyPlanner, RelevancePlanner
 from warmprefix.batch.planning import ScopePlan
-from warmprefix.batch.relevance import RelevancePlanner
 from warmprefix.blocks import ContextBlock
-from warmprefix.plan import Scope
 
-__all__ = [
-    "BATCH_PLANNERS",
-    "Requests",
-    "SharedWording",
-    "as_requests",
-    "device_for",
-    "planned_requests",
-    "planners_for",
-]
+__all__ = ["BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"]
 
 BATCH_PLANNERS = ("auto", "merge", "context-index", "frequency", "relevance")
 
 Requests = Iterable[BatchRequest] | Mapping[str, Iterable[ContextBlock | str]]
-"""Requests as they are, or the context of each by its id."""
+"""Requests, or the context of each by its id."""
 
 
 def as_requests(requests: Requests) -> list[BatchRequest]:
-    """The requests of a batch.
+    """Return the requests of a batch.
 
     Raises:
-        TypeError: `requests` is nothing of the kind.
-        ValueError: Two of them have the same id.
+        TypeError: `requests` has a different type.
+        ValueError: Two requests have the same id.
     """
     if isinstance(requests, Mapping):
-        named = cast("Mapping[str, Iterable[ContextBlock | str]]", requests)  # BatchRequests have no items
-        requests = [BatchRequest(id, blocks) for id, blocks in named.items()]  # 1 and "1" are one id
+        named = cast("Mapping[str, Iterable[ContextBlock | str]]", requests)
+        requests = [BatchRequest(id, blocks) for id, blocks in named.items()]  # 1 and "1" become the same id
     if isinstance(requests, str | bytes) or not isinstance(requests, Iterable):
         raise TypeError(f"requests must be BatchRequests, or contexts by id, got one {type(requests).__name__}")
     listed = list(requests)
@@ -56,7 +43,7 @@ def as_requests(requests: Requests) -> list[BatchRequest]:
         again = [f"{id!r} ({', '.join(map(str, at))})" for id, at in places.items() if len(at) > 1]
         more = f" and {len(again) - 5} more" if len(again) > 5 else ""
         raise ValueError(
-            f"requests must have distinct ids; given twice, with their places: {', '.join(again[:5])}{more}"
+            f"requests must have distinct ids, got these repeated, with their places: {', '.join(again[:5])}{more}"
         )
     return listed
 
@@ -64,18 +51,18 @@ def as_requests(requests: Requests) -> list[BatchRequest]:
 def planners_for(
     planner: str | BatchPlanner, blocks: int, time_budget: float | None, device: Device
 ) -> list[BatchPlanner]:
-    """What a planner's name stands for. Of several, the first whose plan saves most is taken.
+    """Return the planners to try; the first plan that saves most is used.
 
     Args:
-        planner: One of `BATCH_PLANNERS`, or what arranges itself.
-        blocks: Of all requests together.
+        planner: One of `BATCH_PLANNERS`, or a planner.
+        blocks: Number of blocks of all requests together.
         time_budget: Seconds for local search; None for a number of steps.
         device: Where distances and overlaps are computed.
 
     Raises:
-        MissingExtraError: `context-index` is asked for, and scipy is missing.
-        TypeError: `planner` is neither, or `time_budget` is no number.
-        ValueError: Another name, or a budget that is negative or without end.
+        MissingExtraError: `planner` is `context-index`, and scipy is missing.
+        TypeError: `planner` or `time_budget` has a different type.
+        ValueError: `planner` is an unknown name, or `time_budget` is negative or not finite.
     """
     if time_budget is not None and (isinstance(time_budget, bool) or not isinstance(time_budget, int | float)):
         raise TypeError(f"time_budget must be a number of seconds or None, got {type(time_budget).__name__}")
@@ -100,41 +87,32 @@ def planners_for(
 
 
 def device_for(planner: str | BatchPlanner, requests: int, device: Device) -> Literal["cpu", "cuda"]:
-    """Where a batch with so many requests in its greatest scope is computed, as far as `planner` asks for a device.
+    """Return where a batch is computed whose largest scope has `requests` requests.
+
+    Planners that compute neither distances nor overlaps run on the CPU.
 
     Raises:
         MissingExtraError: `device` is "cuda" and torch is missing.
-        ValueError: `device` is another name, or there is none.
+        ValueError: `device` is an unknown name, or "cuda" without a CUDA device.
     """
     pays_from = {"auto": OVERLAPS_PAY_FROM, "merge": OVERLAPS_PAY_FROM, "context-index": DISTANCES_PAY_FROM}
     if not isinstance(planner, str) or planner not in pays_from:
-        use_cuda(device, 0, 1)
+        use_cuda(device, 0, 1)  # checks the name
         return "cpu"
     return "cuda" if use_cuda(device, requests, pays_from[planner]) else "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class SharedWording:
-    """What the requests of one scope have in common."""
-
-    scope: Scope
-    labels: Mapping[bytes, str]
-    templates: Templates
-    preamble: str | None
-    cache_salt: str | None
 
 
 def planned_requests(
     requests: Sequence[BatchRequest], plan: ScopePlan, wording: SharedWording, batch_id: str, first: int
 ) -> list[PlannedRequest]:
-    """One scope's requests in execution order.
+    """Return one scope's requests in execution order.
 
     Args:
-        requests: By the numbers that the plan knows them by.
+        requests: The requests, at the numbers that the plan uses.
         plan: Their plan.
-        wording: What they have in common.
-        batch_id: Begins the ids of their plans.
-        first: How many requests of the batch stand before them.
+        wording: The text that they have in common.
+        batch_id: The beginning of their plan ids.
+        first: Number of requests of the batch that come before them.
     """
     return [
         PlannedRequest(

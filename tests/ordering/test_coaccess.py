@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.ordering.recurrence import Outcome, RecurrenceByRank, part_of
+from warmprefix.ordering.coaccess import Outcome, RecurrenceByRank, part_of
 
 outcomes = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=200)
 

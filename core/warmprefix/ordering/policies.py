@@ -1,0 +1,214 @@
+"""The contract of ordering policies, and the policies that take few lines."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from warmprefix.errors import check_count
+from warmprefix.prefix.access import AccessWindow
+from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
+
+__all__ = [
+    "BlockView",
+    "FrequencyPolicy",
+    "GreedyPolicy",
+    "OraclePolicy",
+    "OrderingPolicy",
+    "PrefixView",
+    "RecencyPolicy",
+    "RelevancePolicy",
+    "ServedBlock",
+    "SortedPolicy",
+    "by_rank",
+    "is_resident",
+    "then_the_rest",
+]
+
+
+class BlockView(Protocol):
+    """The part of a block that a policy may use: never its text."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The block's identity."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """The block's length."""
+        ...
+
+
+class OrderingPolicy(Protocol):
+    """Decides the order of a request's blocks. One object serves one scope, one call at a time.
+
+    A policy's only input besides the arguments of `order` is `observe`: no clock, no random numbers, no I/O. If a
+    policy raises, or returns anything but a permutation, the planner uses relevance order and counts it.
+    """
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        """Return the planned order, a permutation of `range(len(blocks))`.
+
+        Args:
+            blocks: Distinct blocks in relevance order; not to be changed.
+            prefix: The engine's content along the paths that these blocks can follow.
+        """
+        ...
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        """Learn from an order that reached the engine. A planner passes `ServedBlock`s."""
+        ...
+
+
+class ServedBlock(NamedTuple):
+    """A block in an order that reached the engine."""
+
+    fingerprint: bytes
+    tokens: int
+    rank: int
+    """Its place in relevance order."""
+    resident: bool
+    """True if the engine was predicted to hold it and all blocks before it."""
+
+
+class PrefixView:
+    """A read-only view of the prefix tree, from the end of the blocks already placed in front."""
+
+    __slots__ = ("_after", "_tree")
+
+    def __init__(self, tree: PrefixTree[bytes], after: Sequence[bytes] = ()) -> None:
+        self._tree = tree
+        self._after = after
+
+    def match_prefix(self, blocks: Sequence[BlockView]) -> PrefixMatch:
+        """Return how much of exactly this order is resident."""
+        placed = self._tree.match_prefix(self._after)
+        whole = self._tree.match_prefix([*self._after, *(block.fingerprint for block in blocks)])
+        return PrefixMatch(whole.blocks - placed.blocks, whole.tokens - placed.tokens)
+
+    def deepest_path(self, blocks: Sequence[BlockView], budget: int | None = SEARCH_BUDGET) -> list[int]:
+        """Return the resident path of most tokens, as indices; see `PrefixTree.deepest_path`."""
+        return self._tree.deepest_path([block.fingerprint for block in blocks], self._after, budget)
+
+    def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
+        """Return the path of first resident children, as indices; see `PrefixTree.greedy_path`."""
+        return self._tree.greedy_path([block.fingerprint for block in blocks], self._after)
+
+
+def then_the_rest(head: Sequence[int], total: int) -> list[int]:
+    """Return `head`, then all other indices below `total` in relevance order."""
+    placed = set(head)
+    return [*head, *(i for i in range(total) if i not in placed)]
+
+
+def by_rank(served: Sequence[BlockView]) -> list[BlockView]:
+    """Return served blocks in relevance order; blocks without a rank stay in served order."""
+    return sorted(served, key=lambda block: getattr(block, "rank", 0))
+
+
+def is_resident(served: BlockView) -> bool:
+    """Return True if the block is marked as resident."""
+    return getattr(served, "resident", False)
+
+
+class _StatelessPolicy:
+    def observe(self, served: Sequence[BlockView]) -> None:
+        """Do nothing: the policy does not learn."""
+
+
+class RelevancePolicy(_StatelessPolicy):
+    """Ordering switched off: the planned order is always relevance order."""
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return range(len(blocks))
+
+
+class SortedPolicy(_StatelessPolicy):
+    """Order by fingerprint. Any number of workers agree on it; it reorders even if that does not pay."""
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return sorted(range(len(blocks)), key=lambda i: blocks[i].fingerprint)
+
+
+class GreedyPolicy(_StatelessPolicy):
+    """Resident children first, the most relevant one at each node, then relevance (CacheWeaver, Alg. 1).
+
+    The walk never goes back, so it can miss a deeper path: see `OraclePolicy`.
+    """
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return then_the_rest(prefix.greedy_path(blocks), len(blocks))
+
+
+class OraclePolicy(_StatelessPolicy):
+    """The order with the most resident tokens of all permutations (CacheWeaver's exhaustive reference).
+
+    It searches the tree, not the permutations, with the same result: only a path in the tree can be resident. Blocks
+    beyond the path stay in relevance order, regardless of what the next request could share. Use it as a reference in
+    measurements: its time grows with the tree.
+    """
+
+    def __init__(self, max_blocks: int = 20) -> None:
+        """Set the most blocks of an exhaustive search; larger requests use the default search budget."""
+        self.max_blocks = max_blocks
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        budget = None if len(blocks) <= self.max_blocks else SEARCH_BUDGET
+        return then_the_rest(prefix.deepest_path(blocks, budget), len(blocks))
+
+
+class RecencyPolicy:
+    """Most recently served blocks first, new ones by relevance (CacheWeaver's baseline).
+
+    Blocks that one request served keep the order in which it served them.
+    """
+
+    def __init__(self, max_blocks: int = 65_536) -> None:
+        """Remember at most `max_blocks` blocks; the least recently served are dropped first."""
+        check_count("max_blocks", max_blocks)
+        self._served: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._max_blocks = max_blocks
+        self._requests = 0
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        never = (1, 0)
+        return sorted(range(len(blocks)), key=lambda i: self._served.get(blocks[i].fingerprint, never))
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        self._requests += 1
+        for position, block in enumerate(served):
+            self._served[block.fingerprint] = (-self._requests, position)
+            self._served.move_to_end(block.fingerprint)
+        while len(self._served) > self._max_blocks:
+            self._served.popitem(last=False)
+
+
+class FrequencyPolicy:
+    """The promoted prefix first, then by access frequency, ties by relevance (CRAFT).
+
+    A table counts accesses in a sliding window of requests. Of each served order, the leading run of blocks that have
+    reached the promotion threshold enters a prefix tree of the policy's own. Later requests follow that tree as far as
+    their blocks go, also through part of an edge ("prefix slicing").
+    """
+
+    def __init__(self, window: int = 1_000, promotion_threshold: int = 2, max_nodes: int = 65_536) -> None:
+        check_count("promotion_threshold", promotion_threshold)
+        self.promotion_threshold = promotion_threshold
+        self._window = AccessWindow[bytes](window)
+        self._promoted = PrefixTree[bytes](max_nodes=max_nodes)
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        by_frequency = sorted(range(len(blocks)), key=lambda i: -self._window.count(blocks[i].fingerprint))
+        keys = [blocks[i].fingerprint for i in by_frequency]
+        return [by_frequency[i] for i in then_the_rest(self._promoted.greedy_path(keys), len(blocks))]
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        self._window.observe([block.fingerprint for block in served])
+        promoted = list(takewhile(self._is_promoted, served))
+        self._promoted.insert([block.fingerprint for block in promoted], [block.tokens for block in promoted])
+
+    def _is_promoted(self, block: BlockView) -> bool:
+        return self._window.count(block.fingerprint) >= self.promotion_threshold
