@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.demo.errors import DemoError
-from warmprefix_tools.demo.prompts import Message
+from warmprefix_tools.demo import DemoError
+from warmprefix_tools.demo.arms import Message
 
 try:
     import openai
