@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from warmprefix_tools.demo.corpus import LibraryEntry, read_standard_library
+
 
 class Finished(NamedTuple):
     """Outcome of a command."""
@@ -14,6 +16,12 @@ class Finished(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture(scope="session")
+def entries() -> tuple[LibraryEntry, ...]:
+    """Return the standard library's docstrings, read once for the tests of all commands."""
+    return read_standard_library()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_type_hints
 from warmprefix import __version__
 from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.stores import Conversation
-from warmprefix_tools.demo.options import DemoOptions
+from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.emulator.config import EmulatorConfig
 from warmprefix_tools.option_checks import check_range
@@ -148,7 +148,7 @@ def _emulate(options: EmulateOptions) -> int | None:
 
 @_command("demo")
 def _demo(options: DemoOptions) -> None:
-    from warmprefix_tools.demo.command import run_demo
+    from warmprefix_tools.demo.run_demo import run_demo
 
     run_demo(options)
 

@@ -106,9 +106,9 @@ class BatchSession:
 
         `common` is the scope of those without a tenant.
         """
+        from warmprefix.batch import SharedWording, planned_requests
         from warmprefix.batch.plan import BatchPlan
         from warmprefix.batch.planning import bound_of_all, plan_scope
-        from warmprefix.batch import SharedWording, planned_requests
 
         with self.lock:
             batch_id = self.open_plans.new_id()

@@ -1,30 +1,35 @@
-"""The standard library's entries, read once, and a short session on emulators that compute in no time."""
+"""A short session on emulators that compute in no time, and a library small enough to read again."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import shutil
+import sysconfig
+from pathlib import Path
 
 import pytest
 
-from warmprefix_tools.demo.corpus import Entry, read_standard_library
-from warmprefix_tools.demo.options import DemoOptions
+from warmprefix_tools.demo.corpus import LibraryEntry
+from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.session import DemoResult, run_session
-
-OPTIONS = DemoOptions(questions=40, prefill_rate=math.inf, kv_blocks=1_000)
 
 
 @pytest.fixture(scope="session")
-def entries() -> tuple[Entry, ...]:
-    return read_standard_library()
+def small_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a few packages of the standard library."""
+    root = tmp_path_factory.mktemp("library")
+    for name in ("asyncio", "email", "json", "logging", "xml"):
+        shutil.copytree(Path(sysconfig.get_path("stdlib")) / name, root / name)
+    return root
 
 
 @pytest.fixture(scope="session")
 def options() -> DemoOptions:
-    """Few questions, and a cache that is too small for them."""
-    return OPTIONS
+    """Return options with few questions, and a cache that is too small for them."""
+    return DemoOptions(questions=40, prefill_rate=math.inf, kv_blocks=1_000)
 
 
 @pytest.fixture(scope="session")
-def result(options: DemoOptions, entries: tuple[Entry, ...]) -> DemoResult:
+def result(options: DemoOptions, entries: tuple[LibraryEntry, ...]) -> DemoResult:
     return asyncio.run(run_session(options, lambda name, steps: lambda: None, entries))

@@ -1,34 +1,32 @@
-"""The text: every public docstring of this Python, and nothing else."""
+"""The text: every public docstring of this Python, and no other text."""
 
 from __future__ import annotations
 
 import shutil
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from warmprefix.labels import label_candidates
-from warmprefix_tools.demo.corpus import Entry, Parameter, read_standard_library
-from warmprefix_tools.demo.errors import DemoError
-from warmprefix_tools.demo.passages import FEWEST_TOKENS, passages
+from warmprefix_tools.demo import DemoError
+from warmprefix_tools.demo.corpus import LEAST_TOKENS, LibraryEntry, Parameter, passages, read_standard_library
 
 
-def test_the_library_makes_many_blocks_of_retrievable_size(entries: tuple[Entry, ...]) -> None:
+def test_library_makes_many_blocks_of_retrievable_size(entries: tuple[LibraryEntry, ...]) -> None:
     blocks = [block for entry in entries for block in entry.blocks]
     assert len(blocks) > 1_000
-    assert all(FEWEST_TOKENS - 2 <= block.tokens <= 450 for block in blocks)
+    assert all(LEAST_TOKENS - 2 <= block.tokens <= 450 for block in blocks)
     assert sum(block.tokens > 350 for block in blocks) < len(blocks) / 100
     assert len(set(blocks)) == len(blocks)
 
 
-def test_every_id_is_its_blocks_label_and_nobody_elses(entries: tuple[Entry, ...]) -> None:
+def test_every_block_id_is_its_label_and_unique(entries: tuple[LibraryEntry, ...]) -> None:
     blocks = [block for entry in entries for block in entry.blocks]
     assert [next(label_candidates(block)) for block in blocks] == [block.id for block in blocks]
     assert len({block.id for block in blocks}) == len(blocks)
 
 
-def test_entries_are_what_the_sources_say(entries: tuple[Entry, ...]) -> None:
+def test_entries_match_the_sources(entries: tuple[LibraryEntry, ...]) -> None:
     by_name = {entry.name: entry for entry in entries}
     dumps = by_name["json.dumps"]
     assert (dumps.module, dumps.kind) == ("json", "function")
@@ -43,21 +41,19 @@ def test_entries_are_what_the_sources_say(entries: tuple[Entry, ...]) -> None:
     assert all(parameter.name != "self" for entry in entries for parameter in entry.parameters)
 
 
-def test_noise_is_left_out(entries: tuple[Entry, ...]) -> None:
+def test_private_and_test_modules_are_left_out(entries: tuple[LibraryEntry, ...]) -> None:
     for entry in entries:
         parts = entry.name.split(".")
         assert not any(part.startswith("_") for part in parts), entry.name
         assert parts[0] not in {"test", "idlelib", "lib2to3", "site-packages", "turtledemo"}, entry.name
 
 
-def test_names_are_sorted(entries: tuple[Entry, ...]) -> None:
+def test_names_are_sorted(entries: tuple[LibraryEntry, ...]) -> None:
     assert [entry.name for entry in entries] == sorted({entry.name for entry in entries})
 
 
-def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
-    library = Path(sysconfig.get_path("stdlib"))
-    for name in ("asyncio", "email", "json", "logging", "xml"):
-        shutil.copytree(library / name, tmp_path / name)
+def test_unreadable_files_are_left_out(small_library: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_library, tmp_path, dirs_exist_ok=True)
     whole = read_standard_library(tmp_path)
     (tmp_path / "broken.py").write_text("def broken(:\n")
     (tmp_path / "binary.py").write_bytes(b'"""\xff\xfe\x00"""')
@@ -67,29 +63,29 @@ def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     assert read_standard_library(tmp_path) == whole
 
 
-def test_a_python_without_sources_is_said_plainly(tmp_path: Path) -> None:
+def test_python_without_sources_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match="standard library's docstrings"):
         read_standard_library(tmp_path)
 
 
-def test_a_long_docstring_is_cut_between_paragraphs_and_nothing_is_lost() -> None:
-    paragraphs = [f"Paragraph {i} says this and that. " * (5 + 7 * i % 11) for i in range(40)]
+def test_long_docstring_is_cut_between_paragraphs_without_loss() -> None:
+    paragraphs = [f"Paragraph {i} has this and that. " * (5 + 7 * i % 11) for i in range(40)]
     docstring = "\n\n".join(paragraph.strip() for paragraph in paragraphs)
     blocks = passages("a.b", "a.b(c)", docstring)
     assert [block.id for block in blocks] == ["a.b", *(f"a.b:{i}" for i in range(2, len(blocks) + 1))]
     assert blocks[0].text.startswith("a.b(c)\n\n")
     bodies = [block.text.partition("\n\n")[2] for block in blocks]
     assert "\n\n".join(bodies) == docstring
-    assert all(FEWEST_TOKENS <= block.tokens <= 350 for block in blocks)
+    assert all(LEAST_TOKENS <= block.tokens <= 350 for block in blocks)
 
 
-def test_a_paragraph_of_endless_lines_is_cut_between_lines() -> None:
+def test_long_paragraph_is_cut_between_lines() -> None:
     lines = [f"line {i} of a table without end" for i in range(200)]
     blocks = passages("t", "module t", "\n".join(lines))
     assert all(block.tokens <= 350 for block in blocks)
     assert [line for block in blocks for line in block.text.split("\n") if line.startswith("line")] == lines
 
 
-def test_too_little_text_makes_no_block() -> None:
+def test_short_text_makes_no_block() -> None:
     assert passages("a.b", "a.b(c)", "Return c.") == ()
     assert passages("a.b", "a.b(c)", "") == ()

@@ -1,4 +1,4 @@
-"""The questions: seeded, interleaved, in people's words, and not the same one over and over."""
+"""The questions: seeded, interleaved, in users' words, and hardly ever repeated."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ import sys
 import textwrap
 from collections import Counter, defaultdict
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from warmprefix_tools.demo.corpus import Entry
-from warmprefix_tools.demo.options import DemoOptions
-from warmprefix_tools.demo.phrases import goal
-from warmprefix_tools.demo.questions import Question, ask
+from warmprefix_tools.demo.corpus import LibraryEntry, read_standard_library
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.questions import QuestionWording, UserQuestion, ask, follow_up_wordings, goal
+from warmprefix_tools.demo.retriever import content_words
 from warmprefix_tools.demo.session import prepare_turns
-from warmprefix_tools.demo.wording import Wording, follow_up_wordings
-from warmprefix_tools.demo.words import content_words
 
 
 @pytest.fixture(scope="module")
-def questions(entries: tuple[Entry, ...]) -> tuple[Question, ...]:
+def questions(entries: tuple[LibraryEntry, ...]) -> tuple[UserQuestion, ...]:
     return ask(entries, 240, seed=0)
 
 
-def test_the_seed_alone_decides(entries: tuple[Entry, ...], questions: tuple[Question, ...]) -> None:
+def test_questions_depend_on_the_seed_only(
+    entries: tuple[LibraryEntry, ...], questions: tuple[UserQuestion, ...]
+) -> None:
     assert ask(entries, 240, seed=0) == questions
     assert ask(entries, 240, seed=1) != questions
 
 
-def test_other_hash_seeds_give_the_same_questions_and_retrievals(entries: tuple[Entry, ...]) -> None:
+def test_hash_seed_changes_neither_questions_nor_retrievals(small_library: Path) -> None:
     script = textwrap.dedent(
-        """
+        f"""
         import json
+        from pathlib import Path
         from warmprefix_tools.demo.corpus import read_standard_library
-        from warmprefix_tools.demo.options import DemoOptions
+        from warmprefix_tools.demo.demo_options import DemoOptions
         from warmprefix_tools.demo.session import prepare_turns
-        turns = prepare_turns(read_standard_library(), DemoOptions(questions=60))
+        turns = prepare_turns(read_standard_library(Path({str(small_library)!r})), DemoOptions(questions=60))
         print(json.dumps([(turn.question.query, [block.id for block in turn.blocks]) for turn in turns]))
         """
     )
@@ -47,17 +49,17 @@ def test_other_hash_seeds_give_the_same_questions_and_retrievals(entries: tuple[
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert there.stderr == ""
-    here = prepare_turns(entries, DemoOptions(questions=60))
+    here = prepare_turns(read_standard_library(small_library), DemoOptions(questions=60))
     assert json.loads(there.stdout) == [[turn.question.query, [block.id for block in turn.blocks]] for turn in here]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 50])
-def test_there_are_as_many_as_asked_for(entries: tuple[Entry, ...], count: int) -> None:
+def test_number_of_questions_is_exact(entries: tuple[LibraryEntry, ...], count: int) -> None:
     assert len(ask(entries, count, seed=3)) == count
 
 
-def test_conversations_have_one_user_and_up_to_four_turns_in_order(questions: tuple[Question, ...]) -> None:
-    conversations: defaultdict[int, list[Question]] = defaultdict(list)
+def test_conversations_have_one_user_and_up_to_four_turns_in_order(questions: tuple[UserQuestion, ...]) -> None:
+    conversations: defaultdict[int, list[UserQuestion]] = defaultdict(list)
     for question in questions:
         conversations[question.conversation].append(question)
     for turns in conversations.values():
@@ -67,25 +69,25 @@ def test_conversations_have_one_user_and_up_to_four_turns_in_order(questions: tu
     assert len({question.user for question in questions}) > 20
 
 
-def test_conversations_interleave(questions: tuple[Question, ...]) -> None:
+def test_conversations_interleave(questions: tuple[UserQuestion, ...]) -> None:
     pairs = list(pairwise(questions))
     assert sum(one.conversation != next_one.conversation for one, next_one in pairs) > 0.8 * len(pairs)
 
 
-def test_hardly_two_queries_mean_the_same_words(questions: tuple[Question, ...]) -> None:
+def test_hardly_any_two_queries_have_the_same_words(questions: tuple[UserQuestion, ...]) -> None:
     words = Counter(frozenset(content_words(question.query)) for question in questions)
     assert len(words) > 0.95 * len(questions)
 
 
-def test_most_follow_ups_are_typed_otherwise_than_they_are_retrieved(questions: tuple[Question, ...]) -> None:
+def test_most_follow_ups_are_rewritten_for_retrieval(questions: tuple[UserQuestion, ...]) -> None:
     assert all(question.text == question.query for question in questions if question.turn == 1)
     rewritten = [question for question in questions if question.turn > 1 and question.text != question.query]
     assert len(rewritten) > 0.8 * sum(question.turn > 1 for question in questions)
 
 
-def test_what_a_follow_up_leaves_out_its_query_names(entries: tuple[Entry, ...]) -> None:
+def test_query_of_a_follow_up_names_its_subject(entries: tuple[LibraryEntry, ...]) -> None:
     (dumps,) = (entry for entry in entries if entry.name == "json.dumps")
-    assert Wording("What does it return?", "What does json.dumps return?") in follow_up_wordings(dumps)
+    assert QuestionWording("What does it return?", "What does json.dumps return?") in follow_up_wordings(dumps)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,6 @@ def test_what_a_follow_up_leaves_out_its_query_names(entries: tuple[Entry, ...])
         ("json", None),
     ],
 )
-def test_goals_are_the_docstrings_own_words(entries: tuple[Entry, ...], name: str, phrase: str | None) -> None:
+def test_goals_use_the_words_of_the_docstring(entries: tuple[LibraryEntry, ...], name: str, phrase: str | None) -> None:
     (entry,) = (entry for entry in entries if entry.name == name)
     assert goal(entry) == phrase

@@ -1,4 +1,4 @@
-"""What is printed and written of a session."""
+"""The printed report and the JSON of a session."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from warmprefix_tools.demo.examples import Runs, pick_examples, prompt_lines
-from warmprefix_tools.demo.export import as_json
-from warmprefix_tools.demo.options import DemoOptions
-from warmprefix_tools.demo.report import print_report
-from warmprefix_tools.demo.runner import Served
-from warmprefix_tools.demo.session import DemoResult
-from warmprefix_tools.demo.summary import summarize_arm, summarize_workload
+from warmprefix_tools.demo.demo_measures import pick_examples, prompt_lines, summarize_arm, summarize_workload
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.demo_report import print_report
+from warmprefix_tools.demo.run_demo import result_as_json
+from warmprefix_tools.demo.session import ArmRuns, DemoResult, ServedTurn
 
 
 def printed(result: DemoResult, options: DemoOptions, width: int = 100, encoding: str = "utf-8") -> str:
@@ -25,7 +23,7 @@ def printed(result: DemoResult, options: DemoOptions, width: int = 100, encoding
         return raw.getvalue().decode(encoding)
 
 
-def test_the_report_has_both_tables_three_prompts_and_the_caveats(result: DemoResult, options: DemoOptions) -> None:
+def test_report_has_both_tables_three_prompts_and_the_caveats(result: DemoResult, options: DemoOptions) -> None:
     text = printed(result, options)
     assert text.count("tokens prefilled") == 2
     for served in result.runs["head"]:
@@ -41,21 +39,21 @@ def test_the_report_has_both_tables_three_prompts_and_the_caveats(result: DemoRe
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_it_fits_any_width(result: DemoResult, options: DemoOptions, width: int) -> None:
+def test_report_fits_any_width(result: DemoResult, options: DemoOptions, width: int) -> None:
     assert max(map(len, printed(result, options, width).splitlines())) <= width
 
 
-def test_it_can_be_printed_without_unicode(result: DemoResult, options: DemoOptions) -> None:
+def test_report_can_be_printed_without_unicode(result: DemoResult, options: DemoOptions) -> None:
     text = printed(result, options, encoding="ascii")
     assert "# cached" in text
     assert "^ reference" in text
 
 
-def test_what_the_server_does_not_report_is_not_made_up(result: DemoResult) -> None:
-    def silent(served: Served) -> Served:
+def test_unreported_counts_are_left_out(result: DemoResult) -> None:
+    def silent(served: ServedTurn) -> ServedTurn:
         return replace(served, answer=replace(served.answer, cached_tokens=None))
 
-    runs: Runs = {
+    runs: ArmRuns = {
         placement: ([silent(each) for each in before], [silent(each) for each in after])
         for placement, (before, after) in result.runs.items()
     }
@@ -68,23 +66,23 @@ def test_what_the_server_does_not_report_is_not_made_up(result: DemoResult) -> N
     assert "\u25cb" not in text.partition("\nQ: ")[2]
 
 
-def test_a_missing_count_is_no_hit_where_others_are_reported(result: DemoResult) -> None:
+def test_missing_count_is_zero_if_others_are_reported(result: DemoResult) -> None:
     served = list(result.runs["head"][0])
     zero = next(i for i, each in enumerate(served) if not each.answer.cached_tokens)
     served[zero] = replace(served[zero], answer=replace(served[zero].answer, cached_tokens=None))
     assert summarize_arm(served) == summarize_arm(result.runs["head"][0])
 
 
-def test_the_marks_agree_with_the_engines_count(result: DemoResult) -> None:
+def test_marks_agree_with_the_engines_count(result: DemoResult) -> None:
     for placement, arms in result.runs.items():
         for served in (each for arm in arms for each in arm[::4]):
-            held = [line.held for line in prompt_lines(served, placement) if not line.is_reference]
-            assert held == sorted(held, key=["all", "part", "none"].index)  # a prefix
-            assert held.count("part") <= 1
+            states = [line.cached for line in prompt_lines(served, placement) if not line.is_reference]
+            assert states == sorted(states, key=["all", "part", "none"].index)  # a prefix
+            assert states.count("part") <= 1
             assert len(prompt_lines(served, placement)) - len(served.context.blocks) in (0, 1)
 
 
-def test_examples_are_of_their_kind(result: DemoResult) -> None:
+def test_examples_are_of_their_kinds(result: DemoResult) -> None:
     reordered, referring, least = pick_examples(result.runs)
     assert reordered.after.context.order_annotation is not None
     assert referring.after.context.reference_tokens > 0
@@ -92,15 +90,15 @@ def test_examples_are_of_their_kind(result: DemoResult) -> None:
         assert example.before.question is example.after.question
 
 
-def test_the_workload_is_described_as_it_is(result: DemoResult) -> None:
+def test_workload_summary_matches_the_turns(result: DemoResult) -> None:
     workload = summarize_workload(result.turns)
     assert workload.questions == len(result.turns)
     assert 0 < workload.seen_in_conversation < workload.seen_by_anyone < 1
     assert workload.distinct_blocks == len({block for turn in result.turns for block in turn.blocks})
 
 
-def test_the_json_has_totals_and_requests(result: DemoResult, options: DemoOptions) -> None:
-    document = json.loads(json.dumps(as_json(result, options), allow_nan=False))
+def test_json_has_totals_and_requests(result: DemoResult, options: DemoOptions) -> None:
+    document = json.loads(json.dumps(result_as_json(result, options), allow_nan=False))
     assert document["options"] == {"k": 10, "questions": 40, "seed": 0, "concurrency": 1}
     assert document["engine"]["emulated"] is True
     assert document["workload"]["questions"] == 40
@@ -116,8 +114,8 @@ def test_the_json_has_totals_and_requests(result: DemoResult, options: DemoOptio
             assert arm["hit_ratio"] == arm["cached_tokens"] / arm["prompt_tokens"]
 
 
-def test_the_json_of_a_real_server_has_no_key(result: DemoResult) -> None:
+def test_json_of_a_real_server_has_no_api_key(result: DemoResult) -> None:
     options = DemoOptions(endpoint="http://engine:8000/v1", api_key="secret")
-    document = as_json(replace(result, emulator=None), options)
+    document = result_as_json(replace(result, emulator=None), options)
     assert document["engine"] == {"emulated": False, "endpoint": "http://engine:8000/v1", "model": result.model}
     assert "secret" not in json.dumps(document)

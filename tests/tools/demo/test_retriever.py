@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix_tools.demo.corpus import Entry
+from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.retriever import Bm25Retriever
 
 
 @pytest.fixture(scope="module")
-def library(entries: tuple[Entry, ...]) -> Bm25Retriever:
+def library(entries: tuple[LibraryEntry, ...]) -> Bm25Retriever:
     return Bm25Retriever([block for entry in entries for block in entry.blocks])
 
 
@@ -22,11 +22,11 @@ def library(entries: tuple[Entry, ...]) -> Bm25Retriever:
         ("Which exceptions can Condition.wait_for raise?", "threading.Condition.wait_for"),
     ],
 )
-def test_it_finds_what_was_asked_for(library: Bm25Retriever, query: str, label: str) -> None:
+def test_retriever_finds_the_subject_of_a_query(library: Bm25Retriever, query: str, label: str) -> None:
     assert label in [block.id for block in library.retrieve(query, k=3)]
 
 
-def test_it_gives_k_distinct_blocks_and_prints_nothing(
+def test_retriever_returns_k_distinct_blocks_and_prints_nothing(
     library: Bm25Retriever, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = library.retrieve("Which exceptions can Condition.wait_for raise?", k=10)
@@ -35,11 +35,11 @@ def test_it_gives_k_distinct_blocks_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_equals_keep_the_order_of_the_index() -> None:
+def test_blocks_with_equal_scores_keep_the_order_of_the_index() -> None:
     blocks = [ContextBlock(f"the same word, number {i}") for i in range(50)]
     assert Bm25Retriever(blocks).retrieve("number", k=50) == tuple(blocks)
 
 
 @pytest.mark.parametrize("query", ["", "what is it", "zyzzyva"])
-def test_a_query_that_matches_nothing_finds_nothing(library: Bm25Retriever, query: str) -> None:
+def test_query_without_a_match_finds_no_block(library: Bm25Retriever, query: str) -> None:
     assert library.retrieve(query, k=10) == ()

@@ -1,4 +1,4 @@
-"""A whole session: what was sent, and whether the numbers are what the engine's cache makes of it."""
+"""A whole session: the prompts, and the numbers against a recount in the engine's cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 
 from warmprefix import Templates
 from warmprefix.plan import Placement
-from warmprefix_tools.demo.arms import RelevanceOrder
+from warmprefix_tools.demo import DemoError
+from warmprefix_tools.demo.arms import relevance_arm
 from warmprefix_tools.demo.client import ANSWER_TOKENS, ChatClient
-from warmprefix_tools.demo.corpus import Entry
-from warmprefix_tools.demo.errors import DemoError
-from warmprefix_tools.demo.options import DemoOptions
-from warmprefix_tools.demo.runner import Served, replay
-from warmprefix_tools.demo.session import DemoResult, run_session
-from warmprefix_tools.demo.summary import summarize_arm
+from warmprefix_tools.demo.corpus import LibraryEntry
+from warmprefix_tools.demo.demo_measures import summarize_arm
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.session import DemoResult, ServedTurn, run_session, serve_turns
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
 from warmprefix_tools.emulator.answer import compose_answer
 
@@ -28,7 +27,7 @@ INSTANT = EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_prompt_holds_all_evidence(result: DemoResult, placement: Placement, arm: int) -> None:
+def test_every_prompt_contains_all_evidence(result: DemoResult, placement: Placement, arm: int) -> None:
     templates = Templates()
     for turn, served in zip(result.turns, result.runs[placement][arm], strict=True):
         assert served.question is turn.question
@@ -48,7 +47,7 @@ def test_every_prompt_holds_all_evidence(result: DemoResult, placement: Placemen
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_reported_hits_are_those_of_an_independent_recount(
+def test_reported_hits_equal_an_independent_recount(
     result: DemoResult, options: DemoOptions, placement: Placement, arm: int
 ) -> None:
     assert options.kv_blocks is not None
@@ -74,7 +73,7 @@ def test_warmprefix_leaves_less_to_prefill(result: DemoResult, placement: Placem
     assert after < before
 
 
-def test_relevance_order_is_the_retrievers_and_never_refers(result: DemoResult) -> None:
+def test_relevance_order_is_the_retrievers_without_references(result: DemoResult) -> None:
     for placement in PLACEMENTS:
         for turn, served in zip(result.turns, result.runs[placement][0], strict=True):
             assert [block.label for block in served.context.blocks] == [block.id for block in turn.blocks]
@@ -82,7 +81,7 @@ def test_relevance_order_is_the_retrievers_and_never_refers(result: DemoResult) 
             assert served.context.order_annotation is None
 
 
-def test_the_planner_reorders_at_the_head_and_refers_at_the_tail(result: DemoResult) -> None:
+def test_planner_reorders_at_the_head_and_refers_at_the_tail(result: DemoResult) -> None:
     head, tail = (summarize_arm(result.runs[placement][1]) for placement in PLACEMENTS)
     assert head.reordered > 0
     assert head.references == 0
@@ -92,8 +91,8 @@ def test_the_planner_reorders_at_the_head_and_refers_at_the_tail(result: DemoRes
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("arm", ARMS)
-def test_a_history_is_sent_on_as_it_was(result: DemoResult, placement: Placement, arm: int) -> None:
-    latest: dict[int, Served] = {}
+def test_history_is_sent_again_unchanged(result: DemoResult, placement: Placement, arm: int) -> None:
+    latest: dict[int, ServedTurn] = {}
     for served in result.runs[placement][arm]:
         before = latest.get(served.question.conversation)
         if before is None:
@@ -111,11 +110,11 @@ def test_arms_have_salts_of_their_own(result: DemoResult) -> None:
 
 
 def test_concurrent_requests_keep_the_order_of_each_conversation(result: DemoResult) -> None:
-    async def run() -> list[Served]:
+    async def run() -> list[ServedTurn]:
         with EmulatorServer(INSTANT) as server:
             client = ChatClient(server.base_url, INSTANT.model)
             try:
-                return await replay(result.turns, RelevanceOrder("salt"), "head", "Answer.", client, concurrency=8)
+                return await serve_turns(result.turns, relevance_arm("salt"), "head", "Answer.", client, concurrency=8)
             finally:
                 await client.close()
 
@@ -124,8 +123,8 @@ def test_concurrent_requests_keep_the_order_of_each_conversation(result: DemoRes
     assert all(len(each.messages) == 2 * each.question.turn for each in served)
 
 
-def test_a_real_server_gets_one_run_after_the_other_and_none_profits_from_another(
-    entries: tuple[Entry, ...],
+def test_runs_on_a_real_server_do_not_share_its_cache(
+    entries: tuple[LibraryEntry, ...],
 ) -> None:
     with EmulatorServer(INSTANT) as server:
         options = DemoOptions(questions=6, endpoint=server.base_url)
@@ -136,7 +135,7 @@ def test_a_real_server_gets_one_run_after_the_other_and_none_profits_from_anothe
 
 
 @pytest.mark.parametrize("opening", [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", b"220 ESMTP\r\n", b""])
-async def test_whatever_answers_instead_of_an_engine_is_one_line(opening: bytes) -> None:
+async def test_answer_of_another_kind_of_server_is_a_one_line_error(opening: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(opening)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.demo.corpus import Entry, read_standard_library
+from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.findings import DoctorReport
 from warmprefix_tools.doctor.log_reader import read_log
@@ -123,7 +123,7 @@ class Talk:
 class Maker:
     """Generator of one log."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[LibraryEntry]
     kind: str
     seed: int
     defects: frozenset[str]
@@ -332,7 +332,7 @@ class Maker:
         return f"{user.split()[0]} {self.plan.choice(['likes', 'mentioned', 'asked about'])} {what}."
 
 
-def _tool(entry: Entry) -> Body:
+def _tool(entry: LibraryEntry) -> Body:
     properties = {
         parameter.name: {"type": "string", "description": f"The {parameter.name} of it."}
         for parameter in entry.parameters[:5]
@@ -355,16 +355,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("clean", [(kind, seed) for kind in KINDS for seed in range(7)], ids=str)
 
 
-@pytest.fixture(scope="session")
-def entries() -> tuple[Entry, ...]:
-    return read_standard_library()
-
-
 MakeLog = Callable[..., Made]
 
 
 @pytest.fixture(scope="session")
-def make_log(entries: tuple[Entry, ...]) -> MakeLog:
+def make_log(entries: tuple[LibraryEntry, ...]) -> MakeLog:
     def make(kind: str, seed: int, *defects: str, requests: int = 60) -> Made:
         return Maker(entries, kind, seed, frozenset(defects), requests).make()
 

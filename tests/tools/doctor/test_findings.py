@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix_tools.demo.corpus import Entry
+from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED
 from warmprefix_tools.doctor.diagnosis import _charges, diagnose
 from warmprefix_tools.doctor.findings import DoctorReport, Finding
@@ -33,7 +33,7 @@ def look(tmp_path: Path) -> Callable[..., DoctorReport]:
 
 
 @pytest.fixture(scope="session")
-def passages(entries: Sequence[Entry]) -> list[str]:
+def passages(entries: Sequence[LibraryEntry]) -> list[str]:
     return [entry.blocks[0].text for entry in entries[:200]]
 
 

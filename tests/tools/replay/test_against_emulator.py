@@ -18,8 +18,8 @@ from openai import OpenAI
 from warmprefix.annotate import Templates
 from warmprefix.plan import Placement
 from warmprefix.traces import Trace, TraceRequest
-from warmprefix_tools.demo.prompts import INSTRUCTIONS, Message, chat, continued
-from warmprefix_tools.demo.runner import Turn
+from warmprefix_tools.demo.arms import INSTRUCTIONS, Message, chat, continued
+from warmprefix_tools.demo.session import DemoTurn
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode
 from warmprefix_tools.replay.arrange import ContextOrder
@@ -32,7 +32,7 @@ TEMPLATES = Templates()
 ANSWER = "It depends on the arguments; the documentation lists them."
 
 
-def piece(turn: Turn, i: int) -> str:
+def piece(turn: DemoTurn, i: int) -> str:
     """Return a block as it stands in a prompt; more text always follows it."""
     block = turn.blocks[i]
     assert block.id is not None
@@ -57,7 +57,7 @@ BEHIND_QUESTION = len(tokens_of([])) + 2
 BEHIND_ANSWER = len(tokens_of([{"role": "user", "content": ""}], ask=False)[:-2]) + 2
 
 
-def recorded(turns: Sequence[Turn]) -> Trace:
+def recorded(turns: Sequence[DemoTurn]) -> Trace:
     """Return the retrievals as a trace whose lengths are the emulator's own."""
     return Trace(
         "standard-library",
@@ -87,7 +87,7 @@ class Replayed:
         return [point.saved_tokens for point in self.result.over_time]
 
 
-def replay(turns: Sequence[Turn], policy: str, capacity: int | None, placement: Placement = "head") -> Replayed:
+def replay(turns: Sequence[DemoTurn], policy: str, capacity: int | None, placement: Placement = "head") -> Replayed:
     answer_tokens = length(ANSWER) if placement == "tail" else 0
     arranged: list[ContextOrder] = []
 
@@ -114,7 +114,7 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def real_chat(turn: Turn, arranged: ContextOrder) -> list[Message]:
+def real_chat(turn: DemoTurn, arranged: ContextOrder) -> list[Message]:
     """Return the messages of an application, order annotation and question included."""
     context = "".join(piece(turn, i) for i in arranged.order)
     if list(arranged.order) != sorted(arranged.order):
@@ -122,11 +122,11 @@ def real_chat(turn: Turn, arranged: ContextOrder) -> list[Message]:
     return chat("tail", INSTRUCTIONS, [], context.removesuffix("\n\n"), turn.question.text)
 
 
-def real_prompts(turns: Sequence[Turn], replayed: Replayed) -> list[list[int]]:
+def real_prompts(turns: Sequence[DemoTurn], replayed: Replayed) -> list[list[int]]:
     return [tokens_of(real_chat(turn, arranged)) for turn, arranged in zip(turns, replayed.arranged, strict=True)]
 
 
-def test_text_shares_some_blocks_but_not_all(turns: list[Turn]) -> None:
+def test_text_shares_some_blocks_but_not_all(turns: list[DemoTurn]) -> None:
     """The tests below would prove nothing on requests that share nothing, or everything."""
     before, after = (replay(turns, policy, None).result for policy in ("relevance", "coaccess"))
     assert before.requests == 100
@@ -136,7 +136,7 @@ def test_text_shares_some_blocks_but_not_all(turns: list[Turn]) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[Turn], policy: str) -> None:
+def test_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[DemoTurn], policy: str) -> None:
     """Blocks have the same tokens in every place, so that their lengths add up."""
     replayed = replay(turns, policy, None)
     for turn, arranged, prompt in zip(turns, replayed.arranged, real_prompts(turns, replayed), strict=True):
@@ -147,7 +147,7 @@ def test_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[Turn], polic
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_unbounded_hits_equal_the_emulators(turns: list[Turn], policy: str) -> None:
+def test_unbounded_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> None:
     """Cached are the preamble, the model's hit, and what the next tokens happen to have in common; no more."""
     replayed = replay(turns, policy, None)
     prompts = real_prompts(turns, replayed)
@@ -170,7 +170,7 @@ def in_common_behind(certain: int, prompt: Sequence[int], earlier: Sequence[Sequ
     return max((shared(prompt, other) - certain for other in earlier if shared(prompt, other) >= certain), default=0)
 
 
-def first_missed(turn: Turn, arranged: ContextOrder, saved: int) -> int | None:
+def first_missed(turn: DemoTurn, arranged: ContextOrder, saved: int) -> int | None:
     """The block behind a hit, which must end where a block ends."""
     for i in arranged.order:
         if not saved:
@@ -182,7 +182,7 @@ def first_missed(turn: Turn, arranged: ContextOrder, saved: int) -> int | None:
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_bounded_hits_equal_the_emulators_within_a_block(turns: list[Turn], policy: str, share: float) -> None:
+def test_bounded_hits_equal_the_emulators_within_a_block(turns: list[DemoTurn], policy: str, share: float) -> None:
     """Both keep what was used last, each path from its head: the model whole blocks, the emulator single tokens.
 
     So what the model holds the emulator holds too; and of the first block that the model lost, a part at most. Prompts
@@ -205,7 +205,7 @@ def test_bounded_hits_equal_the_emulators_within_a_block(turns: list[Turn], poli
     assert 0 <= cached_context - exact.result.saved_tokens <= 0.01 * exact.result.total_tokens
 
 
-def served_again(turns: Sequence[Turn], replayed: Replayed, capacity: int) -> Replayed:
+def served_again(turns: Sequence[DemoTurn], replayed: Replayed, capacity: int) -> Replayed:
     """The same orders, whatever a planner would make of another capacity."""
     again = Repeated(replayed.arranged)
     return Replayed(Replay(Workload(recorded(turns))).run_arranger(again, capacity, name="again"), replayed.arranged)
@@ -220,7 +220,7 @@ class Repeated:
 
 
 @pytest.mark.parametrize("policy", ["relevance", "greedy", "coaccess"])
-def test_tail_hits_equal_the_emulators(turns: list[Turn], policy: str) -> None:
+def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> None:
     """If conversations keep their context, hits differ only by the tokens that separate messages."""
     replayed = replay(turns, policy, None, "tail")
     cache = PrefixCache(replayed.result.total_tokens + 1_000 * len(turns), block_size=1)
@@ -248,7 +248,7 @@ def test_tail_hits_equal_the_emulators(turns: list[Turn], policy: str) -> None:
     assert (replayed.result.referring_requests > 0) == (policy != "relevance")
 
 
-def test_engine_over_http_reports_the_same_hits(turns: list[Turn]) -> None:
+def test_engine_over_http_reports_the_same_hits(turns: list[DemoTurn]) -> None:
     replayed = replay(turns, "coaccess", None)
     prompts = real_prompts(turns, replayed)
     config = EmulatorConfig(
@@ -269,7 +269,7 @@ def test_engine_over_http_reports_the_same_hits(turns: list[Turn]) -> None:
             assert (usage.prompt_tokens_details.cached_tokens or 0) == (expected // 16 * 16 if number else 0)
 
 
-def test_kv_blocks_and_whole_prompts_change_ratios_little(turns: list[Turn]) -> None:
+def test_kv_blocks_and_whole_prompts_change_ratios_little(turns: list[DemoTurn]) -> None:
     """The room of questions and annotations, and hits cut to whole KV blocks, are not modelled and matter little.
 
     These prompts are short, so that the difference is larger than elsewhere.

@@ -1,21 +1,59 @@
-"""The two ways to put retrieved blocks into a prompt that the demo compares."""
+"""The prompts that the demo compares: retrieved blocks in relevance order, and planned by warmprefix.
+
+Both lay a chat out so that prefixes can be shared: fixed instructions come first, then context, then the question.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from warmprefix.annotate import Templates
-from warmprefix.blocks import ContextBlock
+from warmprefix import ContextBlock, ContextPlanner, Templates
 from warmprefix.labels import label_candidates
 from warmprefix.plan import Placement
-from warmprefix.planner import ContextPlanner
-from warmprefix_tools.demo.prompts import Message
 
-__all__ = ["Arm", "Context", "RelevanceOrder", "ShownBlock", "Warmprefix"]
+__all__ = [
+    "INSTRUCTIONS",
+    "DemoArm",
+    "Message",
+    "PromptContext",
+    "chat",
+    "continued",
+    "relevance_arm",
+    "warmprefix_arm",
+]
+
+Message = dict[str, str]
+"""OpenAI's message: a role and a text."""
+
+INSTRUCTIONS = (
+    "You answer questions about the Python standard library. Rely on the documentation in the context, name the"
+    " passages that you used by the labels in brackets, and say so if the answer is not there."
+)
+
+
+def chat(
+    placement: Placement, instructions: str, history: Sequence[Message], context: str, question: str
+) -> list[Message]:
+    """Return the messages of one request.
+
+    `head`: the context follows the instructions, before the history, and changes with each turn.
+    `tail`: the context comes with its question, and stays in the history.
+    """
+    if placement == "head":
+        return [_message("system", f"{instructions}\n\n{context}"), *history, _message("user", question)]
+    return [_message("system", instructions), *history, _message("user", f"{context}\n\nQuestion: {question}")]
+
+
+def continued(messages: Sequence[Message], answer: str) -> list[Message]:
+    """Return the history of the next turn: all but the system prompt, as it was sent."""
+    return [*messages[1:], _message("assistant", answer)]
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +66,8 @@ class ShownBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What an arm makes of one request's blocks."""
+class PromptContext:
+    """The context of one request, as an arm arranges it."""
 
     blocks: tuple[ShownBlock, ...]
     order_annotation: str | None
@@ -39,57 +77,40 @@ class Context:
     planning_seconds: float | None = None
 
 
-class Arm(Protocol):
-    """Arranges contexts; within the block of `context`, the model is asked."""
-
-    def context(
-        self, blocks: Sequence[ContextBlock], history: Sequence[Message]
-    ) -> AbstractAsyncContextManager[Context]:
-        """The request's context; `history` is the conversation so far, as it will be sent."""
-        ...
+DemoArm = Callable[[Sequence[ContextBlock], Sequence[Message]], AbstractAsyncContextManager[PromptContext]]
+"""Function of retrieved blocks and the history as it will be sent; the model is asked inside the context manager."""
 
 
-class RelevanceOrder:
-    """Every block, labelled, in the retriever's order: what applications send without warmprefix."""
-
-    def __init__(self, cache_salt: str) -> None:
-        self._cache_salt = cache_salt
-        self._templates = Templates()
+def relevance_arm(cache_salt: str) -> DemoArm:
+    """Return the arm that shows every block in the retriever's order, as applications do without warmprefix."""
+    templates = Templates()
 
     @asynccontextmanager
-    async def context(self, blocks: Sequence[ContextBlock], history: Sequence[Message]) -> AsyncIterator[Context]:
-        """All of the blocks, whatever the history holds."""
+    async def arrange(blocks: Sequence[ContextBlock], history: Sequence[Message]) -> AsyncIterator[PromptContext]:
         labels = [next(label_candidates(block)) for block in blocks]
-        shown = tuple(
-            ShownBlock(label, self._templates.block(label, block.text), is_reference=False)
-            for label, block in zip(labels, blocks, strict=True)
-        )
-        yield Context(shown, None, "\n\n".join(block.text for block in shown), self._cache_salt)
+        texts = [templates.block(label, block.text) for label, block in zip(labels, blocks, strict=True)]
+        shown = tuple(ShownBlock(label, text, False) for label, text in zip(labels, texts, strict=True))
+        yield PromptContext(shown, None, "\n\n".join(texts), cache_salt)
+
+    return arrange
 
 
-class Warmprefix:
-    """The same blocks, through a planner of its own."""
-
-    def __init__(
-        self, placement: Placement, tenant: str, model: str, instructions: str, capacity_tokens: int | None
-    ) -> None:
-        self._planner = ContextPlanner(capacity_tokens=capacity_tokens)
-        self._placement: Placement = placement
-        self._tenant = tenant
-        self._model = model
-        self._instructions = instructions
+def warmprefix_arm(
+    placement: Placement, tenant: str, model: str, instructions: str, capacity_tokens: int | None
+) -> DemoArm:
+    """Return the arm that plans the blocks: it commits a plan on leaving, and abandons it after an exception."""
+    planner = ContextPlanner(capacity_tokens=capacity_tokens)
 
     @asynccontextmanager
-    async def context(self, blocks: Sequence[ContextBlock], history: Sequence[Message]) -> AsyncIterator[Context]:
-        """The planned context: committed when the block ends, abandoned if it fails."""
+    async def arrange(blocks: Sequence[ContextBlock], history: Sequence[Message]) -> AsyncIterator[PromptContext]:
         started = time.perf_counter()
-        async with self._planner.aplanning(
+        async with planner.aplanning(
             blocks,
-            placement=self._placement,
-            tenant=self._tenant,
-            model=self._model,
-            preamble=self._instructions,
-            history=history if self._placement == "tail" else None,
+            placement=placement,
+            tenant=tenant,
+            model=model,
+            preamble=instructions,
+            history=history if placement == "tail" else None,
         ) as plan:
             text = plan.render()
             seconds = time.perf_counter() - started
@@ -97,4 +118,6 @@ class Warmprefix:
                 ShownBlock(planned.label, paragraph, planned.reference is not None)
                 for planned, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
             )
-            yield Context(shown, plan.order_annotation, text, plan.cache_salt, plan.reference_tokens, seconds)
+            yield PromptContext(shown, plan.order_annotation, text, plan.cache_salt, plan.reference_tokens, seconds)
+
+    return arrange

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.demo.errors import DemoError
-from warmprefix_tools.demo.prompts import Message
+from warmprefix_tools.demo import DemoError
+from warmprefix_tools.demo.arms import Message
 
 try:
     import openai

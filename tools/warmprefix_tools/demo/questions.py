@@ -1,31 +1,31 @@
-"""Who asks what, and when: users with interests of their own, in conversations that overlap in time."""
+"""The demo's questions: users with interests of their own, in conversations that overlap in time."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Generic, TypeVar
 
-from warmprefix_tools.demo.corpus import Entry
-from warmprefix_tools.demo.wording import Wording, first_wordings, follow_up_wordings, wordings_about_another
-from warmprefix_tools.demo.words import content_words
+from warmprefix_tools.demo.corpus import LibraryEntry
+from warmprefix_tools.demo.retriever import content_words
 
-__all__ = ["Question", "ask"]
+__all__ = ["QuestionWording", "UserQuestion", "ask", "follow_up_wordings", "goal"]
 
 _USERS = 40
 _INTERESTS = 4
 _MOST_TURNS = 4
-_FEWEST_ENTRIES_OF_A_TOPIC = 3
+_LEAST_ENTRIES_OF_A_TOPIC = 3
 _ATTEMPTS = 100
-_THINKING_TIME = 4.0  # between turns, where 1 is the mean time between two conversations' starts
+_THINKING_TIME = 4.0  # mean time between turns; 1 is the mean time between the starts of conversations
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class UserQuestion:
     """One turn of one conversation."""
 
     user: int
@@ -35,36 +35,44 @@ class Question:
     text: str
     """As the user types it: "And what does it return?"."""
     query: str
-    """The same without the conversation, as a query rewriter hands it to a retriever."""
+    """The same without the conversation, as a query rewriter passes it to a retriever."""
 
 
-def ask(entries: Sequence[Entry], questions: int, seed: int) -> tuple[Question, ...]:
-    """So many questions in order of arrival; the same for the same entries and seed, on every run.
+@dataclass(frozen=True, slots=True)
+class QuestionWording:
+    """A question as typed, and as it would be asked without the conversation before it."""
+
+    text: str
+    query: str
+
+
+def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[UserQuestion, ...]:
+    """Return this number of questions in order of arrival; the same for the same entries and seed.
 
     A topic is a module. How much users care for topics, and for the entries of one, follows Zipf's law over an order
     drawn at random. A user has four topics; a conversation is about one of them and has 1 to 4 turns, about one
     entry until a turn moves on to another. Conversations begin at random times, so their turns interleave. No two
-    queries mean the same words to a retriever, while their topic has others left: what conversations share is what
-    they are about.
+    queries have the same words for a retriever as long as their topic has others left, so conversations share their
+    subjects but not their questions.
     """
     rng = random.Random(seed)  # noqa: S311 - a simulation
-    topics: dict[str, list[Entry]] = {}
+    topics: dict[str, list[LibraryEntry]] = {}
     for entry in entries:
         topics.setdefault(entry.module, []).append(entry)
     popular = _Popularity(
-        [_Popularity(topic, rng) for topic in topics.values() if len(topic) >= _FEWEST_ENTRIES_OF_A_TOPIC], rng
+        [_Popularity(topic, rng) for topic in topics.values() if len(topic) >= _LEAST_ENTRIES_OF_A_TOPIC], rng
     )
     users = [[popular.draw(rng) for _ in range(_INTERESTS)] for _ in range(_USERS)]
 
     asked: set[frozenset[str]] = set()
-    arrivals: list[tuple[float, Question]] = []
+    arrivals: list[tuple[float, UserQuestion]] = []
     start = 0.0
     for conversation in count():
         start += rng.expovariate(1)
         time, user = start, rng.randrange(_USERS)
         turns = min(rng.randint(1, _MOST_TURNS), questions - len(arrivals))
         for turn, wording in enumerate(_conversation(rng.choice(users[user]), turns, asked, rng), start=1):
-            arrivals.append((time, Question(user, conversation, turn, wording.text, wording.query)))
+            arrivals.append((time, UserQuestion(user, conversation, turn, wording.text, wording.query)))
             time += rng.expovariate(1 / _THINKING_TIME)
         if len(arrivals) == questions:
             break
@@ -72,11 +80,11 @@ def ask(entries: Sequence[Entry], questions: int, seed: int) -> tuple[Question, 
 
 
 def _conversation(
-    topic: _Popularity[Entry], turns: int, asked: set[frozenset[str]], rng: random.Random
-) -> Iterator[Wording]:
-    """Its questions, each added to `asked`."""
+    topic: _Popularity[LibraryEntry], turns: int, asked: set[frozenset[str]], rng: random.Random
+) -> Iterator[QuestionWording]:
+    """Yield the questions of a conversation, and add each to `asked`."""
     subject = topic.draw(rng)
-    wordings = first_wordings(subject)
+    wordings = _first_wordings(subject)
     for _ in range(turns):
         for _ in range(_ATTEMPTS):
             fresh = [wording for wording in wordings if _words(wording) not in asked]
@@ -84,24 +92,24 @@ def _conversation(
                 wordings = fresh
                 break
             subject = topic.draw(rng)
-            wordings = first_wordings(subject)
+            wordings = _first_wordings(subject)
         wording = rng.choice(wordings)
         asked.add(_words(wording))
         yield wording
         other = topic.draw(rng)
         if other is not subject and rng.random() < 0.5:
-            wordings = wordings_about_another(other, subject)
+            wordings = _wordings_about_another(other, subject)
             subject = other
         else:
             wordings = follow_up_wordings(subject)
 
 
-def _words(wording: Wording) -> frozenset[str]:
+def _words(wording: QuestionWording) -> frozenset[str]:
     return frozenset(content_words(wording.query))
 
 
 class _Popularity(Generic[T]):
-    """Things of which the n-th most popular is drawn with a weight of 1/n; which one is the n-th, chance decides."""
+    """Things in a random order, the n-th of which is drawn with a weight of 1/n."""
 
     def __init__(self, things: Sequence[T], rng: random.Random) -> None:
         self._things = list(things)
@@ -110,3 +118,137 @@ class _Popularity(Generic[T]):
 
     def draw(self, rng: random.Random) -> T:
         return rng.choices(self._things, cum_weights=self._weights)[0]
+
+
+# -- wordings --------------------------------------------------------------------------------------------------------
+
+
+def _first_wordings(entry: LibraryEntry) -> list[QuestionWording]:
+    """Return questions that open a conversation; they need no rewriting."""
+    name = _spoken_name(entry)
+    if entry.kind == "module":
+        asked = [
+            f"What is the {entry.name} module good for?",
+            f"Where do I start with {entry.name}?",
+            f"What does {entry.name} offer that I would otherwise write myself?",
+        ]
+    elif entry.kind == "class":
+        asked = [
+            f"What is {name} for?",
+            f"When should I use the {name} class?",
+            f"How do I work with a {name}?",
+            f"What do I need to know before I subclass {name}?",
+        ]
+    else:
+        asked = [
+            f"What does {name} do?",
+            f"When would I call {name}?",
+            f"How is {name} meant to be used?",
+            f"I found {name} in somebody's code. What is it for?",
+        ]
+        asked += [f"What do I pass to {name} as {parameter.name}?" for parameter in entry.parameters[:3]]
+    what = goal(entry)
+    if what is not None:
+        asked += [
+            f"How do I {what} in Python?",
+            f"What is the usual way to {what}?",
+            f"Can {entry.module} {what}?",
+            f"I want to {what}. What does the standard library have for that?",
+        ]
+    return [QuestionWording(question, question) for question in asked]
+
+
+def follow_up_wordings(entry: LibraryEntry) -> list[QuestionWording]:
+    """Return questions that leave the entry's name to the conversation."""
+    name = _spoken_name(entry)
+    wordings = [
+        QuestionWording("Is there something similar?", f"Alternatives to {name} in {entry.module}"),
+        *(QuestionWording(f'What does this mean: "{remark}"?', f"{name}: {remark}") for remark in _remarks(entry)[:4]),
+    ]
+    if entry.kind == "module":
+        return [*wordings, QuestionWording("Which functions does it have?", f"Functions in the {entry.name} module")]
+    if entry.kind == "class":
+        return [
+            *wordings,
+            QuestionWording("Which methods does it have?", f"Methods of {name}"),
+            QuestionWording("And how do I create one?", f"How to create a {name}"),
+        ]
+    wordings += [
+        QuestionWording("And which exceptions can it raise?", f"Which exceptions can {name} raise?"),
+        QuestionWording("What does it return?", f"What does {name} return?"),
+    ]
+    for parameter in entry.parameters[:4]:
+        wordings.append(
+            QuestionWording(f"What is {parameter.name} for?", f"What is the {parameter.name} argument of {name}?")
+        )
+        if parameter.optional:
+            omitted = f"What does {name} do by default if {parameter.name} is not given?"
+            wordings.append(QuestionWording(f"And if I leave {parameter.name} out?", omitted))
+    return wordings
+
+
+def _wordings_about_another(entry: LibraryEntry, previous: LibraryEntry) -> list[QuestionWording]:
+    """Return questions that move on from `previous` to `entry`."""
+    name, before = _spoken_name(entry), _spoken_name(previous)
+    wordings = [
+        QuestionWording(f"How does that differ from {name}?", f"Difference between {before} and {name}"),
+        QuestionWording(f"And what about {name}?", f"What does {name} do?"),
+        QuestionWording(f"Should I rather use {name}?", f"When to use {name} instead of {before}?"),
+    ]
+    what = goal(entry)
+    if what is not None:
+        wordings.append(QuestionWording(f"And how do I {what}?", f"How do I {what} with {entry.module}?"))
+    return wordings
+
+
+_VERBS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        add allow append apply arrange ask assert attach bind block build call cancel change check choose clear close
+        collect combine compare compile complete compute configure connect construct convert copy count create decode
+        decompress delete describe detect determine disable display divide download draw dump emit enable encode
+        escape evaluate execute expand extract fetch fill filter find fix flush forget format generate get guess
+        handle import indicate initialize insert install invoke iterate join list load locate log look make map merge
+        modify move open override pack parse place plot pop prepare print process put query quote raise read receive
+        record recursively redirect register release reload remove rename render replace report request reset resolve
+        restore retrieve reverse rotate round run save scan schedule search seek select send serialize set show shut
+        shuffle shutdown simulate sleep sort split start stop store strip submit suspend swap take terminate test
+        transform translate truncate try turn undo unpack unregister update upload use validate verify wait walk wrap
+        write yield
+        """,
+    )
+)
+_SENTENCE_END = re.compile(r"[.:;](?=\s|$)|\s\(|\s--?\s")
+_PLAIN = re.compile(r"[A-Za-z][\w ,.'/*-]*", re.ASCII)
+_LONGEST_GOAL = 80
+_REMARK = re.compile(r"(?<=[.!?:])\s+([A-Z][\w ,'()=-]{30,110})\.(?=\s|$)", re.ASCII)
+
+
+def goal(entry: LibraryEntry) -> str | None:
+    """Return the purpose of a function, to follow "How do I"; None if its first sentence does not begin with a verb.
+
+    "Return the ..." becomes "get the ...".
+    """
+    if entry.kind != "function":
+        return None
+    sentence = _SENTENCE_END.split(" ".join(entry.docstring.split("\n\n")[0].split()))[0]
+    sentence = sentence.replace("`", "").replace('"', "")
+    verb, _, rest = sentence.partition(" ")
+    verb = verb.lower()
+    verb = verb if verb in _VERBS or verb == "return" else verb.removesuffix("s")
+    if not len(rest.split()) > 1 or len(sentence) > _LONGEST_GOAL or not _PLAIN.fullmatch(sentence):
+        return None
+    if verb == "return":
+        return None if rest.startswith(("True", "true")) else f"get {rest}"
+    return f"{verb} {rest}" if verb in _VERBS else None
+
+
+def _remarks(entry: LibraryEntry) -> list[str]:
+    """Return the later sentences of the docstring that are short and plain enough to be quoted."""
+    return _REMARK.findall(" ".join(entry.docstring.split()))
+
+
+def _spoken_name(entry: LibraryEntry) -> str:
+    """Return the name as people write it: `ElementTree.indent`, not `xml.etree.ElementTree.indent`."""
+    return ".".join(entry.name.split(".")[-2:])

@@ -5,61 +5,94 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
+from warmprefix import ContextBlock
 from warmprefix.plan import Placement
-from warmprefix_tools.demo.arms import Arm, RelevanceOrder, Warmprefix
-from warmprefix_tools.demo.client import ChatClient
-from warmprefix_tools.demo.corpus import Entry, read_standard_library
-from warmprefix_tools.demo.examples import Runs
-from warmprefix_tools.demo.options import DemoOptions
-from warmprefix_tools.demo.prompts import INSTRUCTIONS
-from warmprefix_tools.demo.questions import ask
+from warmprefix_tools.demo.arms import (
+    INSTRUCTIONS,
+    DemoArm,
+    Message,
+    PromptContext,
+    chat,
+    continued,
+    relevance_arm,
+    warmprefix_arm,
+)
+from warmprefix_tools.demo.client import Answer, ChatClient
+from warmprefix_tools.demo.corpus import LibraryEntry, read_standard_library
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.questions import UserQuestion, ask
 from warmprefix_tools.demo.retriever import Bm25Retriever
-from warmprefix_tools.demo.runner import Served, Turn, all_of, replay
-from warmprefix_tools.emulator.config import EmulatorConfig
-from warmprefix_tools.emulator.server import EmulatorServer
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
-__all__ = ["Announce", "DemoResult", "prepare_turns", "run_session"]
+__all__ = ["Announce", "ArmRuns", "DemoResult", "DemoTurn", "ServedTurn", "prepare_turns", "run_session", "serve_turns"]
+
+T = TypeVar("T")
 
 Announce = Callable[[str, int], Callable[[], object]]
-"""Given a task's name and the number of its steps, makes what is called after each step."""
+"""Function that takes a task's name and number of steps, and returns a function to call after each step."""
 
 _ARMS = ("relevance order", "warmprefix")
-_CAPACITY_TOKENS = 500_000  # of a real server, which is not asked
+_CAPACITY_TOKENS = 500_000  # assumed of a real server, which does not report it
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTurn:
+    """A question, and the blocks that the retriever found for it."""
+
+    question: UserQuestion
+    blocks: tuple[ContextBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTurn:
+    """One request that was sent and answered."""
+
+    question: UserQuestion
+    context: PromptContext
+    messages: tuple[Message, ...]
+    answer: Answer
+    ttft: float
+    """Seconds from the retrieved blocks to the answer's first token, planning included."""
+
+
+ArmRuns = Mapping[Placement, tuple[Sequence[ServedTurn], Sequence[ServedTurn]]]
+"""Requests of relevance order and of warmprefix, question for question."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All that a run came to."""
+    """All results of a run."""
 
-    turns: tuple[Turn, ...]
-    runs: Runs
+    turns: tuple[DemoTurn, ...]
+    runs: ArmRuns
     emulator: EmulatorConfig | None
-    """None where a real server answered."""
+    """None if a real server answered."""
     model: str
     seconds: float
 
 
-def prepare_turns(entries: Sequence[Entry], options: DemoOptions) -> tuple[Turn, ...]:
-    """Index, ask and retrieve: the same for both arms, and for every run with the same text and options."""
+def prepare_turns(entries: Sequence[LibraryEntry], options: DemoOptions) -> tuple[DemoTurn, ...]:
+    """Return the questions with their blocks: the same for both arms, and for the same text and options."""
     retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
     questions = ask(entries, options.questions, options.seed)
-    return tuple(Turn(question, retriever.retrieve(question.query, options.k)) for question in questions)
+    return tuple(DemoTurn(question, retriever.retrieve(question.query, options.k)) for question in questions)
 
 
-async def run_session(options: DemoOptions, announce: Announce, entries: Sequence[Entry] | None = None) -> DemoResult:
-    """Serve every question once for each arm and placement; `entries` are the standard library's by default.
+async def run_session(
+    options: DemoOptions, announce: Announce, entries: Sequence[LibraryEntry] | None = None
+) -> DemoResult:
+    """Serve every question once per arm and placement; `entries` default to the standard library's.
 
-    Emulated engines are one for each of these runs, which then go on side by side. A real server gets one run after
-    the other; a cache salt and a line of its own in front of the instructions keep each from profiting from the
-    others.
+    Each of these runs has its own emulated engine, and they go on at the same time. A real server gets one run after
+    the other; a cache salt and a line before the instructions, different for each run, keep runs from sharing a cache.
 
     Raises:
-        DemoError: The text can't be read, or the server doesn't answer.
+        DemoError: The text cannot be read, or the server does not answer.
     """
     started = time.perf_counter()
     emulator = options.emulator
@@ -72,47 +105,84 @@ async def run_session(options: DemoOptions, announce: Announce, entries: Sequenc
         read = announce("reading the documentation", 1)
         turns = prepare_turns(read_standard_library() if entries is None else entries, options)
         read()
-        jobs = [
-            partial(
-                _serve, options, turns, placement, arm, client, emulator, announce(f"{placement}: {arm}", len(turns))
-            )
-            for (placement, arm), client in zip(runs, clients, strict=True)
-        ]
+        ticks = [announce(f"{placement}: {arm}", len(turns)) for placement, arm in runs]
+
+        async def serve(run: int) -> list[ServedTurn]:
+            placement, arm = runs[run]
+            return await _serve_run(options, turns, placement, arm, clients[run], ticks[run])
+
         if emulator is None:
-            served = [await job() for job in jobs]
+            served = [await serve(run) for run in range(len(runs))]
         else:
-            served = await all_of([asyncio.create_task(job()) for job in jobs])
-    by_run = dict(zip(runs, served, strict=True))
-    return DemoResult(
-        turns=turns,
-        runs={
-            placement: (by_run[placement, _ARMS[0]], by_run[placement, _ARMS[1]]) for placement in options.placements
-        },
-        emulator=emulator,
-        model=clients[0].model,
-        seconds=time.perf_counter() - started,
-    )
+            served = await _all_of([asyncio.create_task(serve(run)) for run in range(len(runs))])
+    pairs = {placement: (served[2 * i], served[2 * i + 1]) for i, placement in enumerate(options.placements)}
+    return DemoResult(turns, pairs, emulator, clients[0].model, time.perf_counter() - started)
 
 
-async def _serve(
+async def _serve_run(
     options: DemoOptions,
-    turns: Sequence[Turn],
+    turns: Sequence[DemoTurn],
     placement: Placement,
     arm_name: str,
     client: ChatClient,
-    emulator: EmulatorConfig | None,
-    served: Callable[[], object],
-) -> list[Served]:
-    session = f"{secrets.randbelow(10**12):012}"  # digits, so that each is as many tokens as the next
+    tick: Callable[[], object],
+) -> list[ServedTurn]:
+    session = f"{secrets.randbelow(10**12):012}"  # digits, so that every session has the same number of tokens
     tenant = f"demo-{session}"
+    emulator = options.emulator
     instructions = INSTRUCTIONS if emulator is not None else f"Session {session}. {INSTRUCTIONS}"
-    arm: Arm
     if arm_name == "warmprefix":
         capacity = _CAPACITY_TOKENS if emulator is None else emulator.capacity_tokens
-        arm = Warmprefix(placement, tenant, client.model, instructions, capacity)
+        arm = warmprefix_arm(placement, tenant, client.model, instructions, capacity)
     else:
-        arm = RelevanceOrder(cache_salt=tenant)
-    return await replay(turns, arm, placement, instructions, client, concurrency=options.concurrency, served=served)
+        arm = relevance_arm(cache_salt=tenant)
+    return await serve_turns(turns, arm, placement, instructions, client, options.concurrency, tick)
+
+
+async def serve_turns(
+    turns: Sequence[DemoTurn],
+    arm: DemoArm,
+    placement: Placement,
+    instructions: str,
+    client: ChatClient,
+    concurrency: int = 1,
+    tick: Callable[[], object] = lambda: None,
+) -> list[ServedTurn]:
+    """Ask in order of arrival, at most `concurrency` at a time, and each turn after the one that it follows.
+
+    Calls `tick` after each answer. The results are in the order of `turns`.
+    """
+    slots = asyncio.Semaphore(concurrency)  # first come, first served: a turn cannot block the one that it waits for
+
+    async def serve(turn: DemoTurn, previous: asyncio.Task[ServedTurn] | None) -> ServedTurn:
+        async with slots:
+            before = None if previous is None else await previous
+            history = [] if before is None else continued(before.messages, before.answer.text)
+            started = time.perf_counter()
+            async with arm(turn.blocks, history) as context:
+                messages = chat(placement, instructions, history, context.text, turn.question.text)
+                preparing = time.perf_counter() - started
+                answer = await client.ask(messages, context.cache_salt)
+        tick()
+        return ServedTurn(turn.question, context, tuple(messages), answer, preparing + answer.ttft)
+
+    tasks: list[asyncio.Task[ServedTurn]] = []
+    latest: dict[int, asyncio.Task[ServedTurn]] = {}
+    for turn in turns:
+        conversation = turn.question.conversation
+        latest[conversation] = asyncio.create_task(serve(turn, latest.get(conversation)))
+        tasks.append(latest[conversation])
+    return await _all_of(tasks)
+
+
+async def _all_of(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
+    """Return all results; or raise the first exception, after cancelling the other tasks and awaiting their ends."""
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -127,7 +197,7 @@ async def _emulated_client(emulator: EmulatorConfig) -> AsyncIterator[ChatClient
 
 @asynccontextmanager
 async def _real_client(options: DemoOptions) -> AsyncIterator[ChatClient]:
-    """One that has answered a first request, which the measured ones need not wait for a cold engine after."""
+    """Enter with a client whose server has answered once, so that no measured request meets a cold engine."""
     assert options.endpoint is not None
     client = ChatClient(options.endpoint, options.model, options.api_key)
     try:

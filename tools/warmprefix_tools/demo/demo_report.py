@@ -1,4 +1,4 @@
-"""What the person at the keyboard reads."""
+"""The printed report of a run: tables, prompts and notes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from itertools import zip_longest
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
-from warmprefix_tools.demo.examples import Example, pick_examples, prompt_lines
-from warmprefix_tools.demo.options import DemoOptions
-from warmprefix_tools.demo.runner import Served
-from warmprefix_tools.demo.session import DemoResult
-from warmprefix_tools.demo.summary import ArmSummary, summarize_arm, summarize_workload
+from warmprefix_tools.demo.demo_measures import (
+    ArmSummary,
+    PromptExample,
+    pick_examples,
+    prompt_lines,
+    summarize_arm,
+    summarize_workload,
+)
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.session import DemoResult, ServedTurn
 
 try:
     from rich.console import Console
@@ -24,7 +29,7 @@ except ImportError as exc:
 __all__ = ["print_report"]
 
 _PLACEMENTS: dict[Placement, str] = {
-    "head": "head: context in the system prompt, made anew each turn",
+    "head": "head: context in the system prompt, built again each turn",
     "tail": "tail: context comes with each question and stays in the chat",
 }
 _LINES_SHOWN = 5
@@ -35,7 +40,7 @@ _ASCII_MARKS = {"all": "#", "part": "+", "none": "-", "unknown": " ", _REFERENCE
 
 
 def print_report(result: DemoResult, options: DemoOptions, console: Console) -> None:
-    """Tables, three prompts, and what to make of them."""
+    """Print the workload, a table per placement, up to three prompts, and notes."""
     _print_workload(result, options, console)
     for placement, (relevance, warmprefix) in result.runs.items():
         console.print()
@@ -49,7 +54,7 @@ def _print_workload(result: DemoResult, options: DemoOptions, console: Console) 
     console.print(
         f"{workload.questions} questions ({workload.distinct_questions} different) of {workload.users} users in"
         f" {workload.conversations} conversations about this Python's standard library; BM25 finds the {options.k} best"
-        f" of its docstrings' passages. Of what it finds, {workload.seen_by_anyone:.0%} was found before for somebody,"
+        f" of its docstrings' passages. Of these, {workload.seen_by_anyone:.0%} were found for an earlier question too,"
         f" {workload.seen_in_conversation:.0%} in the same conversation."
     )
 
@@ -68,7 +73,7 @@ def _comparison(title: str, before: ArmSummary, after: ArmSummary) -> Table:
     for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
         table.add_row(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new))
     if after.references:
-        table.add_row("context spared by references", "", f"{after.reference_tokens:,} tokens", "")
+        table.add_row("context saved by references", "", f"{after.reference_tokens:,} tokens", "")
     if after.planning_p50 is not None:
         table.add_row("planning p50, within TTFT", "", f"{after.planning_p50 * 1e3:.2f} ms", "")
     return table
@@ -97,7 +102,7 @@ def _print_examples(result: DemoResult, console: Console) -> None:
 
 
 def _clipped(text: str, console: Console) -> Text:
-    """One line of it."""
+    """Return one line of a text, cut at the console's width."""
     return Text(text if len(text) < console.width else f"{text[: console.width - 4]}...")
 
 
@@ -106,7 +111,7 @@ def _legend(marks: Mapping[str, str]) -> str:
     return "  ".join(f"{marks[kind]} {meaning}" for kind, meaning in meanings.items())
 
 
-def _side_by_side(example: Example, marks: Mapping[str, str]) -> Table:
+def _side_by_side(example: PromptExample, marks: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("  relevance order", min_width=36, no_wrap=True, overflow="crop")
     table.add_column("  warmprefix", no_wrap=True, overflow="crop")
@@ -116,12 +121,12 @@ def _side_by_side(example: Example, marks: Mapping[str, str]) -> Table:
     return table
 
 
-def _cells(served: Served, placement: Placement, marks: Mapping[str, str]) -> Iterator[Text]:
+def _cells(served: ServedTurn, placement: Placement, marks: Mapping[str, str]) -> Iterator[Text]:
     lines = prompt_lines(served, placement)
     for line in lines[:_LINES_SHOWN]:
-        kind = _REFERENCE if line.is_reference else line.held
+        kind = _REFERENCE if line.is_reference else line.cached
         yield Text(f"{marks[kind]} {line.label}", style=_STYLES[kind])
-    rest = Counter(_REFERENCE if line.is_reference else line.held for line in lines[_LINES_SHOWN:])
+    rest = Counter(_REFERENCE if line.is_reference else line.cached for line in lines[_LINES_SHOWN:])
     if rest:
         yield Text("  and " + ", ".join(f"{number} {marks[kind]}" for kind, number in rest.items()), style="dim")
 
@@ -133,13 +138,13 @@ def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> 
     console.print()
     if emulator is not None:
         console.print(
-            "Emulated: the engines, one for each column. No model runs; what is cached is worked out as in vLLM, for KV"
+            "Emulated: the engines, one for each column. No model runs; the cache follows vLLM's rules, with KV"
             f" blocks of {emulator.block_size} tokens and room for {emulator.capacity_tokens:,}. TTFT is modelled:"
-            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} a second, and HTTP on top."
+            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} per second, plus HTTP."
         )
     elif summarize_arm(next(iter(result.runs.values()))[0]).cached_tokens is None:
         console.print(
-            "The server does not report cached tokens, so there is TTFT only."
+            "The server does not report cached tokens, so the tables show TTFT only."
             " vLLM reports them with --enable-prompt-tokens-details."
         )
     console.print(
