@@ -289,7 +289,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     ) -> tuple[Member, bool]:
         """Return the cheapest replica with room, and whether a cheaper one has none."""
         relative = {member: loads.of(member) / member.weight for member in costs}
-        mean = (loads.total() + prompt) / sum(member.weight for member in costs)
+        mean = (sum(map(loads.of, loads.by_member)) + prompt) / sum(member.weight for member in costs)
         limit = max(self._floor_tokens, (1 + self._eps) * mean)
         least = min(relative.values())
         with_room = [
@@ -414,7 +414,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         self._shared_load.join(member)
 
     def _removed(self, member: Member) -> None:
-        self._shared_load.leave(member)
+        del self._shared_load.by_member[member]
 
     def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
         with self._lock:
