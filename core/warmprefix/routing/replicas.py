@@ -20,6 +20,8 @@ from warmprefix.routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLo
 
 __all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
 
+_TEMPLATES = Templates()
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -50,13 +52,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """A snapshot; fields up to `feed_errors` count since the router was created or reset."""
+    """A snapshot of a `ReplicaRouter`; fields up to `feed_errors` count since it was created or reset."""
 
     routes: int = 0
     prompt_tokens: int = 0
-    """Tokens of all routed prompts."""
     resident_tokens: int = 0
-    """Tokens of these prompts that their replicas were predicted to hold."""
+    """Part of `prompt_tokens` that the replicas were predicted to hold."""
     spilled: int = 0
     """Requests for which the cheapest replica had no room."""
     moved: int = 0
@@ -67,13 +68,11 @@ class ReplicaStats:
     late_commits: int = 0
     """Commits of a route that was no longer open."""
     reports: int = 0
-    """Answers for which the engine reported its count of cached tokens."""
+    """Reports with a count of cached tokens."""
     reported_cached_tokens: int = 0
-    """Sum of those counts."""
     stale_paths: int = 0
     """Reports that an engine held less of a path than predicted."""
     feed_errors: int = 0
-    """Failures of feeds."""
     open_routes: int = 0
     tenants: int = 0
     scopes: int = 0
@@ -140,7 +139,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """Start with empty caches.
 
         Args:
-            replicas: The replicas that `join` first.
             eps: How far a replica's load may be above the mean, as a share of it.
             floor_tokens: A load that is never too high, so that a few requests are not spread for balance alone.
             waiting_weight: Cost of a token that the replica computes first, relative to one of the request's own. It is
@@ -150,8 +148,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             capacity_tokens: Tokens of context in a replica's prefix cache, for replicas without a number of their own;
                 None for no bound.
             max_nodes: Most nodes of a prefix tree, per replica and scope.
-            max_tenants: Most tenants; beyond it the least recently used is forgotten.
-            max_scopes: Most preambles per tenant; beyond it the least recently used is forgotten.
+            max_tenants: Most tenants; beyond it the least recently used is forgotten, as for `max_scopes`.
+            max_scopes: Most preambles per tenant.
             max_conversations: Most conversations per tenant.
             max_open_routes: Most open routes per tenant; beyond it the oldest counts as abandoned.
             max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take
@@ -197,8 +195,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """
         with self._lock:
             return self._member(name)
-
-    # -- routing -----------------------------------------------------------------------------------------------
 
     def route(
         self,
@@ -251,7 +247,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 else:
                     held[member] = resident = state.history(placement, member)
                 residents[member] = min(resident, prompt)
-            costs = {member: self._cost(loads, member, prompt, resident) for member, resident in residents.items()}
+            costs: dict[Member, float] = {}
+            for member, resident in residents.items():
+                load = loads.by_member[member]
+                waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
+                costs[member] = (prompt - resident + waits) / member.weight
             affinity = _affinity(tenant, behind, conversation, distinct)
             chosen, spilled = self._choose(loads, costs, prompt, affinity)
             self._number += 1
@@ -279,11 +279,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             self._tenants.record(tenant, state, used=True)
         return route
 
-    def _cost(self, loads: ReplicaLoads, member: Member, prompt: int, resident: int) -> float:
-        load = loads.by_member[member]
-        waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
-        return (prompt - resident + waits) / member.weight
-
     def _choose(
         self, loads: ReplicaLoads, costs: dict[Member, float], prompt: int, affinity: Callable[[Member], float]
     ) -> tuple[Member, bool]:
@@ -301,8 +296,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         best = [member for member in with_room if costs[member] <= cheapest]
         chosen = best[0] if len(best) == 1 else max(best, key=lambda member: (affinity(member), member.name))
         return chosen, cheapest > min(costs.values())
-
-    # -- ending a request --------------------------------------------------------------------------------------
 
     def prefilled(self, route: Route) -> bool:
         """Record the first token of the answer: others do not wait for the prompt any more. True if it was open."""
@@ -366,15 +359,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             self._counts["abandons"] += was_open
         return was_open
 
-    # -- statistics --------------------------------------------------------------------------------------------
-
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return each replica's tokens, in flight and lately, of one tenant; of all if they share load."""
         with self._lock:
             state = self._tenants.get(tenant)
-            loads = None if state is None else state.loads
-            if self._share_load:
-                loads = self._shared_load
+            loads = self._shared_load if self._share_load else None if state is None else state.loads
             return {name: 0.0 if loads is None else loads.of(member) for name, member in self._members.items()}
 
     def stats(self) -> ReplicaStats:
@@ -391,12 +380,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 memory_bytes=sum(state.memory_bytes for state in states),
             )
 
-    # -- hooks of the fleet ------------------------------------------------------------------------------------
-
     def _new_tenant(self, tenant: str | None) -> ReplicaTenant:
-        if self._share_load:
-            return ReplicaTenant(self._bounds, self._shared_load, False)
-        return ReplicaTenant(self._bounds, ReplicaLoads(self._window_tokens, self._members.values()), True)
+        loads = self._shared_load if self._share_load else ReplicaLoads(self._window_tokens, self._members.values())
+        return ReplicaTenant(self._bounds, loads, not self._share_load)
 
     def _tenant_forgotten(self, tenant: str | None, state: ReplicaTenant) -> None:
         state.close_all()
@@ -430,9 +416,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 self._tenants.record(scope.tenant, state)
         if self._listener is not None:
             self._listener.residency_changed(scope, keys, resident_blocks)
-
-
-_TEMPLATES = Templates()
 
 
 def _as_planned(block: ContextBlock) -> PlannedBlock:
