@@ -14,8 +14,8 @@ from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport
 from warmprefix.routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
 from warmprefix.routing.assignments import Assignment, RouterStats
-from warmprefix.routing.fleet import Fleet, check_range, check_request, check_type
-from warmprefix.routing.members import Agent, Member
+from warmprefix.routing.fleet import Fleet, check_range, check_request
+from warmprefix.routing.members import Agent, Member, check_type
 from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
 if TYPE_CHECKING:
@@ -246,14 +246,11 @@ class AgentRouter(Fleet[AgentTenant]):
         id = f"{self._instance}.{self._number}"
         assigned = state.assign(id, self._number, blocks, places, names, _digest(conversation), together)
         self._tenants.record(tenant, state, used=True)
-        counts = self._counts
-        counts["assignments"] += 1
-        counts["blocks"] += len(assigned)
         held = [each.block.tokens for each in assigned if each.held is not None]
-        counts["held"] += len(held)
-        counts["held_tokens"] += sum(held)
-        counts["spilled"] += sum([each.spilled for each in assigned])
-        counts["tokens"] += sum([each.block.tokens for each in assigned])
+        tokens = sum([each.block.tokens for each in assigned])
+        spilled = sum([each.spilled for each in assigned])
+        self._counts.update(assignments=1, blocks=len(assigned), held=len(held), held_tokens=sum(held))
+        self._counts.update(spilled=spilled, tokens=tokens)
         return Assignment(id, tenant, conversation, tuple(names), assigned, together)
 
     def commit(
@@ -343,8 +340,7 @@ class AgentRouter(Fleet[AgentTenant]):
             ValueError: `conversation` is empty.
         """
         check_request(conversation, tenant=tenant)
-        if conversation is None:
-            raise TypeError("conversation must be a str, got NoneType")
+        check_type("conversation", conversation, str)
         with self._lock:
             state = self._tenants.get(tenant)
             if state is not None:

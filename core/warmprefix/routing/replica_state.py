@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -61,15 +61,13 @@ class RequestBlocks:
         return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])
 
 
+@dataclass(slots=True)
 class PromptsInFlight:
     """Counts the prompts in flight by their first blocks, so that a request can follow one not answered yet."""
 
-    __slots__ = ("count", "next")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.next: dict[bytes, PromptsInFlight] = {}
-        """The prompts that continue with a block."""
+    count: int = 0
+    next: dict[bytes, PromptsInFlight] = field(default_factory=dict)
+    """The prompts that continue with a block."""
 
     def add(self, keys: Sequence[bytes]) -> None:
         """Count a prompt until it is removed. O(blocks)."""
@@ -107,16 +105,14 @@ class PromptsInFlight:
         return matched
 
 
+@dataclass(slots=True)
 class ReplicaCache:
     """The predicted cache of one replica in one scope."""
 
-    __slots__ = ("in_flight", "recorded_bytes", "tree")
-
-    def __init__(self, tree: PrefixTree[bytes]) -> None:
-        self.tree = tree
-        self.in_flight = PromptsInFlight()
-        self.recorded_bytes = 0
-        """Bytes that the tenant counts for it."""
+    tree: PrefixTree[bytes]
+    in_flight: PromptsInFlight = field(default_factory=PromptsInFlight)
+    recorded_bytes: int = 0
+    """Bytes that the tenant counts for it."""
 
     @property
     def memory_bytes(self) -> int:
@@ -124,14 +120,12 @@ class ReplicaCache:
         return _TREE + _NODE * self.tree.nodes + _BLOCK * self.tree.blocks
 
 
+@dataclass(slots=True)
 class ScopeCaches:
     """The replicas' predicted caches in one scope, and how reports compare with the predictions."""
 
-    __slots__ = ("caches", "feedback")
-
-    def __init__(self) -> None:
-        self.caches: dict[Member, ReplicaCache] = {}
-        self.feedback = UsageFeedback()
+    caches: dict[Member, ReplicaCache] = field(default_factory=dict)
+    feedback: UsageFeedback = field(default_factory=UsageFeedback)
 
     def predict(self, member: Member, request: RequestBlocks) -> tuple[int, int]:
         """Return the tokens that a replica holds in the request's best order, now and after its prompts in flight."""

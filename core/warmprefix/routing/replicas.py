@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -14,8 +13,9 @@ from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency import EngineReport, ResidencyTarget
-from warmprefix.routing.fleet import Fleet, check_range, check_request, check_type, listed
-from warmprefix.routing.members import Member, Replica
+from warmprefix.routing.balance import rendezvous_score
+from warmprefix.routing.fleet import Fleet, check_range, check_request, listed
+from warmprefix.routing.members import Member, Replica, check_type
 from warmprefix.routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLoads, ReplicaTenant, RequestBlocks
 
 __all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
@@ -224,9 +224,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """
         distinct, _ = distinct_blocks(as_blocks(blocks))
         check_request(conversation, tenant=tenant, preamble=preamble)
+        check_type("prompt_tokens", prompt_tokens, int, optional=True)
         if prompt_tokens is not None:
-            if isinstance(prompt_tokens, bool) or not isinstance(prompt_tokens, int):
-                raise TypeError(f"prompt_tokens must be an int or None, got {type(prompt_tokens).__name__}")
             check_range(0, prompt_tokens=prompt_tokens)
         behind = None if preamble is None else fingerprint(preamble)
         request = RequestBlocks(distinct, order_locked)
@@ -267,12 +266,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 costs={member.name: cost for member, cost in costs.items()},
                 spilled=spilled,
             )
-            counts = self._counts
-            counts["routes"] += 1
-            counts["prompt_tokens"] += prompt
-            counts["resident_tokens"] += residents[chosen]
-            counts["spilled"] += spilled
-            counts["moved"] += placement is not None and placement.member is not chosen
+            moved = placement is not None and placement.member is not chosen
+            self._counts.update(routes=1, prompt_tokens=prompt, resident_tokens=route.resident_tokens)
+            self._counts.update(spilled=spilled, moved=moved)
             in_flight = state.cache(scope, chosen).in_flight if placement is None and request.keys else None
             waiting = prompt - residents[chosen]
             state.add_open(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], in_flight, request.keys))
@@ -436,7 +432,6 @@ def _affinity(
     def affinity(member: Member) -> float:
         name = member.name.encode("utf-8", "surrogatepass")
         digest = blake2b(name, digest_size=8, key=blake2b(seed, digest_size=32).digest(), person=b"wp-replica").digest()
-        drawn = (int.from_bytes(digest, "big") >> 12) + 0.5  # as many bits as are exact, so that it is below 2**52
-        return -member.weight / math.log(drawn / 2.0**52)
+        return rendezvous_score(member.weight, int.from_bytes(digest, "big"))
 
     return affinity
