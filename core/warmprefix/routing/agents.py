@@ -14,8 +14,8 @@ from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport
 from warmprefix.routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
 from warmprefix.routing.assignments import Assignment, RouterStats
-from warmprefix.routing.fleet import Fleet, check_range, check_request, check_type
-from warmprefix.routing.members import Agent, Member
+from warmprefix.routing.fleet import Fleet, check_range, check_request
+from warmprefix.routing.members import Agent, Member, check_type
 from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ class AgentRouter(Fleet[AgentTenant]):
     A block that no agent holds goes to the agents with the least work, by rendezvous hashing. No agent receives a block
     that would take its load above `1 + eps` times the agents' mean, unless it is the least loaded; the block spills to
     the same other agent each time, so that hot documents are soon held by as many agents as their load needs.
-    `warmprefix.routing.balance` has the algorithm. It solves what ContextPilot calls agent-aware routing, and gives
-    CRAFT's affinity without hotspots.
-
-    An agent that joins, leaves or fails moves only the blocks that go to it, or went to it.
+    `warmprefix.routing.balance` has the algorithm: ContextPilot's agent-aware routing, and CRAFT's affinity without
+    hotspots. An agent that joins, leaves or fails moves only the blocks that go to it, or went to it.
 
     Load is counted in tokens of assigned blocks, cached or not, and decays exponentially. All state is kept per tenant,
     load included: one tenant's requests change nothing for another, and a bound that holds for each holds for all. No
@@ -88,7 +86,6 @@ class AgentRouter(Fleet[AgentTenant]):
         """Start with empty caches.
 
         Args:
-            agents: The agents that `join` first.
             eps: How far an agent's load may be above the mean, as a share of it. A higher value means more hits and
                 less balance.
             window_tokens: Tokens read per agent after which a load counts 1/e.
@@ -134,14 +131,12 @@ class AgentRouter(Fleet[AgentTenant]):
         """Return a router that learns from all routers of these agents that use the same Redis or Valkey.
 
         It connects in the background; a server that is down costs hits and nothing else. `close` it at the end, or use
-        it as a context manager.
+        it as a context manager. `agents` and the options are as for `AgentRouter`.
 
         Args:
             url: As for `RedisSeenStore`; by default that of the settings.
-            agents: As for `AgentRouter`.
             settings: By default those of the environment: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_KEY_PREFIX`, and
                 `WARMPREFIX_SHARE_ORDERS`, without which nothing is shared.
-            options: As for `AgentRouter`.
 
         Raises:
             MissingExtraError: The extra `redis` is not installed.
@@ -168,8 +163,6 @@ class AgentRouter(Fleet[AgentTenant]):
         """The agents that failed and have not joined again."""
         with self._lock:
             return tuple(member.spec for member in self._failed.values())
-
-    # -- assigning ---------------------------------------------------------------------------------------------
 
     def assign(
         self,
@@ -253,17 +246,12 @@ class AgentRouter(Fleet[AgentTenant]):
         id = f"{self._instance}.{self._number}"
         assigned = state.assign(id, self._number, blocks, places, names, _digest(conversation), together)
         self._tenants.record(tenant, state, used=True)
-        counts = self._counts
-        counts["assignments"] += 1
-        counts["blocks"] += len(assigned)
         held = [each.block.tokens for each in assigned if each.held is not None]
-        counts["held"] += len(held)
-        counts["held_tokens"] += sum(held)
-        counts["spilled"] += sum([each.spilled for each in assigned])
-        counts["tokens"] += sum([each.block.tokens for each in assigned])
+        tokens = sum([each.block.tokens for each in assigned])
+        spilled = sum([each.spilled for each in assigned])
+        self._counts.update(assignments=1, blocks=len(assigned), held=len(held), held_tokens=sum(held))
+        self._counts.update(spilled=spilled, tokens=tokens)
         return Assignment(id, tenant, conversation, tuple(names), assigned, together)
-
-    # -- ending an assignment ----------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -278,7 +266,7 @@ class AgentRouter(Fleet[AgentTenant]):
 
         Args:
             assignment: One of this router's.
-            agent: The agent; None for all.
+            agent: None for all.
             report: The engine's report on the answer. If hardly anything was cached of a prompt whose first block the
                 agent had read before, the agent counts as having lost all blocks that it read before that.
             blocks: The blocks, if they stand in several prompts; None for all.
@@ -327,9 +315,8 @@ class AgentRouter(Fleet[AgentTenant]):
     ) -> bool:
         """Take back blocks that an agent's model did not see: neither their load nor their copies count any more.
 
-        Blocks that left the agent's predicted cache for them do not come back.
-
-        Args and result as for `commit`.
+        Blocks that left the agent's predicted cache for them do not come back. Arguments and result are as for
+        `commit`.
 
         Raises:
             TypeError: `assignment` is not an `Assignment`.
@@ -353,8 +340,7 @@ class AgentRouter(Fleet[AgentTenant]):
             ValueError: `conversation` is empty.
         """
         check_request(conversation, tenant=tenant)
-        if conversation is None:
-            raise TypeError("conversation must be a str, got NoneType")
+        check_type("conversation", conversation, str)
         with self._lock:
             state = self._tenants.get(tenant)
             if state is not None:
@@ -401,8 +387,6 @@ class AgentRouter(Fleet[AgentTenant]):
                     self._counts["learned"] += len(segment.blocks)
                     self._tenants.record(tenant, state)
 
-    # -- hooks of the fleet ------------------------------------------------------------------------------------
-
     def _new_tenant(self, tenant: str | None) -> AgentTenant:
         self._sharing.follow(routing_scope(tenant), partial(_learn, weakref.WeakMethod(self._learn), tenant))
         salt = b"" if tenant is None else name_digest("tenant", tenant)
@@ -431,7 +415,6 @@ class AgentRouter(Fleet[AgentTenant]):
             )
 
     def reset(self) -> None:
-        """Forget everything except the agents."""
         with self._lock:
             for tenant in self._tenants.states:
                 self._sharing.unfollow(routing_scope(tenant))

@@ -62,15 +62,15 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RouterStats:
-    """A snapshot of an `AgentRouter`; counts since it was created or reset."""
+    """A snapshot of an `AgentRouter`; fields up to `feed_errors` count since it was created or reset."""
 
     assignments: int = 0
     blocks: int = 0
     """Assigned blocks; one that was reassigned counts again."""
     held: int = 0
-    """Assigned blocks that their agents were predicted to hold."""
+    """Blocks that their agents were predicted to hold."""
     spilled: int = 0
-    """Assigned blocks whose holders had no room."""
+    """Blocks whose holders had no room."""
     tokens: int = 0
     held_tokens: int = 0
     abandoned: int = 0
@@ -80,9 +80,7 @@ class RouterStats:
     learned: int = 0
     """Blocks that other routers of the same agents assigned."""
     failures: int = 0
-    """Agents that failed."""
     feed_errors: int = 0
-    """Failures of feeds."""
     open: int = 0
     """Assignments neither committed nor abandoned."""
     tenants: int = 0

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import NamedTuple
 
-__all__ = ["BlockItem", "Candidate", "Choice", "share_out"]
+__all__ = ["BlockItem", "Candidate", "Choice", "rendezvous_score", "share_out"]
 
 _MASK = (1 << 64) - 1
 _by_work = attrgetter("work", "load", "name")
@@ -136,16 +136,18 @@ def _place(item: BlockItem, candidates: Sequence[Candidate], limit: float, share
     return min(roomy[:2] or candidates, key=_by_load)
 
 
-def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> Sequence[float]:
-    """Return how much a block prefers each candidate, whatever others there are.
+def rendezvous_score(weight: float, drawn: int) -> float:
+    """Return the preference for a candidate that drew 64 bits, whatever others there are; the highest wins.
 
     Rendezvous hashing (Thaler and Ravishankar, 1998), by weight (Schindelhauer and Schomaker, 2005).
     """
+    return -weight / math.log(((drawn >> 12) + 0.5) / 2.0**52)  # as many bits as are exact, so that it is below 1
+
+
+def _preferences(key: bytes, candidates: Sequence[Candidate], uniform: bool) -> Sequence[float]:
+    """Return how much a block prefers each candidate."""
     drawn = int.from_bytes(key[:8], "big") | 1
     numbers = [drawn * candidate.seed & _MASK for candidate in candidates]
     if uniform:
         return numbers  # ranked as below, for less
-    return [
-        -candidate.weight / math.log(((number >> 12) + 0.5) / 2.0**52)  # as many bits as are exact
-        for number, candidate in zip(numbers, candidates, strict=True)
-    ]
+    return [rendezvous_score(each.weight, number) for number, each in zip(numbers, candidates, strict=True)]

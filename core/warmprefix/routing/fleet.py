@@ -16,13 +16,13 @@ from warmprefix.errors import check_names, log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, ResidencyFeed, ServedPrompt
-from warmprefix.routing.members import Agent, Member, check_number
+from warmprefix.routing.members import Agent, Member, check_number, check_type
 from warmprefix.routing.tenants import StateT, Tenants
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Fleet", "check_range", "check_request", "check_type", "listed"]
+__all__ = ["Fleet", "check_range", "check_request", "listed"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -266,14 +266,6 @@ def check_request(conversation: str | None, **names: str | None) -> None:
     check_names(conversation=conversation, **names)
     if conversation == "":
         raise ValueError("conversation must not be empty, got ''; None stands for no conversation")
-
-
-def check_type(argument: str, value: object, expected: type, *, optional: bool = False) -> None:
-    """Check that an argument is an instance of a class, or None if `optional`."""
-    if not isinstance(value, expected) and not (optional and value is None):
-        article = "an" if expected.__name__[0] in "AEIOU" else "a"
-        or_none = " or None" if optional else ""
-        raise TypeError(f"{argument} must be {article} {expected.__name__}{or_none}, got {type(value).__name__}")
 
 
 def listed(names: Iterable[str]) -> str:

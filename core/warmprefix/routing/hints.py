@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from warmprefix.plan import ContextPlan
+from warmprefix.routing.members import check_type
 
 __all__ = ["RequestHints", "Router", "SessionHints", "session_key"]
 
@@ -77,12 +78,10 @@ class SessionHints:
             raise ValueError(f"router must be one of {', '.join(_SESSION_HEADERS)}, got {router!r}")
         if engine not in (None, "vllm", "sglang"):
             raise ValueError(f"engine must be 'vllm', 'sglang' or None, got {engine!r}")
-        if isinstance(head_blocks, bool) or not isinstance(head_blocks, int):
-            raise TypeError(f"head_blocks must be an int, got {type(head_blocks).__name__}")
+        check_type("head_blocks", head_blocks, int)
         if head_blocks < 0:
             raise ValueError(f"head_blocks must be 0 or more, got {head_blocks}")
-        if session_header is not None and not isinstance(session_header, str):
-            raise TypeError(f"session_header must be a str or None, got {type(session_header).__name__}")
+        check_type("session_header", session_header, str, optional=True)
         if session_header == "":
             raise ValueError("session_header must not be empty, got ''; None stands for the router's own")
         self._router = router
@@ -102,13 +101,10 @@ class SessionHints:
             TypeError: `plan` is not a `ContextPlan`, or `priority` not an integer.
             ValueError: `priority` has more than 32 bits.
         """
-        if not isinstance(plan, ContextPlan):
-            raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
-        if priority is not None:
-            if isinstance(priority, bool) or not isinstance(priority, int):
-                raise TypeError(f"priority must be an int or None, got {type(priority).__name__}")
-            if abs(priority) > _MAX_PRIORITY:
-                raise ValueError(f"priority must be between -{_MAX_PRIORITY} and {_MAX_PRIORITY}, got {priority}")
+        check_type("plan", plan, ContextPlan)
+        check_type("priority", priority, int, optional=True)
+        if priority is not None and abs(priority) > _MAX_PRIORITY:
+            raise ValueError(f"priority must be between -{_MAX_PRIORITY} and {_MAX_PRIORITY}, got {priority}")
         headers: dict[str, str] = {}
         key = session_key(plan)
         if key is None and self._head_blocks:

@@ -13,13 +13,21 @@ from warmprefix.plan import Scope
 from warmprefix.residency import ResidencyFeed
 from warmprefix.routing.segments import name_digest
 
-__all__ = ["Agent", "Member", "Replica", "check_number"]
+__all__ = ["Agent", "Member", "Replica", "check_number", "check_type"]
 
 
 def check_number(argument: str, number: object) -> None:
     """Check that an argument is a real number."""
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{argument} must be a number, got {type(number).__name__}")
+
+
+def check_type(argument: str, value: object, expected: type, *, optional: bool = False) -> None:
+    """Check that an argument is an instance of a class, or None if `optional`. A bool is not an int here."""
+    if (not isinstance(value, expected) or isinstance(value, bool)) and not (optional and value is None):
+        article = "an" if expected.__name__[0].lower() in "aeiou" else "a"
+        or_none = " or None" if optional else ""
+        raise TypeError(f"{argument} must be {article} {expected.__name__}{or_none}, got {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,7 @@ class Agent:
     """Share of the load, relative to the other weights: 2.0 for an engine that computes twice as fast."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise TypeError(f"name must be a str, got {type(self.name).__name__}")
+        check_type("name", self.name, str)
         if not self.name:
             raise ValueError("name must not be empty, got ''")
         check_count("capacity_tokens", self.capacity_tokens, optional=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -61,29 +61,16 @@ class RequestBlocks:
         return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])
 
 
+@dataclass(slots=True)
 class PromptsInFlight:
-    """Counts the prompts in flight by their first blocks, so that a request can follow one not answered yet.
+    """Counts the prompts in flight by their first blocks, so that a request can follow one not answered yet."""
 
-    Each prompt that was added must be removed once, with the same blocks.
-
-    >>> prompts = PromptsInFlight()
-    >>> prompts.add([b"A", b"B"])
-    >>> prompts.match([b"A", b"C"], [100, 50])
-    100
-    >>> prompts.remove([b"A", b"B"])
-    >>> prompts.match([b"A", b"C"], [100, 50])
-    0
-    """
-
-    __slots__ = ("count", "next")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.next: dict[bytes, PromptsInFlight] = {}
-        """The prompts that continue with a block."""
+    count: int = 0
+    next: dict[bytes, PromptsInFlight] = field(default_factory=dict)
+    """The prompts that continue with a block."""
 
     def add(self, keys: Sequence[bytes]) -> None:
-        """Count a prompt. O(blocks)."""
+        """Count a prompt until it is removed. O(blocks)."""
         prompts = self
         for key in keys:
             following = prompts.next.get(key)
@@ -118,16 +105,14 @@ class PromptsInFlight:
         return matched
 
 
+@dataclass(slots=True)
 class ReplicaCache:
     """The predicted cache of one replica in one scope."""
 
-    __slots__ = ("in_flight", "recorded_bytes", "tree")
-
-    def __init__(self, tree: PrefixTree[bytes]) -> None:
-        self.tree = tree
-        self.in_flight = PromptsInFlight()
-        self.recorded_bytes = 0
-        """Bytes that the tenant counts for it."""
+    tree: PrefixTree[bytes]
+    in_flight: PromptsInFlight = field(default_factory=PromptsInFlight)
+    recorded_bytes: int = 0
+    """Bytes that the tenant counts for it."""
 
     @property
     def memory_bytes(self) -> int:
@@ -135,14 +120,12 @@ class ReplicaCache:
         return _TREE + _NODE * self.tree.nodes + _BLOCK * self.tree.blocks
 
 
+@dataclass(slots=True)
 class ScopeCaches:
     """The replicas' predicted caches in one scope, and how reports compare with the predictions."""
 
-    __slots__ = ("caches", "feedback")
-
-    def __init__(self) -> None:
-        self.caches: dict[Member, ReplicaCache] = {}
-        self.feedback = UsageFeedback()
+    caches: dict[Member, ReplicaCache] = field(default_factory=dict)
+    feedback: UsageFeedback = field(default_factory=UsageFeedback)
 
     def predict(self, member: Member, request: RequestBlocks) -> tuple[int, int]:
         """Return the tokens that a replica holds in the request's best order, now and after its prompts in flight."""
@@ -201,19 +184,11 @@ class ReplicaLoads:
         load = self.by_member[member]
         return load.in_flight + load.recent
 
-    def total(self) -> float:
-        """Return all replicas' tokens in flight and lately."""
-        return sum([load.in_flight + load.recent for load in self.by_member.values()])
-
     def join(self, member: Member) -> None:
         """Add a replica, with the others' mean recent load so that it does not receive everything at once."""
         weights = sum(other.weight for other in self.by_member)
         recent = sum(load.recent for load in self.by_member.values()) / weights if weights else 0.0
         self.by_member[member] = _Load(recent * member.weight)
-
-    def leave(self, member: Member) -> None:
-        """Remove a replica."""
-        del self.by_member[member]
 
     def add(self, member: Member, requests: int, prompt: int, waiting: int) -> None:
         """Add requests in flight, their tokens, and those still to be computed; negative numbers take back."""
@@ -232,25 +207,17 @@ class ReplicaLoads:
 
 
 class ReplicaBounds(NamedTuple):
-    """Bounds on one tenant."""
+    """Bounds on one tenant; `ReplicaRouter` documents them."""
 
     capacity_tokens: int | None
-    """Tokens of context in a replica's cache, for replicas without a number of their own."""
     max_nodes: int
-    """Most nodes per prefix tree."""
     max_scopes: int
     max_conversations: int
     max_open_routes: int
 
 
 class ReplicaTenant(TenantState):
-    """One tenant of a `ReplicaRouter`.
-
-    Args:
-        bounds: Bounds on memory.
-        loads: The loads that this tenant sees.
-        owns_loads: False if other tenants share the loads.
-    """
+    """One tenant of a `ReplicaRouter`. It does not own the loads that it sees if tenants share them."""
 
     def __init__(self, bounds: ReplicaBounds, loads: ReplicaLoads, owns_loads: bool) -> None:
         self._bounds = bounds
@@ -264,8 +231,6 @@ class ReplicaTenant(TenantState):
         self.open: OrderedDict[str, OpenRoute] = OrderedDict()
         """By the route's id."""
         self._open_bytes = self._tree_bytes = 0
-
-    # -- memory ------------------------------------------------------------------------------------------------
 
     @property
     def fixed_bytes(self) -> int:
@@ -311,8 +276,6 @@ class ReplicaTenant(TenantState):
         before, cache.recorded_bytes = cache.recorded_bytes, cache.memory_bytes
         self._tree_bytes += cache.recorded_bytes - before
 
-    # -- replicas ----------------------------------------------------------------------------------------------
-
     def join(self, member: Member) -> None:
         if self._owns_loads:
             self.loads.join(member)
@@ -326,7 +289,7 @@ class ReplicaTenant(TenantState):
             if cache is not None:
                 self._tree_bytes -= cache.recorded_bytes
         if self._owns_loads:
-            self.loads.leave(member)
+            del self.loads.by_member[member]
 
     def scope(self, preamble: bytes | None) -> ScopeCaches:
         """Return the caches behind a preamble. Beyond `max_scopes`, the least recently used scope is forgotten."""
@@ -352,8 +315,6 @@ class ReplicaTenant(TenantState):
     def _capacity(self, member: Member) -> int | None:
         capacity = member.spec.capacity_tokens
         return self._bounds.capacity_tokens if capacity is None else capacity
-
-    # -- open routes -------------------------------------------------------------------------------------------
 
     def add_open(self, id: str, route: OpenRoute) -> None:
         """Book a route. Beyond `max_open_routes`, the oldest open route counts as abandoned."""
@@ -390,13 +351,10 @@ class ReplicaTenant(TenantState):
             if member is None or route.member is member:
                 self.close(id)
 
-    # -- served prompts ----------------------------------------------------------------------------------------
-
     def history(self, placement: ConversationPlacement, member: Member) -> int:
-        """Return the tokens of a conversation's history that a replica holds: all, or none.
+        """Return the tokens of a conversation's history that a replica holds: all, or 0.
 
-        None if the replica has computed so much since that its cache must have lost the end of the history, and will
-        lose more of it soon.
+        It is 0 if the replica has computed so much since that its cache must have lost the end of the history.
         """
         if placement.member is not member or not member.alive:
             return 0
@@ -405,10 +363,7 @@ class ReplicaTenant(TenantState):
         return placement.tokens if capacity is None or placement.tokens + since <= capacity else 0
 
     def record_answer(self, conversation: str | None, route: OpenRoute, report: EngineReport) -> None:
-        """Record that a replica computed a prompt, and where the conversation's history is now.
-
-        The engine's token counts take precedence over the route's.
-        """
+        """Record that a replica computed a prompt, by the engine's counts if any, and holds the conversation now."""
         member = route.member
         tokens = route.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
         cached = route.held if report.cached_tokens is None else report.cached_tokens
@@ -428,17 +383,10 @@ class ReplicaTenant(TenantState):
         report: EngineReport,
         is_current: bool,
     ) -> bool:
-        """Record that a replica holds these blocks, in this order, right behind the preamble.
+        """Record that a replica holds one or more blocks, in this order, right behind the preamble.
 
-        Args:
-            preamble: Its fingerprint.
-            route: The closed route.
-            planned: One block or more.
-            report: The engine's.
-            is_current: True if a feed makes the report superfluous.
-
-        Returns:
-            True if less was held than predicted, and the rest of the path is now marked stale.
+        `is_current` means that a feed makes the report superfluous. Returns True if less was held than predicted, and
+        the rest of the path is now marked stale.
         """
         scope = self.scope(preamble)
         cache = self.cache(scope, route.member)

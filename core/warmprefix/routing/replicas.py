@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -14,11 +13,14 @@ from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency import EngineReport, ResidencyTarget
-from warmprefix.routing.fleet import Fleet, check_range, check_request, check_type, listed
-from warmprefix.routing.members import Member, Replica
+from warmprefix.routing.balance import rendezvous_score
+from warmprefix.routing.fleet import Fleet, check_range, check_request, listed
+from warmprefix.routing.members import Member, Replica, check_type
 from warmprefix.routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLoads, ReplicaTenant, RequestBlocks
 
 __all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
+
+_TEMPLATES = Templates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """A snapshot; fields up to `feed_errors` count since the router was created or reset."""
+    """A snapshot of a `ReplicaRouter`; fields up to `feed_errors` count since it was created or reset."""
 
     routes: int = 0
     prompt_tokens: int = 0
-    """Tokens of all routed prompts."""
     resident_tokens: int = 0
-    """Tokens of these prompts that their replicas were predicted to hold."""
+    """Part of `prompt_tokens` that the replicas were predicted to hold."""
     spilled: int = 0
     """Requests for which the cheapest replica had no room."""
     moved: int = 0
@@ -67,13 +68,11 @@ class ReplicaStats:
     late_commits: int = 0
     """Commits of a route that was no longer open."""
     reports: int = 0
-    """Answers for which the engine reported its count of cached tokens."""
+    """Reports with a count of cached tokens."""
     reported_cached_tokens: int = 0
-    """Sum of those counts."""
     stale_paths: int = 0
     """Reports that an engine held less of a path than predicted."""
     feed_errors: int = 0
-    """Failures of feeds."""
     open_routes: int = 0
     tenants: int = 0
     scopes: int = 0
@@ -140,7 +139,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """Start with empty caches.
 
         Args:
-            replicas: The replicas that `join` first.
             eps: How far a replica's load may be above the mean, as a share of it.
             floor_tokens: A load that is never too high, so that a few requests are not spread for balance alone.
             waiting_weight: Cost of a token that the replica computes first, relative to one of the request's own. It is
@@ -150,8 +148,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             capacity_tokens: Tokens of context in a replica's prefix cache, for replicas without a number of their own;
                 None for no bound.
             max_nodes: Most nodes of a prefix tree, per replica and scope.
-            max_tenants: Most tenants; beyond it the least recently used is forgotten.
-            max_scopes: Most preambles per tenant; beyond it the least recently used is forgotten.
+            max_tenants: Most tenants; beyond it the least recently used is forgotten, as for `max_scopes`.
+            max_scopes: Most preambles per tenant.
             max_conversations: Most conversations per tenant.
             max_open_routes: Most open routes per tenant; beyond it the oldest counts as abandoned.
             max_bytes: Most memory of all tenants together, estimated to within a quarter. Beyond it, tenants that take
@@ -198,8 +196,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         with self._lock:
             return self._member(name)
 
-    # -- routing -----------------------------------------------------------------------------------------------
-
     def route(
         self,
         blocks: Iterable[ContextBlock | str] = (),
@@ -228,9 +224,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """
         distinct, _ = distinct_blocks(as_blocks(blocks))
         check_request(conversation, tenant=tenant, preamble=preamble)
+        check_type("prompt_tokens", prompt_tokens, int, optional=True)
         if prompt_tokens is not None:
-            if isinstance(prompt_tokens, bool) or not isinstance(prompt_tokens, int):
-                raise TypeError(f"prompt_tokens must be an int or None, got {type(prompt_tokens).__name__}")
             check_range(0, prompt_tokens=prompt_tokens)
         behind = None if preamble is None else fingerprint(preamble)
         request = RequestBlocks(distinct, order_locked)
@@ -251,7 +246,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 else:
                     held[member] = resident = state.history(placement, member)
                 residents[member] = min(resident, prompt)
-            costs = {member: self._cost(loads, member, prompt, resident) for member, resident in residents.items()}
+            costs: dict[Member, float] = {}
+            for member, resident in residents.items():
+                load = loads.by_member[member]
+                waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
+                costs[member] = (prompt - resident + waits) / member.weight
             affinity = _affinity(tenant, behind, conversation, distinct)
             chosen, spilled = self._choose(loads, costs, prompt, affinity)
             self._number += 1
@@ -267,29 +266,21 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 costs={member.name: cost for member, cost in costs.items()},
                 spilled=spilled,
             )
-            counts = self._counts
-            counts["routes"] += 1
-            counts["prompt_tokens"] += prompt
-            counts["resident_tokens"] += residents[chosen]
-            counts["spilled"] += spilled
-            counts["moved"] += placement is not None and placement.member is not chosen
+            moved = placement is not None and placement.member is not chosen
+            self._counts.update(routes=1, prompt_tokens=prompt, resident_tokens=route.resident_tokens)
+            self._counts.update(spilled=spilled, moved=moved)
             in_flight = state.cache(scope, chosen).in_flight if placement is None and request.keys else None
             waiting = prompt - residents[chosen]
             state.add_open(route.id, OpenRoute(chosen, prompt, waiting, held[chosen], in_flight, request.keys))
             self._tenants.record(tenant, state, used=True)
         return route
 
-    def _cost(self, loads: ReplicaLoads, member: Member, prompt: int, resident: int) -> float:
-        load = loads.by_member[member]
-        waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
-        return (prompt - resident + waits) / member.weight
-
     def _choose(
         self, loads: ReplicaLoads, costs: dict[Member, float], prompt: int, affinity: Callable[[Member], float]
     ) -> tuple[Member, bool]:
         """Return the cheapest replica with room, and whether a cheaper one has none."""
         relative = {member: loads.of(member) / member.weight for member in costs}
-        mean = (loads.total() + prompt) / sum(member.weight for member in costs)
+        mean = (sum(map(loads.of, loads.by_member)) + prompt) / sum(member.weight for member in costs)
         limit = max(self._floor_tokens, (1 + self._eps) * mean)
         least = min(relative.values())
         with_room = [
@@ -301,8 +292,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         best = [member for member in with_room if costs[member] <= cheapest]
         chosen = best[0] if len(best) == 1 else max(best, key=lambda member: (affinity(member), member.name))
         return chosen, cheapest > min(costs.values())
-
-    # -- ending a request --------------------------------------------------------------------------------------
 
     def prefilled(self, route: Route) -> bool:
         """Record the first token of the answer: others do not wait for the prompt any more. True if it was open."""
@@ -366,15 +355,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             self._counts["abandons"] += was_open
         return was_open
 
-    # -- statistics --------------------------------------------------------------------------------------------
-
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return each replica's tokens, in flight and lately, of one tenant; of all if they share load."""
         with self._lock:
             state = self._tenants.get(tenant)
-            loads = None if state is None else state.loads
-            if self._share_load:
-                loads = self._shared_load
+            loads = self._shared_load if self._share_load else None if state is None else state.loads
             return {name: 0.0 if loads is None else loads.of(member) for name, member in self._members.items()}
 
     def stats(self) -> ReplicaStats:
@@ -391,12 +376,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 memory_bytes=sum(state.memory_bytes for state in states),
             )
 
-    # -- hooks of the fleet ------------------------------------------------------------------------------------
-
     def _new_tenant(self, tenant: str | None) -> ReplicaTenant:
-        if self._share_load:
-            return ReplicaTenant(self._bounds, self._shared_load, False)
-        return ReplicaTenant(self._bounds, ReplicaLoads(self._window_tokens, self._members.values()), True)
+        loads = self._shared_load if self._share_load else ReplicaLoads(self._window_tokens, self._members.values())
+        return ReplicaTenant(self._bounds, loads, not self._share_load)
 
     def _tenant_forgotten(self, tenant: str | None, state: ReplicaTenant) -> None:
         state.close_all()
@@ -414,7 +396,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         self._shared_load.join(member)
 
     def _removed(self, member: Member) -> None:
-        self._shared_load.leave(member)
+        del self._shared_load.by_member[member]
 
     def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
         with self._lock:
@@ -430,9 +412,6 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 self._tenants.record(scope.tenant, state)
         if self._listener is not None:
             self._listener.residency_changed(scope, keys, resident_blocks)
-
-
-_TEMPLATES = Templates()
 
 
 def _as_planned(block: ContextBlock) -> PlannedBlock:
@@ -453,7 +432,6 @@ def _affinity(
     def affinity(member: Member) -> float:
         name = member.name.encode("utf-8", "surrogatepass")
         digest = blake2b(name, digest_size=8, key=blake2b(seed, digest_size=32).digest(), person=b"wp-replica").digest()
-        drawn = (int.from_bytes(digest, "big") >> 12) + 0.5  # as many bits as are exact, so that it is below 2**52
-        return -member.weight / math.log(drawn / 2.0**52)
+        return rendezvous_score(member.weight, int.from_bytes(digest, "big"))
 
     return affinity
