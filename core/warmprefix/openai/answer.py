@@ -1,18 +1,20 @@
-"""The reader of answers: facts about the prompt and the time to first token, without I/O.
-
-An answer is read while its bytes pass on to the application. `completion.ChatReader` also puts a chat together.
-"""
+"""The reader of answers while they pass on: server-sent events, token counts and the time to first token. No I/O."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmprefix.openai.sse import MAX_EVENT_BYTES, EventSplitter, event_data
+__all__ = ["AnswerFacts", "AnswerReader", "EventSplitter", "StreamedAnswer", "WholeAnswer", "event_data"]
 
-__all__ = ["AnswerFacts", "AnswerReader", "StreamedAnswer", "WholeAnswer"]
+_MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Bytes kept of an event, or of an answer in one piece, that is not complete yet."""
+
+_END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r|\n)")
+"""The end of a line followed by an empty line: `\\n`, `\\r\\n` or `\\r`, in any mixture."""
 
 _DONE = b"[DONE]"
 _FAILURES = ("error", "response.failed")
@@ -22,21 +24,58 @@ _SIGNS = (b'"usage"', b'"error"', _DONE, b'"response.')
 """Byte strings of which a relevant event holds one, once the answer has started."""
 
 
+class EventSplitter:
+    r"""Splitter that returns whole events, each with its final empty line; joined, they are the stream again.
+
+    >>> splitter = EventSplitter()
+    >>> splitter.feed(b"data: 1\n\ndata"), splitter.feed(b": 2\r\n\r"), splitter.feed(b"\ndata: 3"), splitter.rest()
+    ([b'data: 1\n\n'], [b'data: 2\r\n\r'], [], b'\ndata: 3')
+    """
+
+    def __init__(self, max_bytes: int = _MAX_EVENT_BYTES) -> None:
+        """Start empty. An event longer than `max_bytes` is returned in unreadable parts."""
+        self._max_bytes = max_bytes
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the events that `data` completes. Amortised linear in the bytes fed."""
+        held = self._held
+        searched = max(0, len(held) - 3)  # the last three bytes may be the first part of an end
+        held += data
+        events = []
+        begin = 0
+        for end in _END.finditer(held, searched):
+            events.append(bytes(held[begin : end.end()]))
+            begin = end.end()
+        if len(held) - begin > self._max_bytes:
+            events.append(bytes(held[begin:]))
+            begin = len(held)
+        del held[:begin]
+        return events
+
+    def rest(self) -> bytes:
+        """Return and drop the bytes of the event that has no end yet."""
+        rest = bytes(self._held)
+        self._held.clear()
+        return rest
+
+
+def event_data(event: bytes) -> bytes:
+    r"""Return the data lines of one event.
+
+    >>> event_data(b"event: x\r\ndata: {\r\ndata:}\r\n\r\n")
+    b'{\n}'
+    """
+    data = []
+    for line in event.splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            data.append(value[1:] if value.startswith(b" ") else value)
+    return b"\n".join(data)
+
+
 class AnswerFacts:
     """Facts that an answer has reported so far, and its time to first token."""
-
-    __slots__ = (
-        "_began",
-        "_clock",
-        "cached_tokens",
-        "ended",
-        "failed",
-        "prompt_token_ids",
-        "prompt_tokens",
-        "started",
-        "ttft",
-        "unread",
-    )
 
     def __init__(self, began: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         """Start without facts. `began` is the time on `clock` when the request was sent, now by default."""
@@ -66,12 +105,8 @@ class AnswerFacts:
             self.ended = True
             return None
         payload = _object(data)
-        if payload is not None:
-            self.read_chunk(payload)
-        return payload
-
-    def read_chunk(self, payload: Mapping[str, Any]) -> None:
-        """Read the JSON object of one event of a stream."""
+        if payload is None:
+            return None
         self.ended = self.ended or payload.get("type") in _ENDS
         response = payload.get("response")
         if isinstance(response, dict):  # in the first and last event of `/v1/responses`
@@ -81,6 +116,7 @@ class AnswerFacts:
         if not self.started and _has_token(payload):
             self.started = True
             self.ttft = self._clock() - self._began
+        return payload
 
     def read_whole(self, payload: Mapping[str, Any] | None) -> None:
         """Read an answer that came in one piece; None if it is not a JSON object."""
@@ -94,12 +130,9 @@ class AnswerFacts:
         """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""
         usage = payload.get("usage")
         if isinstance(usage, dict):
-            for total, details in (
-                ("prompt_tokens", "prompt_tokens_details"),
-                ("input_tokens", "input_tokens_details"),
-            ):
+            for total in ("prompt_tokens", "input_tokens"):
                 self.prompt_tokens = _count(usage.get(total), self.prompt_tokens)
-                if isinstance(found := usage.get(details), dict):
+                if isinstance(found := usage.get(f"{total}_details"), dict):
                     self.cached_tokens = _count(found.get("cached_tokens"), self.cached_tokens)
         ids = payload.get("prompt_token_ids")
         if ids is None and isinstance(choices := payload.get("choices"), list) and choices:
@@ -119,7 +152,7 @@ class WholeAnswer:
         """Read a piece of the answer; return the bytes to pass on now."""
         if self._body is not None:
             self._body += data
-            if len(self._body) > MAX_EVENT_BYTES:
+            if len(self._body) > _MAX_EVENT_BYTES:
                 self._body = None
         return data
 
@@ -183,14 +216,14 @@ def _has_token(chunk: Mapping[str, Any]) -> bool:
         return False
     if not choices:
         return bool(chunk.get("usage"))  # the prompt was read even if nothing had to be answered
-    return any(_starts(choice) for choice in choices if isinstance(choice, dict))
-
-
-def _starts(choice: Mapping[str, Any]) -> bool:
-    if choice.get("finish_reason") or choice.get("text"):
-        return True
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        delta = choice.get("delta")
+        has_piece = isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+        if has_piece or choice.get("finish_reason") or choice.get("text"):
+            return True
+    return False
 
 
 def _object(data: bytes | bytearray) -> dict[str, Any] | None:

@@ -57,12 +57,9 @@ class ChatAsker:
         """Prepare the client.
 
         Args:
-            client: A blocking one needs `threads`.
+            client: Anything else raises a TypeError, as does a blocking client without `threads`.
             timeout: Seconds for a whole answer; None leaves it to the client, which bounds each silence.
             threads: Where a blocking client runs.
-
-        Raises:
-            TypeError: `client` is another object, or a blocking one without `threads`.
         """
         if not isinstance(client, openai.AsyncOpenAI | openai.OpenAI):
             raise TypeError(f"client must be an openai.OpenAI or openai.AsyncOpenAI, got {type(client).__name__}")
@@ -101,12 +98,12 @@ class ChatAsker:
         if self._timeouts is not None:
             options = {**options, "timeout": self._timeouts}
         if self._awaited:
-            reading = _Reading(self._timeout, on_start, on_text)
+            reading = _TimedReader(self._timeout, on_start, on_text)
             return await _within(self._timeout, self._read_in_task(options, reading), reading.timed_out)
         loop, left = asyncio.get_running_loop(), threading.Event()
 
         def read() -> ChatAnswer:
-            reading = _Reading(self._timeout, on_start, on_text)
+            reading = _TimedReader(self._timeout, on_start, on_text)
             return self._read_in_thread(options, reading, loop, left)
 
         try:
@@ -114,7 +111,7 @@ class ChatAsker:
         finally:
             left.set()
 
-    async def _read_in_task(self, options: Mapping[str, Any], reading: _Reading) -> ChatAnswer:
+    async def _read_in_task(self, options: Mapping[str, Any], reading: _TimedReader) -> ChatAnswer:
         async with self._create(**options) as response:
             pieces = aiter(response.iter_bytes())
             while not reading.facts.ended:
@@ -132,11 +129,7 @@ class ChatAsker:
         return reading.answer()
 
     def _read_in_thread(
-        self,
-        options: Mapping[str, Any],
-        reading: _Reading,
-        loop: asyncio.AbstractEventLoop,
-        left: threading.Event,
+        self, options: Mapping[str, Any], reading: _TimedReader, loop: asyncio.AbstractEventLoop, left: threading.Event
     ) -> ChatAnswer:
         with self._create(**options) as response:
             pieces = iter(response.iter_bytes())
@@ -158,14 +151,11 @@ class ChatAsker:
         return reading.answer()
 
 
-class _Reading(ChatReader):
-    """Reader of one answer that reports its news and its delay."""
+class _TimedReader(ChatReader):
+    """Reader of one answer that reports its progress and its delay."""
 
     def __init__(
-        self,
-        timeout: float | None,
-        on_start: Callable[[], object] | None,
-        on_text: Callable[[str], object] | None,
+        self, timeout: float | None, on_start: Callable[[], object] | None, on_text: Callable[[str], object] | None
     ) -> None:
         super().__init__()
         self._timeout = timeout
@@ -203,11 +193,7 @@ async def ask_with_retries(
 ) -> tuple[_T, int]:
     """Await `ask()` until it returns; return its result and the number of attempts.
 
-    Args:
-        ask: One attempt.
-        retries: How often, and how long to wait. A `Retry-After` of the server counts.
-        may_retry: Decides whether a failure is retried.
-        on_retry: Called with each failure that another attempt follows.
+    `on_retry` is called with each failure that another attempt follows. A `Retry-After` of the server counts.
 
     Raises:
         CallFailedError: There is no result. An exception that is no failure of a call is raised as it is.

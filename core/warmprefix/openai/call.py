@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from warmprefix.plan import ContextPlan
@@ -19,7 +19,14 @@ __all__ = [
     "read_call",
 ]
 
-Route = Literal["chat", "completions", "responses"]
+PromptRoute = Literal["chat", "completions", "responses"]
+
+_ROUTES: Mapping[str, PromptRoute] = {
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/responses": "responses",
+}
+"""The route of each end of a path; the first that matches counts."""
 
 TokenIds = Literal["vllm", "sglang"]
 """The engine whose field asks for the prompt's tokens."""
@@ -35,13 +42,8 @@ def chat_options(
     model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], cache_salt: str | None
 ) -> dict[str, Any]:
     """Return the arguments of `chat.completions.create` for a streamed chat that reports its usage."""
-    made = {
-        "stream_options": {"include_usage": True},
-        **options,
-        "model": model,
-        "messages": list(messages),
-        "stream": True,
-    }
+    made = {"stream_options": {"include_usage": True}, **options}
+    made |= {"model": model, "messages": list(messages), "stream": True}
     if cache_salt is not None:
         made["extra_body"] = {**(options.get("extra_body") or {}), "cache_salt": cache_salt}
     return made
@@ -50,7 +52,7 @@ def chat_options(
 class PromptCall(NamedTuple):
     """A request with a prompt, as it goes out."""
 
-    route: Route
+    route: PromptRoute
     content: bytes
     body: Mapping[str, Any]
     """`content`, parsed."""
@@ -67,7 +69,7 @@ class PromptCall(NamedTuple):
 
 def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes) -> PromptCall | None:
     """Return the call that a request makes; None for any other request, and for an unreadable one."""
-    route = _route(path.rstrip("/"))
+    route = next((route for end, route in _ROUTES.items() if path.rstrip("/").endswith(end)), None)
     if route is None or method != "POST" or headers.get("content-encoding"):
         return None
     try:
@@ -79,14 +81,6 @@ def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes
     texts = list(_texts(route, body))
     prompt = "\n".join([text for text in texts if text is not None])
     return PromptCall(route, content, body, prompt, None not in texts)
-
-
-def _route(path: str) -> Route | None:
-    if path.endswith("/chat/completions"):
-        return "chat"
-    if path.endswith("/completions"):
-        return "completions"
-    return "responses" if path.endswith("/responses") else None
 
 
 class Additions(NamedTuple):
@@ -138,41 +132,32 @@ def block_ends(prompt: str, plan: ContextPlan) -> list[float] | None:
     """
     each = [planned.render() for planned in plan.blocks]
     for texts in (plan.paragraphs(), each, [planned.text for planned in plan.blocks]):
-        ends = _first_ends(prompt, texts) if plan.opens_prompt else _last_ends(prompt, texts)
+        ends = _ends(prompt, texts, from_start=plan.opens_prompt)
         if ends is not None:
             return [end / len(prompt) for end in ends] if prompt else []
     return None
 
 
-def _first_ends(prompt: str, texts: Iterable[str]) -> list[int] | None:
+def _ends(prompt: str, texts: Sequence[str], *, from_start: bool) -> list[int] | None:
+    """Return the end of each text in the prompt; None if one is missing.
+
+    A context at the end of a prompt is searched from there: the history in front may hold the same texts.
+    """
     ends = []
-    end = 0
-    for text in texts:
-        begin = prompt.find(text, end)
+    begin = end = 0 if from_start else len(prompt)
+    for text in texts if from_start else reversed(texts):
+        begin = prompt.find(text, end) if from_start else prompt.rfind(text, 0, begin)
         if begin < 0:
             return None
         end = begin + len(text)
         ends.append(end)
-    return ends
-
-
-def _last_ends(prompt: str, texts: list[str]) -> list[int] | None:
-    # Search from the end: the history in front may hold the same texts.
-    ends = []
-    begin = len(prompt)
-    for text in reversed(texts):
-        end = begin
-        begin = prompt.rfind(text, 0, end)
-        if begin < 0:
-            return None
-        ends.append(begin + len(text))
-    return ends[::-1]
+    return ends if from_start else ends[::-1]
 
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def _texts(route: Route, body: Mapping[str, Any]) -> Iterator[str | None]:
+def _texts(route: PromptRoute, body: Mapping[str, Any]) -> Iterator[str | None]:
     """Yield the parts of the prompt; None stands for a part that is not text."""
     if body.get("tools"):  # chat templates put them first
         yield json.dumps(body["tools"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.openai.tracker import PlanTracker
@@ -15,12 +16,13 @@ except ImportError as exc:
 
 __all__ = ["AsyncLinkClient", "LinkClient"]
 
-# The clients override `send` because each request passes it once, with its redirects, its signature and its proxies
-# inside. A transport sits below these, and would have to choose the proxies again.
-
 
 class LinkClient(DefaultHttpxClient):
-    """Client of the SDK's HTTP stack: httpx, or httpx2 since its version 3."""
+    """Client of the SDK's HTTP stack: httpx, or httpx2 since its version 3.
+
+    It overrides `send` because each request passes it once, with its redirects, its signature and its proxies inside. A
+    transport sits below these, and would have to choose the proxies again.
+    """
 
     def __init__(self, tracker: PlanTracker, **options: Any) -> None:
         super().__init__(**options)
@@ -28,13 +30,9 @@ class LinkClient(DefaultHttpxClient):
 
     def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
         request, exchange = self._tracker.open(request)
-        if exchange is None:
-            return super().send(request, stream=stream, **options)
-        sent = super().send
-        response = send(
-            self._tracker, exchange, request, lambda request: sent(cast(Any, request), stream=True, **options)
-        )
-        if not stream:
+        forward = partial(super().send, stream=stream or exchange is not None, **options)
+        response = send(self._tracker, exchange, request, forward)
+        if not stream and exchange is not None:
             try:
                 response.read()
             except BaseException:
@@ -52,13 +50,9 @@ class AsyncLinkClient(DefaultAsyncHttpxClient):
 
     async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
         request, exchange = self._tracker.open(request)
-        if exchange is None:
-            return await super().send(request, stream=stream, **options)
-        sent = super().send
-        response = await asend(
-            self._tracker, exchange, request, lambda request: sent(cast(Any, request), stream=True, **options)
-        )
-        if not stream:
+        forward = partial(super().send, stream=stream or exchange is not None, **options)
+        response = await asend(self._tracker, exchange, request, forward)
+        if not stream and exchange is not None:
             try:
                 await response.aread()
             except BaseException:

@@ -1,8 +1,4 @@
-"""Streamed chat completions, put together again without I/O.
-
-The `openai` package has a helper for this. It copies the message for every event, and after the first event it drops
-fields that OpenAI does not define, such as vLLM's `stop_reason`. Batches are long, and engines have such fields.
-"""
+"""Streamed chat completions, put together again without I/O."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warmprefix.errors import WarmprefixError
-from warmprefix.openai.answer import AnswerFacts
-from warmprefix.openai.sse import EventSplitter, event_data
+from warmprefix.openai.answer import AnswerFacts, EventSplitter, event_data
 
 __all__ = [
     "AnswerError",
@@ -175,6 +170,9 @@ def _no_object(data: bytes) -> BrokenStreamError:
 class Assembly:
     """Chat completion under assembly from the events of a stream, in their order.
 
+    The `openai` package has a helper for this. It copies the message for every event, and after the first event it
+    drops fields that OpenAI does not define, such as vLLM's `stop_reason`.
+
     >>> assembly = Assembly()
     >>> for piece, reason in (("War", None), ("m", "stop")):
     ...     assembly.add({"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": reason}]})
@@ -231,9 +229,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     whole = {"role": "assistant", "content": None, **message}
     calls = whole.get("tool_calls")
     if isinstance(calls, list):
-        whole["tool_calls"] = [
-            {k: v for k, v in call.items() if k != "index"} for call in calls if isinstance(call, dict)
-        ]
+        whole["tool_calls"] = [{**call} for call in calls if isinstance(call, dict)]
+        for call in whole["tool_calls"]:
+            call.pop("index", None)
     return whole
 
 
@@ -258,9 +256,8 @@ def _extend(into: list[Any], items: list[Any]) -> None:
     """Continue the items with an index, such as tool calls, at that index; append all others."""
     for item in items:
         index = item.get("index") if isinstance(item, dict) else None
-        begun = None
-        if index is not None:
-            begun = next((entry for entry in into if isinstance(entry, dict) and entry.get("index") == index), None)
+        same = (entry for entry in into if isinstance(entry, dict) and entry.get("index") == index)
+        begun = None if index is None else next(same, None)
         if begun is None:
             into.append(_copy(item))
         else:

@@ -133,10 +133,9 @@ class Exchange:
     def finish(self) -> bytes:
         """Read the end of the body; return the remaining bytes to pass on. Returns nothing when called again."""
         reader = self._reader
-        if reader is None or self._is_whole:
-            self._is_whole = True
+        was_whole, self._is_whole = self._is_whole, True
+        if reader is None or was_whole:
             return b""
-        self._is_whole = True
         try:
             return reader.finish()
         except Exception:

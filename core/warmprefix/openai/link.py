@@ -86,19 +86,14 @@ class EngineLink:
     def http_client(self, **options: Any) -> LinkClient:
         """Return a client for `OpenAI(http_client=...)`: an `openai.DefaultHttpxClient` with these options.
 
-        Raises:
-            MissingExtraError: The extra `openai` is not installed.
+        Raises a MissingExtraError if the extra `openai` is not installed.
         """
         from warmprefix.openai.clients import LinkClient
 
         return LinkClient(self._tracker, **options)
 
     def async_http_client(self, **options: Any) -> AsyncLinkClient:
-        """Return a client for `AsyncOpenAI(http_client=...)`: an `openai.DefaultAsyncHttpxClient` with these options.
-
-        Raises:
-            MissingExtraError: The extra `openai` is not installed.
-        """
+        """Return a client for `AsyncOpenAI(http_client=...)`; see `http_client`."""
         from warmprefix.openai.clients import AsyncLinkClient
 
         return AsyncLinkClient(self._tracker, **options)

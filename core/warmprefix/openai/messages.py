@@ -50,7 +50,9 @@ def messages_for(
         raise TypeError(f"question must be a str, got {type(question).__name__}")
     if preamble is not None and not isinstance(preamble, str):
         raise TypeError(f"preamble must be a str or None, got {type(preamble).__name__}")
-    earlier = _copied(history)
+    if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
+        raise TypeError(f"history must be a sequence of messages, got {type(history).__name__}")
+    earlier = [dict(as_mapping(message)) for message in history]
     begin = next((i for i, message in enumerate(earlier) if message.get("role") not in _SYSTEM), len(earlier))
     if preamble is not None:
         if begin:
@@ -65,37 +67,27 @@ def messages_for(
     if context:
         if messages[begin].get("role") != "user":
             messages.insert(begin, {"role": "user", "content": ""})
-        messages[begin]["content"] = _before(context, messages[begin].get("content"))
+        content = messages[begin].get("content")
+        if isinstance(content, list):  # parts, such as images
+            messages[begin]["content"] = [{"type": "text", "text": context}, *content]
+        else:
+            messages[begin]["content"] = _joined(context, content if isinstance(content, str) else "")
     return messages
-
-
-def _copied(history: Sequence[Mapping[str, Any] | SdkMessage]) -> list[dict[str, Any]]:
-    if isinstance(history, str | bytes | Mapping) or not isinstance(history, Sequence):
-        raise TypeError(f"history must be a sequence of messages, got {type(history).__name__}")
-    return [dict(as_mapping(message)) for message in history]
 
 
 def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], begin: int) -> None:
     referring = [planned for planned in plan.blocks if planned.reference is not None]
     if len(earlier) == begin and (referring or (plan.turn or 1) > 1):
-        raise ValueError(
-            f"history must hold the conversation's earlier turns, got none: this is turn {plan.turn or '?'}"
-        )
+        which = plan.turn or "?"
+        raise ValueError(f"history must hold the conversation's earlier turns, got none: this is turn {which}")
     if not referring:
         return
     blocks, labels = [planned.block for planned in referring], [planned.label for planned in referring]
     shown = VisibleHistory(earlier).resolve(blocks, labels, referring[0].templates)
     for planned, (label, reference) in zip(referring, shown, strict=True):
         if reference is None or label != planned.label:
-            raise ValueError(
-                f"history must hold block [{planned.label}] in full, because the plan refers to it, got none"
-            )
-
-
-def _before(context: str, content: object) -> Any:
-    if isinstance(content, list):  # parts, such as images
-        return [{"type": "text", "text": context}, *content]
-    return _joined(context, content if isinstance(content, str) else "")
+            missing = f"block [{planned.label}] in full, because the plan refers to it"
+            raise ValueError(f"history must hold {missing}, got none")
 
 
 def _joined(*parts: str) -> str:

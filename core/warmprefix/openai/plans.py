@@ -21,20 +21,6 @@ PLAN_HEADER = "x-warmprefix-plan"
 class SentPlan:
     """A plan and its state. Only a `PlanBook` changes it."""
 
-    __slots__ = (
-        "__weakref__",
-        "answer",
-        "cache_salt",
-        "deadline",
-        "dropped",
-        "id",
-        "open_blocks",
-        "plan",
-        "session",
-        "state",
-        "was_taken",
-    )
-
     def __init__(self, plan: ContextPlan) -> None:
         self.id = plan.id
         self.plan: ContextPlan | None = plan
@@ -170,8 +156,6 @@ class PlanBook:
 
 class Sending:
     """A plan that requests made in this context may carry, and the one of the block around it."""
-
-    __slots__ = ("book", "is_open", "outer", "sent")
 
     def __init__(self, book: PlanBook, sent: SentPlan, outer: Sending | None) -> None:
         self.book = book

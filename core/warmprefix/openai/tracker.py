@@ -22,7 +22,7 @@ from warmprefix.ticker import Ticker
 if TYPE_CHECKING:
     from warmprefix.planner.planner import ContextPlanner
 
-__all__ = ["Additional", "LinkStats", "Opening", "PlanTracker"]
+__all__ = ["Additional", "LinkStats", "PlanTracker"]
 
 _log = logging.getLogger("warmprefix")
 
@@ -49,12 +49,8 @@ class Additional(NamedTuple):
     session_header: str | None
 
 
-class Opening(NamedTuple):
-    """The request to send in place of another, and the exchange that reads its answer, if it has a plan."""
-
-    request: Any
-    """Of httpx or httpx2, which have the same interface here."""
-    exchange: Exchange | None
+Opening = tuple[Any, Exchange | None]
+"""A request of httpx or httpx2 to send in place of another, and the exchange that reads its answer if it has a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +108,7 @@ class PlanTracker:
         self._ticker = Ticker(self._give_up_overdue, _do_nothing, _THREAD)
 
     def enter(self, plan: ContextPlan) -> SentPlan:
-        """Return the plan's entry.
-
-        Raises:
-            TypeError: `plan` is no `ContextPlan`.
-        """
+        """Return the plan's entry; a TypeError if it is no `ContextPlan`."""
         if not isinstance(plan, ContextPlan):
             raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
         return self.book.enter(plan)
@@ -133,8 +125,6 @@ class PlanTracker:
         ticker.stop(timeout=1.0)
         self._give_up(float("inf"))
 
-    # -- requests ----------------------------------------------------------------------------------------------
-
     def open(self, request: Any) -> Opening:
         """Find the request's plan, remove its header and add what the plan needs. Never raises."""
         named = request.headers.get(PLAN_HEADER)
@@ -148,14 +138,14 @@ class PlanTracker:
                 return self._opened(request, sent, by_name=False)
         except Exception:
             self.degrade("a request could not be prepared for its plan")
-        return Opening(request if named is None else _remade(request, without=PLAN_HEADER), None)
+        return request if named is None else _remade(request, without=PLAN_HEADER), None
 
     def _opened(self, request: Any, sent: SentPlan, *, by_name: bool) -> Opening:
         content = _body_of(request)
         call = None if content is None else read_call(request.method, request.url.path, request.headers, content)
         if call is None:
             self._count("unmatched")
-            return Opening(_remade(request, without=PLAN_HEADER) if by_name else request, None)
+            return _remade(request, without=PLAN_HEADER) if by_name else request, None
         plan = sent.plan
         if plan is not None and not by_name and not holds_blocks(call.prompt, plan):
             self._count("unmatched")
@@ -182,10 +172,8 @@ class PlanTracker:
         header = {add.session_header: sent.session} if add.session_header and sent.session else None
         changed = _remade(request, without=PLAN_HEADER, content=additions.content, added=header)
         if plan is None:
-            return Opening(changed, None)
-        return Opening(changed, Exchange(sent, plan, call, additions=additions, on_error=self.degrade))
-
-    # -- verdicts ----------------------------------------------------------------------------------------------
+            return changed, None
+        return changed, Exchange(sent, plan, call, additions=additions, on_error=self.degrade)
 
     def settle(self, verdict: Verdict | None) -> None:
         """Carry out the verdict of an exchange. Never raises; a finalizer may call it."""
@@ -197,8 +185,7 @@ class PlanTracker:
 
         A caller that is cancelled here has no answer: its application gets a CancelledError instead.
         """
-        due = None if verdict is None else self._noted(verdict)
-        if due is None:
+        if verdict is None or (due := self._noted(verdict)) is None:
             return
         try:
             loop = asyncio.get_running_loop()
@@ -227,17 +214,11 @@ class PlanTracker:
 
     def degrade(self, what: str) -> None:
         """Count and log a failure of the link or of the planner; the request goes on without its plan."""
-        with self._lock:
-            self._counts["errors"] += 1
-            first = self._counts["errors"] == 1
-        log_failure(_log, what, first=first)
+        log_failure(_log, what, first=self._count("errors") == 1)
 
     def count_unsent(self) -> None:
         """Count and log a block of `sending` that ended without an exception and without a request."""
-        with self._lock:
-            self._counts["unsent"] += 1
-            first = self._counts["unsent"] == 1
-        _log.log(logging.WARNING if first else logging.DEBUG, "%s", _UNSENT)
+        _log.log(logging.WARNING if self._count("unsent") == 1 else logging.DEBUG, "%s", _UNSENT)
 
     def _noted(self, verdict: Verdict) -> Verdict | None:
         """Update the plan's state; return the verdict for the planner, on this plan or on one that it displaced."""
@@ -267,7 +248,8 @@ class PlanTracker:
     def _notify_planner(self, verdict: Verdict) -> None:
         try:
             if verdict.step in _COMMITS:
-                self._count_commit(self._planner.commit(verdict.plan, report=verdict.report))
+                recorded = self._planner.commit(verdict.plan, report=verdict.report)
+                self._count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 self._planner.abandon(verdict.plan)
                 self._count("abandons")
@@ -278,7 +260,8 @@ class PlanTracker:
         begun.append(True)
         try:
             if verdict.step in _COMMITS:
-                self._count_commit(await self._planner.acommit(verdict.plan, report=verdict.report))
+                recorded = await self._planner.acommit(verdict.plan, report=verdict.report)
+                self._count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 await self._planner.aabandon(verdict.plan)
                 self._count("abandons")
@@ -293,16 +276,11 @@ class PlanTracker:
             except Exception:  # the caller's cancellation goes on
                 self.degrade("a commit could not be withdrawn")
 
-    def _count_commit(self, recorded: bool) -> None:
+    def _count(self, *names: str) -> int:
+        """Add one to these counts; return the first of them."""
         with self._lock:
-            self._counts["commits"] += 1
-            self._counts["refused_commits"] += not recorded
-
-    def _count(self, name: str) -> None:
-        with self._lock:
-            self._counts[name] += 1
-
-    # -- plans without another attempt -------------------------------------------------------------------------
+            self._counts.update(names)
+            return self._counts[names[0]]
 
     def _watch(self) -> None:
         try:
@@ -322,13 +300,12 @@ class PlanTracker:
             self._notify_planner(Verdict(sent, plan, "abandon"))
 
 
-def _body_of(request: Any) -> bytes | None:
+def _body_of(request: Any) -> Any:
     """Return a request's whole body; None if it comes bit by bit."""
     try:
-        body: bytes = request.content
+        return request.content
     except RuntimeError:  # `RequestNotRead`
         return None
-    return body
 
 
 def _remade(request: Any, *, without: str, content: bytes | None = None, added: Mapping[str, str] | None = None) -> Any:

@@ -24,8 +24,6 @@ class LinkTransport:
 
     def handle_request(self, request: Any) -> Any:
         request, exchange = self._tracker.open(request)
-        if exchange is None:
-            return self._inner.handle_request(request)
         return send(self._tracker, exchange, request, self._inner.handle_request)
 
     def close(self) -> None:
@@ -48,8 +46,6 @@ class AsyncLinkTransport:
 
     async def handle_async_request(self, request: Any) -> Any:
         request, exchange = self._tracker.open(request)
-        if exchange is None:
-            return await self._inner.handle_async_request(request)
         return await asend(self._tracker, exchange, request, self._inner.handle_async_request)
 
     async def aclose(self) -> None:
@@ -63,8 +59,10 @@ class AsyncLinkTransport:
         await self._inner.__aexit__(kind, error, traceback)
 
 
-def send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Any]) -> Any:
-    """Send a request that has a plan. The caller reads the body of the response."""
+def send(tracker: PlanTracker, exchange: Exchange | None, request: Any, forward: Callable[[Any], Any]) -> Any:
+    """Send a request, and have its exchange read the answer. The caller reads the body of the response."""
+    if exchange is None:
+        return forward(request)
     exchange.sending()
     try:
         response = forward(request)
@@ -77,9 +75,11 @@ def send(tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callab
 
 
 async def asend(
-    tracker: PlanTracker, exchange: Exchange, request: Any, forward: Callable[[Any], Awaitable[Any]]
+    tracker: PlanTracker, exchange: Exchange | None, request: Any, forward: Callable[[Any], Awaitable[Any]]
 ) -> Any:
     """Do the same as `send`, in a task: cancellation ends the exchange too."""
+    if exchange is None:
+        return await forward(request)
     exchange.sending()
     try:
         response = await forward(request)

@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, suppress
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["iterate"]
 
@@ -36,11 +36,10 @@ def iterate(generator: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, No
         thread.join()
 
 
-class _End:
+class _End(NamedTuple):
     """The end of the items."""
 
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+    error: BaseException | None
 
 
 class _Pump(Generic[T]):

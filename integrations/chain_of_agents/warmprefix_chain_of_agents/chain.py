@@ -20,7 +20,7 @@ from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.memory import ChatMemory, InMemoryChats
 from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
-from warmprefix_chain_of_agents.runs import Mode, OnFailure, Question, Run, RunEvent, RunOptions
+from warmprefix_chain_of_agents.runs import ChainQuestion, Mode, OnFailure, Run, RunEvent, RunOptions
 from warmprefix_chain_of_agents.turns import Turns
 
 try:
@@ -134,8 +134,11 @@ class ChainOfAgents:
             raise ValueError(f"name of the manager must differ from the workers' names, got {manager.name!r}")
         self._manager = manager
         self._memory: ChatMemory = InMemoryChats() if memory is None else memory
-        self._planner = ContextPlanner() if planner is None else planner
-        self._turns = Turns(self._planner, self._memory, max_chat_tokens)
+        self.router = self._crew.router
+        """Assigns documents to agents."""
+        self.planner = ContextPlanner() if planner is None else planner
+        """Arranges each prompt's documents; an agent's name stands for the model."""
+        self._turns = Turns(self.planner, self._memory, max_chat_tokens)
         self._options = RunOptions(
             mode=mode,
             on_failure=on_failure,
@@ -149,23 +152,8 @@ class ChainOfAgents:
         self._on_progress = on_progress
         self._progress_failed = False
 
-    @property
-    def router(self) -> AgentRouter:
-        """Router that assigns documents to agents."""
-        return self._crew.router
-
-    @property
-    def planner(self) -> ContextPlanner:
-        """Planner that arranges each prompt's documents; an agent's name stands for the model."""
-        return self._planner
-
     def run(
-        self,
-        question: str,
-        documents: Iterable[Any],
-        *,
-        conversation: str | None = None,
-        tenant: str | None = None,
+        self, question: str, documents: Iterable[Any], *, conversation: str | None = None, tenant: str | None = None
     ) -> ChainAnswer:
         """Answer a question from documents.
 
@@ -185,15 +173,12 @@ class ChainOfAgents:
             WorkersFailedError: No document could be read; with `on_failure="raise"`, not every one could.
         """
         with closing(self._iterated(question, documents, conversation, tenant, streaming=False)) as events:
-            return _last(list(events))
+            *_, answer = events
+        assert isinstance(answer, ChainAnswer)
+        return answer
 
     async def arun(
-        self,
-        question: str,
-        documents: Iterable[Any],
-        *,
-        conversation: str | None = None,
-        tenant: str | None = None,
+        self, question: str, documents: Iterable[Any], *, conversation: str | None = None, tenant: str | None = None
     ) -> ChainAnswer:
         """Answer a question in a task; see `run`. Blocking clients run in threads.
 
@@ -202,15 +187,12 @@ class ChainOfAgents:
         """
         asked = _question(question, documents, conversation, tenant)
         async with aclosing(self._events(asked, streaming=False)) as events:
-            return _last([event async for event in events])
+            *_, answer = [event async for event in events]
+        assert isinstance(answer, ChainAnswer)
+        return answer
 
     def stream(
-        self,
-        question: str,
-        documents: Iterable[Any],
-        *,
-        conversation: str | None = None,
-        tenant: str | None = None,
+        self, question: str, documents: Iterable[Any], *, conversation: str | None = None, tenant: str | None = None
     ) -> Generator[ChainProgress | str | ChainAnswer, None, None]:
         """Yield the steps of a `run`, then the manager's text in pieces as it comes, and last the `ChainAnswer`.
 
@@ -220,12 +202,7 @@ class ChainOfAgents:
         return self._iterated(question, documents, conversation, tenant, streaming=True)
 
     def astream(
-        self,
-        question: str,
-        documents: Iterable[Any],
-        *,
-        conversation: str | None = None,
-        tenant: str | None = None,
+        self, question: str, documents: Iterable[Any], *, conversation: str | None = None, tenant: str | None = None
     ) -> AsyncGenerator[ChainProgress | str | ChainAnswer, None]:
         """Do the same as `stream`, in a task. Leave it early within `contextlib.aclosing`."""
         return self._events(_question(question, documents, conversation, tenant), streaming=True)
@@ -236,13 +213,7 @@ class ChainOfAgents:
         self.router.end(conversation, tenant)
 
     def _iterated(
-        self,
-        question: str,
-        documents: Iterable[Any],
-        conversation: str | None,
-        tenant: str | None,
-        *,
-        streaming: bool,
+        self, question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None, *, streaming: bool
     ) -> Generator[ChainProgress | str | ChainAnswer, None, None]:
         speakers: list[Speaker] = [*self._crew.workers.values(), self._manager]
         if awaited := [speaker.name for speaker in speakers if not isinstance(speaker.client, OpenAI)]:
@@ -253,20 +224,12 @@ class ChainOfAgents:
         return iterate(lambda: self._events(asked, streaming=streaming))
 
     async def _events(
-        self, question: Question, *, streaming: bool
+        self, question: ChainQuestion, *, streaming: bool
     ) -> AsyncGenerator[ChainProgress | str | ChainAnswer, None]:
         news: asyncio.Queue[RunEvent | None] = asyncio.Queue()
         threads = ThreadPoolExecutor(self._options.concurrency + 1, thread_name_prefix="warmprefix-agent")
-        run = Run(
-            question,
-            self._manager,
-            self._crew,
-            self._turns,
-            self._options,
-            threads,
-            news.put_nowait,
-            streaming=streaming,
-        )
+        agents = self._manager, self._crew
+        run = Run(question, *agents, self._turns, self._options, threads, news.put_nowait, streaming=streaming)
         running = asyncio.ensure_future(run())
         running.add_done_callback(lambda _: news.put_nowait(None))
         try:
@@ -291,7 +254,7 @@ class ChainOfAgents:
             _log.log(level, "on_progress of a chain of agents failed", exc_info=True)
 
 
-def _question(question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None) -> Question:
+def _question(question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None) -> ChainQuestion:
     """Check the arguments of a run before it starts."""
     if not isinstance(question, str):
         raise TypeError(f"question must be a str, got {type(question).__name__}")
@@ -307,10 +270,4 @@ def _question(question: str, documents: Iterable[Any], conversation: str | None,
     if not read:
         given = f"{len(blocks)} blank" if blocks else "none"
         raise ValueError(f"documents must be one or more that are not blank, got {given}")
-    return Question(question, read, conversation, tenant)
-
-
-def _last(events: list[ChainProgress | str | ChainAnswer]) -> ChainAnswer:
-    answer = events[-1]
-    assert isinstance(answer, ChainAnswer)
-    return answer
+    return ChainQuestion(question, read, conversation, tenant)

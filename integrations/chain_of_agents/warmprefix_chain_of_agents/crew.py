@@ -83,9 +83,9 @@ class Crew:
         self,
         blocks: Sequence[ContextBlock],
         among: Collection[str],
-        *,
         conversation: str | None,
         tenant: str | None,
+        *,
         together: bool,
     ) -> Assignment | None:
         """Share blocks out over the live ones among some workers; None without any."""
@@ -98,7 +98,7 @@ class Crew:
             if set(names) <= set(self.live()):
                 raise
         # A worker has left or failed meanwhile.
-        return self.assign(blocks, among, conversation=conversation, tenant=tenant, together=together)
+        return self.assign(blocks, among, conversation, tenant, together=together)
 
     def _join(self, name: str) -> None:
         worker = self.workers[name]

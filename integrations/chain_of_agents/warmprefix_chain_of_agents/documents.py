@@ -20,11 +20,8 @@ def as_list(documents: Any) -> list[Any]:
         TypeError: `documents` is one document, or nothing that can be listed.
     """
     # Iterating over a pydantic model would give its fields.
-    if (
-        isinstance(documents, str | bytes | Mapping)
-        or _text(documents) is not None
-        or not isinstance(documents, Iterable)
-    ):
+    is_one = isinstance(documents, str | bytes | Mapping) or _text(documents) is not None
+    if is_one or not isinstance(documents, Iterable):
         raise TypeError(f"documents must be a sequence of documents, got one {type(documents).__name__}")
     return list(documents)
 

@@ -59,9 +59,8 @@ class FanOut:
         if placement not in get_args(Placement):
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
         if placement == "tail" and not together:
-            raise ValueError(
-                f"together must be True with placement='tail', as a chat has one prompt per turn, got {together!r}"
-            )
+            why = "as a chat has one prompt per turn"
+            raise ValueError(f"together must be True with placement='tail', {why}, got {together!r}")
         if max_open < 1:
             raise ValueError(f"max_open must be 1 or more, got {max_open}")
         self._router = router
@@ -70,17 +69,13 @@ class FanOut:
         """Those of them that the router had at some time."""
         self._placement: Placement = placement
         self._together = together
-        self._planner = ContextPlanner() if planner is None else planner
+        self.planner = ContextPlanner() if planner is None else planner
+        """Makes the plans that `planning` yields; an agent's name stands for the model."""
         self._max_open = max_open
         # Re-entrant: the garbage collector may close a generator that stands in `reading` in the middle of any call.
         self._lock = threading.RLock()
         self._open: OrderedDict[str, dict[int, Assignment | None]] = OrderedDict()
         """By id and part; None for a share whose reading failed and may be tried again."""
-
-    @property
-    def planner(self) -> ContextPlanner:
-        """Planner of the plans that `planning` yields; an agent's name stands for the model."""
-        return self._planner
 
     def commit(self, share: Any, *, report: EngineReport | None = None, plan: ContextPlan | None = None) -> bool:
         """Report that the agent's model saw its documents, with the engine's report inside `reading` and `planning`.
@@ -137,7 +132,7 @@ class FanOut:
                 Without it nothing is de-duplicated.
         """
         with self.reading(share) as blocks:
-            with self._planner.planning(blocks, **self._plan_options(share, preamble, history)) as plan:
+            with self.planner.planning(blocks, **self._plan_options(share, preamble, history)) as plan:
                 yield plan
             self.commit(share, plan=plan)
 
@@ -147,7 +142,7 @@ class FanOut:
     ) -> AsyncIterator[ContextPlan]:
         """Do the same as `planning`, in a task."""
         with self.reading(share) as blocks:
-            async with self._planner.aplanning(blocks, **self._plan_options(share, preamble, history)) as plan:
+            async with self.planner.aplanning(blocks, **self._plan_options(share, preamble, history)) as plan:
                 yield plan
             self.commit(share, plan=plan)
 

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("langchain", "langgraph") from error
 
-__all__ = ["AgentDocuments", "AgentFanOut"]
+__all__ = ["AgentDocuments", "GraphFanOut"]
 
 
 class AgentDocuments(TypedDict):
@@ -38,7 +38,7 @@ class AgentDocuments(TypedDict):
     tenant: str | None
 
 
-class AgentFanOut(FanOut):
+class GraphFanOut(FanOut):
     """A conditional edge: `graph.add_conditional_edges("retrieve", fan_out, fan_out.destinations)`.
 
     Every document of the state goes to one agent; each agent gets a `Send` with `AgentDocuments`. The node reads them
@@ -104,7 +104,7 @@ class AgentFanOut(FanOut):
     def destinations(self) -> list[str]:
         """Nodes that it may lead to, for `add_conditional_edges` to draw."""
         nodes = [self._nodes] if isinstance(self._nodes, str) else self._nodes.values()
-        return list(dict.fromkeys([*nodes, *([] if self._otherwise is None else [self._otherwise])]))
+        return list(dict.fromkeys(name for name in (*nodes, self._otherwise) if name is not None))
 
     def __call__(self, state: Any, config: RunnableConfig) -> list[Send | str]:
         """Send the documents of the state to the agents.
@@ -116,7 +116,9 @@ class AgentFanOut(FanOut):
         named = config.get("configurable") or {}
         thread = named.get("thread_id")
         conversation = None if thread in (None, "") else str(thread)
-        tenant = self._tenant_of(state, config)
+        tenant = self._tenant(state, config) if callable(self._tenant) else self._tenant
+        if self._tenant is None and named.get("tenant") is not None:
+            tenant = str(named["tenant"])
         shares = self._shared_out(value_of(state, self._documents), conversation, tenant)
         if not shares:
             return [] if self._otherwise is None else [self._otherwise]
@@ -139,9 +141,3 @@ class AgentFanOut(FanOut):
         node = self._nodes if isinstance(self._nodes, str) else self._nodes[share.agent]
         handed = {"agent": share.agent, "documents": share.documents, "assignment": share.assignment}
         return Send(node, {**rest, **handed, "part": share.part})
-
-    def _tenant_of(self, state: Any, config: RunnableConfig) -> str | None:
-        if self._tenant is None:
-            tenant = (config.get("configurable") or {}).get("tenant")
-            return None if tenant is None else str(tenant)
-        return self._tenant(state, config) if callable(self._tenant) else self._tenant

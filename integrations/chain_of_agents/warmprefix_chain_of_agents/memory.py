@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmprefix import ContextBlock
 
-__all__ = ["Chat", "ChatKey", "ChatMemory", "InMemoryChats", "Message"]
+__all__ = ["Chat", "ChatKey", "ChatMemory", "ChatMessage", "InMemoryChats"]
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 """An OpenAI-style message: `role` and `content`."""
 
 
@@ -28,7 +28,7 @@ class ChatKey(NamedTuple):
 class Chat:
     """The messages of one chat after the system prompt. Immutable: a longer one replaces it."""
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
 
     @cached_property
     def tokens(self) -> int:

@@ -1,7 +1,4 @@
-"""The prompts of agents: documents first, then the parts that change with the question.
-
-So if an agent gets a document again, its prompt begins with the same bytes, up to the document's end.
-"""
+"""The prompts of agents: documents first, so that prompts with the same document begin with the same bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ class Prompts:
     """Opens the manager's prompt."""
     one_of_several: str = "Summary {number} (of {labels}): {unit}"
     """A summary, if the manager gets all of them; `{labels}` names its documents."""
-    unread: str = "{count} of the documents could not be read. Say so if the answer may depend on them."
+    unread: str = "{count} of the documents could not be read. Mention this if the answer may depend on them."
     """For the manager, if documents were skipped."""
     answer: str = "Question: {question}\n\nAnswer:"
     """Ends the manager's prompt."""
@@ -66,13 +63,7 @@ class Prompts:
             _check(field.name, getattr(self, field.name))
 
     def for_worker(self, documents: str, unit: str | None, question: str) -> str:
-        """Return a worker's user message.
-
-        Args:
-            documents: As the planner arranged them.
-            unit: The summary of the worker before, if there is one.
-            question: The user's question.
-        """
+        """Return a worker's user message. `unit` is the summary of the worker before, if there is one."""
         previous = "" if unit is None else self.previous.format(unit=unit)
         return _paragraphs(documents, previous, self.task.format(question=question))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +14,12 @@ __all__ = [
     "ChainOfAgentsError",
     "ChainProgress",
     "ManagerError",
+    "StepKind",
     "Usage",
     "WorkersFailedError",
 ]
+
+StepKind = Literal["assigned", "asked", "retrying", "read", "failed", "skipped", "answering"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,14 @@ class ChainAnswer:
     @property
     def usage(self) -> Usage:
         """Sum of all agents."""
-        return _total(report.usage for report in (*self.workers, self.manager))
+        return sum((report.usage for report in (*self.workers, self.manager)), Usage())
 
     @property
     def usage_by_agent(self) -> dict[str, Usage]:
         """Sum of each agent that was asked, the manager included."""
         reports = (*self.workers, self.manager)
         names = dict.fromkeys(report.agent for report in reports)
-        return {name: _total(report.usage for report in reports if report.agent == name) for name in names}
+        return {name: sum((report.usage for report in reports if report.agent == name), Usage()) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class ChainProgress:
     answering: the manager, which is `agent`, is asked.
     """
 
-    kind: Literal["assigned", "asked", "retrying", "read", "failed", "skipped", "answering"]
+    kind: StepKind
     done: int
     """Number of documents read or skipped so far."""
     total: int
@@ -122,9 +125,8 @@ class WorkersFailedError(ChainOfAgentsError):
 
     def __init__(self, unread: Sequence[ContextBlock], workers: Sequence[AgentReport]) -> None:
         failed = "; ".join(f"{report.agent}: {report.error}" for report in workers if report.error is not None)
-        super().__init__(
-            f"no agent could read {len(unread)} of the documents ({failed or 'no agent is live'})", workers
-        )
+        why = failed or "no agent is live"
+        super().__init__(f"no agent could read {len(unread)} of the documents ({why})", workers)
         self.unread = tuple(unread)
 
 
@@ -134,10 +136,6 @@ class ManagerError(ChainOfAgentsError):
     def __init__(self, manager: AgentReport, workers: Sequence[AgentReport]) -> None:
         super().__init__(f"the manager {manager.agent!r} did not answer: {manager.error}", workers)
         self.manager = manager
-
-
-def _total(usages: Iterable[Usage]) -> Usage:
-    return sum(usages, Usage())
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -6,14 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from warmprefix import ContextBlock, PlannedBlock
+from warmprefix import ContextBlock
 from warmprefix.openai import CallFailedError, Retries
 from warmprefix.routing import AgentRouter, Assignment
-from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker, is_unreachable, refuses_all
+from warmprefix_chain_of_agents.agents import Manager, Speaker, is_unreachable, refuses_all
 from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.prompts import Prompts, Unit
 from warmprefix_chain_of_agents.results import (
@@ -21,12 +21,13 @@ from warmprefix_chain_of_agents.results import (
     ChainAnswer,
     ChainProgress,
     ManagerError,
+    StepKind,
     Usage,
     WorkersFailedError,
 )
-from warmprefix_chain_of_agents.turns import Asking, Turn, Turns
+from warmprefix_chain_of_agents.turns import AgentTurn, Asking, Turns
 
-__all__ = ["Mode", "OnFailure", "Question", "Run", "RunEvent", "RunOptions"]
+__all__ = ["ChainQuestion", "Mode", "OnFailure", "Run", "RunEvent", "RunOptions"]
 
 Mode = Literal["chain", "map"]
 OnFailure = Literal["skip", "raise"]
@@ -37,7 +38,7 @@ _MAX_REFUSALS = 2
 """Agents that may refuse a segment until it is skipped. Dead ones, and those that refuse everything, do not count."""
 
 
-class Question(NamedTuple):
+class ChainQuestion(NamedTuple):
     """The arguments of one run."""
 
     text: str
@@ -89,7 +90,7 @@ class Run:
 
     def __init__(
         self,
-        question: Question,
+        question: ChainQuestion,
         manager: Manager,
         crew: Crew,
         turns: Turns,
@@ -108,12 +109,16 @@ class Run:
         self._options = options
         self._report = report
         self._streaming = streaming
-        self._asking = Asking(threads, options.timeout, options.retries, self._report_retry)
+        self._asking = Asking(
+            threads,
+            options.timeout,
+            options.retries,
+            lambda agent, error: self._report_step("retrying", agent, error=error),
+        )
         self._slots = asyncio.Semaphore(options.concurrency)
         self._chats = {name: asyncio.Lock() for name in crew.workers}
-        self._together = question.conversation is not None or options.mode == "chain"
-        if options.together is not None:
-            self._together = options.together
+        in_one_prompt = question.conversation is not None or options.mode == "chain"
+        self._together = in_one_prompt if options.together is None else options.together
         self._open: dict[tuple[int, ...], _Segment] = {}
         """Segments that were neither committed nor abandoned, by place."""
         self._done: list[_Done] = []
@@ -137,13 +142,11 @@ class Run:
         finally:
             for segment in self._open.values():
                 self._router.abandon(segment.assignment, segment.agent, blocks=segment.blocks)
-        self._done.sort(key=_place)
+        self._done.sort(key=lambda done: done.segment.place)
         units = [done.unit for done in self._done if done.unit is not None]
         if self._skipped and not units:
             raise self._workers_failed()
         return await self._answered(units if self._options.mode == "map" else units[-1:])
-
-    # -- reading -----------------------------------------------------------------------------------------------
 
     def _assigned(self) -> list[_Segment]:
         documents = list(dict.fromkeys(self._question.documents))
@@ -160,15 +163,10 @@ class Run:
         self, blocks: Sequence[ContextBlock], among: Collection[str], place: tuple[int, ...], refusals: int
     ) -> list[_Segment]:
         """Share the blocks out over these workers, a segment per prompt; empty if no worker is live."""
+        conversation, tenant = self._question.conversation, self._question.tenant
         assignment = None
         if blocks:
-            assignment = self._crew.assign(
-                blocks,
-                among,
-                conversation=self._question.conversation,
-                tenant=self._question.tenant,
-                together=self._together,
-            )
+            assignment = self._crew.assign(blocks, among, conversation, tenant, together=self._together)
         if assignment is None:
             return []
         if self._together:
@@ -218,7 +216,9 @@ class Run:
     async def _read_one(self, segment: _Segment, previous: Unit | None) -> _Done:
         worker, question, prompts = self._crew.workers[segment.agent], self._question, self._options.prompts
         blocks, summary = segment.blocks, None if previous is None else previous.text
-        async with self._chat_of(worker), self._slots:
+        # A chat of a conversation has one end to continue from, so its segments are read one after the other.
+        chat = nullcontext() if question.conversation is None else self._chats[worker.name]
+        async with chat, self._slots:
             if worker.name not in self._crew.live():  # lost while this was waiting: another attempt would fail too
                 gone = CallFailedError(ConnectionError("the agent failed or left before it was asked"), 0)
                 return _Done(segment, _failure(worker, blocks, gone), None, unreachable=True)
@@ -239,7 +239,8 @@ class Run:
                 return _Done(segment, _failure(worker, blocks, failed), None, dead, refused)
         self._router.commit(segment.assignment, segment.agent, turn.report, blocks=blocks, plan=turn.plan)
         del self._open[segment.place]
-        return _Done(segment, _success(worker, blocks, turn), Unit(turn.text, _labels(turn.plan.blocks)))
+        labels = tuple(planned.label for planned in sorted(turn.plan.blocks, key=lambda planned: planned.rank))
+        return _Done(segment, _success(worker, blocks, turn), Unit(turn.text, labels))
 
     def _settled(self, done: _Done) -> list[_Segment]:
         """Report the outcome of a segment, and return the segments that replace it."""
@@ -257,20 +258,13 @@ class Run:
         refusals = segment.refusals + done.refused
         if refusals < _MAX_REFUSALS:
             others = [name for name in segment.assignment.agents if name != segment.agent]
-            again = self._shared_out(segment.blocks, others, segment.place, refusals)
-            if again:
+            if again := self._shared_out(segment.blocks, others, segment.place, refusals):
                 return again
         self._skipped += report.blocks
         self._report_step("skipped", report.agent)
         if self._options.on_failure == "raise":
             raise self._workers_failed()
         return []
-
-    def _chat_of(self, worker: Worker) -> AbstractAsyncContextManager[object]:
-        # A chat of a conversation has one end to continue from, so its segments are read one after the other.
-        return nullcontext() if self._question.conversation is None else self._chats[worker.name]
-
-    # -- answering ---------------------------------------------------------------------------------------------
 
     async def _answered(self, units: Sequence[Unit]) -> ChainAnswer:
         manager, question, prompts = self._manager, self._question, self._options.prompts
@@ -296,22 +290,17 @@ class Run:
         wanted = set(blocks)
         return [block for block in dict.fromkeys(self._question.documents) if block in wanted]
 
-    # -- reports -----------------------------------------------------------------------------------------------
-
     def _report_step(
         self,
-        kind: Literal["assigned", "asked", "retrying", "read", "failed", "skipped", "answering"],
+        kind: StepKind,
         agent: str | None = None,
         report: AgentReport | None = None,
         error: Exception | None = None,
     ) -> None:
         self._report(ChainProgress(kind, self._read + len(self._skipped), self._total, agent, report, error))
 
-    def _report_retry(self, speaker: Speaker, error: Exception) -> None:
-        self._report_step("retrying", speaker.name, error=error)
-
     def _workers_failed(self) -> WorkersFailedError:
-        reports = [done.report for done in sorted(self._done, key=_place)]
+        reports = [done.report for done in sorted(self._done, key=lambda done: done.segment.place)]
         error = WorkersFailedError(self._in_order(self._skipped), reports)
         error.__cause__ = next((report.error for report in reversed(reports) if report.error is not None), None)
         return error
@@ -331,15 +320,7 @@ def _parts(blocks: Sequence[ContextBlock], max_tokens: int) -> Iterator[tuple[Co
         yield tuple(part)
 
 
-def _place(done: _Done) -> tuple[int, ...]:
-    return done.segment.place
-
-
-def _labels(planned: Sequence[PlannedBlock]) -> tuple[str, ...]:
-    return tuple(block.label for block in sorted(planned, key=lambda block: block.rank))
-
-
-def _success(speaker: Speaker, blocks: tuple[ContextBlock, ...], turn: Turn) -> AgentReport:
+def _success(speaker: Speaker, blocks: tuple[ContextBlock, ...], turn: AgentTurn) -> AgentReport:
     answer = turn.answer
     usage = Usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
     return AgentReport(

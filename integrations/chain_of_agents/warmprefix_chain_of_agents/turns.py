@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.openai import AnswerError, ChatAnswer, ChatAsker, Retries, ask_with_retries, chat_options, may_pass
+from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.agents import Speaker
-from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, Message
+from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, ChatMessage
 
-__all__ = ["Asking", "Turn", "Turns"]
+__all__ = ["AgentTurn", "Asking", "Turns"]
 
 
 class NoTextError(AnswerError):
@@ -26,13 +27,13 @@ class Asking(NamedTuple):
     timeout: float | None
     """Seconds for a whole attempt; None leaves it to the client, which bounds each silence in any case."""
     retries: Retries
-    on_retry: Callable[[Speaker, Exception], None]
-    """Called with each failure that another attempt follows."""
+    on_retry: Callable[[str, Exception], None]
+    """Called with the agent's name and each failure that another attempt follows."""
 
     async def ask(
         self,
         speaker: Speaker,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         cache_salt: str | None,
         on_text: Callable[[str], None] | None,
     ) -> tuple[ChatAnswer, int]:
@@ -45,12 +46,12 @@ class Asking(NamedTuple):
         """
         asker = ChatAsker(speaker.client, timeout=self.timeout, threads=self.threads)
         options = chat_options(speaker.model, messages, speaker.options, cache_salt)
-        pieces = 0
+        has_text = False
 
         def report(text: str) -> None:
-            nonlocal pieces
+            nonlocal has_text
             if on_text is not None:
-                pieces += 1
+                has_text = True
                 on_text(text)
 
         async def attempt() -> ChatAnswer:
@@ -61,8 +62,8 @@ class Asking(NamedTuple):
         return await ask_with_retries(
             attempt,
             self.retries,
-            may_retry=lambda error: not pieces and may_pass(error),
-            on_retry=lambda error: self.on_retry(speaker, error),
+            may_retry=lambda error: not has_text and may_pass(error),
+            on_retry=lambda error: self.on_retry(speaker.name, error),
         )
 
 
@@ -76,7 +77,7 @@ def _check_text(answer: ChatAnswer) -> None:
         raise NoTextError(f"the answer holds no text; it ended for the reason {answer.finish_reason!r}")
 
 
-class Turn(NamedTuple):
+class AgentTurn(NamedTuple):
     """A turn that has an answer."""
 
     answer: ChatAnswer
@@ -84,14 +85,6 @@ class Turn(NamedTuple):
     attempts: int
     plan: ContextPlan
     report: EngineReport
-
-
-class _Prompt(NamedTuple):
-    plan: ContextPlan
-    chat: Chat
-    """The chat in front of it."""
-    text: str
-    """The user's message."""
 
 
 class Turns:
@@ -118,7 +111,7 @@ class Turns:
         conversation: str | None,
         tenant: str | None,
         on_text: Callable[[str], None] | None = None,
-    ) -> Turn:
+    ) -> AgentTurn:
         """Plan, ask, and commit; abandon if there was no answer, for whatever reason.
 
         Of two turns of one chat at once, each is asked after the chat as it was, and the one that ends first is
@@ -129,51 +122,47 @@ class Turns:
         """
         key = None if conversation is None else ChatKey(tenant, conversation, speaker.name)
         kept = None if key is None else self._memory.load(key)
-        prompt = self._prompt(speaker, role, blocks, user_message, kept, tenant)
+        plan, chat, message = self._prompt(speaker.name, role, blocks, user_message, tenant, kept)
         try:
-            messages = [_system(role), *prompt.chat.messages, {"role": "user", "content": prompt.text}]
-            salt = prompt.plan.cache_salt if speaker.cache_salt else None
+            messages = [_system(role), *chat.messages, {"role": "user", "content": message}]
+            salt = plan.cache_salt if speaker.cache_salt else None
             answer, attempts = await asking.ask(speaker, messages, salt, on_text)
         except BaseException:
-            self._planner.abandon(prompt.plan)
+            self._planner.abandon(plan)
             raise
         text = answer.text or ""
         report = EngineReport(answer.cached_tokens, answer.prompt_tokens, answer.ttft)
-        self._planner.commit(prompt.plan, report=report)
+        self._planner.commit(plan, report=report)
         if key is not None and kept is not None:
-            self._memory.save(key, prompt.chat.extended(prompt.text, text), instead_of=kept)
-        return Turn(answer, text, attempts, prompt.plan, report)
+            self._memory.save(key, chat.extended(message, text), instead_of=kept)
+        return AgentTurn(answer, text, attempts, plan, report)
 
     def _prompt(
         self,
-        speaker: Speaker,
+        agent: str,
         role: str,
         blocks: Sequence[ContextBlock],
         user_message: Callable[[str], str],
-        chat: Chat | None,
         tenant: str | None,
-    ) -> _Prompt:
-        """Return the next prompt of this chat, or of a new one if it would get too long; or one outside any chat."""
+        chat: Chat | None,
+    ) -> tuple[ContextPlan, Chat, str]:
+        """Return the plan, the chat in front of it, and the user's message. A chat that gets too long begins again."""
+        history = None if chat is None else [_system(role), *chat.messages]
+        placement: Placement = "head" if chat is None else "tail"
         plan = self._planner.plan(
-            blocks,
-            placement="head" if chat is None else "tail",
-            history=None if chat is None else [_system(role), *chat.messages],
-            tenant=tenant,
-            model=speaker.name,
-            preamble=role,
+            blocks, placement=placement, history=history, tenant=tenant, model=agent, preamble=role
         )
         try:
             text = user_message(plan.render())
-            if chat is None:
-                return _Prompt(plan, Chat(), text)
-            if not chat.messages or chat.tokens + ContextBlock(text).tokens <= self._max_chat_tokens:
-                return _Prompt(plan, chat, text)
+            earlier = Chat() if chat is None else chat
+            if not earlier.messages or earlier.tokens + ContextBlock(text).tokens <= self._max_chat_tokens:
+                return plan, earlier, text
         except BaseException:
             self._planner.abandon(plan)
             raise
         self._planner.abandon(plan)
-        return self._prompt(speaker, role, blocks, user_message, Chat(), tenant)
+        return self._prompt(agent, role, blocks, user_message, tenant, Chat())
 
 
-def _system(role: str) -> Message:
+def _system(role: str) -> ChatMessage:
     return {"role": "system", "content": role}

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("llamaindex", "workflows") from error
 
-__all__ = ["AgentFanOut", "DocumentsAssigned", "DocumentsRead"]
+__all__ = ["DocumentsAssigned", "DocumentsRead", "WorkflowFanOut"]
 
 
 class DocumentsAssigned(Event):
@@ -49,15 +49,14 @@ class DocumentsRead(Event):
     @classmethod
     def after(cls, assigned: DocumentsAssigned, **found: Any) -> Self:
         """Return the result for this event."""
-        share = {name: getattr(assigned, name) for name in DocumentsRead.model_fields}
-        return cls(**share, **found)
+        return cls(**{name: getattr(assigned, name) for name in DocumentsRead.model_fields}, **found)
 
 
 _Assigned = TypeVar("_Assigned", bound=DocumentsAssigned)
 _Read = TypeVar("_Read", bound=DocumentsRead)
 
 
-class AgentFanOut(FanOut):
+class WorkflowFanOut(FanOut):
     """Sends every document to one agent, as an event, and collects their results.
 
     The agent's step reads its event inside `async with fan_out.aplanning(event) as plan:`, or `reading`, so that the

@@ -56,10 +56,7 @@ def start_team(start_engine: Callable[[], Any]) -> Iterator[Callable[..., Team]]
 
         def start(workers: int = 3, **options: Any) -> Team:
             return _team(
-                workers,
-                start_engine,
-                lambda url: stack.enter_context(OpenAI(base_url=url, api_key="none")),
-                options,
+                workers, start_engine, lambda url: stack.enter_context(OpenAI(base_url=url, api_key="none")), options
             )
 
         yield start

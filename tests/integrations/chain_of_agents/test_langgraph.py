@@ -23,7 +23,7 @@ from warmprefix import ContextBlock, ContextPlanner, EngineReport, MissingExtraE
 from warmprefix.errors import NoAgentError
 from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import as_blocks
-from warmprefix_chain_of_agents.langgraph import AgentDocuments, AgentFanOut
+from warmprefix_chain_of_agents.langgraph import AgentDocuments, GraphFanOut
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 
@@ -44,7 +44,7 @@ class Task(AgentDocuments):
 class Flaky:
     """A node that raises the first `failures` times that an agent is asked."""
 
-    def __init__(self, fan_out: AgentFanOut, failures: int = 0, agents: tuple[str, ...] = AGENTS) -> None:
+    def __init__(self, fan_out: GraphFanOut, failures: int = 0, agents: tuple[str, ...] = AGENTS) -> None:
         self.fan_out = fan_out
         self.left = dict.fromkeys(agents, failures)
         self.asked = 0
@@ -72,7 +72,7 @@ def config(thread: object = "chat-1", **configurable: Any) -> Any:
     return {"configurable": {"thread_id": thread, **configurable}}
 
 
-def graph(fan_out: AgentFanOut, node: Any, checkpointer: Any = None, retries: int = 1) -> Any:
+def graph(fan_out: GraphFanOut, node: Any, checkpointer: Any = None, retries: int = 1) -> Any:
     policy = RetryPolicy(initial_interval=0.001, jitter=False, max_attempts=retries)
     builder: Any = StateGraph(State)
     builder.add_node("read", node, retry_policy=policy)
@@ -102,7 +102,7 @@ def check_counted_once(router: AgentRouter, documents: int) -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
 async def test_a_document_that_comes_again_goes_to_who_read_it(router: AgentRouter, way: str) -> None:
-    fan_out = AgentFanOut(router, "read", carry=["question"])
+    fan_out = GraphFanOut(router, "read", carry=["question"])
     app = graph(fan_out, Flaky(fan_out))
 
     async def ask(documents: list[str]) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ async def test_a_document_that_comes_again_goes_to_who_read_it(router: AgentRout
 
 
 def test_each_agent_has_its_node(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, {name: f"read_{name}" for name in AGENTS})
+    fan_out = GraphFanOut(router, {name: f"read_{name}" for name in AGENTS})
     builder: Any = StateGraph(State)
     for name in AGENTS:
         builder.add_node(f"read_{name}", lambda task, name=name: {"found": [{"node": name, "agent": task["agent"]}]})
@@ -140,7 +140,7 @@ def test_each_agent_has_its_node(router: AgentRouter) -> None:
 
 
 def test_one_prompt_a_document(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read", together=False)
+    fan_out = GraphFanOut(router, "read", together=False)
     node = Flaky(fan_out, failures=1)
     documents = [*texts(5), texts(1)[0]]
     found = graph(fan_out, node, retries=4).invoke({"documents": documents})["found"]
@@ -150,7 +150,7 @@ def test_one_prompt_a_document(router: AgentRouter) -> None:
 
 
 def test_what_a_document_is_stays_as_it_was(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
     listed = [
         "A text.",
         Document("A document.", id="d1", metadata={"source": "a.txt"}),
@@ -172,8 +172,8 @@ def test_what_a_document_is_stays_as_it_was(router: AgentRouter) -> None:
 
 
 def test_no_documents(router: AgentRouter) -> None:
-    assert graph(AgentFanOut(router, "read"), nothing).invoke({"documents": []})["documents"] == []
-    fan_out = AgentFanOut(router, "read", otherwise="report")
+    assert graph(GraphFanOut(router, "read"), nothing).invoke({"documents": []})["documents"] == []
+    fan_out = GraphFanOut(router, "read", otherwise="report")
     builder: Any = StateGraph(State)
     builder.add_node("read", nothing)
     builder.add_node("report", lambda _: {"found": [{"message": "nothing"}]})
@@ -182,8 +182,8 @@ def test_no_documents(router: AgentRouter) -> None:
 
 
 def test_two_fan_outs_from_one_node_and_a_subgraph_around_them(router: AgentRouter) -> None:
-    laws = AgentFanOut(router, "read_laws", documents="laws")
-    cases = AgentFanOut(router, "read_cases", documents="cases", planner=laws.planner)
+    laws = GraphFanOut(router, "read_laws", documents="laws")
+    cases = GraphFanOut(router, "read_cases", documents="cases", planner=laws.planner)
 
     class Library(State, total=False):
         laws: list[str]
@@ -207,7 +207,7 @@ def test_two_fan_outs_from_one_node_and_a_subgraph_around_them(router: AgentRout
 
 
 def test_a_graph_as_an_agents_node(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read", carry=["question"])
+    fan_out = GraphFanOut(router, "read", carry=["question"])
 
     class Found(TypedDict, total=False):
         found: Annotated[list[dict[str, Any]], operator.add]
@@ -227,7 +227,7 @@ def test_a_graph_as_an_agents_node(router: AgentRouter) -> None:
 
 
 def test_a_node_that_is_retried_counts_once(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
     node = Flaky(fan_out, failures=2)
     found = graph(fan_out, node, retries=3).invoke({"documents": texts(6)})["found"]
     assert {*read_by(found)} == {*texts(6)}
@@ -241,7 +241,7 @@ def test_a_node_that_is_retried_counts_once(router: AgentRouter) -> None:
 
 
 def test_unread_documents_are_withdrawn(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
     with pytest.raises(ConnectionError):
         graph(fan_out, Flaky(fan_out, failures=9)).invoke({"documents": texts(6)})
     assert sum(router.load().values()) < 6 * TOKENS  # of those that LangGraph let begin
@@ -252,7 +252,7 @@ def test_unread_documents_are_withdrawn(router: AgentRouter) -> None:
 
 def test_a_resumed_graph_counts_once(router: AgentRouter) -> None:
     """One agent fails for good; resumed, only its node runs again."""
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
     node = Flaky(fan_out, failures=1, agents=AGENTS[:1])
     app = graph(fan_out, node, InMemorySaver())
     with pytest.raises(ConnectionError):
@@ -264,7 +264,7 @@ def test_a_resumed_graph_counts_once(router: AgentRouter) -> None:
 
 def test_a_replayed_graph_counts_once(router: AgentRouter) -> None:
     """Time travel to where the agents had been sent their documents."""
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
     node = Flaky(fan_out)
     app = graph(fan_out, node, InMemorySaver())
     app.invoke({"documents": texts(9)}, config())
@@ -275,7 +275,7 @@ def test_a_replayed_graph_counts_once(router: AgentRouter) -> None:
 
 
 def test_an_interrupted_node_counts_once(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
 
     def node(task: Task) -> dict[str, Any]:
         with fan_out.reading(task) as blocks:
@@ -302,12 +302,12 @@ LISTED = [
 def test_a_graph_resumed_elsewhere_reads_the_same(router: AgentRouter, tmp_path: Path) -> None:
     """All that the second process has of the first is the file."""
     with SqliteSaver.from_conn_string(str(tmp_path / "graph.sqlite")) as saver:
-        fan_out = AgentFanOut(router, "read")
+        fan_out = GraphFanOut(router, "read")
         with pytest.raises(ConnectionError):
             graph(fan_out, Flaky(fan_out, failures=1), saver).invoke({"documents": LISTED}, config())
     with SqliteSaver.from_conn_string(str(tmp_path / "graph.sqlite")) as saver:
         other = AgentRouter(AGENTS)
-        fan_out = AgentFanOut(other, "read")
+        fan_out = GraphFanOut(other, "read")
         found = graph(fan_out, Flaky(fan_out), saver).invoke(None, config())["found"]
     assert {*read_by(found)} == {*texts(4), "A document.", "A mapping.", "A block."}
     restored = [document for task in found for document in task["documents"]]
@@ -316,7 +316,7 @@ def test_a_graph_resumed_elsewhere_reads_the_same(router: AgentRouter, tmp_path:
 
 
 def test_what_an_agent_could_not_read_goes_to_the_others(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read", carry=["question"])
+    fan_out = GraphFanOut(router, "read", carry=["question"])
     broken = router.assign(texts(1)).blocks[0].agent
 
     def node(task: Task) -> dict[str, Any]:
@@ -346,11 +346,11 @@ def test_no_agent_is_left(router: AgentRouter) -> None:
     for name in AGENTS:
         router.fail(name)
     with pytest.raises(NoAgentError):
-        graph(AgentFanOut(router, "read"), nothing).invoke({"documents": texts(1)})
+        graph(GraphFanOut(router, "read"), nothing).invoke({"documents": texts(1)})
 
 
 def test_an_agent_that_left_is_passed_over(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, dict.fromkeys(AGENTS, "read"))
+    fan_out = GraphFanOut(router, dict.fromkeys(AGENTS, "read"))
     app = graph(fan_out, Flaky(fan_out))
     router.leave("ann")
     assert {*read_by(app.invoke({"documents": texts(9)})["found"]).values()} == {"ben", "cem"}
@@ -369,7 +369,7 @@ def test_an_agent_that_left_is_passed_over(router: AgentRouter) -> None:
 
 
 def test_an_agent_that_failed_meanwhile_may_still_answer(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
 
     def node(task: Task) -> dict[str, Any]:
         with fan_out.reading(task):
@@ -393,7 +393,7 @@ def payloads(sent: list[Any]) -> Iterator[Any]:
 
 def test_the_engines_report_is_passed_on(router: AgentRouter) -> None:
     """The router believes a cold engine, and forgets what it thought to be there."""
-    fan_out = AgentFanOut(router, "read")
+    fan_out = GraphFanOut(router, "read")
     state = {"documents": texts(3)}
     for cached in (0, 0):
         for payload in payloads(fan_out(state, config())):
@@ -405,9 +405,9 @@ def test_the_engines_report_is_passed_on(router: AgentRouter) -> None:
 
 
 def test_tenants_share_nothing(router: AgentRouter) -> None:
-    by_config = AgentFanOut(router, "read")
-    by_state = AgentFanOut(router, "read", tenant=lambda state, config: state["owner"])
-    fixed = AgentFanOut(router, "read", tenant="acme")
+    by_config = GraphFanOut(router, "read")
+    by_state = GraphFanOut(router, "read", tenant=lambda state, config: state["owner"])
+    fixed = GraphFanOut(router, "read", tenant="acme")
     state = {"documents": texts(3), "owner": "umbrella"}
     for fan_out, tenant in ((by_config, "initech"), (by_state, "umbrella"), (fixed, "acme")):
         for payload in payloads(fan_out(state, config(tenant="initech"))):
@@ -421,14 +421,14 @@ def test_tenants_share_nothing(router: AgentRouter) -> None:
 
 def test_a_tenant_is_asked_for_once(router: AgentRouter) -> None:
     asked = iter(["acme", "umbrella"])
-    for payload in payloads(AgentFanOut(router, "read", tenant=lambda *_: next(asked))({"documents": texts(3)}, {})):
+    for payload in payloads(GraphFanOut(router, "read", tenant=lambda *_: next(asked))({"documents": texts(3)}, {})):
         assert payload["tenant"] == "acme"
     assert next(asked) == "umbrella"
 
 
 @pytest.mark.parametrize(("thread", "conversation"), [(0, "0"), ("", None), (None, None), ("chat", "chat")])
 def test_what_the_state_has_is_carried_if_only_none(router: AgentRouter, thread: Any, conversation: str | None) -> None:
-    fan_out = AgentFanOut(router, "read", carry=["question", "absent"])
+    fan_out = GraphFanOut(router, "read", carry=["question", "absent"])
     for payload in payloads(fan_out({"documents": texts(1), "question": None}, config(thread))):
         assert payload["question"] is None
         assert "absent" not in payload
@@ -436,7 +436,7 @@ def test_what_the_state_has_is_carried_if_only_none(router: AgentRouter, thread:
 
 
 def test_an_agents_chat_refers_only_to_its_own_messages(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read", placement="tail")
+    fan_out = GraphFanOut(router, "read", placement="tail")
     chats: dict[str, list[dict[str, str]]] = {name: [] for name in AGENTS}
     for turn in range(3):
         for payload in payloads(fan_out({"documents": texts(6)}, config(7))):
@@ -454,7 +454,7 @@ def test_an_agents_chat_refers_only_to_its_own_messages(router: AgentRouter) -> 
 
 
 def test_unread_shares_are_withdrawn(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, "read", max_open=2)
+    fan_out = GraphFanOut(router, "read", max_open=2)
     for start in (0, 3, 6):
         fan_out({"documents": texts(3, start)}, config())
     assert sum(router.load().values()) == pytest.approx(2 * 3 * TOKENS)
@@ -466,32 +466,32 @@ def test_unread_shares_are_withdrawn(router: AgentRouter) -> None:
 )
 def test_what_is_no_list_of_documents_is_refused(router: AgentRouter, documents: Any) -> None:
     with pytest.raises(TypeError, match="documents"):
-        AgentFanOut(router, "read")({"documents": documents}, config())
+        GraphFanOut(router, "read")({"documents": documents}, config())
 
 
 def test_mistakes_are_named(router: AgentRouter) -> None:
     wrong: Any = "router"
     with pytest.raises(TypeError, match="router must be an AgentRouter, got str"):
-        AgentFanOut(wrong, "read")
+        GraphFanOut(wrong, "read")
     with pytest.raises(TypeError, match="planner must be"):
-        AgentFanOut(router, "read", planner=wrong)
+        GraphFanOut(router, "read", planner=wrong)
     with pytest.raises(TypeError, match="carry must be keys of the state, got one str, 'question'"):
-        AgentFanOut(router, "read", carry="question")
+        GraphFanOut(router, "read", carry="question")
     with pytest.raises(ValueError, match="carry must not name keys of AgentDocuments, got agent, part"):
-        AgentFanOut(router, "read", carry=["question", "part", "agent"])
+        GraphFanOut(router, "read", carry=["question", "part", "agent"])
     with pytest.raises(ValueError, match="placement must be"):
-        AgentFanOut(router, "read", placement=wrong)
+        GraphFanOut(router, "read", placement=wrong)
     with pytest.raises(ValueError, match=r"together must be True with placement='tail', .* got False"):
-        AgentFanOut(router, "read", placement="tail", together=False)
+        GraphFanOut(router, "read", placement="tail", together=False)
     with pytest.raises(ValueError, match="max_open must be 1 or more, got 0"):
-        AgentFanOut(router, "read", max_open=0)
+        GraphFanOut(router, "read", max_open=0)
     with pytest.raises(ValueError, match="agents must be registered, got 'zoe'"):
-        AgentFanOut(router, {"zoe": "read"})({"documents": texts(1)}, config())
+        GraphFanOut(router, {"zoe": "read"})({"documents": texts(1)}, config())
 
 
 def test_a_planner_may_be_shared(router: AgentRouter) -> None:
     planner = ContextPlanner()
-    assert AgentFanOut(router, "read", planner=planner).planner is planner
+    assert GraphFanOut(router, "read", planner=planner).planner is planner
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_a_state_may_be_an_object(router: AgentRouter, kind: str) -> None:
         found: Annotated[list[dict[str, Any]], operator.add] = field(default_factory=list)
 
     builder: Any = StateGraph(Model if kind == "pydantic" else Data)
-    fan_out = AgentFanOut(router, "read", carry=["absent"])
+    fan_out = GraphFanOut(router, "read", carry=["absent"])
     builder.add_node("read", Flaky(fan_out))
     builder.add_conditional_edges(START, fan_out, fan_out.destinations)
     found = builder.compile().invoke({"documents": texts(6)})["found"]

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.routing import AgentRouter
-from warmprefix_chain_of_agents.langgraph import AgentDocuments, AgentFanOut
+from warmprefix_chain_of_agents.langgraph import AgentDocuments, GraphFanOut
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 
@@ -46,10 +46,7 @@ class Team:
         }
 
     def ask(self, agent: str, context: str, question: str) -> tuple[str, EngineReport]:
-        messages: Any = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"{context}\n\n{question}"},
-        ]
+        messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{context}\n\n{question}"}]
         answer = self._clients[agent].chat.completions.create(model="warmprefix-emulator", messages=messages)
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
@@ -102,7 +99,7 @@ def compiled(edge: Any, node: Any) -> Any:
     return builder.compile()
 
 
-def with_router(team: Team, fan_out: AgentFanOut) -> Any:
+def with_router(team: Team, fan_out: GraphFanOut) -> Any:
     def read(task: Task) -> dict[str, Any]:
         with fan_out.planning(task, preamble=SYSTEM) as plan:
             note, report = team.ask(task["agent"], plan.render(), task["question"])
@@ -152,7 +149,7 @@ def test_more_is_cached_than_with_round_robin(turns: Sequence[Any], team: Callab
     asked = turns[:TURNS]
     routed, dealt = team(), team()
     router = AgentRouter(AGENTS)
-    apps: Mapping[Team, Any] = {routed: with_router(routed, AgentFanOut(router, "read", carry=["question"]))}
+    apps: Mapping[Team, Any] = {routed: with_router(routed, GraphFanOut(router, "read", carry=["question"]))}
     for each, app in {**apps, dealt: round_robin(dealt)}.items():
         for turn in asked:
             assert all(app.invoke(state_of(turn))["notes"])
@@ -171,7 +168,7 @@ async def test_failures_on_the_way_change_nothing_that_counts(turns: Sequence[An
     for failing in (False, True):
         each = team()
         router = AgentRouter(AGENTS, window_tokens=10**12)
-        fan_out = AgentFanOut(router, "read", carry=["question"])
+        fan_out = GraphFanOut(router, "read", carry=["question"])
         app = with_router(each, fan_out)
         for turn in asked:
             for engine in each.engines.values():

@@ -15,14 +15,7 @@ from openai import OpenAI
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.openai import Retries
 from warmprefix.routing import AgentRouter
-from warmprefix_chain_of_agents import (
-    ChainOfAgents,
-    ChainOfAgentsError,
-    ChainProgress,
-    InMemoryChats,
-    Manager,
-    Worker,
-)
+from warmprefix_chain_of_agents import ChainOfAgents, ChainOfAgentsError, ChainProgress, InMemoryChats, Manager, Worker
 
 POOL = 8
 

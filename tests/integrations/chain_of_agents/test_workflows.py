@@ -21,7 +21,7 @@ from workflows.events import StartEvent, StopEvent
 from warmprefix import ContextBlock, EngineReport
 from warmprefix.errors import NoAgentError
 from warmprefix.routing import AgentRouter
-from warmprefix_chain_of_agents.workflows import AgentFanOut, DocumentsAssigned, DocumentsRead
+from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'validate_default' attribute"),
@@ -53,7 +53,7 @@ class Found(DocumentsRead):
 class Team(Workflow):
     """Its first `failures` readings fail, each agent's."""
 
-    def __init__(self, fan_out: AgentFanOut, failures: int = 0, **options: Any) -> None:
+    def __init__(self, fan_out: WorkflowFanOut, failures: int = 0, **options: Any) -> None:
         super().__init__(timeout=30, **options)
         self.fan_out = fan_out
         self.left = dict.fromkeys(AGENTS, failures)
@@ -117,7 +117,7 @@ def check_counted_once(router: AgentRouter, documents: int, tenant: str | None =
 
 
 async def test_a_document_that_comes_again_goes_to_who_read_it(router: AgentRouter) -> None:
-    team = Team(AgentFanOut(router))
+    team = Team(WorkflowFanOut(router))
     first: Any = await team.run(documents=texts(9))
     again: Any = await team.run(documents=[*reversed(texts(9))])
     assert read_by(again) == read_by(first)
@@ -133,7 +133,7 @@ async def test_a_document_that_comes_again_goes_to_who_read_it(router: AgentRout
 
 
 async def test_a_step_that_is_retried_counts_once(router: AgentRouter) -> None:
-    team = Team(AgentFanOut(router), failures=2)
+    team = Team(WorkflowFanOut(router), failures=2)
     found = await team.run(documents=texts(6), tenant="acme")
     assert {*read_by(found)} == {*texts(6)}
     assert team.attempts == 3 * len(AGENTS)
@@ -145,7 +145,7 @@ async def test_a_step_that_is_retried_counts_once(router: AgentRouter) -> None:
 
 
 async def test_one_prompt_a_document(router: AgentRouter) -> None:
-    team = Team(AgentFanOut(router, together=False), failures=1)
+    team = Team(WorkflowFanOut(router, together=False), failures=1)
     documents = [*texts(5), texts(1)[0]]
     found: Any = await team.run(documents=documents)
     assert [read.texts for read in found] == [[text] for text in texts(5)]
@@ -154,7 +154,7 @@ async def test_one_prompt_a_document(router: AgentRouter) -> None:
 
 
 async def test_unread_documents_are_withdrawn(router: AgentRouter) -> None:
-    team = Team(AgentFanOut(router), failures=9)
+    team = Team(WorkflowFanOut(router), failures=9)
     with pytest.raises(Exception, match="unreachable"):
         await team.run(documents=texts(6))
     assert sum(router.load().values()) < 6 * TOKENS
@@ -162,23 +162,23 @@ async def test_unread_documents_are_withdrawn(router: AgentRouter) -> None:
 
 
 async def test_no_documents(router: AgentRouter) -> None:
-    assert await Team(AgentFanOut(router)).run(documents=[]) == []
+    assert await Team(WorkflowFanOut(router)).run(documents=[]) == []
 
 
 async def test_no_agent_is_left(router: AgentRouter) -> None:
     for name in AGENTS:
         router.fail(name)
     with pytest.raises(NoAgentError):
-        await Team(AgentFanOut(router)).run(documents=texts(1))
+        await Team(WorkflowFanOut(router)).run(documents=texts(1))
 
 
 async def test_only_some_of_the_agents(router: AgentRouter) -> None:
-    found = await Team(AgentFanOut(router, agents=["ann", "cem"])).run(documents=texts(8))
+    found = await Team(WorkflowFanOut(router, agents=["ann", "cem"])).run(documents=texts(8))
     assert {*read_by(found).values()} == {"ann", "cem"}
 
 
 async def test_many_runs_at_once_keep_apart(router: AgentRouter) -> None:
-    team = Team(AgentFanOut(router), failures=1)
+    team = Team(WorkflowFanOut(router), failures=1)
     asked = [texts(6, start) for start in range(0, 24, 3)]
     answers = await asyncio.gather(*[team.run(documents=documents) for documents in asked])
     for documents, found in zip(asked, answers, strict=True):
@@ -207,7 +207,7 @@ class Court(Workflow):
 
     def __init__(self, router: AgentRouter) -> None:
         super().__init__(timeout=30)
-        self.laws, self.cases = AgentFanOut(router, Laws), AgentFanOut(router, Cases)
+        self.laws, self.cases = WorkflowFanOut(router, Laws), WorkflowFanOut(router, Cases)
 
     @step
     async def deal(self, ctx: Context, ev: Asked) -> Laws | Cases | None:
@@ -263,7 +263,7 @@ TEXTS = {"A text.", "A node.", "A scored node.", "A mapping.", "A block."}
 
 
 async def test_what_a_document_is_stays_as_it_was(router: AgentRouter) -> None:
-    team = Team(AgentFanOut(router))
+    team = Team(WorkflowFanOut(router))
     found = await team.run(documents=LISTED)
     assert {*read_by(found)} == TEXTS
     handed = [document for event in team.handed for document in event.documents]
@@ -281,7 +281,7 @@ async def test_a_workflow_restored_elsewhere_reads_the_same(router: AgentRouter)
             reading.set()
             await asyncio.Event().wait()
 
-    slow = Slow(AgentFanOut(router))
+    slow = Slow(WorkflowFanOut(router))
     slow.extra = LISTED[-1:]  # which an event of the workflow's own could not hold and be stored
     handler = slow.run(documents=LISTED[:-1])
     await reading.wait()
@@ -293,7 +293,7 @@ async def test_a_workflow_restored_elsewhere_reads_the_same(router: AgentRouter)
     assert sum(router.load().values()) == 0  # what was being read was taken back
 
     other = AgentRouter(AGENTS)
-    team = Team(AgentFanOut(other))
+    team = Team(WorkflowFanOut(other))
     context: Context[Any] = Context.from_dict(team, json.loads(stored), serializer=JsonSerializer())
     found = await team.run(ctx=context)
     assert {*read_by(found)} == TEXTS
@@ -320,14 +320,14 @@ class Recording:
         self.sent.append(message)
 
 
-def sent(fan_out: AgentFanOut, documents: Any, **options: Any) -> list[DocumentsAssigned]:
+def sent(fan_out: WorkflowFanOut, documents: Any, **options: Any) -> list[DocumentsAssigned]:
     context: Any = Recording()
     assert fan_out.send(context, documents, **options) == len(context.sent)
     return list(context.sent)
 
 
 def test_the_engines_report_is_passed_on(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router)
+    fan_out = WorkflowFanOut(router)
     for _ in range(2):
         for event in sent(fan_out, texts(3)):
             with fan_out.planning(event) as plan:
@@ -337,7 +337,7 @@ def test_the_engines_report_is_passed_on(router: AgentRouter) -> None:
 
 
 def test_an_agents_chat_refers_only_to_its_own_messages(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, placement="tail")
+    fan_out = WorkflowFanOut(router, placement="tail")
     chats: dict[str, list[dict[str, str]]] = {name: [] for name in AGENTS}
     for turn in range(3):
         for event in sent(fan_out, texts(6), conversation="chat-1"):
@@ -348,7 +348,7 @@ def test_an_agents_chat_refers_only_to_its_own_messages(router: AgentRouter) -> 
 
 
 def test_what_an_agent_could_not_read_goes_to_the_others(router: AgentRouter) -> None:
-    fan_out = AgentFanOut(router, Laws)
+    fan_out = WorkflowFanOut(router, Laws)
     first, *others = sent(fan_out, texts(9), question="Why?", colour="red")
     router.fail(first.agent)
     moved = fan_out.reassign(first)
@@ -369,11 +369,11 @@ def test_what_an_agent_could_not_read_goes_to_the_others(router: AgentRouter) ->
 def test_mistakes_are_named(router: AgentRouter) -> None:
     wrong: Any = StartEvent
     with pytest.raises(TypeError, match="event must be a class of DocumentsAssigned"):
-        AgentFanOut(router, wrong)
+        WorkflowFanOut(router, wrong)
     with pytest.raises(TypeError, match="agents must be names or None, got one str, 'ann'"):
-        AgentFanOut(router, agents="ann")
+        WorkflowFanOut(router, agents="ann")
     for one in ("one text", TextNode(text="one node"), NodeWithScore(node=TextNode(text="one node")), None):
         with pytest.raises(TypeError, match="documents must be a sequence of documents"):
-            sent(AgentFanOut(router), one)
+            sent(WorkflowFanOut(router), one)
     with pytest.raises(TypeError, match=r"documents\[1\] must be a text, a block, a document or a node, got int"):
-        sent(AgentFanOut(router), ["a", 1])
+        sent(WorkflowFanOut(router), ["a", 1])

@@ -12,7 +12,7 @@ from workflows.events import StartEvent, StopEvent
 
 from warmprefix import ContextBlock, EngineReport
 from warmprefix.routing import AgentRouter
-from warmprefix_chain_of_agents.workflows import AgentFanOut, DocumentsAssigned, DocumentsRead
+from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
 
 AGENTS = ("ann", "ben", "cem", "dan")
 TURNS = 40
@@ -40,7 +40,7 @@ class ThreeTimes:
 class Team(Workflow):
     """An engine for each agent, and either the router or round-robin assigns documents; all else is the same."""
 
-    def __init__(self, fan_out: AgentFanOut, start_engine: Callable[[], Any], routed: bool = True) -> None:
+    def __init__(self, fan_out: WorkflowFanOut, start_engine: Callable[[], Any], routed: bool = True) -> None:
         super().__init__(timeout=60)
         self.fan_out = fan_out
         self.routed = routed
@@ -120,8 +120,8 @@ def check_nothing_lost(turns: Sequence[Any], prompts: Sequence[str]) -> None:
 
 async def test_more_is_cached_than_with_round_robin(turns: Sequence[Any], start_engine: Callable[[], Any]) -> None:
     router = AgentRouter(AGENTS)
-    routed = Team(AgentFanOut(router, Task), start_engine)
-    dealt = Team(AgentFanOut(AgentRouter(AGENTS), Task), start_engine, routed=False)
+    routed = Team(WorkflowFanOut(router, Task), start_engine)
+    dealt = Team(WorkflowFanOut(AgentRouter(AGENTS), Task), start_engine, routed=False)
     for team in (routed, dealt):
         for turn in turns[:TURNS]:
             assert all(await team.run(question=question(turn), passages=passages(turn)))
@@ -138,7 +138,7 @@ async def test_failures_on_the_way_change_nothing_that_counts(
     turns: Sequence[Any], start_engine: Callable[[], Any]
 ) -> None:
     router = AgentRouter(AGENTS, window_tokens=10**12)
-    team = Team(AgentFanOut(router, Task), start_engine)
+    team = Team(WorkflowFanOut(router, Task), start_engine)
     given = 0
     for turn in turns[:10]:
         for engine in team.engines.values():

@@ -41,12 +41,7 @@ def test_the_lines_of_a_file(plan: Plan, requests: MakeRequests, tmp_path: Path)
         body = {"max_tokens": 4, "model": MODEL, "messages": planned.messages()}
         if planned.request.tenant is not None:
             body["cache_salt"] = planned.cache_salt
-        assert line == {
-            "custom_id": planned.id,
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": body,
-        }
+        assert line == {"custom_id": planned.id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def test_own_messages_and_a_packed_file(plan: Plan, requests: MakeRequests, tmp_path: Path) -> None:

@@ -1,9 +1,4 @@
-"""Results of a run while they wait for their turn: in memory, or in a journal that outlives the process.
-
-A journal is an SQLite database. A result reaches the operating system before it is handed out, so a killed process
-loses only the requests in flight. SQLite's write-ahead log forces results to the disk now and then, and when the run
-ends; a power cut before that can lose the last ones, whose requests are sent again, but never damages the journal.
-"""
+"""Results of a run while they wait for their turn: in memory, or in a journal that outlives the process."""
 
 from __future__ import annotations
 
@@ -13,14 +8,14 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from warmprefix.batch.plan import PlannedRequest
 from warmprefix.errors import BatchFileError
-from warmprefix.openai.batch_runner.batch_result import BatchResult
+from warmprefix.openai.completion import ChatFields
 
-__all__ = ["Journal", "MemoryResults", "Messages", "Results", "digest_of_options", "digest_of_request"]
+__all__ = ["BatchResult", "Journal", "MemoryResults", "Messages", "Results", "digest_of_options", "digest_of_request"]
 
 _VERSION = 1
 """Raised with the file's format, and with whatever `PlannedRequest.messages` writes around what it is given."""
@@ -35,13 +30,31 @@ Messages = Callable[[PlannedRequest], Sequence[Mapping[str, Any]]]
 """Function that makes the chat for a request."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchResult(ChatFields):
+    """One request's answer, or its failure: of `completion` and `error`, one is None."""
+
+    request: PlannedRequest
+    completion: Mapping[str, Any] | None = field(repr=False)
+    """The chat completion as JSON, as it would have come without streaming."""
+    error: str | None
+    """Kind and message of the last attempt's failure."""
+    attempts: int
+    """Number of attempts in the run that brought this result; 0 if unknown."""
+    ttft: float | None
+    """Seconds from sending the last attempt to its first token; None where not measured."""
+
+    @property
+    def id(self) -> str:
+        """The request's own id."""
+        return self.request.id
+
+
 class Results(Protocol):
     """Place that takes every request's result once, and returns it once."""
 
-    @property
-    def answered(self) -> Collection[str]:
-        """Ids of the requests that an earlier run has answered; they are not sent again."""
-        ...
+    answered: Collection[str]
+    """Ids of the requests that an earlier run has answered; they are not sent again."""
 
     def put(self, result: BatchResult) -> None: ...
     def take(self, id: str) -> BatchResult: ...
@@ -51,9 +64,8 @@ class Results(Protocol):
 class MemoryResults:
     """Results in memory, until they are taken."""
 
-    answered: Collection[str] = ()
-
     def __init__(self) -> None:
+        self.answered: Collection[str] = ()
         self._results: dict[str, BatchResult] = {}
 
     def put(self, result: BatchResult) -> None:
@@ -67,7 +79,12 @@ class MemoryResults:
 
 
 class Journal:
-    """Results in a file, and nowhere else. One run at a time can use it."""
+    """Results in an SQLite database, and nowhere else. One run at a time can use it.
+
+    A result reaches the operating system before it is handed out, so a killed process loses only the requests in
+    flight. SQLite's write-ahead log forces results to the disk now and then, and when the run ends; a power cut before
+    that can lose the last ones, whose requests are sent again, but never damages the journal.
+    """
 
     def __init__(
         self,
@@ -84,7 +101,7 @@ class Journal:
             path: The file.
             requests: The requests of the batch, by id.
             model: The model that is asked.
-            options: The digest of the options of every request.
+            options: As `digest_of_options` returns it.
             digests: The digest of each request, in any order.
 
         Raises:
@@ -118,9 +135,8 @@ class Journal:
         else:
             line["error"] = result.error
         try:
-            self._connection.execute(
-                "INSERT OR REPLACE INTO results VALUES (?, ?)", (_encoded(result.id), _encoded(line))
-            )
+            row = (_encoded(result.id), _encoded(line))
+            self._connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", row)
         except sqlite3.Error as error:
             raise self._problem(f"it can't be written: {error}") from error
 
@@ -219,9 +235,8 @@ class Journal:
 def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
     """Return a digest of a request's id, its tenant, and its messages with the blocks in relevance order.
 
-    So it does not depend on the plan. The default messages are not made for it: their parts, with each block's
-    fingerprint, give the same distinction in a tenth of the time. Other messages are made, so that the digest covers
-    the text that they add around the blocks.
+    So it does not depend on the plan. Default messages are not rendered: their parts, with each block's fingerprint,
+    give the same distinction in a tenth of the time.
 
     Raises:
         TypeError: The messages are not JSON.

@@ -11,8 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
 from warmprefix.errors import BatchFileError, check_count
-from warmprefix.openai.batch_runner.batch_result import BatchResult
-from warmprefix.openai.batch_runner.journal import Messages
+from warmprefix.openai.batch_runner.journal import BatchResult, Messages
 from warmprefix.outputs import text_file
 
 __all__ = ["file_ends", "read_answers", "write_requests"]
@@ -109,7 +108,11 @@ def read_answers(batch: BatchPlan, paths: Sequence[str | os.PathLike[str]]) -> I
                     if id not in batch.positions:
                         raise BatchFileError(name, number, f"no request of this batch is called {id!r}")
                     if id in found:
-                        raise BatchFileError(name, number, f"request {id!r} had a line before, in {found[id].at}")
+                        raise BatchFileError(
+                            name,
+                            number,
+                            f"request {id!r} had a line before, in {found[id].path}, line {found[id].line}",
+                        )
                     found[id] = place
                 start += len(line)
     return _in_callers_order(batch, found, f"no line in {', '.join(names) or 'no file'}")
@@ -122,10 +125,6 @@ class _Place(NamedTuple):
     start: int
     """In bytes."""
     line: int
-
-    @property
-    def at(self) -> str:
-        return f"{self.path}, line {self.line}"
 
 
 def _in_callers_order(batch: BatchPlan, found: Mapping[str, _Place], missing: str) -> Iterator[BatchResult]:

@@ -8,20 +8,23 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
 from warmprefix.batch.planners import Progress
 from warmprefix.errors import BatchError
 from warmprefix.openai.asking import CallFailedError, ChatAsker, ask_with_retries, could_not_connect
-from warmprefix.openai.batch_runner.batch_result import BatchResult
-from warmprefix.openai.batch_runner.journal import Journal, Messages, Results, digest_of_request
+from warmprefix.openai.batch_runner.journal import (
+    BatchResult,
+    Journal,
+    MemoryResults,
+    Messages,
+    Results,
+    digest_of_request,
+)
 from warmprefix.openai.batch_runner.start_order import StartOrder, first_holders, planned_holders
 from warmprefix.openai.call import chat_options
 from warmprefix.openai.retry import Retries, status_of
-
-if TYPE_CHECKING:
-    import openai
 
 __all__ = ["Asker", "open_journal", "results_of"]
 
@@ -32,54 +35,35 @@ _MAX_REFUSED_IN_A_ROW = 10
 """Requests in a row that fail for a reason that concerns all; they end a run that had answers before."""
 
 
-class Outcome(NamedTuple):
-    """The result of a request, and the meaning of its failure for the others."""
-
-    result: BatchResult
-    cause: Exception | None = None
-    """The last attempt's failure."""
-    concerns_all: bool = False
-    """True if every other request would probably fail alike: no server is there, or nothing is permitted."""
-
-
-class Asker:
+class Asker(NamedTuple):
     """Asks one model through one client, all requests with the same options."""
 
-    def __init__(
-        self,
-        client: openai.AsyncOpenAI,
-        model: str,
-        options: Mapping[str, Any],
-        *,
-        messages: Messages,
-        retries: Retries,
-        timeout: float | None,
-    ) -> None:
-        self._chat = ChatAsker(client, timeout=timeout)
-        self._model = model
-        self._options = options
-        self._messages = messages
-        self._retries = retries
+    chat: ChatAsker
+    model: str
+    options: Mapping[str, Any]
+    messages: Messages
+    retries: Retries
 
-    async def ask(self, planned: PlannedRequest, prefilled: Callable[[], object]) -> Outcome:
-        """Ask until there is an answer or no hope; `prefilled` is called at the first token.
+    async def ask(
+        self, planned: PlannedRequest, prefilled: Callable[[], object]
+    ) -> tuple[BatchResult, Exception | None]:
+        """Ask until there is an answer or no hope; return the result and the last attempt's failure.
 
-        A failure that is not about the call, such as an option that the client does not have, is raised as it is.
+        `prefilled` is called at the first token. A failure that is not about the call, such as an option that the
+        client does not have, is raised as it is.
         """
-        options = chat_options(self._model, self._messages(planned), self._options, planned.cache_salt)
+        options = chat_options(self.model, self.messages(planned), self.options, planned.cache_salt)
         try:
-            answer, attempts = await ask_with_retries(
-                lambda: self._chat.ask(options, on_start=prefilled), self._retries
-            )
+            answer, attempts = await ask_with_retries(lambda: self.chat.ask(options, on_start=prefilled), self.retries)
         except CallFailedError as failed:
             error = failed.error
             kind = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
-            result = BatchResult(planned, None, f"{kind}: {error}", failed.attempts, None)
-            return Outcome(result, error, _concerns_all(error))
-        return Outcome(BatchResult(planned, answer.completion, None, attempts, answer.ttft))
+            return BatchResult(planned, None, f"{kind}: {error}", failed.attempts, None), error
+        return BatchResult(planned, answer.completion, None, attempts, answer.ttft), None
 
 
 def _concerns_all(error: Exception) -> bool:
+    """Return True if others would probably fail alike: no server is there, or nothing is permitted."""
     out_of_quota = getattr(error, "code", None) == "insufficient_quota"
     return out_of_quota or could_not_connect(error) or status_of(error) in _OF_ALL
 
@@ -99,19 +83,21 @@ async def open_journal(
 async def results_of(
     batch: BatchPlan,
     asker: Asker,
-    opening: Callable[[], Awaitable[Results]],
+    opening: Callable[[], Awaitable[Journal]] | None,
     concurrency: int,
     ordered: bool,
     progress: Progress,
 ) -> AsyncGenerator[BatchResult, None]:
     """Run the batch and yield its results, as `BatchRunner.run` documents."""
-    with closing(await opening()) as results:
+    results: Results = MemoryResults() if opening is None else await opening()
+    with closing(results):
         for id in results.answered:
             batch.owner.abandon(batch[id].plan)  # this run does not send the prompt
             await asyncio.sleep(0)
         run = _Run(batch, asker, results, concurrency, ordered, progress)
         try:
-            run.begin()
+            run.report_progress()
+            run.start_ready()
             while True:
                 for id in run.due():
                     await asyncio.sleep(0)  # many may be due, and other tasks want to run meanwhile
@@ -130,13 +116,7 @@ class _Run:
     """The tasks of one run, in one event loop: which of them start, and how their ends affect the others."""
 
     def __init__(
-        self,
-        batch: BatchPlan,
-        asker: Asker,
-        results: Results,
-        concurrency: int,
-        ordered: bool,
-        progress: Progress,
+        self, batch: BatchPlan, asker: Asker, results: Results, concurrency: int, ordered: bool, progress: Progress
     ) -> None:
         answered = results.answered
         self.tasks: set[asyncio.Task[None]] = set()
@@ -160,11 +140,6 @@ class _Run:
         self._reached = False
         self._refused_in_a_row = 0
 
-    def begin(self) -> None:
-        """Start as many requests as may run."""
-        self._report_progress()
-        self._start_ready()
-
     async def stop(self) -> None:
         """Cancel the tasks that are left, and wait until they have ended."""
         self._stopping = True
@@ -182,7 +157,8 @@ class _Run:
             else:
                 return
 
-    def _start_ready(self) -> None:
+    def start_ready(self) -> None:
+        """Start as many requests as may run."""
         while not self._stopping and len(self.tasks) < self._concurrency:
             i = self._order.start()
             if i is None:
@@ -195,40 +171,38 @@ class _Run:
         planned = self._requests[i]
         owner = self._batch.owner
         try:
-            outcome = await self._asker.ask(planned, partial(self._prefilled, i))
+            result, error = await self._asker.ask(planned, partial(self._prefilled, i))
         except BaseException:
             owner.abandon(planned.plan)
             raise
-        result = outcome.result
-        if result.error is None:
+        if error is None:
             owner.commit(planned.plan, result.cached_tokens)
             self._order.prefilled(i)
         else:
             owner.abandon(planned.plan)
-        self._end_if_in_vain(outcome)
+        self._end_if_in_vain(error, result)
         self._order.over(i)
         self._results.put(result)
         self._finished.add(planned.id)
         if not self._ordered:
             self._turns.append(planned.id)
-        self._report_progress()
+        self.report_progress()
 
     def _prefilled(self, i: int) -> None:
         self._order.prefilled(i)
-        self._start_ready()
+        self.start_ready()
 
-    def _end_if_in_vain(self, outcome: Outcome) -> None:
-        if not outcome.concerns_all:
+    def _end_if_in_vain(self, error: Exception | None, result: BatchResult) -> None:
+        if error is None or not _concerns_all(error):
             self._reached = True
             self._refused_in_a_row = 0
             return
         self._refused_in_a_row += 1
         if not self._reached:
-            raise BatchError(f"the run can't begin: {outcome.result.error}") from outcome.cause
+            raise BatchError(f"the run can't begin: {result.error}") from error
         if self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
-            raise BatchError(
-                f"the run ends: {_MAX_REFUSED_IN_A_ROW} requests in a row failed, the last with {outcome.result.error}"
-            ) from outcome.cause
+            refused = f"{_MAX_REFUSED_IN_A_ROW} requests in a row failed"
+            raise BatchError(f"the run ends: {refused}, the last with {result.error}") from error
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
@@ -239,7 +213,7 @@ class _Run:
         elif (error := task.exception()) is not None:
             self._fail(error)
         else:
-            self._start_ready()
+            self.start_ready()
 
     def _fail(self, error: BaseException) -> None:
         """End the run with the first failure; finished results are handed out before it is raised."""
@@ -249,5 +223,5 @@ class _Run:
         for task in self.tasks:
             task.cancel()
 
-    def _report_progress(self) -> None:
+    def report_progress(self) -> None:
         self._progress("requests", len(self._finished), len(self._batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
 from warmprefix.batch.planners import Progress, no_progress
 from warmprefix.errors import check_count
-from warmprefix.openai.batch_runner.batch_result import BatchResult
-from warmprefix.openai.batch_runner.journal import MemoryResults, Messages, Results, digest_of_options
+from warmprefix.openai.batch_runner.journal import BatchResult, Messages, digest_of_options
 from warmprefix.openai.batch_runner.jsonl import read_answers, write_requests
 from warmprefix.openai.retry import Retries
 
@@ -26,11 +25,7 @@ class BatchRunner:
     """Runs one planned batch. It keeps nothing between its calls; several runs may go on side by side."""
 
     def __init__(self, batch: BatchPlan) -> None:
-        """Take a batch.
-
-        Raises:
-            TypeError: `batch` is no `BatchPlan`.
-        """
+        """Take a batch; anything else raises a TypeError."""
         if not isinstance(batch, BatchPlan):
             raise TypeError(f"batch must be a BatchPlan, got {type(batch).__name__}")
         self._batch = batch
@@ -78,6 +73,7 @@ class BatchRunner:
             BatchFileError: While iterating: the journal is another batch's, or in use, or can't be used.
             MissingExtraError: The extra `openai` is not installed.
         """
+        from warmprefix.openai.asking import ChatAsker
         from warmprefix.openai.batch_runner.run import Asker, open_journal, results_of
 
         check_count("concurrency", concurrency)
@@ -88,20 +84,12 @@ class BatchRunner:
         if "stream" in request:
             raise ValueError(f"stream must be left out, because every run streams, got {request['stream']!r}")
         chat = PlannedRequest.messages if messages is None else messages
-        asker = Asker(
-            client,
-            model,
-            request,
-            messages=chat,
-            retries=retries if isinstance(retries, Retries) else Retries(retries),
-            timeout=timeout,
-        )
-        opening: Callable[[], Awaitable[Results]] = _in_memory
+        policy = retries if isinstance(retries, Retries) else Retries(retries)
+        asker = Asker(ChatAsker(client, timeout=timeout), model, request, chat, policy)
+        opening = None
         if journal is not None:
             opening = partial(open_journal, self._batch, journal, model, digest_of_options(request), chat)
-        return results_of(
-            self._batch, asker, opening, concurrency, ordered, no_progress if progress is None else progress
-        )
+        return results_of(self._batch, asker, opening, concurrency, ordered, progress or no_progress)
 
     def write_jsonl(
         self,
@@ -149,7 +137,3 @@ class BatchRunner:
                 or a file can't be read.
         """
         return read_answers(self._batch, paths)
-
-
-async def _in_memory() -> Results:
-    return MemoryResults()

@@ -29,13 +29,7 @@ class StartOrder:
     """
 
     def __init__(self, requests: Sequence[PlannedRequest], holders: Sequence[int | None], lookahead: int) -> None:
-        """Begin with no request started.
-
-        Args:
-            requests: In execution order.
-            holders: The warmer of each, an earlier request; or None.
-            lookahead: 0 or more.
-        """
+        """Begin with no request started. `holders` has the warmer of each, an earlier request or None."""
         self._requests = requests
         self._lookahead = lookahead
         self._ready = [i for i, holder in enumerate(holders) if holder is None]  # a heap, like the lists below
