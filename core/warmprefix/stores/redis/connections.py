@@ -6,6 +6,10 @@ Clients opened here never retry: their callers have milliseconds, and decide the
 from __future__ import annotations
 
 import asyncio
+
+# redis-py imports these two on connecting. A process forked while a thread imports a module can never import it.
+import email.parser  # noqa: F401
+import encodings.idna  # noqa: F401
 import threading
 import weakref
 from collections.abc import Callable
