@@ -1,9 +1,9 @@
-"""One process of an application in which two serve one conversation at the same time; prints what it found.
+"""One of two processes that serve one conversation at the same time; prints what it found.
 
     racing_worker.py URL obedient|careless NUMBER RACES [FORMAT]
 
-It plans first and reads the history after that, so that the history holds whatever a plan refers to: turns are stored
-before they are committed. If the history was cut meanwhile, it plans again.
+It plans first and then reads the history, so that the history holds every block that a plan refers to: turns are stored
+before they are committed. If the history was cut in between, it plans again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ return redis.call('INCR', KEYS[2])
 
 
 class Storage:
-    """Where the application keeps the history: as a list to append to, or as one value that it overwrites."""
+    """The application's storage of the history: a list to append to, or one value that it overwrites."""
 
     def __init__(self, client: redis.Redis, careless: bool) -> None:
         self._client = client
@@ -68,7 +68,7 @@ class Storage:
 
 
 class Racer:
-    """The worker: plans, reads, checks, stores, commits."""
+    """A worker that plans, reads, checks, stores and commits."""
 
     def __init__(self, planner: ContextPlanner, storage: Storage, number: int) -> None:
         self.findings = Findings()
@@ -99,7 +99,7 @@ class Racer:
         return None
 
     def cut(self) -> None:
-        """Drop the end of the history, unless the planner can't be told, or another turn came between."""
+        """Drop the end of the history, unless `forget` fails or another turn came in between."""
         cuts, history = self._storage.cuts(), self._storage.load()
         try:
             self._planner.forget(CHAT)
@@ -112,8 +112,8 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
     if value_format is not None and value_format != 1:
         write_format(value_format)
     careless = application == "careless"
-    # The scheduler of a busy machine may take more than 20 ms from one of two workers: then the careless one is no
-    # longer bound to be right. And where formats are compared, a call that fails must have failed for that.
+    # A busy machine may stop one of two workers for more than 20 ms; then the careless one may be wrong. And where
+    # formats are compared, no call may fail for another reason.
     budget = 0.02 if value_format is None and not careless else 5.0
     store = RedisSeenStore(url, settle=0, timeout=budget)
     with (
@@ -126,7 +126,7 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
             alone = alone or not meet(client, 2 * race)
             racer.turn()
             alone = alone or not meet(client, 2 * race + 1)
-            if race % 2 == number or alone:  # and then undisturbed, while the other one waits
+            if race % 2 == number or alone:  # then two turns while the other worker waits
                 racer.turn()
                 racer.turn()
                 if racer.rng.random() < 0.1:
@@ -140,7 +140,7 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
 
 
 def meet(client: redis.Redis, place: int) -> bool:
-    """Go on when the other one does too; False if it does not come any more."""
+    """Wait for the other worker; return whether it came within 2 s."""
     if int(str(client.incr(f"meeting {place}"))) == 2:
         client.rpush(f"both at {place}", "go")
         return True
@@ -148,7 +148,7 @@ def meet(client: redis.Redis, place: int) -> bool:
 
 
 def write_format(version: int) -> None:
-    """Make this process one of a release that stores other values under the same keys."""
+    """Let this process act as a release that stores other values under the same keys."""
     for script in (scripts.PREPARE, scripts.COMMIT, scripts.ABANDON, scripts.FORGET):
         text = re.sub(rb"(local FORMAT\b[^=]*= )1\b", rb"\g<1>%d" % version, script.text)
         assert text != script.text
