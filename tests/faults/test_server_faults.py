@@ -116,7 +116,7 @@ def test_killed_during_each_operation(
     recover(dialogue, planner)
 
 
-def test_restarted_without_what_it_knew(
+def test_restarted_without_its_data(
     server: Server, planner: ContextPlanner, other: ContextPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
     turn = dialogue.plan(other, [1, 2, 7])
