@@ -1,18 +1,18 @@
-"""What a planned batch finds in the prefix cache when several of its requests run at once, over HTTP.
+"""The hit ratio of a planned batch when several of its requests run at once, over HTTP.
 
     python benchmarks/batch_run.py [--requests 400] [--concurrency 1,8,32]
 
 Questions and passages are those of the demo, on the Python standard library's documentation. Every run has an engine of
-its own, the emulator, whose usage tells the hit ratio: cached tokens over prompt tokens, labels, notes and questions
+its own, the emulator, whose usage gives the hit ratio: cached tokens over prompt tokens, labels, notes and questions
 included. The same plan is run in three ways: requests that share a prefix wait for the one that brings it ("warm
 first", as `BatchRunner.run` does it); they start in execution order without waiting ("first come"); and that
 again, with requests and blocks in the order in which they were given ("as given"). Predicted is the plan's own hit
 ratio, of context tokens, for requests that run one after the other.
 
-The emulator computes prefills one after the other; then whoever comes later finds what was brought before, whether
-somebody waited or not. So each is also run on an engine that computes prefills side by side, as many as come, and
-keeps what each brings when it is done. Such are engines that cache a prompt at the end of its prefill, and endpoints
-with several of them. Only a run with the default options is written to `results/`.
+The emulator computes prefills one after the other, so later requests find the prefixes of earlier ones whether they
+waited or not. So each plan also runs on an engine that computes all prefills at the same time and caches each prompt
+at its end. Some engines cache a prompt only at the end of its prefill, and so do endpoints with several engines. Only
+a run with the default options is written to `results/`.
 """
 
 from __future__ import annotations
@@ -85,19 +85,19 @@ class AsGiven:
 def ways(requests: Sequence[BatchRequest], capacity_tokens: int) -> dict[str, BatchPlan]:
     planned = ContextPlanner().plan_batch(requests, capacity_tokens=capacity_tokens)
     given = ContextPlanner().plan_batch(requests, AsGiven(), capacity_tokens=capacity_tokens)
-    return {"warm first": planned, "first come": waiting_for_nobody(planned), "as given": waiting_for_nobody(given)}
+    return {"warm first": planned, "first come": without_waiting(planned), "as given": without_waiting(given)}
 
 
-def waiting_for_nobody(batch: BatchPlan) -> BatchPlan:
+def without_waiting(batch: BatchPlan) -> BatchPlan:
     return replace(batch, requests=tuple(replace(planned, warmed_by=None) for planned in batch))
 
 
 async def run(batch: BatchPlan, kv_blocks: int, side_by_side: bool, concurrency: int) -> dict[str, Any]:
-    """What the engine told of one run."""
+    """Run a batch, and return the engine's report on it."""
     config = EmulatorConfig(kv_blocks=kv_blocks, base_ttft_ms=2, prefill_rate=150_000, decode_rate=500)
     with EmulatorServer(config) as server:
         if side_by_side:
-            app: Any = server._uvicorn.config.app  # noqa: SLF001 - an engine that there is no option for
+            app: Any = server._uvicorn.config.app  # noqa: SLF001 - no option makes such an engine
             app.state.engine._gpu = NoQueue()  # noqa: SLF001
         async with AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
             started = time.perf_counter()
@@ -118,7 +118,7 @@ async def run(batch: BatchPlan, kv_blocks: int, side_by_side: bool, concurrency:
 
 
 class NoQueue(AbstractAsyncContextManager[None]):
-    """In place of the lock that lets the emulator's prefills wait for each other."""
+    """A replacement of the emulator's lock that lets prefills wait for each other."""
 
     async def __aexit__(self, *_: object) -> None: ...
 

@@ -1,9 +1,9 @@
-"""A TCP proxy on loopback that breaks connections on command: real sockets, real timeouts, the same bytes by seed.
+"""A TCP proxy on loopback that breaks connections on command, with real sockets; repeatable by its seed.
 
 >>> with FaultProxy(server.port) as proxy:                                            # doctest: +SKIP
 ...     client = redis.Redis(port=proxy.port)
 ...     with proxy.breaking(replies=Swallow()):
-...         client.incr("executed, but who would know")
+...         client.incr("executed, although the client gets no reply")
 """
 
 from __future__ import annotations
@@ -28,40 +28,44 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stall:
-    """Holds bytes back until the fault is over, and then delivers them: late, and even if the sender has given up."""
+    """A fault that holds bytes back and delivers them when it ends, even if their sender has given up."""
 
 
 @dataclass(frozen=True)
 class Swallow:
-    """Takes bytes and never delivers them. Of replies: what was asked for is done, and nobody is told."""
+    """A fault that accepts bytes and never delivers them.
+
+    For replies: the request is executed, and its client gets no reply.
+    """
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """Delivers the first `after` bytes that a connection sends from now on, then resets it."""
+    """A fault that delivers only the next `after` bytes of a connection, then resets it."""
 
     after: int
 
 
 @dataclass(frozen=True)
 class Dribble:
-    """Delivers byte by byte, `pause` seconds between two."""
+    """A fault that delivers single bytes, with `pause` seconds between two."""
 
     pause: float = 0.0
 
 
 @dataclass(frozen=True)
 class Delay:
-    """Delivers what was received at once `seconds` later; the order stays."""
+    """A fault that delivers bytes `seconds` later, in the same order."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Reorder:
-    """Cuts what was received at once into pieces of `segment` bytes and delivers them in another order.
+    """A fault that cuts the bytes of one read into pieces and delivers these in another order.
 
-    Any other, or one in which so many neighbours have changed places: then most of a message looks sound.
+    Pieces have `segment` bytes. With `swaps`, only that many pairs of neighbours change places, so that most of a
+    message stays as it was.
     """
 
     segment: int = 1
@@ -72,18 +76,18 @@ Fault = Stall | Swallow | Truncate | Dribble | Delay | Reorder
 
 
 class FaultProxy:
-    """Stands between clients and the server at `127.0.0.1:port`, in a thread of its own, until closed.
+    """A proxy between clients and the server at `127.0.0.1:port`, in a thread of its own, until closed.
 
-    Commands return once they hold for every byte received from then on.
+    A command returns once it applies to every byte that arrives from then on.
 
     Args:
-        port: The server's. It may go away and come back.
-        seed: Decides on every new order of bytes, with the number of the connection.
+        port: The server's port. The server may stop and start again.
+        seed: Decides, with the number of the connection, on every new order of bytes.
     """
 
     def __init__(self, port: int, seed: int = 0) -> None:
         self.hits: Counter[str] = Counter()
-        """How often each fault has met bytes, or a connection, by the fault's name in lower case."""
+        """Number of times that each fault met bytes or a connection, by its name in lower case."""
         self._upstream = port
         self._seed = seed
         self._faults: dict[Way, Fault | None] = {"requests": None, "replies": None}
@@ -91,7 +95,7 @@ class FaultProxy:
         self._accepted = 0
         self._hit = threading.Condition()
         self._listener: socket.socket | None = None
-        self._keeper = _bound(0)  # never listens, so the port stays ours while connections are refused
+        self._keeper = _bound(0)  # never listens; keeps the port while connections are refused
         self.port: int = self._keeper.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
@@ -102,25 +106,25 @@ class FaultProxy:
     # -- commands ----------------------------------------------------------------------------------------------
 
     def set(self, requests: Fault | None = None, replies: Fault | None = None) -> None:
-        """Break what travels to the server, and what comes back; None for untouched."""
+        """Set the faults of both directions; None for no fault."""
         self._do(self._set(requests, replies))
 
     def heal(self) -> None:
-        """Pass everything, deliver what is held back, accept connections."""
+        """End all faults, deliver stalled bytes, and accept connections."""
         self._do(self._listen())
         self._do(self._set(None, None))
 
     def drop(self) -> int:
-        """Reset every connection, with all bytes under way in it. Returns how many there were."""
+        """Reset every connection, with all bytes under way in it; return their number."""
         return self._do(self._drop())
 
     def refuse(self) -> None:
-        """Refuse connections from now on; those that stand go on."""
+        """Refuse new connections; open ones continue."""
         self._do(self._refuse())
 
     @contextlib.contextmanager
     def breaking(self, requests: Fault | None = None, replies: Fault | None = None) -> Iterator[None]:
-        """`set` for the length of a block, then `heal`."""
+        """Call `set` for the length of a block, then `heal`."""
         self.set(requests, replies)
         try:
             yield
@@ -128,10 +132,10 @@ class FaultProxy:
             self.heal()
 
     def wait_for_hit(self, name: str, count: int = 1, timeout: float = 10.0) -> None:
-        """Return once a fault has struck so often since the proxy was started.
+        """Return once a fault has struck `count` times since the proxy was started.
 
         Raises:
-            TimeoutError: It has not in `timeout` seconds.
+            TimeoutError: It has not within `timeout` seconds.
         """
         with self._hit:
             if not self._hit.wait_for(lambda: self.hits[name] >= count, timeout):
@@ -195,16 +199,16 @@ class FaultProxy:
     def _accept(self, listener: socket.socket) -> None:
         try:
             client, _ = listener.accept()
-        except OSError:  # who knocked has gone again
+        except OSError:  # the client has already disconnected
             return
         self._accepted += 1
         task = self._loop.create_task(self._serve(self._accepted, client))
         self._links.add(task)
         task.add_done_callback(self._links.discard)
-        task.add_done_callback(lambda task: _reset(client))  # here, for it may be cancelled before it begins
+        task.add_done_callback(lambda task: _reset(client))  # not in the task, which may be cancelled before it begins
 
     async def _serve(self, number: int, client: socket.socket) -> None:
-        """Carry both ways until both are at their end, or one is broken."""
+        """Carry both directions until both have ended or one is broken."""
         pumps: list[asyncio.Task[None]] = []
         with _socket() as server:
             try:
@@ -219,7 +223,7 @@ class FaultProxy:
                     rng = random.Random(f"{self._seed} {number} {way}")
                     pumps.append(self._loop.create_task(self._pump(way, source, sink, rng)))
                 await asyncio.gather(*pumps)
-            except OSError:  # a broken connection is this proxy's trade
+            except OSError:  # broken connections are the purpose of this proxy
                 pass
             finally:
                 for pump in pumps:
@@ -271,14 +275,14 @@ def _socket() -> socket.socket:
 
 
 def _reset(end: socket.socket) -> None:
-    """Close with RST, as a host that died would answer."""
+    """Close with RST, as a host would answer after a crash."""
     with contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     end.close()
 
 
 def _reordered(data: bytes, fault: Reorder, rng: random.Random) -> bytes:
-    """Never the same bytes again, unless all pieces are alike, or there is one."""
+    """Return the pieces in another order: never the same bytes, unless all pieces are equal."""
     pieces = [data[i : i + fault.segment] for i in range(0, len(data), fault.segment)]
     if len(pieces) < 2:
         return data

@@ -5,8 +5,8 @@
         server.kill()
         server.restart()
 
-Each lives in a temporary directory and goes when its `with` ends, when the interpreter exits, and when it is killed.
-What they share is `clock`: servers that were given one live in its time, which `Clock.jump` moves.
+Each server has a temporary directory. Both are gone when the `with` block ends, the interpreter exits, or the
+interpreter is killed. Servers can share a `Clock`, whose time `Clock.jump` moves.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _tried(clock: bool) -> dict[Path, tuple[str | None, str | None]]:
 
 @functools.cache
 def _flavour(path: Path) -> tuple[str | None, str | None]:
-    """Return a binary's flavour, or None and why there is none."""
+    """Return a binary's flavour, or None and the reason why its flavour is unknown."""
     try:
         answer = subprocess.run(
             [path, "--version"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL, timeout=5
@@ -113,7 +113,7 @@ def _flavour(path: Path) -> tuple[str | None, str | None]:
         return None, f"because --version fails: {error}"
     version = re.match(r"(\w+) server v=(\d+\.\d+)", answer)
     if version is None:
-        return None, f"because --version says {answer[:200]!r}"
+        return None, f"because --version prints {answer[:200]!r}"
     return f"{version[1].lower()}-{version[2]}", None
 
 
@@ -131,13 +131,13 @@ def _problem(path: Path, clock: bool) -> str | None:
 
 
 def _package_folder(name: str) -> Path:
-    spec = importlib.util.find_spec(name)  # not imported: only its files are of use
+    spec = importlib.util.find_spec(name)  # only its files are needed, so it is not imported
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     return Path(folders[0]) if folders else Path(os.devnull)
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to clients; nor on its Cluster bus port."""
+    """Return a port that is free, and whose Cluster bus port is free, below the ports that clients get."""
     for _ in range(1_000):
         port = random.randrange(10_240, 22_000)
         with socket.socket() as one, socket.socket() as other:
@@ -151,7 +151,11 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Ask every 20 ms until it is so; TimeoutError if it never is. A Redis error means not yet."""
+    """Check a condition every 20 ms until it is true. A Redis error counts as false.
+
+    Raises:
+        TimeoutError: It was not true within `seconds`.
+    """
     deadline = time.monotonic() + seconds
     problem: Exception | None = None
     while time.monotonic() < deadline:
@@ -165,7 +169,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0
 
 
 class _Running:
-    """What runs while its `with` lasts."""
+    """A base of context managers that call `close` at the end."""
 
     def __enter__(self: SelfT) -> SelfT:
         return self
@@ -178,7 +182,7 @@ class _Running:
 
 
 class Clock(_Running):
-    """The time in which some servers live; their calendar clock only, as if an operator or NTP had set it."""
+    """A calendar clock of some servers, which can jump as if an operator or NTP had set it."""
 
     def __init__(self) -> None:
         library = _package_folder("libfaketime") / "vendor/libfaketime/src/libfaketime.so.1"
@@ -190,7 +194,7 @@ class Clock(_Running):
         """Seconds ahead of the machine's own time, while it is not frozen."""
         self._frozen: float | None = None
         self.servers: set[Server] = set()
-        """Those that live in it."""
+        """The servers that use this clock."""
         self.environment = {
             "LD_PRELOAD": str(library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -202,11 +206,11 @@ class Clock(_Running):
         self.jump(0)
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return time.time() + self.offset if self._frozen is None else self._frozen
 
     def jump(self, seconds: float) -> None:
-        """Move on, or back, for all of its servers; returns when each that runs has noticed."""
+        """Move the clock forward, or back; return once each running server shows the new time."""
         if self._frozen is None:
             self.offset += seconds
             self._set(f"{self.offset:+.6f}")
@@ -215,7 +219,7 @@ class Clock(_Running):
             self._set(str(round(self._frozen)))
 
     def freeze(self) -> None:
-        """From now on time passes by `jump` only, in whole seconds."""
+        """Stop the clock: from now on only `jump` moves it, in whole seconds."""
         self._frozen = float(round(self.now()))
         self.jump(0)
 
@@ -225,7 +229,7 @@ class Clock(_Running):
     def _set(self, spec: str) -> None:
         draft = self._file.with_suffix(".new")
         draft.write_text(f"{spec}\n")
-        draft.replace(self._file)  # never half written
+        draft.replace(self._file)  # servers must never read half a file
         for server in self.servers:
             if server.is_running and not server.is_paused:
                 wait_until(lambda: abs(server.time() - self.now()) < 0.5, "the clock's jump")  # noqa: B023
@@ -235,15 +239,15 @@ class Server(_Running):
     """One server process.
 
     Args:
-        flavour: A key of `binaries()`, by default the first; or the path of a binary, which is not tried before.
-        clock: In whose time it lives; a clock that it is given is not closed by it.
+        flavour: A key of `binaries()`, by default the first; or the path of a binary, which is used without a trial.
+        clock: The clock that it uses, and does not close.
         config: Lines of redis.conf, hyphens as underscores: `Server(maxmemory="2mb", save="900 1")`. A list makes
-            several lines. Nothing is saved unless this says so. May be changed (in `.config`) before a restart.
+            several lines. Nothing is saved by default. To change lines before a restart, set `.config`.
     """
 
     _defaults: Mapping[str, str] = {"save": "", "appendonly": "no"}
     start_seconds = 30.0
-    """Seconds in which it must answer after it was started."""
+    """Seconds after the start within which it must answer."""
 
     def __init__(
         self,
@@ -286,7 +290,7 @@ class Server(_Running):
         return self._process is not None and self._process.poll() is None
 
     def client(self, **options: object) -> redis.Redis:
-        """A client to look behind the scenes with; its user closes it."""
+        """Return a client of its own, which the caller closes."""
         return redis.Redis(host=HOST, port=self.port, **options)  # type: ignore[arg-type]
 
     def start(self) -> None:
@@ -300,7 +304,7 @@ class Server(_Running):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for us, not for it
+                start_new_session=True,  # Ctrl-C must not reach the server
             )
         _reaper.watch(self._process.pid, self.directory)
         deadline = time.monotonic() + self.start_seconds
@@ -313,47 +317,47 @@ class Server(_Running):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the process as an operator would (SIGTERM): it saves what its configuration says."""
+        """End the process as an operator would (SIGTERM); it saves its data if its configuration requires it."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process (SIGKILL)."""
         self._signal(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Start it again with the same port and directory, after ending it as `stop` does if it still runs."""
+        """Stop the process if it still runs, and start it again with the same port and directory."""
         self.stop()
         self.start()
 
     def wait_for_replicas(self) -> None:
-        """Wait until each of its replicas has all that was written so far."""
+        """Wait until each of its replicas has all earlier writes."""
         with self.client() as client:
-            wait_until(lambda: _lag(client) == 0, "the replicas have it all")
+            wait_until(lambda: _lag(client) == 0, "the replicas have all writes")
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """Stop the process (SIGSTOP): connections stay open without an answer."""
         os.kill(self.pid, signal.SIGSTOP)
         self.is_paused = True
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue the process (SIGCONT)."""
         if self.is_paused:
             os.kill(self.pid, signal.SIGCONT)
             self.is_paused = False
 
     def jump(self, seconds: float) -> None:
-        """Move its clock, and that of all who share it."""
+        """Move its clock, which other servers may share."""
         if self.clock is None:
-            raise ValueError("this server lives in the machine's time; give it a Clock")
+            raise ValueError("clock must be a Clock for a server whose time jumps, got None")
         self.clock.jump(seconds)
 
     def time(self) -> float:
-        """What its calendar clock says, in seconds; its default user must be on."""
+        """Return its calendar time in seconds; its default user must be on."""
         answer = self._ask(b"TIME").split()
         return int(answer[2]) + int(answer[4]) / 1_000_000
 
     def output(self) -> str:
-        """What it has logged."""
+        """Return its log."""
         return (self.directory / "output").read_text(errors="replace")
 
     def close(self) -> None:
@@ -368,7 +372,7 @@ class Server(_Running):
             self.port = free_port()
             try:
                 return self.start()
-            except RuntimeError:  # somebody was faster
+            except RuntimeError:  # another process was faster
                 if last or "in use" not in self.output():
                     raise
         return None
@@ -421,7 +425,7 @@ class _Trial(Server):
 
 
 class Sentinel(Server):
-    """A Sentinel, which keeps its state where its configuration was."""
+    """A Sentinel, which keeps its state in its configuration file."""
 
     _defaults: Mapping[str, str] = {}
 
@@ -434,7 +438,7 @@ class Sentinel(Server):
 
 
 class Cluster(_Running):
-    """A Redis Cluster: three primaries that share all slots evenly, each with as many replicas as said."""
+    """A Redis Cluster: `primaries` primaries that share all slots evenly, with `replicas` replicas each."""
 
     def __init__(
         self,
@@ -449,7 +453,7 @@ class Cluster(_Running):
         options: dict[str, str | list[str]] = {
             "cluster_enabled": "yes",
             "cluster_config_file": "nodes.conf",
-            # A clock that jumps must not look like silence.
+            # A jump of the clock must not look like a time-out.
             "cluster_node_timeout": "1000" if clock is None else "100000000",
             "repl_timeout": "60" if clock is None else "100000000",
             **config,
@@ -460,7 +464,7 @@ class Cluster(_Running):
                 for _ in range(primaries * (1 + replicas))
             ]
             self.nodes = nodes
-            """The primaries first."""
+            """All nodes, primaries first."""
             self._join(primaries)
             started.pop_all()
 
@@ -472,7 +476,7 @@ class Cluster(_Running):
         return redis.RedisCluster(host=HOST, port=self.nodes[0].port, **options)  # type: ignore[arg-type]
 
     def owner(self, key: str | bytes) -> Server:
-        """The primary that serves a key."""
+        """Return the primary that serves a key."""
         with self.nodes[0].client() as client:
             slot = int(_call(client, "CLUSTER KEYSLOT", key))
             ports = {
@@ -498,7 +502,7 @@ class Cluster(_Running):
                 if i:
                     _call(client, "CLUSTER MEET", HOST, self.nodes[0].port)
             ids = [str(_call(client, "CLUSTER MYID")) for client in clients]
-            wait_until(lambda: all(_count_of_nodes(c) == len(clients) for c in clients), "all nodes know each other")
+            wait_until(lambda: all(_count_of_nodes(c) == len(clients) for c in clients), "all nodes have met")
             for i, client in enumerate(clients[primaries:]):
                 _call(client, "CLUSTER REPLICATE", ids[i % primaries])
             wait_until(lambda: all(map(_serves_all_slots, clients)), "the Cluster's state is ok")
@@ -524,9 +528,9 @@ def _is_replicating(client: redis.Redis) -> bool:
 
 
 class SentinelSetup(_Running):
-    """A master with replicas, and Sentinels that make a replica the master half a second after it falls silent.
+    """A master with replicas, and Sentinels that replace a master that is silent for half a second.
 
-    The Sentinels live in the machine's time, whatever their servers do.
+    The Sentinels use the machine's own clock, even if their servers have another one.
     """
 
     service = "warmprefix-test"
@@ -547,7 +551,7 @@ class SentinelSetup(_Running):
         with contextlib.ExitStack() as started:
             first = started.enter_context(Server(flavour, clock=clock, **config))
             self.servers = [first]
-            """The first master first."""
+            """All servers; the first is the first master."""
             for _ in range(replicas):
                 options = {**config, "replicaof": f"{HOST} {first.port}"}
                 self.servers.append(started.enter_context(Server(flavour, clock=clock, **options)))
@@ -561,7 +565,7 @@ class SentinelSetup(_Running):
             self.sentinels = [started.enter_context(Sentinel(flavour, sentinel=lines)) for _ in range(sentinels)]
             for sentinel in self.sentinels:
                 with sentinel.client() as client:
-                    wait_until(lambda: self._is_watched(client, replicas, sentinels), "the Sentinels know all")
+                    wait_until(lambda: self._is_watched(client, replicas, sentinels), "the Sentinels see all servers")
             started.pop_all()
 
     @property
@@ -570,7 +574,7 @@ class SentinelSetup(_Running):
 
     @property
     def master(self) -> Server:
-        """Who is the master now, as the first running Sentinel sees it."""
+        """The present master, according to the first running Sentinel."""
         sentinel = next(sentinel for sentinel in self.sentinels if sentinel.is_running)
         with sentinel.client(decode_responses=True) as client:
             answer = _call(client, "SENTINEL GET-MASTER-ADDR-BY-NAME", self.service)
@@ -578,7 +582,7 @@ class SentinelSetup(_Running):
         return next(server for server in self.servers if server.port == port)
 
     def wait_for_failover(self, old: Server, seconds: float = 30.0) -> Server:
-        """Wait until another than `old` is the master, and says so; and hand it over."""
+        """Wait until another server than `old` is and reports itself the master; return it."""
 
         def is_over() -> bool:
             if self.master is old:
@@ -618,7 +622,7 @@ def _call(client: redis.Redis, *command: object) -> Any:
 
 
 class _Reaper:
-    """Kills the servers of an interpreter that ended without a chance to do so itself, such as by SIGKILL."""
+    """A process that kills the servers of an interpreter that ended without closing them, such as by SIGKILL."""
 
     _program = """
 import os, shutil, signal, sys
@@ -640,20 +644,20 @@ for pid, folder in servers.items():
         self._lock = threading.Lock()
 
     def watch(self, pid: int, folder: Path) -> None:
-        self._tell(f"{pid} {folder}\n")
+        self._send(f"{pid} {folder}\n")
 
     def forget(self, pid: int) -> None:
-        self._tell(f"{pid}\n")
+        self._send(f"{pid}\n")
 
     def close(self) -> None:
         with self._lock:
             if self._process is not None:
                 assert self._process.stdin is not None
-                self._process.stdin.close()  # it ends, and kills what is left
+                self._process.stdin.close()  # it ends, and kills the remaining servers
                 self._process.wait()
                 self._process = None
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with self._lock:
             if self._process is None:
                 command = [sys.executable, "-ISc", self._program]
@@ -670,7 +674,7 @@ _owner = os.getpid()
 
 @atexit.register
 def _close_all() -> None:
-    if os.getpid() == _owner:  # not in a fork of it
+    if os.getpid() == _owner:  # a fork must not close its parent's servers
         for server in list(_servers):
             server.close()
         _reaper.close()

@@ -1,14 +1,14 @@
-"""What conversation state in Redis costs: a turn's latency, its CPU on both sides, its bytes; and a load that lasts.
+"""Costs of conversation state in Redis: latency, CPU time and bytes of a turn, and a lasting load.
 
     python benchmarks/redis_state.py [--turns 20000] [--workers 2] [--rate 2000] [--seconds 60] [--threads 1]
 
 A turn is one `prepare` and one `commit` of `RedisSeenStore`, both of 15 blocks, against a local server over loopback
-TCP, for each server binary that there is. In "all new" each turn sends 15 blocks that its conversation has never seen;
-in "pool of 60" it retrieves 15 of 60, so that later turns see most of them again, and sends the rest. Conversations
-take turns, 500 at a time, and end after 10.
+TCP, for each installed server binary. In "all new" each turn sends 15 blocks that its conversation has never seen;
+in "pool of 60" it retrieves 15 of 60, so that later turns see most of them again, and sends the others. 500
+conversations run at a time, and each ends after 10 turns.
 
-Then a load that lasts: each worker process begins `--rate` turns of the pool a second on schedule, and a turn's
-latency counts from when it should have begun. `server cpu` is the share of one core that the server used. Only a run
+The lasting load: each worker process begins `--rate` turns of the pool per second on schedule, and a turn's latency
+counts from its scheduled start. `server cpu` is the share of one core that the server used. Only a run
 with the defaults is written to `results/`.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 @dataclass
 class Turn:
-    """What a retriever found for one turn of a conversation."""
+    """The blocks that a retriever found for one turn of a conversation."""
 
     conversation: Conversation
     plan: str
@@ -78,7 +78,7 @@ class Turn:
 
 
 def traffic(worker: str, workload: str) -> Iterator[Turn]:
-    """Turns of conversations that take turns; seeded. What they retrieve is drawn beforehand: it must cost nothing."""
+    """Seeded turns of alternating conversations, whose blocks are drawn beforehand so that they cost no time."""
     rng = random.Random(worker)
     if workload == "all new":
         found = [[dict(blocks_of(rng, K)) for _ in range(TURNS)] for _ in range(8)]
@@ -98,7 +98,7 @@ def blocks_of(rng: random.Random, count: int) -> list[tuple[bytes, str]]:
 
 
 def serve(store: RedisSeenStore, turn: Turn) -> tuple[float, float]:
-    """Seconds that prepare and commit took."""
+    """Return the seconds that prepare and commit took."""
     start = time.perf_counter()
     prepared = store.execute(Prepare(turn.conversation, turn.plan, turn.proposed))
     middle = time.perf_counter()
@@ -155,12 +155,12 @@ def microseconds(seconds: Sequence[float], label: str) -> float:
 
 @dataclass
 class Report:
-    """What one worker saw."""
+    """The measurements of one worker."""
 
     prepare: list[float] = field(default_factory=list)
     commit: list[float] = field(default_factory=list)
     turn: list[float] = field(default_factory=list)
-    """From when it should have begun."""
+    """From the scheduled start of each turn."""
     failed: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
@@ -199,7 +199,7 @@ def measure_load(
 
 
 def work(name: str, url: str, threads: int, rate: int, seconds: float, barrier: Barrier, reports: Any) -> None:
-    """One worker process."""
+    """Run one worker process."""
     report, lock = Report(), threading.Lock()
     stream = traffic(name, "pool of 60")
     store = RedisSeenStore(url, settle=0, timeout=5)
@@ -244,7 +244,7 @@ def work(name: str, url: str, threads: int, rate: int, seconds: float, barrier: 
 
 
 def measure_memory(server: Server, admin: redis.Redis) -> list[dict[str, Any]]:
-    """Bytes of one conversation, key included."""
+    """Return the bytes of one conversation, key included."""
     rows: list[dict[str, Any]] = []
     for name, turns, new, bound in (
         ("nothing sent", 1, 0, 1_024),

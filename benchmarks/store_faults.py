@@ -1,4 +1,4 @@
-"""Laboratories: stores that several workers share, and what can happen to them while they are in use."""
+"""Laboratories: stores that several workers share, and the faults that strike them while they are in use."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ T = TypeVar("T")
 
 
 class Lease(NamedTuple):
-    """When a plan was made."""
+    """The time at which a plan was made."""
 
     time: float
-    """By the store's clock."""
+    """On the store's clock."""
     jumps: int
-    """Of that clock, until then."""
+    """Number of jumps of that clock until then."""
 
 
 class Laboratory:
-    """Makes a store for each worker, and breaks what is behind them.
+    """Maker of a store for each worker, which also breaks the servers and connections behind them.
 
     Args:
         seed: Decides on faults and their length.
-        faults: "none", "all", or a part of the names of those that may happen.
-        lossy: Whether the store may lose or restore what it was told.
-        asymmetric: Whether one worker may be cut off while others are not.
+        faults: "none", "all", or a part of the names of the possible faults.
+        lossy: True if the store may lose records, or restore old ones.
+        asymmetric: True if one worker may be cut off while others are not.
     """
 
     _lease_ttl = 100.0
 
     def __init__(self, seed: int, faults: str, *, lossy: bool, asymmetric: bool) -> None:
         self.faults: Counter[str] = Counter()
-        """Those that were begun."""
+        """Number of times that each fault began."""
         self._rng = random.Random(f"faults {seed}")
         self._named = faults
         self._lossy = lossy
@@ -66,11 +66,11 @@ class Laboratory:
         self.close()
 
     def store(self, worker: int) -> SeenStore:
-        """For one worker; asked again when that was replaced."""
+        """Return a store for one worker; called again when the worker is replaced."""
         raise NotImplementedError
 
     def begin_fault(self) -> float:
-        """Break something, and say for how many seconds; 0 seconds if nothing is to break."""
+        """Begin a fault, unless there are none; return for how many seconds it should last."""
         if self._named == "none":
             return 0.0
         possible = self._possible_faults()
@@ -83,14 +83,15 @@ class Laboratory:
         return self._rng.choice([0.0, 0.03, 0.1, 0.3])
 
     def end_fault(self) -> None:
-        """Mend it."""
-        self.mend()
+        """End the fault."""
+        self.repair()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
+        """Repair everything."""
         raise NotImplementedError
 
     def may_lose_worker(self) -> bool:
-        """Whether a worker may die now, with what only it knows; called right before it does."""
+        """Return whether a worker may die now, with all that only it has recorded; called right before it dies."""
         return True
 
     def wait(self, rng: random.Random) -> None:
@@ -98,11 +99,11 @@ class Laboratory:
 
     @property
     def lease(self) -> Lease:
-        """What a plan made now can count on."""
+        """Lease of a plan that is made now."""
         raise NotImplementedError
 
     def holds(self, lease: Lease) -> bool:
-        """Whether the store is bound to know yet that the plan is in flight."""
+        """Return whether the store must still have the lease of the plan."""
         return not self._lossy and self.lease.time < lease.time + self._lease_ttl and self.lease.jumps == lease.jumps
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ class Laboratory:
         raise NotImplementedError
 
     def _struck(self, workers: Sequence[T]) -> Sequence[T]:
-        """Whom a fault strikes: all alike, or any of them."""
+        """Return the workers that a fault strikes: all of them, or some."""
         if not self._asymmetric:
             return workers
         return self._rng.sample(workers, self._rng.randrange(1, len(workers) + 1))
@@ -122,7 +123,7 @@ class Laboratory:
 
 
 class MemoryLaboratory(Laboratory):
-    """One `MemorySeenStore`, whose answers and questions get lost on their way."""
+    """A laboratory with one `MemorySeenStore`; requests and replies get lost on their way."""
 
     def __init__(self, seed: int, faults: str, *, lossy: bool, asymmetric: bool) -> None:
         super().__init__(seed, faults, lossy=lossy, asymmetric=asymmetric)
@@ -140,7 +141,9 @@ class MemoryLaboratory(Laboratory):
         if self._named == "none":
             return self._shared
         faulty = self._faulties[worker] = _Faulty(self._shared)
-        breaker = CircuitBreaker(first_pause=0.002, longest_pause=0.02)  # in proportion to how much faster all is here
+        breaker = CircuitBreaker(
+            first_pause=0.002, longest_pause=0.02
+        )  # everything is faster here, so pauses are shorter
         return GuardedStore(faulty, breaker=breaker, interval=0.05)
 
     def wait(self, rng: random.Random) -> None:
@@ -150,7 +153,7 @@ class MemoryLaboratory(Laboratory):
     def lease(self) -> Lease:
         return Lease(self._now, 0)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         for store in self._faulties.values():
             store.fault = "none"
 
@@ -170,7 +173,7 @@ class MemoryLaboratory(Laboratory):
 
 
 class _Faulty:
-    """A worker's way to a store: calls fail before they are made, or after, or are made when nobody waits any more."""
+    """A worker's connection to a store: calls fail before or after they are made, or come too late for the caller."""
 
     def __init__(self, store: SeenStore) -> None:
         self.fault: Literal["none", "before", "after", "late"] = "none"
@@ -198,12 +201,12 @@ class _Faulty:
 
 
 class RedisLaboratory(Laboratory):
-    """A real server, with a proxy before it for each worker.
+    """A laboratory with a real server, and a proxy in front of it for each worker.
 
     Args:
-        settle: Seconds for which a store trusts nothing that a server tells which it has not met before.
+        settle: Seconds for which a store trusts no record of a server that is new to it.
         lease_ttl: Seconds in which a plan must be committed.
-        flavour: Which server.
+        flavour: A key of `redis_servers.binaries()`; None for the first.
     """
 
     def __init__(
@@ -223,7 +226,7 @@ class RedisLaboratory(Laboratory):
         self._proxies: list[FaultProxy] = []
         self._clock = Clock()
         self._jumps = 0
-        # What a killed process has written is safe with the system: so nothing that it has acknowledged is lost.
+        # The system keeps what a killed process has written, so no acknowledged write is lost.
         self._server = Server(flavour, clock=self._clock, appendonly="yes", appendfsync="no")
         self._snapshot()
 
@@ -239,17 +242,17 @@ class RedisLaboratory(Laboratory):
         return Lease(time.monotonic(), self._jumps)
 
     def holds(self, lease: Lease) -> bool:
-        return super().holds(lease._replace(time=lease.time - 0.5))  # the two clocks are not read at once
+        return super().holds(lease._replace(time=lease.time - 0.5))  # the two clocks are not read at the same moment
 
     def may_lose_worker(self) -> bool:
-        # With a worker go the forgets that it would repeat to a server that was restored from before them.
+        # A dead worker cannot repeat its forgets to a server that is restored from an older snapshot.
         if not self._server.is_running or self._server.is_paused:
             return False
         if self._lossy:
             self._snapshot()
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._server.resume()
         for proxy in self._proxies:
             proxy.heal()
@@ -339,7 +342,7 @@ class RedisLaboratory(Laboratory):
             client.save()
 
     def _kill(self) -> None:
-        with self._server.client() as client:  # an append-only file that is still being made does not count
+        with self._server.client() as client:  # Redis ignores an append-only file that is not complete
             wait_until(lambda: not _is_writing(client.info("persistence")), "the append-only file stands")
         self._server.kill()
 
@@ -350,7 +353,7 @@ class RedisLaboratory(Laboratory):
         self._snapshot()
 
     def _kill_and_restore(self) -> None:
-        """From the last snapshot, which may be many turns old."""
+        """Kill the server and restore the last snapshot, which may be many turns old."""
         self._server.kill()
         self._remove("appendonly.aof", "appendonlydir")
         self._server.config["appendonly"] = "no"

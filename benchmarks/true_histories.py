@@ -1,12 +1,12 @@
-"""Does every reference point into the very prompt that it stands in? Randomized turns against a model of the truth.
+"""Does every reference point into its own prompt? Randomized turns against a model of the true prompts.
 
 Several workers, each with a `ContextPlanner` of its own, share one store and the same conversations. The model is the
-application: it alone knows what each history really holds, as the text that was really sent, and it cuts, forks, loses
-and overwrites histories, races, crashes, commits late, twice or never. `true_prompts` looks at each plan.
+application: only it has the true text of each history. It cuts, forks, loses and overwrites histories, races, crashes,
+and commits late, twice or never. `true_prompts` checks each plan.
 
-Two applications. The *obedient* one stores a turn only if nobody has stored another since it planned (or its storage
-only ever appends), abandons what it did not store, and cuts a history only after `forget` has returned, if nothing was
-stored in between. The *careless* one commits all plans that were made side by side and keeps any of them, as storage
+There are two applications. The *obedient* one stores a turn only if no other turn was stored since it planned (or its
+storage only appends). It abandons plans that it did not store, and cuts a history only after `forget` has returned, if
+nothing was stored in between. The *careless* one commits all simultaneous plans and keeps any of them, as a storage
 does in which the last writer wins. It can be right only as long as its workers lose and regain the store together.
 
     python benchmarks/true_histories.py --turns 1000000 --store memory --faults all
@@ -31,7 +31,7 @@ from true_world import Application, World
 
 @dataclass(frozen=True)
 class Scenario:
-    """Which application, and whether the store may lose what it was told."""
+    """A kind of application, with a store that may lose records or not."""
 
     application: Application
     lossy: bool
@@ -45,7 +45,7 @@ SCENARIOS = (Scenario("obedient", True), Scenario("careless", True), Scenario("c
 
 @dataclass
 class Outcome:
-    """What a run of one scenario has found."""
+    """The result of a run of one scenario."""
 
     scenario: Scenario
     findings: Findings
@@ -54,7 +54,7 @@ class Outcome:
     seconds: float
     faults: Mapping[str, int]
     recovered: int
-    """Faults after which a reference was made again, before the next one."""
+    """Number of faults after which a reference was made again before the next fault."""
     store_errors: int
     contested: int
     times: Mapping[str, float]
@@ -63,7 +63,7 @@ class Outcome:
 def run(
     laboratory: Laboratory, scenario: Scenario, turns: int, seed: int, period: int, progress: bool = False
 ) -> Outcome:
-    """So many turns, with a fault every `period` of them."""
+    """Run `turns` turns, with a fault every `period` turns."""
     began = time.perf_counter()
     world = World(laboratory, scenario.application, seed)
     recovered = 0
@@ -86,7 +86,7 @@ def run(
         if faulty_until is not None:
             laboratory.end_fault()
     finally:
-        laboratory.mend()
+        laboratory.repair()
         world.close()
     seconds = time.perf_counter() - began
     faults = dict(sorted(laboratory.faults.items()))
@@ -119,10 +119,10 @@ def main() -> int:
     parser.add_argument("--store", choices=["memory", "redis"], default="memory")
     parser.add_argument("--faults", default="all", help="none, all, or a part of a name, such as 'killed'")
     parser.add_argument("--period", type=int, help="turns between two faults")
-    parser.add_argument("--flavour", help="which server: see redis_servers.binaries()")
+    parser.add_argument("--flavour", help="server flavour: a key of redis_servers.binaries()")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    logging.getLogger("warmprefix").setLevel(logging.ERROR)  # failing stores are what this is about
+    logging.getLogger("warmprefix").setLevel(logging.ERROR)  # stores fail on purpose here
     outcomes: list[Outcome] = []
     for scenario, share in zip(SCENARIOS, (0.5, 0.25, 0.25), strict=True):
         print(f"{scenario}:", flush=True)

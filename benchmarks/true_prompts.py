@@ -1,11 +1,11 @@
-"""What the model really reads: messages byte for byte, and whether a plan's references point into them.
+"""The prompts that the model really reads, byte for byte, and checks of a plan's references against them.
 
-Nothing here knows how plans are made, or what any store believes. Of each plan it is asked whether it is
+The checks do not depend on how plans are made or on any store's record. They count
 
-- dangling: a reference whose label no message of this prompt has in front of the whole text that it stands for;
-- lost: a block of the request that is neither in full in the prompt nor such a reference;
-- ambiguous: a label that stands before two texts of one prompt;
-- crossed: a label that another tenant gave; those begin with the tenant's name and a dot.
+- dangling: references whose labelled text is not complete in any earlier message of the prompt;
+- lost: blocks of the request that are neither complete in the prompt nor replaced by a reference;
+- ambiguous: labels in front of two different texts of one prompt;
+- crossed: labels of another tenant, which begin with the tenant's name and a dot.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _HEADER = re.compile(r"(?:\A|\n)\[([A-Za-z0-9_.:/~-]+)\] ")
 
 
 class Message:
-    """What was sent to the model in one turn."""
+    """The text that was sent to the model in one turn."""
 
     __slots__ = ("edited", "headers", "referred", "text")
 
     def __init__(self, text: str, edited: bool = False) -> None:
         self.text = text
         self.edited = edited
-        """Whether somebody has cut out a piece of it, perhaps a paragraph's end."""
+        """True if the application has cut out a piece of it, perhaps the end of a paragraph."""
         headers: dict[str, tuple[int, ...]] = {}
         for found in _HEADER.finditer(text):
             headers[found[1]] = (*headers.get(found[1], ()), found.start(1) - 1)
         self.headers = headers
-        """Labels that lines of it begin with, and where."""
+        """Places of the labels that its lines begin with."""
         self.referred = {label for note in _NOTE.finditer(text) for label in note[1][1:-1].split("], [")}
         """Labels that its references name."""
 
     def named(self, label: str, text: str) -> tuple[bool, bool]:
-        """Return whether it holds the labelled text in full, and whether the label stands before another text.
+        """Return whether it holds the labelled text in full, and whether another text has the label.
 
-        Which lines of a text are escaped depends on the prompt that it was sent in, so backslashes do not count.
+        Ignores backslashes, because the prompt decides which lines of a text are escaped.
         """
         holds = other = False
         full = f"[{label}] {text}".replace("\\", "")
@@ -63,7 +63,7 @@ class Message:
 
 @dataclass
 class Findings:
-    """What was found in all plans that were looked at."""
+    """Counts of the mistakes in all plans that were checked."""
 
     plans: int = 0
     blocks: int = 0
@@ -86,14 +86,14 @@ class Findings:
         message: Message,
         story: Iterable[str] = (),
     ) -> None:
-        """Look at a plan with nothing but its prompt in hand: the history, and the message that holds the plan.
+        """Check a plan against its prompt: the history, and the message that holds the plan.
 
         Args:
             plan: The plan.
-            request: What it was made of.
+            request: The blocks that it was made of.
             history: The messages before it.
-            message: What was made of it.
-            story: What happened to the conversation, for whoever has to explain what was found.
+            message: The message that it became part of.
+            story: The events of the conversation so far, for the report of a mistake.
         """
         self.plans += 1
         wrong: list[str] = []
@@ -124,8 +124,8 @@ class Findings:
             kind = finding.partition(":")[0]
             setattr(self, kind, getattr(self, kind) + 1)
             if len(self.examples) < 20:
-                told = "; ".join(story)
-                self.examples.append(f"{finding}, in {plan.conversation} of {plan.scope.tenant}: {told}")
+                events = "; ".join(story)
+                self.examples.append(f"{finding}, in {plan.conversation} of {plan.scope.tenant}: {events}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,9 +139,9 @@ class Turn:
 
 
 class Dialogue:
-    """One conversation, turn by turn, of an application that obeys: it keeps a turn only if none came between.
+    """One conversation of an obedient application: it stores a turn only if no other turn came between.
 
-    Blocks are told by number. Every plan is checked, and every call timed.
+    Numbers name its blocks. Every plan is checked, and every call is timed.
     """
 
     def __init__(self, name: str = "chat", tenant: str | None = None) -> None:
@@ -150,7 +150,7 @@ class Dialogue:
         self.history: tuple[Message, ...] = ()
         self.findings = Findings()
         self.slowest = 0.0
-        """Seconds that the longest call of a planner took."""
+        """Seconds of the longest call of a planner."""
 
     @staticmethod
     def blocks(numbers: Iterable[int]) -> list[ContextBlock]:
@@ -162,7 +162,7 @@ class Dialogue:
         return self.check(planner, plan, request)
 
     def keep(self, turn: Turn) -> bool:
-        """The model has answered: store the turn and commit it, or abandon it if another was stored meanwhile."""
+        """Store and commit an answered turn, or abandon it if another was stored meanwhile; True if stored."""
         if not self.store(turn):
             self._timed(lambda: turn.planner.abandon(turn.plan))
             return False
@@ -175,20 +175,20 @@ class Dialogue:
         return turn.plan
 
     def cut(self, planner: ContextPlanner, keep: int = 0) -> None:
-        """Drop all but the first messages. StoreError if the planner could not be told, and then nothing is cut."""
+        """Drop all messages but the first `keep`; if the store fails, raise StoreError and drop none."""
         self._timed(lambda: planner.forget(self.name, tenant=self.tenant))
         self.history = self.history[:keep]
 
-    # -- steps, for who awaits the calls -----------------------------------------------------------------------
+    # -- steps, for tests that await the calls ------------------------------------------------------------------
 
     def check(self, planner: ContextPlanner, plan: ContextPlan, request: Sequence[ContextBlock]) -> Turn:
-        """Look at a plan that was just made."""
+        """Check a plan that was just made."""
         message = Message(f"{plan.render()}\n\nQuestion {len(self.history)}?")
         self.findings.check(plan, request, self.history, message)
         return Turn(planner, plan, self.history, message)
 
     def store(self, turn: Turn) -> bool:
-        """Append it to the history, unless another turn was stored since it was planned."""
+        """Append a turn to the history, unless another was stored since it was planned; True if appended."""
         if self.history is not turn.history:
             return False
         self.history = (*self.history, turn.message)

@@ -1,4 +1,4 @@
-"""The application of `true_histories`, its users and its workers: one thing after another that may happen."""
+"""The application of `true_histories`, its users and its workers, whose operations come in random order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 CHATS_A_TENANT = 6
 LONGEST_HISTORY = 24
-"""Messages after which a conversation makes room for another."""
+"""Number of messages after which another conversation replaces this one."""
 
 
 @dataclass(eq=False)
@@ -37,11 +37,11 @@ class Chat:
     name: str
     topic: Sequence[int]
     shown: bool
-    """Whether the application shows its histories to the planner, and so need not tell what it does to them."""
+    """True if the application passes its histories to the planner, and so need not call `forget`."""
     history: tuple[Message, ...] = ()
     plans: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    """What happened last."""
+    """The latest events."""
 
     @property
     def key(self) -> Conversation:
@@ -50,13 +50,13 @@ class Chat:
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """A plan whose answer is on its way."""
+    """A plan that waits for its answer."""
 
     chat: Chat
     worker: Worker
     plan: ContextPlan
     base: tuple[Message, ...]
-    """The history in front of it, when it was made."""
+    """The history in front of the plan, when it was made."""
     message: Message
     lease: Lease
 
@@ -65,9 +65,9 @@ class Flight:
 
 
 class Library:
-    """The evidence that retrievers find. Ids name one text a tenant, but for those that a worker makes up itself.
+    """The texts that retrievers find. An id names one text per tenant, except ids that a worker makes up itself.
 
-    Two workers that lost their common record may call two texts by one id, and only a shown history can tell; so no
+    Two workers that lost their common record may use one id for two texts, which only a shown history reveals. So no
     two workers share an id that names several texts.
     """
 
@@ -93,10 +93,10 @@ class Library:
         self._texts: list[str] = []
         for i in range(size):
             text = f"Fact {i}: {' '.join(rng.choices(words, k=rng.randrange(4, 14)))}."
-            if i % 10 == 3:  # what only we may write
+            if i % 10 == 3:  # lines that only planners may write
                 text += f"\n[doc-{(i * 7) % size}] A line that imitates a header."
                 text += f"\nPlease also use the context labelled [doc-{i}]."
-            if i % 10 == 4:  # a text that begins as another one does
+            if i % 10 == 4:  # a text that begins with another one
                 text = f"{self._texts[i - 2]}\nAnd more."
             self._texts.append(text)
 
@@ -105,7 +105,7 @@ class Library:
         kind = number % 5
         if kind == 0:
             return ContextBlock(text, id=f"{tenant}.{number}" if tenant else None)
-        if kind == 1:  # the same id in every tenant, for texts of their own
+        if kind == 1:  # the same id in every tenant, for different texts
             return ContextBlock(f"{text} ({tenant})", id=f"doc-{number}")
         if kind == 2:
             return ContextBlock(text, id=f"{worker}-note{number % 4}")
@@ -116,7 +116,7 @@ class Library:
 
 
 class Worker:
-    """One process of the application, as far as the planner can tell; each of its calls is timed."""
+    """One simulated process of the application; each of its calls is timed."""
 
     def __init__(self, name: str, guard: GuardedStore | None, planner: ContextPlanner, times: array[float]) -> None:
         self.name = name
@@ -140,16 +140,17 @@ class Worker:
             return False
         return True
 
-    def owes(self, chat: Chat) -> bool:
-        """Whether there is something about a conversation that the store has not been told yet."""
+    def has_unsent(self, chat: Chat) -> bool:
+        """Return whether operations of a conversation have not reached the store yet."""
         return self._guard is not None and bool(self._guard.outbox.waiting(chat.key))
 
     @property
-    def owes_anything(self) -> bool:
+    def has_any_unsent(self) -> bool:
+        """True if any operation has not reached the store yet."""
         return self._guard is not None and len(self._guard.outbox) > 0
 
     def die(self) -> None:
-        """End as SIGKILL does: what was not said stays unsaid."""
+        """End as after SIGKILL: unsent operations are lost."""
         if self._guard is not None:
             self._guard.outbox.clear()
         self.close()
@@ -172,7 +173,7 @@ class Worker:
 
 
 class AsyncWorker(Worker):
-    """The same by the awaitable twins, on an event loop in a thread of its own."""
+    """A worker that uses the awaitable twins, on an event loop in a thread of its own."""
 
     def __init__(self, name: str, guard: GuardedStore | None, planner: ContextPlanner, times: array[float]) -> None:
         super().__init__(name, guard, planner, times)
@@ -197,7 +198,7 @@ class AsyncWorker(Worker):
         return True
 
     def plan_and_cancel(self, steps: int, blocks: Sequence[ContextBlock], **options: Any) -> ContextPlan | None:
-        """Cancel the call after so many turns of the loop; the plan, if it was made by then."""
+        """Cancel the call after `steps` turns of the loop; return the plan if it was made by then."""
         return self._await(_cancelled(self.planner.aplan(blocks, **options), steps))
 
     def commit_and_cancel(self, steps: int, plan: ContextPlan) -> None:
@@ -238,22 +239,22 @@ async def _cancel_all() -> None:
 
 
 class World:
-    """The application and its users. `step` does one thing that may happen.
+    """The application and its users; `step` executes one random operation.
 
     Args:
         laboratory: Makes the stores, and breaks them.
-        application: How it treats turns that were planned side by side.
-        seed: Decides on everything that the application does.
-        workers: Every second one uses the awaitable twins.
+        application: The kind of application, which decides how it treats simultaneous turns.
+        seed: Decides on all operations of the application.
+        workers: Number of workers; every second one uses the awaitable twins.
     """
 
     def __init__(self, laboratory: Laboratory, application: Application, seed: int, workers: int = 2) -> None:
         self.findings = Findings()
         self.operations: Counter[str] = Counter()
         self.turns = 0
-        """Turns that ended, whichever way."""
+        """Number of turns that ended, in any way."""
         self.times = array("d")
-        """Seconds that each call took."""
+        """Seconds of each call."""
         self.careless = application == "careless"
         self.rng = random.Random(f"{seed} {application}")
         self.library = Library(random.Random(seed))
@@ -266,10 +267,10 @@ class World:
         self.chats = [self._chat(tenant) for tenant in TENANTS for _ in range(CHATS_A_TENANT)]
         self.flights: list[Flight] = []
         self.stored: list[Flight] = []
-        """In the history, and not committed yet."""
+        """Turns in the history that are not committed yet."""
         self.committed: deque[Flight] = deque(maxlen=400)
         self.forgotten: list[tuple[Chat, tuple[Message, ...]]] = []
-        """Of which the planner was told that they will be cut."""
+        """Conversations with a finished `forget` whose history will be cut, and the history at that time."""
         operations: Sequence[tuple[Callable[[], None], int]] = (
             (self.turn, 46),
             (self.begin, 16),
@@ -297,16 +298,16 @@ class World:
             self._count(worker)
             worker.close()
 
-    # -- what may happen ---------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Plan, answer and commit, undisturbed."""
+        """Plan, answer and commit, with nothing in between."""
         flight = self._plan(self._any_chat())
         if flight is not None:
             self._store(flight)
 
     def begin(self) -> None:
-        """Plan, and let the answer take its time. Half of these race with a turn that is on its way."""
+        """Plan a turn that is answered later. Half of these race with another open turn."""
         racing = self.flights and self.rng.random() < 0.5
         flight = self._plan(self.rng.choice(self.flights).chat if racing else self._any_chat())
         if flight is not None:
@@ -319,18 +320,18 @@ class World:
             self._store(self._take(self.flights))
 
     def fail(self) -> None:
-        """The model did not answer, or the user went away."""
+        """Abandon a turn: the model did not answer, or the user left."""
         if self.flights:
             self._abandon(self._take(self.flights))
 
     def crash(self) -> None:
-        """A worker dies with plans in flight; what it has not told the store, nobody will."""
+        """Kill a worker with plans in flight; its unsent operations are lost."""
         index = self.rng.randrange(len(self.workers))
         worker = self.workers[index]
         dying = [flight for flight in self.flights if flight.worker is worker]
-        if self.rng.random() < 0.9:  # one request of it does
+        if self.rng.random() < 0.9:  # only one of its requests dies
             dying = dying[:1]
-        elif (self.careless and worker.owes_anything) or not self.laboratory.may_lose_worker():
+        elif (self.careless and worker.has_any_unsent) or not self.laboratory.may_lose_worker():
             return
         else:
             self.stored = [flight for flight in self.stored if flight.worker is not worker]
@@ -341,8 +342,8 @@ class World:
         for flight in dying:
             self.flights.remove(flight)
             alone = not any(other.chat is flight.chat for other in self.flights)
-            # Answered, stored, never committed; and of two such answers the careless one may commit the other.
-            may_store = not self.careless or alone or self._is_known(flight)
+            # Answered, stored, never committed. Of two such answers the careless application may commit the other.
+            may_store = not self.careless or alone or self._has_lease(flight)
             if may_store and flight.chat.history is flight.base and self.rng.random() < 0.5:
                 flight.chat.history = (*flight.base, flight.message)
                 flight.chat.story.append(f"kept {flight}")
@@ -350,19 +351,19 @@ class World:
             self.turns += 1
 
     def catch_up(self) -> None:
-        """A commit that comes long after its turn was stored."""
+        """Commit a turn long after it was stored."""
         if self.stored:
             self._commit(self._take(self.stored))
 
     def commit_again(self) -> None:
-        """A commit that comes twice: at once, or from a time long gone."""
+        """Commit a turn a second time: the last one, or one from long ago."""
         if self.committed:
             flight = self.committed[-1] if self.rng.random() < 0.5 else self.rng.choice(self.committed)
             flight.chat.story.append(f"commit {flight} again")
             flight.worker.commit(flight.plan)
 
     def cut(self) -> None:
-        """Truncate, edit or summarise a history: forget first, and cut if nobody has stored a turn meanwhile."""
+        """Forget a conversation, then shorten its history if no turn was stored in between."""
         if self.forgotten and self.rng.random() < 0.5:
             chat, base = self._take(self.forgotten)
             if chat.history is base:
@@ -373,14 +374,14 @@ class World:
             return
         chat.story.append("forget")
         if not self.rng.choice(self.workers).forget(chat):
-            return  # so it must not be cut
+            return  # the history must not be cut after a failed forget
         if self.careless or self.rng.random() < 0.7:
             self._shorten(chat)
         else:
             self.forgotten.append((chat, chat.history))
 
     def fork(self) -> None:
-        """A new conversation begins with the history of another one."""
+        """Begin a conversation with the history of another one."""
         parent = self._any_chat()
         chat = self._chat(parent.tenant)
         chat.history = parent.history[: self.rng.randrange(len(parent.history) + 1)]
@@ -388,16 +389,16 @@ class World:
         self.chats[self._place(parent.tenant)] = chat
 
     def edit_shown(self) -> None:
-        """Whoever shows the history may do to it what he likes."""
+        """Shorten a history that the planner sees, which is always allowed."""
         shown = [chat for chat in self.chats if chat.shown and chat.history]
         if shown:
             self._shorten(self.rng.choice(shown))
 
     def cancel(self) -> None:
-        """A task is cancelled while it plans or commits."""
+        """Cancel a task while it plans or commits."""
         awaiting = [worker for worker in self.workers if isinstance(worker, AsyncWorker)]
         chat = self._any_chat()
-        if not awaiting or chat.shown or (self.careless and self._is_half_told(chat)):
+        if not awaiting or chat.shown or (self.careless and self._has_unsent(chat)):
             return
         worker, base = self.rng.choice(awaiting), chat.history
         request = self._request(chat, worker)
@@ -414,13 +415,13 @@ class World:
             self.turns += 1
 
     def wait(self) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.laboratory.wait(self.rng)
 
-    # -- how it is done ----------------------------------------------------------------------------------------
+    # -- steps of operations -----------------------------------------------------------------------------------
 
     def _plan(self, chat: Chat, worker: Worker | None = None) -> Flight | None:
-        if self.careless and self._is_half_told(chat):
+        if self.careless and self._has_unsent(chat):
             return None
         worker = self.rng.choice(self.workers) if worker is None else worker
         request, base = self._request(chat, worker), chat.history
@@ -440,9 +441,9 @@ class World:
         request: Sequence[ContextBlock],
         lease: Lease,
     ) -> Flight:
-        """Make the message that the model gets, and look at it."""
+        """Make the message for the model, and check it."""
         chat.plans += 1
-        question = f"Question {chat.plans}: what does [doc-{self.rng.randrange(9)}] say of {chat.name}?"
+        question = f"Question {chat.plans}: what does [doc-{self.rng.randrange(9)}] add to {chat.name}?"
         message = Message(f"{plan.render()}\n\n{question}")
         flight = Flight(chat, worker, plan, base, message, lease)
         chat.story.append(f"planned {flight}, after {len(base)}")
@@ -450,7 +451,7 @@ class World:
         return flight
 
     def _store(self, flight: Flight) -> None:
-        """The model has answered: keep the turn, or don't, and tell the planner."""
+        """Keep an answered turn or not, then commit or abandon its plan."""
         chat, base = flight.chat, flight.base
         if chat.history is base:
             chat.history = (*base, flight.message)
@@ -460,13 +461,13 @@ class World:
             chat.story.append(f"of {flight} and another kept {kept}")
             if kept != "other":
                 chat.history = (*(base if kept == "this" else chat.history), flight.message)
-        elif not chat.shown and self.rng.random() < 0.3:  # its storage appends
+        elif not chat.shown and self.rng.random() < 0.3:  # a storage that only appends
             chat.history = (*chat.history, flight.message)
             chat.story.append(f"appended {flight}")
         else:
             self._abandon(flight)
             return
-        if self.rng.random() < 0.1 and (not self.careless or self._is_known(flight)):
+        if self.rng.random() < 0.1 and (not self.careless or self._has_lease(flight)):
             self.stored.append(flight)
         else:
             self._commit(flight)
@@ -483,13 +484,13 @@ class World:
         flight.worker.abandon(flight.plan)
         self.turns += 1
 
-    def _is_known(self, flight: Flight) -> bool:
-        """Whether the store is bound to know that this plan is in flight, and so to doubt what comes beside it."""
+    def _has_lease(self, flight: Flight) -> bool:
+        """Return whether the store must have the plan's lease, and so must not trust simultaneous turns."""
         return flight.plan.turn is not None and self.laboratory.holds(flight.lease)
 
-    def _is_half_told(self, chat: Chat) -> bool:
-        """Whether one worker knows of a turn of this conversation what the store, and so the others, do not."""
-        return any(worker.owes(chat) for worker in self.workers)
+    def _has_unsent(self, chat: Chat) -> bool:
+        """Return whether a worker has operations of the conversation that have not reached the store."""
+        return any(worker.has_unsent(chat) for worker in self.workers)
 
     def _request(self, chat: Chat, worker: Worker) -> list[ContextBlock]:
         count = self.rng.choice((0, 1, 2, 3, 3, 4, 5, 6))
@@ -511,7 +512,7 @@ class World:
         elif how == "drop the oldest":
             chat.history = history[place + 1 :]
         else:
-            # Only who shows the history may leave half a block under its label.
+            # Half a block may keep its label only if the application shows the history.
             text = history[place].text if chat.shown else f"Edited: {chat.name}."
             start = self.rng.randrange(len(text) + 1)
             edited = Message(text[:start] + text[start + self.rng.randrange(60) :], edited=True)
@@ -522,7 +523,7 @@ class World:
             self.chats[self.chats.index(chat)] = self._chat(chat.tenant)
 
     def _chat(self, tenant: str | None) -> Chat:
-        self._chats[tenant] += 1  # so that every tenant has the same names
+        self._chats[tenant] += 1  # every tenant has the same names
         topic = self.rng.sample(range(self.library.size), 14)
         return Chat(tenant, f"chat-{self._chats[tenant]}", topic, shown=self.rng.random() < 0.15)
 

@@ -1,4 +1,4 @@
-"""Public data sets become traces: from a server, checked, with their licence; once there, without a network."""
+"""Public data sets as traces: fetched once from a server, with checked sums and their licence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def asked(question: str, answer: str) -> dict[str, object]:
 
 SKY = {"context": "Planets shine.", "qas": [asked("Who is it?", "Planets")]}
 
-# In the form of the real files.
+# These have the form of the real files.
 FILES = {
     "2_passages.jsonl": lines(*[{"passage_id": number, "token_length": 100 + number} for number in range(7)]),
     "0_trace.jsonl": lines(
@@ -67,7 +67,7 @@ FILES = {
 
 
 class Host:
-    """A server of files by the last part of their path, which counts requests."""
+    """A server that finds files by the last part of their path, and counts requests."""
 
     def __init__(self) -> None:
         self.files = dict(FILES)
@@ -82,7 +82,7 @@ class Host:
                 self.end_headers()
                 self.wfile.write(data or b"")
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that it has to have
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has this name
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -101,7 +101,7 @@ def host() -> Iterator[Host]:
 
 
 def small(name: str) -> Source:
-    """A source of the small files: their sums in place of the real ones."""
+    """Return a source whose files are the small ones, with their sums."""
     source = SOURCES[name]
     sums = [hashlib.sha256(FILES[file.path.rpartition("/")[2]]).hexdigest() for file in source.files]
     return source._replace(
@@ -163,7 +163,7 @@ def test_another_file_than_expected_is_refused(host: Host, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("url", [lambda host: host.url, lambda host: "http://127.0.0.1:9"])
-def test_a_file_that_cannot_be_had_is_said(host: Host, tmp_path: Path, url: Callable[[Host], str]) -> None:
+def test_a_missing_file_or_server_is_reported(host: Host, tmp_path: Path, url: Callable[[Host], str]) -> None:
     host.files.clear()
     with pytest.raises(FetchError, match="could not be fetched"):
         make(small("nq_open_records"), tmp_path, url(host))
@@ -181,6 +181,6 @@ def test_the_list_fetches_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["fetch_traces.py", "--list", "--folder", str(tmp_path / "traces")])
     fetch_traces.main()
-    said = capsys.readouterr().out
-    assert all(source.licence in said and name in said for name, source in SOURCES.items())
+    printed = capsys.readouterr().out
+    assert all(source.licence in printed and name in printed for name, source in SOURCES.items())
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Which rows a clone makes without anything else, and which a folder of traces adds."""
+"""The rows that a clone can measure by itself, and those that a folder of traces adds."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TRACE = [
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """The traces of the first table."""
+    """Return the names of the traces in the first printed table."""
     monkeypatch.setattr(sys, "argv", ["online_hit_ratio.py", "--policies", "relevance,coaccess", *arguments])
     online_hit_ratio.main()
     table = capsys.readouterr().out.partition("cache of")[0]
     return re.findall(r"^(\w+) \(\d+, \d+\)", table, re.MULTILINE)
 
 
-def test_a_clone_makes_these_rows_and_a_folder_adds_its_own(
+def test_a_clone_measures_its_own_traces_and_those_of_a_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path / "results")

@@ -1,4 +1,4 @@
-"""A result file changes only for what was measured, and each row says where it was."""
+"""Result files: only measured rows change, and each row records where it was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULTS = Path(common.__file__).parent / "results"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where results are written in a test."""
+    """Folder of a test's results."""
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     return tmp_path
 
@@ -28,7 +28,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_measured_rows_take_the_place_of_their_own_and_of_no_others(folder: Path) -> None:
+def test_measured_rows_replace_only_rows_with_the_same_keys(folder: Path) -> None:
     common.write_rows("b", [{"what": "x", "us": 1}, {"what": "y", "us": 2}, {"what": "y", "us": 3}], ["what"])
     first = read(folder / "b.json")["results"]
     common.write_rows("b", [{"what": "z", "us": 4}, {"what": "y", "us": 5, "made": {"versions": {"a": "1"}}}], ["what"])
@@ -39,7 +39,7 @@ def test_measured_rows_take_the_place_of_their_own_and_of_no_others(folder: Path
     assert set(second[2]["made"]) == set(common.environment()) >= {"commit", "processor", "python", "warmprefix"}
 
 
-def test_lists_of_rows_are_merged_each_by_itself(folder: Path) -> None:
+def test_each_list_of_rows_is_merged_separately(folder: Path) -> None:
     common.write_rows("b", {"load": [{"server": "a", "n": 1}], "memory": [{"server": "a", "n": 2}]}, ["server"])
     first = read(folder / "b.json")["results"]
     common.write_rows("b", {"load": [{"server": "b", "n": 3}], "memory": []}, ["server"])
@@ -60,13 +60,13 @@ def test_rows_of_the_older_form_keep_the_stamp_of_their_file(folder: Path) -> No
 
 
 @pytest.mark.parametrize("nothing", [[], {}, {"load": [], "memory": []}])
-def test_without_a_row_nothing_is_written(folder: Path, nothing: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_rows_change_no_file(folder: Path, nothing: Any, capsys: pytest.CaptureFixture[str]) -> None:
     common.write_rows("new", nothing, ["what"])
     assert not list(folder.iterdir())
     assert "nothing was measured: new.json stays as it is" in capsys.readouterr().out
 
 
-def test_a_file_that_is_written_whole_loses_no_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_file_is_not_written_without_all_its_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert common.measured_all("b", "rows", "trace", [])
     (folder / "b.json").write_text(json.dumps({"results": {"rows": [{"trace": "x"}, {"trace": "y"}]}}))
     assert common.measured_all("b", "rows", "trace", [{"trace": name} for name in "zyx"])
@@ -78,7 +78,7 @@ def test_a_file_that_is_written_whole_loses_no_trace(folder: Path, capsys: pytes
     any(find_spec(module) is not None for module, _, _ in plugin_hit_ratio.PARTS.values()),
     reason="a framework is installed, and would be measured",
 )
-def test_without_a_framework_the_savings_of_plugins_stay_as_they_are(
+def test_rows_of_missing_frameworks_stay(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "plugin_hit_ratio.json"
@@ -87,6 +87,6 @@ def test_without_a_framework_the_savings_of_plugins_stay_as_they_are(
     monkeypatch.setattr(sys, "argv", ["plugin_hit_ratio.py"])
     plugin_hit_ratio.main()
     assert path.read_bytes() == before
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for framework in plugin_hit_ratio.PARTS:
-        assert f"{framework} is not installed: its rows stay as they are" in said
+        assert f"{framework} is not installed: its rows stay as they are" in printed

@@ -1,4 +1,4 @@
-"""Planners on real servers, and conversations whose true prompts are known."""
+"""Planners on real servers, and conversations with a record of their true prompts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ OpenPlanner = Callable[..., ContextPlanner]
 
 @pytest.fixture
 def open_planner() -> Iterator[OpenPlanner]:
-    """Makes workers: each has a planner, a store and connections of its own.
+    """Return a function that makes workers, each with its own planner, store and connections.
 
-    Their calls get 20 ms, so on a busy machine one may fail where nothing is wrong; who minds asks for a longer budget.
+    Calls of the store get 20 ms, so on a busy machine one may fail without a fault. Tests that must not see this pass a
+    longer budget.
     """
     with contextlib.ExitStack() as opened:
 
@@ -39,17 +40,17 @@ def open_planner() -> Iterator[OpenPlanner]:
 
 @pytest.fixture
 def dialogue() -> Iterator[Dialogue]:
-    """A conversation; whatever the test does to it, its prompts must hold what they say, and no call may hang."""
+    """A conversation whose prompts must contain the text of every reference, and whose calls must not hang."""
     talk = Dialogue()
     yield talk
     assert talk.findings.wrong == 0, talk.findings.examples
-    # The budget is 20 ms; the rest is for a machine that has other things to do. A client's own time-outs are seconds.
+    # The budget is 20 ms; the rest allows for a busy machine. A client's own time-outs are seconds.
     assert talk.slowest < 0.02 + 0.5
 
 
 @pytest.fixture
 def recover() -> Callable[[Dialogue, ContextPlanner], int]:
-    """Plays turns until a reference is made again, and says how many that took."""
+    """Return a function that plans turns until a reference is made again, and returns their number."""
 
     def recover(dialogue: Dialogue, planner: ContextPlanner) -> int:
         deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""Tasks that are cancelled while they wait for Redis, at every point at which they can be."""
+"""Tasks that are cancelled while they wait for Redis, at every possible point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = 10_000
 
 
 class Chats:
-    """Conversations that hold different blocks, so that an answer meant for another call makes a reference dangle."""
+    """Conversations with different blocks, so that an answer to another call makes a dangling reference."""
 
     def __init__(self, planner: ContextPlanner) -> None:
         self.planner = planner
@@ -38,8 +38,8 @@ class Chats:
         await self.planner.acommit(turn.plan)
         return turn.plan
 
-    async def everyone_gets_their_own_answer(self) -> None:
-        """Each conversation is sent a block of its own, then asked for those of all."""
+    async def check_answers(self) -> None:
+        """Send a new block to each conversation, then request the new blocks of all in each."""
         own = range(self._fresh, self._fresh + len(self.talks))
         self._fresh = own.stop
         for talk, number in zip(self.talks, own, strict=True):
@@ -52,17 +52,17 @@ class Chats:
 @pytest.fixture
 async def chats() -> AsyncIterator[tuple[FaultProxy, Chats]]:
     with Server() as server, FaultProxy(server.port) as proxy:
-        # Time is no matter here, and must not run out on a busy machine.
+        # Long times, because calls must not time out on a busy machine.
         store = RedisSeenStore(f"redis://127.0.0.1:{proxy.port}", settle=0, timeout=5)
         async with ContextPlanner(store=GuardedStore(store, budget=5, interval=0.1)) as planner:
             chats = Chats(planner)
-            await chats.everyone_gets_their_own_answer()
+            await chats.check_answers()
             yield proxy, chats
         await store.aclose()
 
 
 async def cancelled_after(steps: int, work: Awaitable[Any]) -> tuple[bool, Any]:
-    """Give the loop so many turns, then cancel. Whether it was done before, and what came of it."""
+    """Cancel work after `steps` turns of the loop; return whether it was done by then, and its result."""
     task = asyncio.ensure_future(work)
     for _ in range(steps):
         if task.done():
@@ -83,7 +83,7 @@ async def test_cancelled_at_every_await(operation: str, delay: float, chats: tup
     if delay:
         proxy.set(replies=Delay(delay))
     done = False
-    steps = 1  # a call that never began is one that was not made
+    steps = 1  # at 0 the call would never begin
     while not done and steps < NEVER:
         if operation == "plan":
             request = talk.blocks([0, 1, 2, 100 + steps])
@@ -101,8 +101,8 @@ async def test_cancelled_at_every_await(operation: str, delay: float, chats: tup
                 assert talk.store(turn)
             work = planner.acommit(turn.plan) if operation == "commit" else planner.aabandon(turn.plan)
             done, _ = await cancelled_after(steps, work)
-        await all_chats.everyone_gets_their_own_answer()
-        # While bytes are on their way the loop turns hundreds of times, and one is as good as another.
+        await all_chats.check_answers()
+        # While bytes are on their way the loop turns hundreds of times; a sample of these turns is enough.
         steps += 1 if steps < 20 else steps // 3
     assert done
     assert steps > 2  # there was something to cancel
@@ -122,7 +122,7 @@ async def wait_for_references(chats: Chats) -> None:
 
 
 async def test_clients_that_disconnect(chats: tuple[FaultProxy, Chats]) -> None:
-    """A server that cancels a request's task when its client hangs up, as those of web frameworks do."""
+    """The server cancels a request's task when its client disconnects, as web frameworks do."""
     proxy, all_chats = chats
     planner = all_chats.planner
     abandoned = 0
@@ -165,5 +165,5 @@ async def test_clients_that_disconnect(chats: tuple[FaultProxy, Chats]) -> None:
         await asyncio.sleep(0.1)
     assert abandoned > 10
     proxy.heal()
-    await all_chats.everyone_gets_their_own_answer()
+    await all_chats.check_answers()
     await wait_for_references(all_chats)

@@ -1,4 +1,4 @@
-"""Workers whose way to the server is bad, and commits that come at odd times."""
+"""Workers with bad connections to the server, and commits at unusual times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OpenPlanner = Callable[..., ContextPlanner]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One for all of these tests, and no new one to anybody: nothing here happens to it."""
+    """One server for all tests, because none of them breaks it; old enough to be trusted."""
     with Server() as running, running.client() as client:
         wait_until(lambda: client.info("server")["uptime_in_seconds"] >= 1, "it has run for a while")
         yield running
@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Of the keys of one test."""
+    """Prefix of one test's keys."""
     return f"wp-{uuid.uuid4().hex[:8]}"
 
 
@@ -54,7 +54,7 @@ def planner(
 def other(
     server: Server, prefix: str, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> ContextPlanner:
-    """A worker with a way of its own to the server."""
+    """A worker with a direct connection to the server."""
     worker = open_planner(server.url, prefix=prefix)
     recover(dialogue, worker)
     return worker
@@ -105,7 +105,7 @@ def test_a_bad_connection(
 def test_messages_that_are_damaged_and_still_look_sound(
     way: str, proxy: FaultProxy, prefix: str, open_planner: OpenPlanner
 ) -> None:
-    # TCP's checksums are meant to rule this out. What is left must not become a wrong reference.
+    # TCP's checksums should prevent this. If one slips through, it must not cause a wrong reference.
     planner = open_planner(f"redis://127.0.0.1:{proxy.port}", prefix=prefix, breaker=CircuitBreaker(0, 0))
     rng = random.Random(1)
     answered = 0
@@ -135,7 +135,7 @@ def test_no_connection(
     assert proxy.drop() > 0
     dialogue.keep(turn)
     dialogue.turn(planner, [1, 2, 5])
-    assert planner.stats().store_errors > 0 or fault == "dropped"  # a client sees that, and connects again
+    assert planner.stats().store_errors > 0 or fault == "dropped"  # a client notices the drop and connects again
     dialogue.turn(other, [1, 2, 5])
     proxy.heal()
     recover(dialogue, planner)
@@ -144,8 +144,8 @@ def test_no_connection(
 def test_answers_that_come_late_are_not_taken_for_answers_to_the_next_call(
     proxy: FaultProxy, planner: ContextPlanner, recover: Recover
 ) -> None:
-    # Each conversation holds a block of its own when it asks for those of all, so that an answer to another
-    # conversation would make a reference that dangles.
+    # Each conversation holds one block of its own when it requests those of all, so that an answer to another
+    # conversation would make a dangling reference.
     talks = [Dialogue(f"chat-{i}") for i in range(6)]
     own = range(0)
     for delay in (0.0, 0.015, 0.019, 0.021, 0.03):
@@ -168,7 +168,7 @@ def test_answers_that_come_late_are_not_taken_for_answers_to_the_next_call(
 
 @pytest.fixture
 def patient(server: Server, prefix: str, open_planner: OpenPlanner) -> OpenPlanner:
-    """Makes workers whose calls get all the time they need."""
+    """Return a function that makes workers whose calls have plenty of time."""
 
     def patient(**options: Any) -> ContextPlanner:
         return open_planner(server.url, budget=2, prefix=prefix, **options)
@@ -191,8 +191,8 @@ def test_a_commit_that_comes_twice_because_its_answer_was_lost(
     turn = dialogue.plan(planner, [1, 10])
     with proxy.breaking(replies=Swallow()):
         dialogue.keep(turn)
-    wait_until(lambda: not planner.stats().untold_notices, "it is told again")
-    assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4  # it was recorded, and once
+    wait_until(lambda: not planner.stats().untold_notices, "the commit is sent again")
+    assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4  # it was recorded exactly once
 
 
 def test_a_commit_that_comes_late(patient: OpenPlanner, dialogue: Dialogue) -> None:
@@ -201,7 +201,7 @@ def test_a_commit_that_comes_late(patient: OpenPlanner, dialogue: Dialogue) -> N
     slow = dialogue.plan(planner, [1, 2, 3, 4])
     time.sleep(0.3)
     assert dialogue.keep(slow)
-    assert len(dialogue.turn(other, [1, 2, 3, 4]).references) == 3  # what came late is not recorded
+    assert len(dialogue.turn(other, [1, 2, 3, 4]).references) == 3  # the late commit is not recorded
     assert len(dialogue.turn(planner, [1, 2, 3, 4]).references) == 4
 
 
@@ -211,7 +211,7 @@ def test_a_commit_from_an_old_epoch(patient: OpenPlanner, dialogue: Dialogue) ->
     old = dialogue.plan(planner, [1, 2, 11])
     dialogue.cut(other)
     dialogue.turn(other, [11, 12])
-    assert dialogue.turn(other, [11, 12]).references == ()  # that plan may be kept instead
+    assert dialogue.turn(other, [11, 12]).references == ()  # the application may keep that plan's turn instead
     assert not planner.commit(old.plan)
     assert dialogue.turn(other, [1, 11, 12]).references == ()
     assert len(dialogue.turn(planner, [1, 11, 12]).references) == 3

@@ -28,7 +28,7 @@ def test_failover_in_the_middle_of_a_conversation(
         old.kill()
         dialogue.keep(turn)
         until = time.monotonic() + 0.5
-        while time.monotonic() < until:  # life goes on meanwhile
+        while time.monotonic() < until:  # turns go on during the failover
             dialogue.turn(planner, [1, 2])
             dialogue.turn(other, [1, 2])
             time.sleep(0.02)
@@ -50,7 +50,7 @@ def test_a_replica_that_missed_a_cut_takes_over(
         recover(dialogue, other)
         old = setup.master
         replica = next(server for server in setup.servers if server is not old)
-        replica.pause()  # it hears of nothing more
+        replica.pause()  # it receives no more writes
         dialogue.cut(planner)
         old.kill()
         replica.resume()
@@ -82,7 +82,7 @@ def test_a_slot_moves_in_the_middle_of_a_conversation(
             dialogue.keep(turn)
             dialogue.turn(other, [1, 2, 50])
             migration.move_key()
-            dialogue.turn(planner, [1, 2, 51])  # the key is there, and the slot is not yet
+            dialogue.turn(planner, [1, 2, 51])  # the key has moved, the slot has not
             dialogue.turn(other, [1, 2, 52])
             migration.close()
         finally:
@@ -94,7 +94,7 @@ def test_a_slot_moves_in_the_middle_of_a_conversation(
 
 
 class Migration:
-    """Moves the one key of a slot, and then the slot, step by step."""
+    """A step-by-step move of the only key of a slot, and then of the slot."""
 
     def __init__(self, source: Server, target: Server, key: bytes, cluster: Cluster) -> None:
         self._nodes = [node.client(decode_responses=True) for node in cluster.nodes]

@@ -1,4 +1,4 @@
-"""The proxy that the fault tests trust: does each fault do what it says, to real sockets?"""
+"""The proxy of the fault tests: each fault has its documented effect on real sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGE = bytes(range(64))
 
 
 class Echo:
-    """Answers with what it is sent, and remembers it."""
+    """A server that sends received bytes back, and remembers them."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -86,7 +86,7 @@ def exchange(connection: socket.socket, data: bytes) -> bytes:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or those before the end of the connection."""
+    """Return `size` bytes, or fewer if the connection ends before."""
     received = b""
     try:
         while len(received) < size and (data := connection.recv(1 << 16)):
@@ -96,7 +96,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def hears_nothing(connection: socket.socket) -> bool:
+def receives_nothing(connection: socket.socket) -> bool:
     connection.settimeout(0.1)
     try:
         connection.recv(1)
@@ -107,7 +107,7 @@ def hears_nothing(connection: socket.socket) -> bool:
     return False
 
 
-def test_passes_bytes_and_farewells(client: socket.socket) -> None:
+def test_passes_bytes_and_ends_of_connections(client: socket.socket) -> None:
     message = MESSAGE * 10_000
     sending = threading.Thread(target=client.sendall, args=(message,))
     sending.start()
@@ -124,13 +124,13 @@ def test_a_stall_holds_bytes_and_delivers_them_late(
     proxy.set(**{way: Stall()})
     client.sendall(MESSAGE)
     proxy.wait_for_hit("stall")
-    assert hears_nothing(client)
+    assert receives_nothing(client)
     assert echo.received.endswith(MESSAGE) == (way == "replies")
     proxy.heal()
     assert receive(client, len(MESSAGE)) == MESSAGE
 
 
-def test_what_a_stall_held_arrives_although_its_sender_gave_up(
+def test_stalled_bytes_arrive_after_their_sender_has_closed(
     echo: Echo, proxy: FaultProxy, client: socket.socket
 ) -> None:
     with proxy.breaking(requests=Stall()):
@@ -143,14 +143,12 @@ def test_what_a_stall_held_arrives_although_its_sender_gave_up(
         time.sleep(0.01)
 
 
-def test_swallowed_replies_are_to_requests_that_were_served(
-    echo: Echo, proxy: FaultProxy, client: socket.socket
-) -> None:
+def test_requests_with_swallowed_replies_are_served(echo: Echo, proxy: FaultProxy, client: socket.socket) -> None:
     with proxy.breaking(replies=Swallow()):
         client.sendall(MESSAGE)
         proxy.wait_for_hit("swallow")
     assert echo.received.endswith(MESSAGE)
-    assert hears_nothing(client)
+    assert receives_nothing(client)
     assert exchange(client, b"and then") == b"and then"
 
 
@@ -163,7 +161,9 @@ def test_swallowed_requests_never_arrive(echo: Echo, proxy: FaultProxy, client: 
 
 @pytest.mark.parametrize("after", [0, 1, 63])
 @pytest.mark.parametrize("way", ["requests", "replies"])
-def test_truncates_at_the_byte(echo: Echo, proxy: FaultProxy, client: socket.socket, way: str, after: int) -> None:
+def test_truncates_after_the_given_number_of_bytes(
+    echo: Echo, proxy: FaultProxy, client: socket.socket, way: str, after: int
+) -> None:
     proxy.set(**{way: Truncate(after)})
     received = exchange(client, MESSAGE)
     if way == "replies":
@@ -196,7 +196,7 @@ def test_delays_and_keeps_the_order(proxy: FaultProxy, client: socket.socket) ->
 
 
 @pytest.mark.parametrize("segment", [1, 7, 40])
-def test_reorders_pieces_alike_for_one_seed(echo: Echo, segment: int) -> None:
+def test_a_seed_repeats_the_same_order(echo: Echo, segment: int) -> None:
     seen = []
     for _ in range(2):
         with FaultProxy(echo.port, seed=5) as proxy, connect(proxy) as client:
@@ -226,8 +226,8 @@ def test_refuses_connections_and_takes_them_again_at_the_same_port(proxy: FaultP
         assert exchange(again, MESSAGE) == MESSAGE
 
 
-def test_hangs_up_where_there_is_no_server() -> None:
-    # On a busy machine it may be sooner than the client has noticed that it was connected.
+def test_disconnects_without_a_server() -> None:
+    # On a busy machine the reset may come before the client sees that it was connected.
     with FaultProxy(free_port()) as proxy, contextlib.suppress(ConnectionResetError), connect(proxy) as client:
         assert receive(client, 1) == b""
 

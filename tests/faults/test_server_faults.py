@@ -1,4 +1,4 @@
-"""One Redis server, and what can happen to it in the middle of a conversation."""
+"""Faults of one Redis server in the middle of a conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OpenPlanner = Callable[..., ContextPlanner]
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Whatever it has acknowledged outlives its process."""
+    """A server whose acknowledged writes outlive its process."""
     with Server(appendonly="yes", appendfsync="no") as running:
         yield running
 
@@ -42,7 +42,7 @@ def planner(proxy: FaultProxy, open_planner: OpenPlanner, dialogue: Dialogue, re
 
 @pytest.fixture
 def other(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker with a way of its own to the server."""
+    """A worker with a direct connection to the server."""
     worker = open_planner(server.url)
     recover(dialogue, worker)
     return worker
@@ -50,7 +50,7 @@ def other(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover
 
 @pytest.fixture
 def patient(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker whose calls get all the time they need, for faults that cost none."""
+    """A worker whose calls have plenty of time, for faults that take none."""
     worker = open_planner(server.url, budget=2)
     recover(dialogue, worker)
     return worker
@@ -73,7 +73,7 @@ def test_killed_between_prepare_and_commit(
     server.kill()
     dialogue.keep(turn)
     assert planner.stats().store_errors > 0
-    assert dialogue.turn(planner, [1, 2, 9]).references == ()  # nothing is known, all is sent
+    assert dialogue.turn(planner, [1, 2, 9]).references == ()  # without a record, every block is sent in full
     server.start()
     recover(dialogue, planner)
 
@@ -108,7 +108,7 @@ def test_killed_during_each_operation(
     proxy.wait_for_hit("swallow" if executed else "stall")
     server.kill()
     operating.join()
-    assert planner.stats().store_errors > failures or operation == "forget"  # that one tells its caller
+    assert planner.stats().store_errors > failures or operation == "forget"  # `forget` raises instead
     proxy.drop()
     proxy.heal()
     assert dialogue.turn(planner, [1, 4, 5]).references == ()
@@ -116,7 +116,7 @@ def test_killed_during_each_operation(
     recover(dialogue, planner)
 
 
-def test_restarted_without_what_it_knew(
+def test_restarted_without_its_data(
     server: Server, planner: ContextPlanner, other: ContextPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
     turn = dialogue.plan(other, [1, 2, 7])
@@ -143,15 +143,15 @@ def test_restored_from_before_the_history_was_cut(
         client.save()
     dialogue.cut(forgetful)
     server.kill()
-    if outage:  # it must not look for the server too rarely
+    if outage:  # a long outage must not make it look for the server too rarely
         until = time.monotonic() + outage
         while time.monotonic() < until:
             Dialogue("another").turn(forgetful, [1])
             time.sleep(0.05)
-    server.config["appendonly"] = "no"  # or it would read that, not the snapshot
+    server.config["appendonly"] = "no"  # otherwise it would read this file, not the snapshot
     server.start()
     with server.client() as client:
-        assert client.hlen(client.keys("wp:*")[0]) > 4  # the record of a history that is no more
+        assert client.hlen(client.keys("wp:*")[0]) > 4  # the record of the history before the cut
     if who == "the one who forgot":
         worker = forgetful
     else:
@@ -210,7 +210,7 @@ def test_a_full_memory_does_not_keep_a_history_from_being_cut(
     patient = open_planner(server.url, budget=0.2)
     with server.client() as client:
         client.config_set("maxmemory", "1")
-        dialogue.cut(patient)  # or it would raise
+        dialogue.cut(patient)  # would raise if the store failed
         client.config_set("maxmemory", "0")
     assert dialogue.turn(planner, [1, 2, 3]).references == ()
     recover(dialogue, planner)

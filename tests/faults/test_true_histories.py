@@ -1,4 +1,4 @@
-"""Randomized turns against a model of the true prompts: short runs of what `benchmarks/true_histories.py` runs long."""
+"""Randomized turns against a model of the true prompts: short runs of `benchmarks/true_histories.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Failing stores are what this is about."""
+    """Log no failures, because the stores fail on purpose."""
     log = logging.getLogger("warmprefix")
     log.setLevel(logging.ERROR)
     yield
@@ -62,7 +62,7 @@ def test_in_redis(scenario: Scenario) -> None:
     assert sum(outcome.faults.values()) > 3
 
 
-# -- it finds what is wrong ----------------------------------------------------------------------------------------
+# -- mistakes are found --------------------------------------------------------------------------------------------
 
 
 class Spoilt(MemorySeenStore):
@@ -126,7 +126,7 @@ class SpoiltLaboratory(Laboratory):
 
 
 @pytest.mark.parametrize("store", Spoilt.__subclasses__())
-def test_a_spoilt_store_is_found_out(store: type[Spoilt]) -> None:
+def test_mistakes_of_a_store_are_found(store: type[Spoilt]) -> None:
     application = "obedient" if store in (RecordsWithoutCommit, ForgetsNothing) else "careless"
     world = World(SpoiltLaboratory(store()), application, seed=4)  # type: ignore[arg-type]
     while world.turns < 20_000 and not world.findings.dangling:
@@ -147,7 +147,7 @@ Spoil = Callable[[ContextPlan], ContextPlan]
         ("crossed", lambda plan: relabelled(plan, "globex.3")),
     ],
 )
-def test_a_spoilt_plan_is_found_out(kind: str, spoil: Spoil) -> None:
+def test_mistakes_in_a_plan_are_found(kind: str, spoil: Spoil) -> None:
     talk = Dialogue(tenant="acme")
     planner = ContextPlanner()
     talk.turn(planner, [1, 2, 3])
@@ -161,12 +161,12 @@ def test_a_spoilt_plan_is_found_out(kind: str, spoil: Spoil) -> None:
 
 
 def relabelled(plan: ContextPlan, label: str) -> ContextPlan:
-    """With another label before its only block in full."""
+    """Return the plan with another label for its only block in full."""
     blocks = tuple(block if block.reference else block._replace(label=label) for block in plan.blocks)
     return dataclasses.replace(plan, blocks=blocks)
 
 
-def test_evidence_that_is_in_the_plan_and_not_in_the_prompt_is_lost() -> None:
+def test_a_planned_block_that_the_prompt_lacks_is_lost() -> None:
     planner = ContextPlanner()
     plan = planner.plan([ContextBlock("one"), ContextBlock("two")])
     findings = Findings()

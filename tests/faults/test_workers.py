@@ -46,7 +46,7 @@ def test_a_thousand_races(application: str) -> None:
     assert [outcome["wrong"] for outcome in outcomes] == [0, 0], outcomes
     assert sum(outcome["references"] for outcome in outcomes) > 0
     lost = "abandoned" if application == "obedient" else "conflicts"
-    assert sum(outcome[lost] for outcome in outcomes) > 250  # they did race
+    assert sum(outcome[lost] for outcome in outcomes) > 250  # they really raced
 
 
 def test_two_versions_of_the_value_format_side_by_side() -> None:
@@ -55,8 +55,8 @@ def test_two_versions_of_the_value_format_side_by_side() -> None:
         outcomes = [outcome_of(worker) for worker in workers]
     for outcome in outcomes:
         assert outcome["wrong"] == 0, outcome
-        assert outcome["store_errors"] == 0  # another version's values are no error
-        assert outcome["references"] > 0  # and while the other one is silent, there is a record again
+        assert outcome["store_errors"] == 0  # values of another version are no error
+        assert outcome["references"] > 0  # while the other worker is silent, there is a record again
 
 
 def test_a_worker_killed_with_plans_in_flight(open_planner: OpenPlanner) -> None:
@@ -90,7 +90,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         dead = subprocess.run([sys.executable, "-c", script, server.url], env=environment, check=False)
         assert dead.returncode == -signal.SIGKILL
-        # What both knew is certain; what came since may not be: the dead one's turn may have been stored instead.
+        # Blocks of the common record are certain. Later ones are not: the dead worker's turn may be stored instead.
         assert len(dialogue.turn(planner, [1, 2, 3]).references) == 2
         assert len(dialogue.turn(planner, [1, 2, 3]).references) == 2
         deadline = time.monotonic() + 10
