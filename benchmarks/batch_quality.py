@@ -48,9 +48,9 @@ from warmprefix.batch.execution import depth_first
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.topdown import split
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace, TraceRequest
 
 CAPACITIES = (None, 30_000)
 OURS = "merge"

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, NoRecorder, RequestRecorder, TraceRecorder
-from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, BlockId, Trace
+from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import BlockId, Trace
 
 
 class Request(NamedTuple):
