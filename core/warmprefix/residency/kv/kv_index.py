@@ -303,26 +303,6 @@ class KvIndex:
     def _adapter(self, model: str | None) -> str | None:
         return model if model in self._adapters else None
 
-    def resident_tokens(self, tokens: bytes, salt: str | None = None, model: str | None = None) -> int:
-        """Return the length of the prefix that one source holds, in tokens of full KV blocks.
-
-        Args:
-            tokens: The prompt, as returned by `pack_tokens`.
-            salt: The request's `cache_salt`.
-            model: The requested model, which may be the name of a LoRA adapter.
-        """
-        root = root_key(salt, self._adapter(model))
-        most = 0
-        for size in self._sizes:
-            mask, blocks = -1, 0
-            for key in chain(tokens, size, root):
-                mask &= self._holders.get(key, 0)
-                if not mask:
-                    break
-                blocks += 1
-            most = max(most, blocks * size)
-        return most
-
     def changes(self, *, all_connected: bool = True) -> list[ResidencyChange]:
         """Return the paths whose residency changed since the last call.
 
@@ -374,26 +354,6 @@ class KvIndex:
     def dropped(self) -> int:
         """Number of KV blocks and prompts dropped to stay within the bounds."""
         return self._dropped + self._prompts.dropped
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless all invariants hold; for tests. O(all)."""
-        holders: dict[bytes, int] = {}
-        entries = 0
-        for source in self._sources.values():
-            names: dict[bytes, int] = {}
-            for medium in source.media.values():
-                assert all(copies > 0 for copies in medium.copies.values())
-                assert medium.copies.keys() <= medium.held.keys()
-                entries += len(medium.held)
-                for key in medium.held.values():
-                    names[key] = names.get(key, 0) + 1
-            assert source.extra_names == {key: count - 1 for key, count in names.items() if count > 1}
-            for key in names:
-                holders[key] = holders.get(key, 0) | source.bit
-        assert holders == self._holders
-        assert entries == self._entries <= self.max_kv_blocks
-        self._flush_touched()
-        self._prompts.check_integrity()
 
 
 class _Source:

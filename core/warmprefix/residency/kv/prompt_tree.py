@@ -244,33 +244,6 @@ class PromptTree:
         self._changed.clear()
         return list(changes)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless all invariants hold; for tests. O(all)."""
-        assert len(self._prompts) <= self.max_prompts
-        assert len(self.nodes) <= self.max_blocks or not self._prompts
-        needed: set[bytes] = set()
-        for name, prompt in self._prompts.items():
-            assert name == (prompt.scope, prompt.cache_salt, prompt.keys)
-            for boundary in prompt.all_boundaries():
-                assert boundary.ends is not None
-                assert prompt in boundary.ends
-                node: _KvNode | None = boundary
-                while node is not None:
-                    assert self.nodes[node.key] is node
-                    needed.add(node.key)
-                    node = node.parent
-        assert needed == set(self.nodes), "a KV block without a prompt"
-        for key, node in self.nodes.items():
-            assert node.key == key
-            expected = self._holders(key)
-            if node.parent is not None:
-                assert node.parent.children is not None
-                assert node.parent.children[key] is node
-                expected &= node.parent.reach
-            assert node.reach == expected, "residency is out of date"
-            assert all(prompt in self._prompts.values() for prompt in node.ends or ())
-        assert all(prompt in self._prompts.values() for prompt in self._changed)
-
 
 _PromptName = tuple[Scope, str | None, tuple[bytes, ...]]
 
