@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -118,7 +119,7 @@ class KvEventFeed:
         self._in_thread = thread
         self._max_queue = max_queue
         self._max_messages = max_messages
-        self._target: Callable[[], ResidencyTarget | None] = _no_target
+        self._target: Callable[[], ResidencyTarget | None] = lambda: None
         self._closed = False
         in_each_process(self._begin)
 
@@ -159,23 +160,17 @@ class KvEventFeed:
         return not self._closed and self._receiver.complete[cache_salt is not None]
 
     def stats(self) -> FeedStats:
-        receiver = self._receiver
-        index, counts = receiver.index, receiver.counts
+        index, counts = self._receiver.index, asdict(self._receiver.counts)
+        counts["unknown"] += index.unknown
         return FeedStats(
             sources=index.sources,
             connected=self.is_complete(None),
-            events=counts.events,
-            gaps=counts.gaps,
-            replayed=counts.replayed,
-            wipes=counts.wipes,
-            malformed=counts.malformed,
-            unknown=counts.unknown + index.unknown,
             dropped=self._dropped + index.dropped,
             unmapped=self._unmapped,
-            lag=counts.lag,
             kv_blocks=index.kv_blocks,
             prompts=index.prompts,
             failures=self._failures,
+            **counts,
         )
 
     def close(self) -> None:
@@ -201,9 +196,7 @@ class KvEventFeed:
         import asyncio  # a slow import, which a caller with an event loop has made already
 
         if self._in_thread or self._running:
-            raise RuntimeError(
-                "run must be called on a feed with thread=False, by one task at a time; it receives already"
-            )
+            raise RuntimeError("run must be called with thread=False, by one task at a time; the feed receives already")
         self._running = True
         try:
             while not self._closed:
@@ -216,9 +209,7 @@ class KvEventFeed:
             self._running = False
 
     def _receive_once(self) -> float:
-        if self._closed:
-            return 0.0
-        return self._receive(_POLL_SECONDS)
+        return 0.0 if self._closed else self._receive(_POLL_SECONDS)
 
     def _receive(self, wait: float) -> float:
         """Wait for messages, apply them, and report changes; return the pause before the next round."""
@@ -282,7 +273,3 @@ class KvEventFeed:
             prompts.append(self._not_due[1])
             self._not_due = None
         return prompts
-
-
-def _no_target() -> None:
-    return None
