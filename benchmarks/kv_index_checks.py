@@ -72,7 +72,7 @@ def resident_tokens(index: KvIndex, tokens: bytes, salt: str | None = None, mode
         salt: The request's `cache_salt`.
         model: The requested model, which may be the name of a LoRA adapter.
     """
-    root = root_key(salt, index._adapter(model))
+    root = root_key(salt, model if model in index._adapters else None)
     most = 0
     for size in index._sizes:
         mask, blocks = -1, 0

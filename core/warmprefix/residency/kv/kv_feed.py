@@ -41,9 +41,9 @@ _PROMPTS_PER_ROUND = 64
 class KvEventFeed:
     """A `ResidencyFeed` that receives the KV events of vLLM and SGLang over ZeroMQ.
 
-    Two daemon threads do all of the work, and no request waits for them. One receives: it applies events, requests the
-    missed ones, and notifies the planner when more or fewer context blocks of a remembered prompt are resident. The
-    other finds the context blocks in served prompts, which may call the engine's tokenizer.
+    Two daemon threads do all of the work, and no request waits for them. One receives events and notifies the planner
+    when more or fewer context blocks of a remembered prompt are resident. The other finds the context blocks in served
+    prompts, which may call the engine's tokenizer.
 
     The state of an engine is *complete* if the feed received every event since the engine started, or since its cache
     was last empty. Missed messages are requested at the replay address; without one, or if they are gone, the state of
@@ -76,6 +76,8 @@ class KvEventFeed:
     ) -> None:
         """Prepare a feed; it connects and starts its threads when a target follows.
 
+        Raises ValueError for an address that is not usable, a `replay` that does not match, or a bound out of range.
+
         Args:
             endpoint: Address at which engines publish, such as `tcp://engine:5557`; one per engine. The feed binds an
                 address with `*` as its host, for engines that connect.
@@ -94,9 +96,6 @@ class KvEventFeed:
             replay_cooldown: Seconds between a failed replay and the next attempt.
             count_copies: True if engines that store a KV block twice also remove it twice. False if requests ask vLLM
                 for full reports (`kv_cache_report_mode`).
-
-        Raises:
-            ValueError: An address is not usable, `replay` does not match, or a bound is out of range.
         """
         for name, value in (("max_queue", max_queue), ("max_messages", max_messages)):
             if value < 1:
@@ -188,10 +187,8 @@ class KvEventFeed:
     async def run(self) -> None:
         """Receive until the feed is closed or this is cancelled, for feeds with `thread=False`.
 
-        One round takes some milliseconds of the event loop's time, about 20 with `max_messages` messages.
-
-        Raises:
-            RuntimeError: A thread or another task receives already.
+        One round takes some milliseconds of the event loop's time, about 20 with `max_messages` messages. Raises
+        RuntimeError if a thread or another task receives already.
         """
         import asyncio  # a slow import, which a caller with an event loop has made already
 

@@ -211,9 +211,7 @@ class KvSubscription:
         if arrival is Arrival.SEEN:
             return
         if arrival is Arrival.RESTART:
-            self._counts.wipes += 1
-            self._index.wipe(name, complete=True)
-            sequence.reset()
+            self._discard(name, restarted=True)
             arrival = Arrival.NEXT if message.sequence == 0 else Arrival.GAP
         elif arrival is Arrival.GAP:
             self._counts.gaps += 1
@@ -246,10 +244,10 @@ class KvSubscription:
         self._counts.events += len(batch.events)
         self._counts.unknown += batch.unknown
 
-    def _discard(self, name: Hashable) -> None:
-        """Discard the state of a source, because some of its events are lost."""
+    def _discard(self, name: Hashable, *, restarted: bool = False) -> None:
+        """Discard the state of a source, because some of its events are lost or it restarted."""
         self._counts.wipes += 1
-        self._index.wipe(name, complete=False)
+        self._index.wipe(name, complete=restarted)
         self._sequences[name].reset()
 
     # -- replayed messages -------------------------------------------------------------------------------------
@@ -283,9 +281,7 @@ class KvSubscription:
                 sequence.reset()
             elif message.sequence == sequence.applied and batch.time != sequence.applied_time:
                 # Another message with the same number: the publisher restarted, and its messages count again from 0.
-                self._counts.wipes += 1
-                self._index.wipe(name, complete=True)
-                sequence.reset()
+                self._discard(name, restarted=True)
                 self._end_replay()
                 self._request_replay(0, name)
                 return
@@ -299,10 +295,7 @@ class KvSubscription:
         self._apply(name, sequence, message.sequence, batch)
 
     def _request_rest(self, replay: _Replay, name: Hashable) -> bool:
-        """Request the rest of an answer that broke off; return False if it brought nothing.
-
-        A publisher drops the messages that it cannot send at once.
-        """
+        """Request the rest of an answer, which a publisher may cut off; return False if it brought nothing."""
         applied = self._sequences[name].applied
         if applied is None or applied <= replay.start:
             return False
