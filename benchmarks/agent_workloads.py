@@ -11,9 +11,9 @@ from pathlib import Path
 from common import zipf_requests
 from traces import trace_of
 from warmprefix import ContextBlock
-from warmprefix.traces import Trace
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace
 
 __all__ = ["DOCUMENTS", "GENERATED", "AgentRequest", "AgentWorkload", "load"]
 

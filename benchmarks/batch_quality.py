@@ -47,9 +47,9 @@ from warmprefix.batch.distinct import split
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace, TraceRequest
 
 CAPACITIES = (None, 30_000)
 OURS = "merge"

@@ -14,9 +14,9 @@ from engine_workload import EngineQuestion
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
-from warmprefix.traces import Trace
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
+from warmprefix_tools.traces.trace import Trace
 
 __all__ = ["TODAY", "Arm", "Batch", "Conversations", "Online", "Predicted", "Prepared"]
 

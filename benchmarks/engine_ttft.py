@@ -46,7 +46,7 @@ from engine_arms import PREAMBLE, TODAY, Arm, Batch, Conversations, Online, Pred
 from engine_client import EngineClient
 from engine_workload import TEXTS, EngineQuestion, as_trace, counted, read, taking_turns, unshared
 from vllm_server import BLOCK_SIZE, SHAPES, VllmServer, engine_version
-from warmprefix.traces import Trace
+from warmprefix_tools.traces.trace import Trace
 
 NAME = "engine_ttft"
 FULL_LENGTH = 400

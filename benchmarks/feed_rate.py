@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from common import percentile, print_table, write_results
+from kv_index_checks import check_index
 from kv_publisher import removed, stored
 from warmprefix.plan import Scope
 from warmprefix.residency.kv.kv_events import read_batch, read_message
@@ -105,7 +106,7 @@ def run(events: int, capacity: int, seed: int) -> dict[str, object]:
         applied += count
         peak_blocks = max(peak_blocks, index.kv_blocks)
         memory.append(resident_megabytes())
-    index.check_integrity()
+    check_index(index)
     tenth = max(len(memory) // 10, 1)
     return {
         "events": applied,

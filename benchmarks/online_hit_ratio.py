@@ -39,11 +39,11 @@ from common import percentile, print_table, size, write_rows
 from experimental_ordering import ExperimentalPolicy, Rule
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.ordering import POLICIES, OrderingPolicy
-from warmprefix.traces import Trace
 from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace
 
 CAPACITIES = (None, 500_000, 100_000)
 DEFAULT = "coaccess"

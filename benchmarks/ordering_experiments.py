@@ -37,9 +37,9 @@ from common import measured_all, print_table, size, write_results
 from experimental_ordering import Block, BlockCache, ExperimentalPolicy, FollowTheBest, Rule
 from traces import generated, given_files, reported_k, vary
 from warmprefix.ordering import POLICIES, CoAccessPolicy, OraclePolicy, OrderingPolicy
-from warmprefix.traces import Trace
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace
 
 CAPACITIES = (None, 100_000)
 AS_RECORDED = ("as-recorded", 0)

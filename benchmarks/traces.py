@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import zipf_requests
-from warmprefix.traces import BlockId, Trace, TraceRequest
 from warmprefix_tools.replay.workload import DEFAULT_K, Workload
+from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 FOLDER = "WARMPREFIX_TRACES"
 """The environment variable that names where traces are, if none are given."""

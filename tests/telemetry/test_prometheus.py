@@ -220,10 +220,10 @@ def test_a_reset_sets_counters_to_zero(registry: CollectorRegistry, busy_planner
 def test_a_collector_can_be_registered_by_the_application(busy_planner: ContextPlanner) -> None:
     registry = CollectorRegistry()
     collector = PlannerCollector()
-    collector.watch(busy_planner, name="mine")
+    collector.planners.add(busy_planner, "mine")
     registry.register(collector)
     assert value_of(registry, "warmprefix_plans_total", planner="mine") == 5
-    collector.unwatch(busy_planner)
+    collector.planners.discard(busy_planner)
     assert not samples_of(registry)
 
 

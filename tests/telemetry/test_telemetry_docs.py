@@ -55,7 +55,7 @@ def test_the_table_of_the_page_lists_the_declared_metrics() -> None:
 
 def test_the_reasons_of_the_page_are_the_exported_ones(busy_planner: ContextPlanner) -> None:
     collector = PlannerCollector()
-    collector.watch(busy_planner)
+    collector.planners.add(busy_planner, "default")
     exported_reasons = {
         sample.labels["reason"] for f in collector.collect() for sample in f.samples if "reason" in sample.labels
     }

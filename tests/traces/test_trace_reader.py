@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.errors import MissingExtraError, TraceError, WarmprefixError
-from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace, TraceRequest
 
 HEADER: dict[str, Any] = {"name": "day", "k": 3, "source": "here", "licence": "none", "chunk_tokens": "record"}
 BLOCKS: list[dict[str, Any]] = [{"block": 0, "tokens": 5}, {"block": "b", "tokens": 0, "ref": "x/1", "text": "..."}]

@@ -17,16 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.traces import (
-    RECORD_PATH_VARIABLE,
-    RECORD_TEXT_VARIABLE,
-    BlockId,
-    NoRecorder,
-    RequestRecorder,
-    Trace,
-    TraceRecorder,
-)
+from warmprefix.traces import RECORD_PATH_VARIABLE, RECORD_TEXT_VARIABLE, NoRecorder, RequestRecorder, TraceRecorder
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import BlockId, Trace
 
 
 class Request(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import weakref
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
+from warmprefix.forks import in_each_process
 from warmprefix.residency import FeedStats
 from warmprefix.telemetry.planner_stats import PlannerStats
 
@@ -128,18 +128,6 @@ METRICS = (
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED_LABELS = {"planner", "reason", "le"}
 
-_lock = threading.RLock()
-"""One for all registries: they live as long as the process, longer than the hook that renews an object's lock."""
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
-
 
 class PlannerWithStats(Protocol):
     """The part of a `ContextPlanner` that exporters use."""
@@ -152,31 +140,34 @@ class RegisteredPlanners:
 
     def __init__(self) -> None:
         self._registered: dict[str, tuple[weakref.ref[PlannerWithStats], dict[str, str]]] = {}
+        in_each_process(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
 
     def add(self, planner: PlannerWithStats, name: str, labels: Mapping[str, str] | None = None) -> None:
         """Register a planner; raise ValueError for a name in use or a label that is not allowed."""
-        extra = dict(labels or {})
-        for label in extra:
+        for label in labels or ():
             if label in _RESERVED_LABELS or label.startswith("__") or not _LABEL.fullmatch(label):
                 raise ValueError(
                     "labels must be named with letters, digits and _, without a leading __ and other than "
                     f"planner, reason and le, got {label!r}"
                 )
-        with _lock:
+        with self._lock:
             holder = self._registered[name][0]() if name in self._registered else None
             if holder is not None and holder is not planner:
                 raise ValueError(f"name must differ from those of other registered planners, got {name!r}")
-            self._registered[name] = weakref.ref(planner), {"planner": name, **extra}
+            self._registered[name] = weakref.ref(planner), {"planner": name, **(labels or {})}
 
     def discard(self, planner: PlannerWithStats) -> None:
         """Unregister a planner; does nothing for one that is not registered."""
-        with _lock:
+        with self._lock:
             for name, (reference, _) in list(self._registered.items()):
                 if reference() is planner:
                     del self._registered[name]
 
     def stats(self) -> list[tuple[dict[str, str], PlannerStats]]:
         """Return labels and counts of all registered planners that still exist."""
-        with _lock:
+        with self._lock:
             planners = [(labels, reference()) for reference, labels in self._registered.values()]
         return [(labels, planner.stats()) for labels, planner in planners if planner is not None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.telemetry.exported_metrics import METRICS, Metric, PlannerWithStats, RegisteredPlanners
@@ -158,10 +158,7 @@ def export_stats(
     Args:
         planner: A `ContextPlanner`, which is not kept alive.
         meter_provider: The global one by default.
-        name: Value of the attribute `planner`, which distinguishes the planners of one process.
-
-    Raises:
-        ValueError: Another planner has this name there.
+        name: Value of the attribute `planner`; ValueError if another planner has it there.
     """
     created = _Instruments()
     instruments = _instruments.setdefault(metrics if meter_provider is None else meter_provider, created)
@@ -170,20 +167,14 @@ def export_stats(
     instruments.planners.add(planner, name)
 
 
-class _Collection(NamedTuple):
-    """The counts of one round of collecting."""
-
-    stats: Sequence[tuple[Mapping[str, str], PlannerStats]]
-    done: set[str]
-    """Names of the metrics that were collected from these counts."""
-
-
 class _Instruments:
     """The instruments of one meter provider, for any number of planners."""
 
     def __init__(self) -> None:
         self.planners = RegisteredPlanners()
-        self._collection = _Collection((), {metric.name for metric in _NUMBERS})
+        self._round: tuple[set[str], Sequence[tuple[dict[str, str], PlannerStats]]]
+        """Names of the metrics collected in this round, and the counts that they are read from."""
+        self._round = {metric.name for metric in _NUMBERS}, ()
 
     def begin(self, meter: Meter) -> None:
         for metric in _NUMBERS:
@@ -191,14 +182,14 @@ class _Instruments:
             create(f"warmprefix.{metric.name}", [partial(self._observe, metric)], metric.unit, metric.description)
 
     def _observe(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
-        current = self._collection
+        done, planners = self._round
         # A metric that comes a second time starts a new round. Each round reads every planner once.
-        if metric.name in current.done:
-            current = self._collection = _Collection(self.planners.stats(), set())
-        current.done.add(metric.name)
+        if metric.name in done:
+            done, planners = self._round = set(), self.planners.stats()
+        done.add(metric.name)
         return [
             metrics.Observation(value, {**labels, **own})
-            for labels, stats in current.stats
+            for labels, stats in planners
             for own, value in metric.samples(stats)
         ]
 

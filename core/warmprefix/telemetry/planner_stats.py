@@ -40,8 +40,8 @@ class LatencyHistogram:
     """Thread-safe counts of durations; `observe` takes O(log buckets), well under a microsecond."""
 
     def __init__(self) -> None:
-        self._clear()
         in_each_process(self._renew_lock)
+        self.reset()
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # re-entrant: a finalizer may call `observe` inside `observe`
@@ -58,11 +58,8 @@ class LatencyHistogram:
 
     def reset(self) -> None:
         with self._lock:
-            self._clear()
-
-    def _clear(self) -> None:
-        self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
-        self._seconds = 0.0
+            self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
+            self._seconds = 0.0
 
 
 _NO_LATENCY = LatencySnapshot()
@@ -99,7 +96,6 @@ class PlannerStats:
     disabled_plans: int = 0
     """Requests left in relevance order because their engine evidently does not cache."""
     policy_errors: int = 0
-    """Requests served in relevance order because the ordering policy failed."""
     store_errors: int = 0
     """Failed store operations; the request went on without de-duplication."""
     lost_notices: int = 0
@@ -110,11 +106,8 @@ class PlannerStats:
     sharing_errors: int = 0
     """Orders that could not be shared or read, and transport failures; each only costs hits."""
     recorder_errors: int = 0
-    """Exceptions of the recorder; the requests went on."""
     feed_errors: int = 0
-    """Exceptions of the residency feed; the requests went on."""
     observer_errors: int = 0
-    """Exceptions of the observer; the requests went on."""
     plan_latency: LatencySnapshot = _NO_LATENCY
     """Of `plan` and `aplan`, with the store's part."""
     store_latency: LatencySnapshot = _NO_LATENCY
@@ -127,7 +120,6 @@ class PlannerStats:
     prediction_error_mean: float = 0.0
     """In tokens."""
     prediction_error_p95: float = 0.0
-    """In tokens."""
     residency_confidence: float | None = None
     """Sum of the smaller of prediction and report over the sum of the larger; None before the first comparison."""
     feed: FeedStats = _EMPTY_FEED

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.telemetry.exported_metrics import METRICS, Metric, PlannerWithStats, RegisteredPlanners
+from warmprefix.telemetry.exported_metrics import METRICS, PlannerWithStats, RegisteredPlanners
 from warmprefix.telemetry.planner_stats import LATENCY_BUCKETS, PlannerStats
 
 try:
@@ -22,6 +22,7 @@ except ImportError as exc:
 __all__ = ["PlannerCollector", "register", "unregister"]
 
 _collectors: weakref.WeakKeyDictionary[CollectorRegistry, PlannerCollector] = weakref.WeakKeyDictionary()
+_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 _BOUNDS = [*map(floatToGoString, LATENCY_BUCKETS), "+Inf"]
 
 
@@ -52,14 +53,14 @@ def register(
         except BaseException:
             del _collectors[registry]
             raise
-    collector.watch(planner, name=name, labels=labels)
+    collector.planners.add(planner, name, labels)
 
 
 def unregister(planner: PlannerWithStats, registry: CollectorRegistry = REGISTRY) -> None:
     """Undo `register`; does nothing for a planner that is not registered."""
     collector = _collectors.get(registry)
     if collector is not None:
-        collector.unwatch(planner)
+        collector.planners.discard(planner)
 
 
 class PlannerCollector(Collector):
@@ -69,17 +70,7 @@ class PlannerCollector(Collector):
     """
 
     def __init__(self) -> None:
-        self._planners = RegisteredPlanners()
-
-    def watch(
-        self, planner: PlannerWithStats, *, name: str = "default", labels: Mapping[str, str] | None = None
-    ) -> None:
-        """Add a planner; the arguments are those of `register`."""
-        self._planners.add(planner, name, labels)
-
-    def unwatch(self, planner: PlannerWithStats) -> None:
-        """Leave out a planner from now on."""
-        self._planners.discard(planner)
+        self.planners = RegisteredPlanners()
 
     def describe(self) -> Iterator[MetricFamily]:
         """Yield all metrics without values, and read no planner."""
@@ -87,14 +78,15 @@ class PlannerCollector(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         """Yield all metrics with their current values."""
-        return _families(self._planners.stats())
+        return _families(self.planners.stats())
 
 
 def _families(planners: Sequence[tuple[dict[str, str], PlannerStats]]) -> Iterator[MetricFamily]:
     names = ["planner", *sorted({label for labels, _ in planners for label in labels} - {"planner"})]
     for metric in METRICS:
         keys = [*names, "reason"] if metric.reasons else names
-        family = _family(metric, keys)
+        name = f"warmprefix_{metric.name}{'_seconds' if metric.unit == 's' else ''}"
+        family = _FAMILIES[metric.kind](name, metric.description, labels=keys)
         for labels, stats in planners:
             for own, value in metric.samples(stats):
                 values = [{**labels, **own}.get(key, "") for key in keys]  # Prometheus treats "" as absent
@@ -104,13 +96,3 @@ def _families(planners: Sequence[tuple[dict[str, str], PlannerStats]]) -> Iterat
                 else:
                     family.add_metric(values, value)
         yield family
-
-
-def _family(metric: Metric, labels: Sequence[str]) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
-    """Return an empty family; prometheus_client adds `_total` to the name of a counter."""
-    name = f"warmprefix_{metric.name}{'_seconds' if metric.unit == 's' else ''}"
-    if metric.kind == "counter":
-        return CounterMetricFamily(name, metric.description, labels=labels)
-    if metric.kind == "gauge":
-        return GaugeMetricFamily(name, metric.description, labels=labels)
-    return HistogramMetricFamily(name, metric.description, labels=labels)

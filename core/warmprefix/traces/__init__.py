@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmprefix.traces.format import MAX_TRACE_TOKENS, RECORDED_FIELD, BlockId, Trace, TraceRequest
+from warmprefix.traces.format import MAX_TRACE_TOKENS, RECORDED_FIELD
 from warmprefix.traces.recorder import (
     RECORD_PATH_VARIABLE,
     RECORD_TEXT_VARIABLE,
@@ -18,12 +18,9 @@ __all__ = [
     "RECORDED_FIELD",
     "RECORD_PATH_VARIABLE",
     "RECORD_TEXT_VARIABLE",
-    "BlockId",
     "NoRecorder",
     "RequestRecorder",
-    "Trace",
     "TraceRecorder",
-    "TraceRequest",
     "recorded_files",
     "recorder_from_environment",
 ]

@@ -1,4 +1,4 @@
-"""The trace format: the values that a reader returns and the lines that a recorder writes.
+"""The trace format, and the lines that a recorder writes.
 
 A trace file is JSONL, gzipped when its name ends in `.gz`: a header line, then a line for each block and a line for
 each request, each block before the first request that names it.
@@ -11,67 +11,23 @@ import math
 import os
 import re
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from warmprefix.blocks import ContextBlock
 
-__all__ = ["MAX_TRACE_TOKENS", "RECORDED_FIELD", "BlockId", "RequestLines", "RequestScope", "Trace", "TraceRequest"]
-
-BlockId = str | int
+__all__ = ["MAX_TRACE_TOKENS", "RECORDED_FIELD", "RequestLines", "RequestScope"]
 
 MAX_TRACE_TOKENS = 1_000_000_000
-"""Greatest length that a trace may give: longer than any prompt, and small enough to add up anywhere."""
+"""Greatest length in a trace: longer than any prompt, and small enough to add up anywhere."""
 
 RECORDED_FIELD = "recorded"
 """Header field in which a recorder notes the date."""
 
 _MAX_ID_CHARACTERS = 256
 _GENERATED_NAME = re.compile(r"[0-9a-f]{32}~\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One retrieval, and its place in a conversation."""
-
-    request: BlockId
-    """Its id in the trace."""
-    blocks: tuple[BlockId, ...]
-    """In relevance order."""
-    conversation: BlockId | None = None
-    turn: int = 0
-    """Counts from 1 within a conversation; 0 outside any."""
-    query_tokens: int = 0
-    scores: tuple[float, ...] = ()
-    """The retriever's, one per block, or empty."""
-    scope: str | None = None
-    """Requests of different scopes never share a prefix."""
-    seconds: float | None = None
-    """Since the start of the trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A whole trace in memory."""
-
-    name: str
-    requests: tuple[TraceRequest, ...]
-    """In order of arrival."""
-    tokens: Mapping[BlockId, int]
-    """Length of every block that a request names."""
-    k: int | None = None
-    """Most blocks of a request, from the header."""
-    header: Mapping[str, Any] = field(default_factory=dict)
-    """All fields of the first line."""
-
-    @property
-    def conversations(self) -> int:
-        """Number of conversations with more than one request."""
-        turns = Counter(request.conversation for request in self.requests if request.conversation is not None)
-        return sum(count > 1 for count in turns.values())
 
 
 class RequestScope(NamedTuple):
@@ -85,11 +41,10 @@ class RequestScope(NamedTuple):
 class RequestLines:
     """The lines of a trace that is being recorded. Not thread-safe.
 
-    Each text has one name, and each name has one text and one length, however many blocks come. The first id given for
-    a text becomes its name, unless that id already names another text or is not a valid name: empty, longer than
-    256 characters, not encodable as UTF-8, or the text itself. Otherwise, and without an id, the fingerprint names the
-    text. This holds for the first `max_blocks` texts, which are remembered. Fingerprint and length name every later
-    text, so that it has the same name and length if it returns after it was forgotten.
+    Each text has one name, and each name has one text and one length. The first `max_blocks` texts are remembered:
+    each is named by its first id, or by its fingerprint if that id is missing, names another text, or is not valid
+    (empty, longer than 256 characters, not encodable as UTF-8, or the text itself). Fingerprint and length name every
+    later text, so that it has the same name and length if it returns after it was forgotten.
     """
 
     def __init__(self, *, text: bool, max_blocks: int, max_conversations: int) -> None:
@@ -108,14 +63,13 @@ class RequestLines:
         """Return the first line; without a `name`, the file at `path` names the trace."""
         if name is None:
             name = "recorded" if path is None else os.path.basename(path).removesuffix(".gz").removesuffix(".jsonl")
-        return _json_line(
-            {
-                "name": _encodable(name),
-                "source": "recorded by warmprefix",
-                RECORDED_FIELD: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "notes": "tokens: as the application gave them, or a quarter of the UTF-8 bytes",
-            }
-        )
+        fields = {
+            "name": _encodable(name),
+            "source": "recorded by warmprefix",
+            RECORDED_FIELD: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "notes": "tokens: as the application gave them, or a quarter of the UTF-8 bytes",
+        }
+        return _json_line(fields)
 
     def add(
         self, blocks: Sequence[ContextBlock], conversation: str | None, scope: RequestScope, query_tokens: int
@@ -124,8 +78,7 @@ class RequestLines:
         now = time.monotonic()
         if self._started is None:
             self._started = now
-        lines: list[str] = []
-        names: list[str] = []
+        lines, names = [], []
         for block in blocks:
             name, tokens = self.name(block)
             names.append(name)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol, TextIO, runtime_checkable
 
 from warmprefix.blocks import ContextBlock, as_blocks
+from warmprefix.forks import in_each_process
 from warmprefix.traces.format import MAX_TRACE_TOKENS, RequestLines, RequestScope
 from warmprefix.traces.trace_files import StreamSink, TraceFile
 
@@ -62,9 +63,9 @@ class NoRecorder:
 class TraceRecorder:
     """Writes requests to a trace file as they come: ids and lengths, no text unless asked.
 
-    Fails open: if the trace cannot be written, one warning is logged, recording ends, and `record` only counts. Each
-    process writes its own file, a forked one included, and existing files are never touched: while `day.jsonl`
-    exists, the trace goes to `day-2.jsonl`, and so on. The file is created when the first request comes.
+    If the trace cannot be written, one warning is logged, recording ends, and `record` only counts. Each process
+    writes its own file, a forked one included. The first request creates it, and existing files are never touched:
+    while `day.jsonl` exists, the trace goes to `day-2.jsonl`, and so on.
 
     The file shows ids as they are, lengths, scores, times, and which requests belong together. Conversations are
     numbered; tenant, model and preamble are together one digest, with a key that is never written. A block without an
@@ -97,10 +98,6 @@ class TraceRecorder:
             max_blocks: Most texts that keep their ids as names; fingerprint and length name later ones. Bounds memory.
             max_conversations: Most conversations whose turns are counted; beyond it, the one that was quiet longest
                 counts as new when it comes back.
-
-        Raises:
-            TypeError: `target` is neither a path nor a stream, or `name` is not a string.
-            ValueError: A bound is below 1.
         """
         for bound, value in (("max_blocks", max_blocks), ("max_conversations", max_conversations)):
             if value < 1:
@@ -117,16 +114,19 @@ class TraceRecorder:
             raise TypeError(f"target must be a path or a text stream, got {target!r}")
         self._name = name
         self._new_lines = partial(RequestLines, text=text, max_blocks=max_blocks, max_conversations=max_conversations)
-        self._begin()
-        _recorders.add(self)
+        self._process = os.getpid()
+        self._sink: TraceFile | StreamSink | None = None
+        in_each_process(self._begin)
 
-    def _begin(self, ended: bool = False) -> None:
+    def _begin(self) -> None:
         # Guards everything below. Re-entrant: a signal handler may record or close in the middle of `record`.
         self._lock = threading.RLock()
         self._writing = False
-        self._sink: TraceFile | StreamSink | None = None
+        if self._sink is not None:  # the parent's
+            self._sink.abandon()
+            self._sink = None
         self._lines = self._new_lines()
-        self._ended = ended
+        self._ended = self._stream is not None and os.getpid() != self._process
         self._requests = self._lost = 0
 
     @property
@@ -163,11 +163,10 @@ class TraceRecorder:
             tenant: Names the tenant.
             model: Names the model.
             preamble: The text in front of the context, or a name for it.
-            query_tokens: Length of the question.
+            query_tokens: Length of the question, at most a billion.
 
         Raises:
-            TypeError: An argument has another type.
-            ValueError: `query_tokens` is negative or above a billion.
+            TypeError, ValueError: An argument has another type, or `query_tokens` is out of range.
         """
         distinct: dict[bytes, ContextBlock] = {}
         for block in as_blocks(blocks):
@@ -234,31 +233,14 @@ class TraceRecorder:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _leave_to_parent(self) -> None:
-        """Start over in a forked process, and leave the parent's trace alone."""
-        if self._sink is not None:
-            self._sink.abandon()
-        self._begin(ended=self._stream is not None)
 
-
-_recorders: weakref.WeakSet[TraceRecorder] = weakref.WeakSet()
 _environment_recorders: dict[tuple[str, bool], TraceRecorder] = {}
-
-
-def _after_fork() -> None:
-    for recorder in _recorders:
-        recorder._leave_to_parent()  # noqa: SLF001
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def recorder_from_environment() -> RequestRecorder:
     """Return the recorder that the environment asks for, the same one each time: a process has one trace.
 
-    `warmprefix record` sets the variables. Recording must not make an application fail, so a path that cannot be used
-    is logged, and nothing is recorded.
+    `warmprefix record` sets the variables. A path that cannot be used is logged, and nothing is recorded.
     """
     path = os.environ.get(RECORD_PATH_VARIABLE)
     if not path:

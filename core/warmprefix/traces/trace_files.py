@@ -8,7 +8,6 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
 from typing import TextIO
 
 __all__ = ["StreamSink", "TraceFile", "recorded_files"]
@@ -92,26 +91,18 @@ def _create(path: str) -> tuple[int, str]:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             return os.open(path, flags | getattr(os, "O_NONBLOCK", 0)), path
-    for candidate in _numbered(path):
+    stem, extension = _split(path)
+    for candidate in itertools.chain([path], (f"{stem}-{number}{extension}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
             return os.open(candidate, flags | os.O_CREAT | os.O_EXCL, 0o666), candidate
     raise AssertionError("unreachable: the numbers never end")
 
 
-def _numbered(path: str) -> Iterator[str]:
-    """Yield the path itself, then the names that a recorder uses while the earlier ones exist.
-
-    >>> paths = _numbered("logs/day.jsonl.gz")
-    >>> next(paths), next(paths), next(paths)
-    ('logs/day.jsonl.gz', 'logs/day-2.jsonl.gz', 'logs/day-3.jsonl.gz')
-    """
-    yield path
-    stem, extension = _split(path)
-    for number in itertools.count(2):
-        yield f"{stem}-{number}{extension}"
-
-
 def _split(path: str) -> tuple[str, str]:
-    """Return the parts of the path before and after the number."""
+    """Return the parts of the path before and after the number.
+
+    >>> _split("logs/day.jsonl.gz")
+    ('logs/day', '.jsonl.gz')
+    """
     stem, _ = os.path.splitext(path.removesuffix(".gz"))
     return stem, path[len(stem) :]

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kv_index_checks import check_index, resident_tokens
 from kv_publisher import removed, stored
 from warmprefix.plan import Scope
 from warmprefix.residency.kv.kv_events import EventBatch, read_batch
@@ -53,10 +54,10 @@ TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 
 def test_a_block_is_its_tokens_and_their_prefix(index: KvIndex) -> None:
     index.apply("engine", batch_of(stored([1, 2], None, [1, 2, 3, 4], SIZE)))
-    assert index.resident_tokens(pack_tokens([1, 2, 3, 4, 5])) == 4
-    assert index.resident_tokens(pack_tokens([3, 4])) == 0
-    assert index.resident_tokens(pack_tokens([1, 2, 9, 9])) == 2
-    assert index.resident_tokens(pack_tokens([1])) == 0
+    assert resident_tokens(index, pack_tokens([1, 2, 3, 4, 5])) == 4
+    assert resident_tokens(index, pack_tokens([3, 4])) == 0
+    assert resident_tokens(index, pack_tokens([1, 2, 9, 9])) == 2
+    assert resident_tokens(index, pack_tokens([1])) == 0
 
 
 def test_keys_depend_on_salt_and_adapter() -> None:
@@ -70,10 +71,10 @@ def test_copies_are_counted(index: KvIndex) -> None:
     """vLLM computes the last full block of a repeated prompt again, and drops each copy separately."""
     index.apply("engine", batch_of(stored([1, 2], None, [1, 2, 3, 4], SIZE), stored([2], 1, [3, 4], SIZE)))
     index.apply("engine", batch_of(removed(2)))
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 4
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 4
     index.apply("engine", batch_of(removed(2)))
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 2
-    index.check_integrity()
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 2
+    check_index(index)
 
 
 def test_reported_copies_are_not_counted() -> None:
@@ -87,10 +88,10 @@ def test_a_copy_on_another_medium_stays(index: KvIndex) -> None:
     index.apply("engine", batch_of(stored([1], None, [1, 2], SIZE, medium="CPU")))
     index.apply("engine", batch_of(stored([2], None, [], 0, medium="CPU")))  # by name only
     index.apply("engine", batch_of(removed(2), removed(1)))
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 4
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 4
     index.apply("engine", batch_of(removed(2, medium="CPU")))
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 2
-    index.check_integrity()
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 2
+    check_index(index)
 
 
 def test_a_missing_medium_is_the_gpu(index: KvIndex) -> None:
@@ -125,27 +126,27 @@ def test_a_skipped_block_makes_the_state_uncertain(index: KvIndex, event: dict[s
     assert index.kv_blocks == 1
     index.apply("engine", batch_of({"type": "AllBlocksCleared"}))
     assert index.certain()
-    index.check_integrity()
+    check_index(index)
 
 
 def test_one_hash_for_two_blocks_keeps_the_second(index: KvIndex) -> None:
     index.apply("engine", batch_of(stored([1], None, [1, 2], SIZE), stored([1], None, [3, 4], SIZE)))
-    assert index.resident_tokens(pack_tokens([3, 4])) == 2
-    assert index.resident_tokens(pack_tokens([1, 2])) == 0
+    assert resident_tokens(index, pack_tokens([3, 4])) == 2
+    assert resident_tokens(index, pack_tokens([1, 2])) == 0
     assert not index.certain()
-    index.check_integrity()
+    check_index(index)
 
 
 def test_two_hashes_for_one_block_are_both_counted(index: KvIndex) -> None:
     index.apply("engine", batch_of(stored([1], None, [1, 2], SIZE), stored([2], None, [1, 2], SIZE), removed(1)))
-    assert index.resident_tokens(pack_tokens([1, 2])) == 2
-    index.check_integrity()
+    assert resident_tokens(index, pack_tokens([1, 2])) == 2
+    check_index(index)
 
 
 def test_images_are_part_of_a_block(index: KvIndex) -> None:
     image = [None, [["image", 0]]]
     index.apply("engine", batch_of(stored([1, 2], None, [1, 2, 3, 4], SIZE, extra_keys=image)))
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 2
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 2
 
 
 def test_an_adapter_serves_its_own_blocks(index: KvIndex) -> None:
@@ -184,17 +185,17 @@ def test_engines_may_have_different_block_sizes() -> None:
     index.apply("large", batch_of(stored([1], None, TOKENS[:4], 4)))
     index.remember(prompt(TOKENS, 4, 8))
     assert changes_of(index) == [(2, 1)]
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 4
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 4
     index.apply("large", batch_of(removed(1)))
     assert changes_of(index) == [(1, 0)]
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_restarted_source_may_change_its_block_size(index: KvIndex) -> None:
     index.apply("engine", batch_of(stored([1], None, TOKENS[:2], 2)))
     index.wipe("engine", complete=True)
     index.apply("engine", batch_of(stored([1], None, TOKENS[:4], 4)))
-    assert index.resident_tokens(pack_tokens(TOKENS)) == 4
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 4
     assert index.certain()
 
 
@@ -217,7 +218,7 @@ def test_blocks_dropped_to_stay_within_bounds_are_not_reported_as_gone() -> None
     assert index.dropped >= 14
     assert not index.certain()
     assert changes_of(index) == []
-    index.check_integrity()
+    check_index(index)
 
 
 def test_the_least_recently_served_prompt_is_forgotten() -> None:
@@ -232,7 +233,7 @@ def test_the_least_recently_served_prompt_is_forgotten() -> None:
     index.apply("engine", batch_of(removed(1), removed(2)))
     assert changes_of(index) == [(1, 0)]  # of the first only
     assert index.prompts == 2
-    index.check_integrity()
+    check_index(index)
 
 
 def test_a_prompt_beyond_the_bound_is_dropped() -> None:
@@ -240,7 +241,7 @@ def test_a_prompt_beyond_the_bound_is_dropped() -> None:
     index.apply("engine", batch_of(stored([1], None, [1, 1], SIZE)))
     index.remember(prompt(TOKENS, 8))
     assert (index.prompts, index.dropped) == (0, 1)
-    index.check_integrity()
+    check_index(index)
 
 
 def test_the_same_blocks_in_another_prompt_replace_it(index: KvIndex) -> None:
@@ -250,7 +251,7 @@ def test_the_same_blocks_in_another_prompt_replace_it(index: KvIndex) -> None:
     index.remember(MappedPrompt(SCOPE, None, (b"a",), pack_tokens([9, 9, 9, 9]), (4,)))
     assert index.prompts == 1
     assert changes_of(index) == [(1, 0)]
-    index.check_integrity()
+    check_index(index)
 
 
 @pytest.mark.parametrize("bound", ["max_kv_blocks", "max_prompts", "max_prompt_blocks", "max_sources"])
@@ -352,7 +353,7 @@ class AgainstAModel(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         changes = self.index.changes()
-        self.index.check_integrity()
+        check_index(self.index)
         certain = all(self.complete.values())
         assert self.index.certain() is certain
         for change in changes:
@@ -365,7 +366,7 @@ class AgainstAModel(RuleBasedStateMachine):
                     self.assumed[keys] = max(assumed, shared)
         for keys, (tokens, ends) in self.prompts.items():
             held = self.resident(tokens[: ends[-1]])
-            assert self.index.resident_tokens(pack_tokens(tokens[: ends[-1]])) == held
+            assert resident_tokens(self.index, pack_tokens(tokens[: ends[-1]])) == held
             count = sum(end // SIZE * SIZE <= held for end in ends)
             if certain:
                 assert self.assumed[keys] == count

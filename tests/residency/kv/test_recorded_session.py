@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kv_index_checks import check_index, resident_tokens
 from kv_publisher import KvPublisher
 from warmprefix.plan import Scope
 from warmprefix.residency import ServedPrompt
@@ -52,10 +53,10 @@ def test_the_index_predicts_the_cached_tokens_of_every_request(session: dict[str
     for step in session["steps"]:
         if "frames" in step:
             assert apply(index, step["frames"]).unknown == 0
-            index.check_integrity()
+            check_index(index)
             silent = False
         elif "request" in step:
-            held = index.resident_tokens(pack_tokens(step["token_ids"]), step["salt"])
+            held = resident_tokens(index, pack_tokens(step["token_ids"]), step["salt"])
             if silent:  # the first event after a reset or a restart comes with the next request
                 assert step["cached_tokens"] == 0 < held
             else:
@@ -101,7 +102,7 @@ def test_reported_context_blocks_are_the_reused_ones(session: dict[str, Any]) ->
                     shared = common(other[1], change.keys)
                     resident = change.resident_blocks
                     assumed[other] = resident if shared > resident else max(assumed[other], shared)
-        index.check_integrity()
+        check_index(index)
     assert compared >= 12
     assert index.prompts == len(assumed) > 40
 
@@ -128,7 +129,7 @@ def test_the_recorded_replay_leads_to_the_same_state(session: dict[str, Any]) ->
     for step in session["steps"]:
         if "request" in step:
             tokens = pack_tokens(step["token_ids"])
-            assert replayed.resident_tokens(tokens, step["salt"]) == live.resident_tokens(tokens, step["salt"])
+            assert resident_tokens(replayed, tokens, step["salt"]) == resident_tokens(live, tokens, step["salt"])
 
 
 def test_a_feed_receives_the_session(session: dict[str, Any], feed_of: Any, until: Any) -> None:

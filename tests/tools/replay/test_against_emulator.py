@@ -17,7 +17,6 @@ from openai import OpenAI
 
 from warmprefix.annotate import Templates
 from warmprefix.plan import Placement
-from warmprefix.traces import Trace, TraceRequest
 from warmprefix_tools.demo.arms import INSTRUCTIONS, Message, chat, continued
 from warmprefix_tools.demo.session import DemoTurn
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
@@ -26,6 +25,7 @@ from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
+from warmprefix_tools.traces.trace import Trace, TraceRequest
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]
 TEMPLATES = Templates()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from warmprefix.ordering import POLICIES, BlockView, PrefixView, SortedPolicy
-from warmprefix.traces import BlockId, Trace, TraceRequest
 from warmprefix_tools.replay.results import Misses, Point
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
+from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 TOKENS: dict[BlockId, int] = {"A": 100, "B": 50, "C": 30, "D": 20}
 

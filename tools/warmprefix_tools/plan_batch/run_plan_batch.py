@@ -12,13 +12,14 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.prefix import PrefixTree
-from warmprefix.traces import NoRecorder, Trace
+from warmprefix.traces import NoRecorder
 from warmprefix_tools.console import progress_bar, report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.replay.workload import DEFAULT_K
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace
 
 try:
     from rich.console import Console

@@ -13,7 +13,6 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix.outputs import check_writable, standard_output, text_file
-from warmprefix.traces import Trace
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.page import replay_page
@@ -25,6 +24,7 @@ from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.traces.reader import read_trace
+from warmprefix_tools.traces.trace import Trace
 
 __all__ = ["run_replay"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.traces import Trace
 from warmprefix_tools.replay.comparison import TraceComparison, compare, summary
 from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
+from warmprefix_tools.traces.trace import Trace
 
 try:
     from rich.console import Console

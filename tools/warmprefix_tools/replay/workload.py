@@ -10,7 +10,7 @@ from itertools import count
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
 from warmprefix.labels import label_candidates
-from warmprefix.traces import BlockId, Trace, TraceRequest
+from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 __all__ = ["DEFAULT_K", "ReplayRequest", "Workload", "estimated_tokens"]
 

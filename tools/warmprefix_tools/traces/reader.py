@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from warmprefix.errors import MissingExtraError, TraceError
-from warmprefix.traces import MAX_TRACE_TOKENS, RECORDED_FIELD, BlockId, Trace, TraceRequest
+from warmprefix.traces import MAX_TRACE_TOKENS, RECORDED_FIELD
 from warmprefix_tools.inputs import InputError, opened
+from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 try:
     from pydantic import BaseModel, ConfigDict, Field, ValidationError

@@ -8,6 +8,7 @@ have an empty frame in front, and no topic from older engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, Union
 
@@ -202,12 +203,9 @@ def _read_leniently(payload: bytes) -> EventBatch:
     positional, skipped = False, 0
     for raw in batch.events:
         try:
-            named: dict[str, msgspec.Raw] | None = _MAP_OF_RAW.decode(raw)
-        except msgspec.ValidationError:
-            named = None
-        except msgspec.MsgspecError as error:
-            raise MalformedMessageError(f"an event could not be decoded: {error}") from error
-        try:
+            named: dict[str, msgspec.Raw] | None = None
+            with suppress(msgspec.ValidationError):
+                named = _MAP_OF_RAW.decode(raw)
             kind, given = _kind_and_fields(named, raw)
             fields = _FIELD_NAMES.get(kind)
             if fields is None:
@@ -291,12 +289,9 @@ _FIELD_NAMES = {kind.__name__: frozenset(kind.__struct_fields__) for kind in _TY
 
 def _union(**config: Any) -> Any:
     """Return the union of the three events, encoded in one way."""
-    return Union[  # noqa: UP007
-        tuple(
-            msgspec.defstruct(kind.__name__, [], bases=(kind,), tag=kind.__name__, gc=False, **config)
-            for kind in _TYPES
-        )
-    ]
+    config["gc"] = False
+    kinds = [msgspec.defstruct(kind.__name__, [], bases=(kind,), tag=kind.__name__, **config) for kind in _TYPES]
+    return Union[tuple(kinds)]  # noqa: UP007
 
 
 def _batch_of(event: Any) -> msgspec.msgpack.Decoder[Any]:

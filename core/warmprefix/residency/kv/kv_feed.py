@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -40,9 +41,9 @@ _PROMPTS_PER_ROUND = 64
 class KvEventFeed:
     """A `ResidencyFeed` that receives the KV events of vLLM and SGLang over ZeroMQ.
 
-    Two daemon threads do all of the work, and no request waits for them. One receives: it applies events, requests the
-    missed ones, and notifies the planner when more or fewer context blocks of a remembered prompt are resident. The
-    other finds the context blocks in served prompts, which may call the engine's tokenizer.
+    Two daemon threads do all of the work, and no request waits for them. One receives events and notifies the planner
+    when more or fewer context blocks of a remembered prompt are resident. The other finds the context blocks in served
+    prompts, which may call the engine's tokenizer.
 
     The state of an engine is *complete* if the feed received every event since the engine started, or since its cache
     was last empty. Missed messages are requested at the replay address; without one, or if they are gone, the state of
@@ -75,6 +76,8 @@ class KvEventFeed:
     ) -> None:
         """Prepare a feed; it connects and starts its threads when a target follows.
 
+        Raises ValueError for an address that is not usable, a `replay` that does not match, or a bound out of range.
+
         Args:
             endpoint: Address at which engines publish, such as `tcp://engine:5557`; one per engine. The feed binds an
                 address with `*` as its host, for engines that connect.
@@ -93,9 +96,6 @@ class KvEventFeed:
             replay_cooldown: Seconds between a failed replay and the next attempt.
             count_copies: True if engines that store a KV block twice also remove it twice. False if requests ask vLLM
                 for full reports (`kv_cache_report_mode`).
-
-        Raises:
-            ValueError: An address is not usable, `replay` does not match, or a bound is out of range.
         """
         for name, value in (("max_queue", max_queue), ("max_messages", max_messages)):
             if value < 1:
@@ -118,7 +118,7 @@ class KvEventFeed:
         self._in_thread = thread
         self._max_queue = max_queue
         self._max_messages = max_messages
-        self._target: Callable[[], ResidencyTarget | None] = _no_target
+        self._target: Callable[[], ResidencyTarget | None] = lambda: None
         self._closed = False
         in_each_process(self._begin)
 
@@ -159,23 +159,17 @@ class KvEventFeed:
         return not self._closed and self._receiver.complete[cache_salt is not None]
 
     def stats(self) -> FeedStats:
-        receiver = self._receiver
-        index, counts = receiver.index, receiver.counts
+        index, counts = self._receiver.index, asdict(self._receiver.counts)
+        counts["unknown"] += index.unknown
         return FeedStats(
             sources=index.sources,
             connected=self.is_complete(None),
-            events=counts.events,
-            gaps=counts.gaps,
-            replayed=counts.replayed,
-            wipes=counts.wipes,
-            malformed=counts.malformed,
-            unknown=counts.unknown + index.unknown,
             dropped=self._dropped + index.dropped,
             unmapped=self._unmapped,
-            lag=counts.lag,
             kv_blocks=index.kv_blocks,
             prompts=index.prompts,
             failures=self._failures,
+            **counts,
         )
 
     def close(self) -> None:
@@ -193,17 +187,13 @@ class KvEventFeed:
     async def run(self) -> None:
         """Receive until the feed is closed or this is cancelled, for feeds with `thread=False`.
 
-        One round takes some milliseconds of the event loop's time, about 20 with `max_messages` messages.
-
-        Raises:
-            RuntimeError: A thread or another task receives already.
+        One round takes some milliseconds of the event loop's time, about 20 with `max_messages` messages. Raises
+        RuntimeError if a thread or another task receives already.
         """
         import asyncio  # a slow import, which a caller with an event loop has made already
 
         if self._in_thread or self._running:
-            raise RuntimeError(
-                "run must be called on a feed with thread=False, by one task at a time; it receives already"
-            )
+            raise RuntimeError("run must be called with thread=False, by one task at a time; the feed receives already")
         self._running = True
         try:
             while not self._closed:
@@ -216,9 +206,7 @@ class KvEventFeed:
             self._running = False
 
     def _receive_once(self) -> float:
-        if self._closed:
-            return 0.0
-        return self._receive(_POLL_SECONDS)
+        return 0.0 if self._closed else self._receive(_POLL_SECONDS)
 
     def _receive(self, wait: float) -> float:
         """Wait for messages, apply them, and report changes; return the pause before the next round."""
@@ -282,7 +270,3 @@ class KvEventFeed:
             prompts.append(self._not_due[1])
             self._not_due = None
         return prompts
-
-
-def _no_target() -> None:
-    return None

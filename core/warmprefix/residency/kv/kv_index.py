@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from itertools import islice
+from typing import TypeVar
 
 from warmprefix.residency.kv.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvHash
 from warmprefix.residency.kv.prompt_tree import (
@@ -21,6 +22,8 @@ from warmprefix.residency.kv.prompt_tree import (
 
 __all__ = ["KvIndex"]
 
+_Key = TypeVar("_Key")
+
 _DEFAULT_MEDIUM = "GPU"
 _MAX_MEDIA, _MAX_SIZES, _MAX_ADAPTERS, _MAX_ROOTS, _MAX_WAITING = 16, 8, 1_024, 1_024, 256
 _DROPPED_SHARE = 16
@@ -34,13 +37,7 @@ class KvIndex:
     any copy is, on any medium of any source. The prefix of a prompt is resident if one source holds all of it. Not
     thread-safe.
 
-    Args:
-        max_kv_blocks: Most KV blocks in the index; beyond it the oldest are dropped.
-        max_prompts: Most prompts remembered.
-        max_prompt_blocks: Most KV blocks of these prompts, shared ones counted once.
-        max_sources: Most sources; events of further ones are dropped.
-        count_copies: True if a source that stores a block twice also removes it twice, as vLLM does unless clients ask
-            it to report reused blocks as well (`kv_cache_report_mode`).
+    The bounds and `count_copies` are those of `KvEventFeed`; events of sources beyond `max_sources` are dropped.
     """
 
     def __init__(
@@ -52,12 +49,8 @@ class KvIndex:
         max_sources: int = 256,
         count_copies: bool = True,
     ) -> None:
-        for name, value in (
-            ("max_kv_blocks", max_kv_blocks),
-            ("max_prompts", max_prompts),
-            ("max_prompt_blocks", max_prompt_blocks),
-            ("max_sources", max_sources),
-        ):
+        bounds = {"max_kv_blocks": max_kv_blocks, "max_prompts": max_prompts, "max_prompt_blocks": max_prompt_blocks}
+        for name, value in {**bounds, "max_sources": max_sources}.items():
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
         self.max_kv_blocks = max_kv_blocks
@@ -102,12 +95,7 @@ class KvIndex:
             self._drop_oldest()
 
     def wipe(self, name: Hashable, *, complete: bool) -> None:
-        """Discard the state of a source.
-
-        Args:
-            name: The source.
-            complete: True if it is empty, as after a restart; False if its state was lost.
-        """
+        """Discard the state of a source, which is `complete` if its cache is empty, as after a restart."""
         source = self._source(name)
         if source is None:
             return
@@ -147,23 +135,22 @@ class KvIndex:
         if not source.sends_salts:
             source.sends_salts = not positional or bool(extras) or (sharing is not None and sharing.salt is not None)
         if parent is None:
-            if adapter is not None and adapter not in self._adapters:
-                self._add_adapter(adapter)
-            key = source.root(None if sharing is None else sharing.salt, adapter)
+            if adapter is not None and adapter not in self._adapters and len(self._adapters) < _MAX_ADAPTERS:
+                self._adapters.add(adapter)
+                self._prompts.forget_model(adapter)  # their keys were computed without the adapter
+            first: bytes | None = source.root(None if sharing is None else sharing.salt, adapter)
         else:
-            named = medium.held.get(parent) or source.find(parent)
-            if named is None:
-                self._miss(source, len(hashes))
-                return
-            key = named
+            first = medium.held.get(parent) or source.find(parent)
         try:
             tokens = pack_tokens(event.token_ids)
         except (OverflowError, TypeError):
+            first = None
+        if first is None:
             self._miss(source, len(hashes))
             return
         block_extras = None if sharing is None else sharing.extras
         held, holders, bit, step = medium.held, self._holders, source.bit, size * TOKEN_BYTES
-        nodes, start = self._prompts.nodes, 0
+        key, nodes, start = first, self._prompts.nodes, 0
         for position, name in enumerate(hashes):
             block = tokens[start : start + step]
             start += step
@@ -208,14 +195,8 @@ class KvIndex:
             return
         held, copies = medium.held, medium.copies
         for name in event.block_hashes:
-            if copies:
-                left = copies.get(name)
-                if left is not None:
-                    if left > 1:
-                        copies[name] = left - 1
-                    else:
-                        del copies[name]
-                    continue
+            if copies and _count_down(copies, name):
+                continue
             key = held.pop(name, None)
             if key is not None:
                 self._entries -= 1
@@ -223,13 +204,7 @@ class KvIndex:
 
     def _release(self, source: _Source, key: bytes) -> None:
         """Remove one of the source's names for this key."""
-        extra_names = source.extra_names
-        if extra_names and key in extra_names:
-            left = extra_names[key]
-            if left > 1:
-                extra_names[key] = left - 1
-            else:
-                del extra_names[key]
+        if source.extra_names and _count_down(source.extra_names, key):
             return
         mask = self._holders[key] & ~source.bit
         if mask:
@@ -274,17 +249,10 @@ class KvIndex:
                 return False
             self._sizes = sorted([*self._sizes, size])
             self._prompts.clear()  # their tokens are gone, so their blocks of this size cannot be computed
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            for prompt in waiting:
-                self.remember(prompt)
+            while self._waiting:
+                self.remember(self._waiting.popleft())
         source.block_size = size
         return True
-
-    def _add_adapter(self, adapter: str) -> None:
-        if len(self._adapters) < _MAX_ADAPTERS:
-            self._adapters.add(adapter)
-            self._prompts.forget_model(adapter)  # their keys were computed without the adapter
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
@@ -297,37 +265,14 @@ class KvIndex:
             self._waiting.append(prompt)
             return
         self._flush_touched()
-        root = root_key(prompt.cache_salt, self._adapter(prompt.scope.model))
+        model = prompt.scope.model
+        root = root_key(prompt.cache_salt, model if model in self._adapters else None)
         self._prompts.remember(prompt, [(size, chain(prompt.tokens, size, root)) for size in self._sizes])
-
-    def _adapter(self, model: str | None) -> str | None:
-        return model if model in self._adapters else None
-
-    def resident_tokens(self, tokens: bytes, salt: str | None = None, model: str | None = None) -> int:
-        """Return the length of the prefix that one source holds, in tokens of full KV blocks.
-
-        Args:
-            tokens: The prompt, as returned by `pack_tokens`.
-            salt: The request's `cache_salt`.
-            model: The requested model, which may be the name of a LoRA adapter.
-        """
-        root = root_key(salt, self._adapter(model))
-        most = 0
-        for size in self._sizes:
-            mask, blocks = -1, 0
-            for key in chain(tokens, size, root):
-                mask &= self._holders.get(key, 0)
-                if not mask:
-                    break
-                blocks += 1
-            most = max(most, blocks * size)
-        return most
 
     def changes(self, *, all_connected: bool = True) -> list[ResidencyChange]:
         """Return the paths whose residency changed since the last call.
 
-        Args:
-            all_connected: True if every engine is connected and has reported; otherwise no missing block is certain.
+        Unless `all_connected` (every engine is, and has reported), no missing block is certain.
         """
         certain = (all_connected and self.certain(salted=False), all_connected and self.certain(salted=True))
         for salted in (False, True):
@@ -375,25 +320,17 @@ class KvIndex:
         """Number of KV blocks and prompts dropped to stay within the bounds."""
         return self._dropped + self._prompts.dropped
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless all invariants hold; for tests. O(all)."""
-        holders: dict[bytes, int] = {}
-        entries = 0
-        for source in self._sources.values():
-            names: dict[bytes, int] = {}
-            for medium in source.media.values():
-                assert all(copies > 0 for copies in medium.copies.values())
-                assert medium.copies.keys() <= medium.held.keys()
-                entries += len(medium.held)
-                for key in medium.held.values():
-                    names[key] = names.get(key, 0) + 1
-            assert source.extra_names == {key: count - 1 for key, count in names.items() if count > 1}
-            for key in names:
-                holders[key] = holders.get(key, 0) | source.bit
-        assert holders == self._holders
-        assert entries == self._entries <= self.max_kv_blocks
-        self._flush_touched()
-        self._prompts.check_integrity()
+
+def _count_down(counts: dict[_Key, int], key: _Key) -> bool:
+    """Subtract 1, and drop a count of 0; return False if there is none."""
+    left = counts.get(key)
+    if left is None:
+        return False
+    if left > 1:
+        counts[key] = left - 1
+    else:
+        del counts[key]
+    return True
 
 
 class _Source:

@@ -1,8 +1,7 @@
 """Prompts as chains of KV blocks, and the tree that follows how far each prompt is resident. Pure.
 
 A KV block is identified by a digest of its tokens, of all tokens before it, and of the salt and adapter that requests
-must share. The engines' own hashes are not used: they differ between engines, and between restarts of one engine, and
-they may be so short that two blocks have the same hash.
+must share. The engines' own hashes differ between engines and restarts, and may be too short to be unique.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 KEY_BYTES = 16
-
 TOKEN_BYTES = array("I").itemsize
 
 
@@ -38,12 +36,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def root_key(salt: str | None, adapter: str | None) -> bytes:
-    """Return the key before the first KV block, shared by all prompts that can share KV blocks.
-
-    Args:
-        salt: The requests' `cache_salt`.
-        adapter: Name of the LoRA adapter that computes them.
-    """
+    """Return the key before the first KV block, shared by all prompts with this `cache_salt` and LoRA adapter."""
     digest = blake2b(digest_size=KEY_BYTES)
     for part in (salt, adapter):
         encoded = None if part is None else part.encode("utf-8", "surrogatepass")
@@ -83,9 +76,8 @@ class ResidencyChange(NamedTuple):
 class PromptTree:
     """The KV blocks of remembered prompts, with common prefixes stored once.
 
-    `holders` maps the key of a KV block to the sources that hold it, as bits. A prefix is resident if one source holds
-    all of it, so a change of one block only concerns the prompts behind it, and those only while everything before it
-    is held: each change costs O(blocks whose prefix it completes or breaks).
+    `holders` returns the sources that hold a KV block, as bits. A prefix is resident if one source holds all of it, so
+    a change costs O(blocks whose prefix it completes or breaks).
     """
 
     def __init__(self, max_prompts: int, max_blocks: int, holders: Callable[[bytes], int]) -> None:
@@ -99,7 +91,6 @@ class PromptTree:
         self._changed: dict[_FollowedPrompt, None] = {}
 
     def __len__(self) -> int:
-        """Return the number of remembered prompts."""
         return len(self._prompts)
 
     def remember(self, prompt: MappedPrompt, chains: Iterable[tuple[int, Iterable[bytes]]]) -> None:
@@ -149,10 +140,10 @@ class PromptTree:
 
     def forget_model(self, model: str) -> None:
         """Forget all prompts of one model."""
-        for name, prompt in list(self._prompts.items()):
-            if prompt.scope.model == model:
-                self._forget(name)
-                self.dropped += 1
+        names = [name for name, prompt in self._prompts.items() if prompt.scope.model == model]
+        for name in names:
+            self._forget(name)
+        self.dropped += len(names)
 
     def clear(self) -> None:
         """Forget all prompts."""
@@ -164,31 +155,24 @@ class PromptTree:
     def _forget(self, name: _PromptName) -> None:
         prompt = self._prompts.pop(name)
         self._changed.pop(prompt, None)
-        for node in prompt.all_boundaries():
-            if node.ends is not None:
-                node.ends.pop(prompt, None)
-        for node in prompt.all_boundaries():
-            self._prune(node)
-
-    def _prune(self, node: _KvNode | None) -> None:
-        while node is not None and not node.ends and not node.children and self.nodes.get(node.key) is node:
-            del self.nodes[node.key]
-            parent = node.parent
-            if parent is not None and parent.children is not None:
-                del parent.children[node.key]
-            node = parent
+        boundaries = prompt.all_boundaries()
+        for boundary in boundaries:
+            if boundary.ends is not None:
+                boundary.ends.pop(prompt, None)
+        for boundary in boundaries:
+            node: _KvNode | None = boundary
+            while node is not None and not node.ends and not node.children and self.nodes.get(node.key) is node:
+                del self.nodes[node.key]
+                if node.parent is not None and node.parent.children is not None:
+                    del node.parent.children[node.key]
+                node = node.parent
 
     # -- changes -----------------------------------------------------------------------------------------------
 
     def refresh(self, keys: Iterable[bytes]) -> None:
         """Read `holders` again for these KV blocks, which other sources hold than before."""
-        for key in keys:
-            node = self.nodes.get(key)
-            if node is not None:
-                self._refresh(node)
-
-    def _refresh(self, top: _KvNode) -> None:
-        stack = [top]
+        stack = [self.nodes[key] for key in keys if key in self.nodes]
+        stack.reverse()
         while stack:
             node = stack.pop()
             reach = self._holders(node.key)
@@ -204,13 +188,11 @@ class PromptTree:
 
     def withdraw(self, keys: Iterable[bytes]) -> None:
         """Refresh these KV blocks, whose state was lost: the residency reported before counts as unknown."""
-        before = self._changed
-        self._changed = {}
+        before, self._changed = self._changed, {}
         self.refresh(keys)
         for prompt in self._changed:
             prompt.reported = None
-        before.update(self._changed)
-        self._changed = before
+        self._changed = before | self._changed
 
     def review(self, salted: bool) -> None:
         """Report all prompts with a salt again, or all without one, because more is certain now."""
@@ -243,33 +225,6 @@ class PromptTree:
                 prompt.reported = None
         self._changed.clear()
         return list(changes)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless all invariants hold; for tests. O(all)."""
-        assert len(self._prompts) <= self.max_prompts
-        assert len(self.nodes) <= self.max_blocks or not self._prompts
-        needed: set[bytes] = set()
-        for name, prompt in self._prompts.items():
-            assert name == (prompt.scope, prompt.cache_salt, prompt.keys)
-            for boundary in prompt.all_boundaries():
-                assert boundary.ends is not None
-                assert prompt in boundary.ends
-                node: _KvNode | None = boundary
-                while node is not None:
-                    assert self.nodes[node.key] is node
-                    needed.add(node.key)
-                    node = node.parent
-        assert needed == set(self.nodes), "a KV block without a prompt"
-        for key, node in self.nodes.items():
-            assert node.key == key
-            expected = self._holders(key)
-            if node.parent is not None:
-                assert node.parent.children is not None
-                assert node.parent.children[key] is node
-                expected &= node.parent.reach
-            assert node.reach == expected, "residency is out of date"
-            assert all(prompt in self._prompts.values() for prompt in node.ends or ())
-        assert all(prompt in self._prompts.values() for prompt in self._changed)
 
 
 _PromptName = tuple[Scope, str | None, tuple[bytes, ...]]

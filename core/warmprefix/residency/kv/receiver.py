@@ -7,26 +7,17 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.residency.kv.kv_index import KvIndex
-from warmprefix.residency.kv.subscription import FeedCounts, KvSubscription, SubscriptionOptions
+from warmprefix.residency.kv.subscription import Endpoint, FeedCounts, KvSubscription, SubscriptionOptions
 
 try:
     import zmq
 except ImportError as error:
     raise MissingExtraError("events", "pyzmq") from error
 
-__all__ = ["Endpoint", "Receiver", "endpoints_of"]
-
-
-class Endpoint(NamedTuple):
-    """The addresses of one publisher."""
-
-    publish: str
-    replay: str | None
-    """Address that answers requests for missed messages."""
+__all__ = ["Receiver", "endpoints_of"]
 
 
 def endpoints_of(
@@ -34,14 +25,11 @@ def endpoints_of(
 ) -> tuple[Endpoint, ...]:
     """Return the addresses of all publishers: each engine's, and those of its further ranks on the ports above.
 
-    >>> endpoints_of("tcp://a:5557", "tcp://a:5558", ranks=1)
-    (Endpoint(publish='tcp://a:5557', replay='tcp://a:5558'),)
     >>> [endpoint.publish for endpoint in endpoints_of(["tcp://a:5557", "tcp://b:5557"], None, ranks=2)]
     ['tcp://a:5557', 'tcp://a:5558', 'tcp://b:5557', 'tcp://b:5558']
 
     Raises:
-        ValueError: There is no address; an address has a form that ZeroMQ does not accept, or no port although there
-            are several ranks; or the number of `replay` addresses is not that of engines.
+        ValueError: An address is missing or not usable, or the number of `replay` addresses is not that of engines.
     """
     engines = [publish] if isinstance(publish, str) else list(publish)
     if not engines:
@@ -140,17 +128,16 @@ class Receiver:
             self._woken.setblocking(False)
             self._waker.setblocking(False)
             self._context = zmq.Context()
-            for publish, replay in self._endpoints:
-                subscription = KvSubscription(self._context, publish, replay, self.index, self.counts, self._options)
+            for endpoint in self._endpoints:
+                subscription = KvSubscription(self._context, endpoint, self.index, self.counts, self._options)
                 self._subscriptions.append(subscription)
         return self._woken
 
     def close(self) -> None:
         """Close all sockets; the next `wait` creates them again."""
         self.complete = (False, False)
-        for subscription in self._subscriptions:
-            subscription.close()
-        self._subscriptions = []
+        while self._subscriptions:
+            self._subscriptions.pop().close()
         for end in (self._waker, self._woken):
             if end is not None:
                 end.close()

@@ -27,16 +27,24 @@ try:
 except ImportError as error:
     raise MissingExtraError("events", "pyzmq") from error
 
-__all__ = ["FeedCounts", "KvSubscription", "SubscriptionOptions"]
+__all__ = ["Endpoint", "FeedCounts", "KvSubscription", "SubscriptionOptions"]
 
 _HEARTBEAT_MS = 10_000
 """Without an answer to a heartbeat, ZeroMQ reconnects."""
 _CONNECTED = zmq.Event.CONNECTED | zmq.Event.ACCEPTED
 
 
+class Endpoint(NamedTuple):
+    """The addresses of one publisher."""
+
+    publish: str
+    replay: str | None
+    """Address that answers requests for missed messages."""
+
+
 @dataclass(slots=True)
 class FeedCounts:
-    """Counts of a feed, summed over its subscriptions."""
+    """Counts of a feed, summed over its subscriptions; see `FeedStats`."""
 
     events: int = 0
     gaps: int = 0
@@ -71,40 +79,31 @@ class _Replay:
     """True if no connection to the publisher was lost since it began."""
 
 
-class _PendingMessage(NamedTuple):
-    name: Hashable
-    number: int
-    batch: EventBatch
-
-
 class KvSubscription:
     """Receives the messages of one address, in order and without gaps, and applies them to the index.
 
     During a replay, live messages wait in the socket. Belongs to the one thread that creates and closes it.
 
-    An address with a replay address has one publisher. An address without one may have several, one for each topic and
-    rank.
+    A replay address belongs to one publisher; without one there may be several, one for each topic and rank.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        replay_endpoint: str | None,
+        endpoint: Endpoint,
         index: KvIndex,
         counts: FeedCounts,
         options: SubscriptionOptions,
     ) -> None:
         self._context = context
         self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
         self._index = index
         self._counts = counts
         self._options = options
         self._sequences: dict[Hashable, SequenceTracker] = {}
         self._replay: _Replay | None = None
-        self._pending: _PendingMessage | None = None
-        """A live message that waits for the missing ones before it."""
+        self._pending: tuple[Hashable, int, EventBatch] | None = None
+        """Source, number and batch of a live message that waits for the missing ones before it."""
         self._retry_at: float | None = None
         """Time of the next attempt after a failed replay; no replay is requested before."""
         self._connections: set[int] = set()
@@ -112,28 +111,28 @@ class KvSubscription:
         """True if a message came since the last lost connection, or a full replay ended (even an empty one)."""
         self._silent: set[Hashable] = set()
         """Sources without a message since then: the lost connection may have been theirs."""
-        self._live_socket = context.socket(zmq.SUB)
+        self._live_socket = self._new_socket(zmq.SUB, endpoint.publish, options.high_water_mark)
         self.monitor = self._live_socket.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
         """Socket with events of the connection, which `receive` reads."""
         try:
-            self._subscribe(options)
-            if replay_endpoint is not None:
+            self._live_socket.heartbeat_ivl, self._live_socket.heartbeat_timeout = _HEARTBEAT_MS, 3 * _HEARTBEAT_MS
+            self._live_socket.subscribe(options.topic.encode())
+            if "*" in endpoint.publish:
+                self._live_socket.bind(endpoint.publish)
+            else:
+                self._live_socket.connect(endpoint.publish)
+            if endpoint.replay is not None:
                 self._request_replay(0, None)
         except BaseException:
             self.close()
             raise
 
-    def _subscribe(self, options: SubscriptionOptions) -> None:
-        socket, endpoint = self._live_socket, self._endpoint
+    def _new_socket(self, kind: int, address: str, high_water_mark: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
         socket.linger = 0
-        socket.ipv6 = "[" in endpoint
-        socket.rcvhwm = options.high_water_mark
-        socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, 3 * _HEARTBEAT_MS
-        socket.subscribe(options.topic.encode())
-        if "*" in endpoint:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
+        socket.ipv6 = "[" in address
+        socket.rcvhwm = high_water_mark
+        return socket
 
     @property
     def is_current(self) -> bool:
@@ -183,7 +182,6 @@ class KvSubscription:
         self._end_replay()
 
     def _read_monitor(self) -> None:
-        """Update the set of connections."""
         while True:
             try:
                 event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
@@ -213,14 +211,12 @@ class KvSubscription:
         if arrival is Arrival.SEEN:
             return
         if arrival is Arrival.RESTART:
-            self._counts.wipes += 1
-            self._index.wipe(name, complete=True)
-            sequence.reset()
+            self._discard(name, restarted=True)
             arrival = Arrival.NEXT if message.sequence == 0 else Arrival.GAP
         elif arrival is Arrival.GAP:
             self._counts.gaps += 1
-        if arrival is Arrival.GAP and self._can_replay():
-            self._pending = _PendingMessage(name, message.sequence, batch)
+        if arrival is Arrival.GAP and self._endpoint.replay is not None and self._retry_at is None:
+            self._pending = name, message.sequence, batch
             self._request_replay(0 if sequence.applied is None else sequence.applied, name)
             return
         if arrival is Arrival.GAP:
@@ -237,7 +233,7 @@ class KvSubscription:
         return sequence
 
     def _name(self, topic: bytes, batch: EventBatch) -> Hashable:
-        return (self._endpoint, topic if self._replay_endpoint is None else b"", batch.rank)
+        return (self._endpoint.publish, topic if self._endpoint.replay is None else b"", batch.rank)
 
     def _apply(self, name: Hashable, sequence: SequenceTracker, number: int, batch: EventBatch) -> None:
         self._index.apply(name, batch)
@@ -248,25 +244,22 @@ class KvSubscription:
         self._counts.events += len(batch.events)
         self._counts.unknown += batch.unknown
 
-    def _discard(self, name: Hashable) -> None:
-        """Discard the state of a source, because some of its events are lost."""
+    def _discard(self, name: Hashable, *, restarted: bool = False) -> None:
+        """Discard the state of a source, because some of its events are lost or it restarted."""
         self._counts.wipes += 1
-        self._index.wipe(name, complete=False)
+        self._index.wipe(name, complete=restarted)
         self._sequences[name].reset()
 
     # -- replayed messages -------------------------------------------------------------------------------------
 
-    def _can_replay(self) -> bool:
-        return self._replay_endpoint is not None and self._retry_at is None
-
     def _request_replay(self, start: int, name: Hashable | None) -> None:
-        assert self._replay_endpoint is not None
+        address = self._endpoint.replay
+        assert address is not None
         self._retry_at = None
-        socket = self._context.socket(zmq.DEALER)  # a new socket: late answers to an older request are dropped
-        socket.linger = 0
-        socket.ipv6 = "[" in self._replay_endpoint
-        socket.rcvhwm = 0  # otherwise a publisher drops the rest of an answer that is read slowly
-        socket.connect(self._replay_endpoint)
+        # A new socket: late answers to an older request are dropped. Without a bound: otherwise a publisher drops the
+        # rest of an answer that is read slowly.
+        socket = self._new_socket(zmq.DEALER, address, 0)
+        socket.connect(address)
         socket.send_multipart(replay_request(start), zmq.NOBLOCK)
         self._replay = _Replay(socket, start, name, time.monotonic() + self._options.replay_timeout)
 
@@ -288,9 +281,7 @@ class KvSubscription:
                 sequence.reset()
             elif message.sequence == sequence.applied and batch.time != sequence.applied_time:
                 # Another message with the same number: the publisher restarted, and its messages count again from 0.
-                self._counts.wipes += 1
-                self._index.wipe(name, complete=True)
-                sequence.reset()
+                self._discard(name, restarted=True)
                 self._end_replay()
                 self._request_replay(0, name)
                 return
@@ -304,10 +295,7 @@ class KvSubscription:
         self._apply(name, sequence, message.sequence, batch)
 
     def _request_rest(self, replay: _Replay, name: Hashable) -> bool:
-        """Request the rest of an answer that broke off; return False if it brought nothing.
-
-        A publisher drops the messages that it cannot send at once.
-        """
+        """Request the rest of an answer, which a publisher may cut off; return False if it brought nothing."""
         applied = self._sequences[name].applied
         if applied is None or applied <= replay.start:
             return False

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from warmprefix.residency.report.evidence import ReportFindings, ScopeFeedback
+from warmprefix.residency.report.evidence import ScopeFeedback
 from warmprefix.residency.report.startup import capacity_from_metrics, paths_to_warm, warming_request
-from warmprefix.residency.report.usage import EngineReport, PredictionErrors, UsageComparison, UsageFeedback
+from warmprefix.residency.report.usage import EngineReport, PredictionErrors, UsageFeedback
 
 __all__ = [
     "EngineReport",
     "PredictionErrors",
-    "ReportFindings",
     "ScopeFeedback",
-    "UsageComparison",
     "UsageFeedback",
     "capacity_from_metrics",
     "paths_to_warm",

@@ -33,11 +33,7 @@ class ReportFindings(NamedTuple):
 
 
 class ScopeFeedback:
-    """Learns from the answers of one scope: from cached tokens where the engine reports them, otherwise from TTFT.
-
-    Args:
-        patience: As for `CachingEvidence`.
-    """
+    """Learns from the answers of one scope: from cached tokens where the engine reports them, otherwise from TTFT."""
 
     def __init__(self, patience: int | None) -> None:
         self.evidence = CachingEvidence(patience)
@@ -95,12 +91,7 @@ class CachingEvidence:
         return self._requests % _PROBE_INTERVAL != 0
 
     def add(self, expected: bool, cached_tokens: int) -> bool:
-        """Add an answer; return True if it turned ordering on or off.
-
-        Args:
-            expected: True if part of its context was predicted to be resident.
-            cached_tokens: The engine's count.
-        """
+        """Add an answer, `expected` to reuse part of its context; return True if it turned ordering on or off."""
         was_off = self.is_off
         if cached_tokens > 0:
             self._misses, self.is_off = 0, False
@@ -121,12 +112,9 @@ class TtftFeedback:
         self._seconds_per_token: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
 
     def was_cold(self, tokens: int, resident_tokens: int, ttft: float) -> bool:
-        """Learn from an answer, or return True if it was a miss. O(1).
+        """Learn from an answer with `ttft` seconds, or return True if it was a miss. O(1).
 
-        Args:
-            tokens: Tokens of the whole context.
-            resident_tokens: Of these, tokens predicted to be resident.
-            ttft: Seconds to the first token.
+        Of the `tokens` of its context, `resident_tokens` were predicted to be resident.
         """
         if tokens <= 0 or ttft <= 0:
             return False

@@ -83,15 +83,10 @@ def paths_to_warm(tree: PrefixTree[bytes], blocks: Iterable[ContextBlock], count
 def warming_request(model: str, preamble: str | None, context: str, cache_salt: str | None) -> dict[str, Any]:
     """Return the arguments of `chat.completions.create` for a prompt that begins like a real one, for one token.
 
-    Args:
-        model: The engine's name of the model.
-        preamble: The system message, or None.
-        context: The rendered blocks, with which the user's message begins. If empty, the message is a full stop, since
-            many chat templates need one.
-        cache_salt: The tenant's.
+    `preamble` is its system message, and the user's message is `context`, the rendered blocks.
     """
     messages = [] if preamble is None else [{"role": "system", "content": preamble}]
-    messages.append({"role": "user", "content": context or "."})
+    messages.append({"role": "user", "content": context or "."})  # many chat templates need a text
     request: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 1}
     if cache_salt is not None:
         request["extra_body"] = {"cache_salt": cache_salt}

@@ -70,10 +70,7 @@ class UsageFeedback:
     ) -> UsageComparison | None:
         """Return the comparison, or None if the engine did not report cached tokens. O(blocks).
 
-        Args:
-            blocks: The plan's, in planned order; its context opens the prompt.
-            resident_blocks: Number of first blocks predicted to be resident.
-            report: The engine's report.
+        The planned `blocks` open the prompt; the first `resident_blocks` were predicted to be resident.
         """
         actual = report.cached_tokens
         if actual is None:
