@@ -347,7 +347,7 @@ class BrokenPlanner(ContextPlanner):
 @pytest.fixture
 def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had failed in this process before."""
-    monkeypatch.setattr("warmprefix_langchain.settings._failures", iter(range(10)))
+    monkeypatch.setattr("warmprefix_langchain.plugin_options._failures", iter(range(10)))
 
 
 @pytest.mark.usefixtures("fresh_log")
@@ -401,7 +401,7 @@ def test_what_is_no_document_costs_no_answer() -> None:
 
 
 def test_references_without_labels_are_refused(named: Named) -> None:
-    with pytest.raises(ValueError, match="placement='tail' needs labels"):
+    with pytest.raises(ValueError, match="annotate must be 'prompt' or 'content' where placement='tail' needs labels.*got 'none'"):
         context_reuse(placement="tail", annotate="none")
 
 

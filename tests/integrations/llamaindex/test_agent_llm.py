@@ -184,7 +184,7 @@ def test_a_model_that_calls_no_functions_is_refused() -> None:
 
 
 def test_one_is_enough(llm: ContextReuseLLM) -> None:
-    with pytest.raises(ValidationError, match="already"):
+    with pytest.raises(ValidationError, match="llm must be a plain model, got a ContextReuseLLM"):
         ContextReuseLLM(llm=llm)
 
 

@@ -175,9 +175,9 @@ def test_a_message_is_a_mapping() -> None:
     asked = chat.ask("Tea?", [TEA])
     wrong: Any
     for wrong in (Message(), "text"):
-        with pytest.raises(TypeError, match=f"a message must be a mapping, got {type(wrong).__name__}"):
+        with pytest.raises(TypeError, match=f"messages must contain only mappings, got {type(wrong).__name__}"):
             chat.commit([*asked, wrong], "Yes.")
-        with pytest.raises(TypeError, match=f"a message must be a mapping, got {type(wrong).__name__}"):
+        with pytest.raises(TypeError, match=f"messages must contain only mappings, got {type(wrong).__name__}"):
             MemoryChat(history=[wrong])
     assert chat.messages == []
 
