@@ -401,7 +401,9 @@ def test_what_is_no_document_costs_no_answer() -> None:
 
 
 def test_references_without_labels_are_refused(named: Named) -> None:
-    with pytest.raises(ValueError, match="annotate must be 'prompt' or 'content' where placement='tail' needs labels.*got 'none'"):
+    with pytest.raises(
+        ValueError, match="annotate must be 'prompt' or 'content' where placement='tail' needs labels.*got 'none'"
+    ):
         context_reuse(placement="tail", annotate="none")
 
 
