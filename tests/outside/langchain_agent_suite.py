@@ -1,12 +1,12 @@
-"""Does LangChain's own agent test suite give the same results with our middleware in every agent as without it?
+"""Compare LangChain's own agent test suite with our middleware in every agent to the suite without it.
 
     python tests/outside/langchain_agent_suite.py [options of pytest]
 
 Fetches the source distribution of the installed langchain with pip and runs its agent tests twice. Exits with 1 if a
-test's outcome differs, if the middleware failed open anywhere, or if it was never asked. The environment needs what
-the dependency group `langchain-outside` names.
+test's outcome differs, if the middleware failed open anywhere, or if it was never called. The environment needs the
+dependency group `langchain-outside`.
 
-This file is also the pytest plugin that puts the middleware in, and writes down the outcomes.
+This file is also the pytest plugin that adds the middleware and records the outcomes.
 """
 
 # ruff: noqa: T201
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 AGENT_TESTS = "tests/unit_tests/agents"
 REPORT = "WARMPREFIX_SUITE_REPORT"
-"""Names the file for the outcomes."""
+"""Variable with the path of the file for the outcomes."""
 INJECT = "WARMPREFIX_SUITE_INJECT"
-"""Says that the middleware goes into every agent."""
+"""Variable that puts the middleware into every agent."""
 
 # As langchain's makefile runs them, but in one process.
 OPTIONS = ["-q", "-p", "no:cacheprovider", "--benchmark-disable", "--disable-socket", "--allow-unix-socket"]
@@ -39,7 +39,7 @@ OPTIONS += ["--override-ini", "addopts=--strict-markers --strict-config --snapsh
 
 
 def main(options: list[str]) -> int:
-    """Run the suite twice, and tell what differs."""
+    """Run the suite twice and print the differences."""
     with tempfile.TemporaryDirectory() as folder:
         root = fetch(Path(folder))
         plain = run(root, options, inject=False)
@@ -62,7 +62,7 @@ def main(options: list[str]) -> int:
 
 
 def fetch(folder: Path) -> Path:
-    """The installed version's tests; its code is left out, so that they meet the installed one."""
+    """Extract the tests of the installed version without its code, so that they run against the installed code."""
     requirement = f"langchain=={version('langchain')}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "langchain", "--dest", str(folder)]
     subprocess.run([*command, requirement], check=True)
@@ -74,7 +74,7 @@ def fetch(folder: Path) -> Path:
 
 
 def run(root: Path, options: list[str], *, inject: bool) -> dict[str, Any]:
-    """Run the agent tests once; what the plugin wrote down, and pytest's output."""
+    """Run the agent tests once; return the plugin's report and pytest's output."""
     report = root / "report.json"
     report.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), REPORT: str(report)}
@@ -91,7 +91,7 @@ def run(root: Path, options: list[str], *, inject: bool) -> dict[str, Any]:
 
 
 class Outcomes:
-    """Writes down each test's outcome and, at the end, what the middleware counted."""
+    """Plugin that records each test's outcome and, at the end, the middleware's counters."""
 
     def __init__(self, report: Path, middlewares: list[Any]) -> None:
         self._report = report
@@ -122,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def put_middleware_into_every_agent() -> list[Any]:
-    """Append one of ours to what each call of `create_agent` brings; the list of all that were appended."""
+    """Append our middleware in each call of `create_agent`; return the list of all instances."""
     import langchain.agents
     import langchain.agents.factory
 
