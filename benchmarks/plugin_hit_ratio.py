@@ -3,9 +3,9 @@
     WARMPREFIX_TRACES=folder python benchmarks/plugin_hit_ratio.py [--turns 200]
 
 Questions and passages are those of the demo, on the Python standard library's documentation; where the folder that
-`WARMPREFIX_TRACES` names has `xquad_squad.text.jsonl.gz`, its questions on its paragraphs too, four a conversation.
-Every arm has an engine of its own, whose metrics tell the hit ratio and the tokens that were left to prefill; labels,
-notes and references are among the prompt tokens. A framework's rows are measured where it is installed, and those of
+`WARMPREFIX_TRACES` names has `xquad_squad.text.jsonl.gz`, its questions on its paragraphs too, four per conversation.
+Every arm has its own engine, whose metrics give the hit ratio and the tokens left to prefill. Labels, notes and
+references count as prompt tokens. A framework's rows are measured where it is installed, and those of
 the others stay as they are in `results/plugin_hit_ratio.json`, so run this once in each framework's environment. Only a
 run with the default `--turns` is written.
 """
@@ -39,12 +39,12 @@ MEMORIES = 10
 USERS = 10
 TURNS_A_CONVERSATION = 4
 BUNDLE = "xquad_squad.text.jsonl.gz"
-INSTRUCTIONS = "Answer from the context, and say so if the answer is not in it."
+INSTRUCTIONS = "Answer from the context, and point out if the answer is not in it."
 HEADER = ["", "text", "hit ratio %", "", "to prefill", "", "prompt tokens", ""]
 
 
 class Turn(NamedTuple):
-    """A question, and what the retriever found for it, best first."""
+    """A question, and the passages that the retriever found for it, best first."""
 
     conversation: int
     question: str
@@ -166,7 +166,7 @@ def langchain_stuff_chain(base_url: str, model: str, turns: Sequence[Turn], opti
 
 
 def langchain_agent(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
-    """An agent that searches once a turn, because a script says so: nothing but noise comes from the emulator."""
+    """An agent that a script makes search once per turn: the emulator answers only noise."""
     messages, core = import_module("langchain_core.messages"), import_module("langchain_core.documents")
     base: Any = import_module("langchain_openai").ChatOpenAI
     found: list[Any] = []
@@ -271,7 +271,7 @@ def mem0_system_prompt(base_url: str, model: str, turns: Sequence[Turn], plugin:
 
 
 def mem0_memory_chat(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
-    """The same, beside `MemoryChat`."""
+    """The same, with `MemoryChat`."""
     memory = mem0_memory(turns)
     if not plugin:
         mem0_chat(base_url, model, turns, memory)

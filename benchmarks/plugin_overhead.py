@@ -34,7 +34,7 @@ from warmprefix import ContextBlock, ContextPlanner, Transcript
 KILOBYTES = (1, 4)
 WARM_UP = 100
 TURNS = 3
-"""So many tool messages hold the 15 blocks of an agent's history."""
+"""Number of tool messages that hold the 15 blocks of an agent's history."""
 
 WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and", "its", "tokens"]
 QUESTION = "Which block does the engine hold?"

@@ -1,4 +1,4 @@
-"""What the tests of every integration share: an engine over HTTP that tells what it was sent, and real questions."""
+"""Shared by the tests of all integrations: emulated engines over HTTP, and real questions on real text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import json
 import math
 import os
 import re
+import runpy
+import shutil
 import socket
+import sysconfig
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import uvicorn
-from hypothesis import settings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from warmprefix import ContextBlock
 from warmprefix_tools.demo.corpus import read_standard_library
@@ -28,21 +31,24 @@ from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.emulator import EmulatorConfig, create_app
 
-settings.register_profile("warmprefix", deadline=None)  # no test asserts a duration, so neither does Hypothesis
-settings.load_profile("warmprefix")
-
 Json = dict[str, Any]
+T = TypeVar("T")
 
 BUNDLE = "xquad_squad.text.jsonl.gz"
-"""Real text with real questions, used where the folder that `WARMPREFIX_TRACES` names has it."""
+"""Real questions on real text, used if the folder `$WARMPREFIX_TRACES` holds this file."""
+LIBRARY_FOLDERS = (
+    *("asyncio", "concurrent", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest"),
+    *("urllib", "xml"),
+)
+"""Parts of the standard library whose documentation is the text otherwise; reading all of it takes six seconds."""
 PASSAGES = 10
 TURNS = 100
-TURNS_A_CONVERSATION = 4
+TURNS_PER_CONVERSATION = 4
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One question of one conversation, and what a retriever found for it, best first."""
+    """One question of a conversation, and the passages that a retriever found for it, best first."""
 
     conversation: str
     turn: int
@@ -51,12 +57,12 @@ class Turn:
 
 
 @pytest.fixture(scope="session")
-def turns() -> list[Turn]:
-    """The same ones on every run."""
+def turns(tmp_path_factory: pytest.TempPathFactory) -> list[Turn]:
+    """The same questions and passages on every run."""
     folder = os.environ.get("WARMPREFIX_TRACES")
     if folder and (Path(folder) / BUNDLE).exists():
-        return _turns_of_the_bundle(Path(folder) / BUNDLE)
-    entries = read_standard_library()
+        return _turns_of_bundle(Path(folder) / BUNDLE)
+    entries = read_standard_library(_part_of_standard_library(tmp_path_factory.mktemp("library")))
     retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
     return [
         Turn(f"chat-{asked.conversation}", asked.turn, asked.text, retriever.retrieve(asked.query, PASSAGES))
@@ -64,7 +70,13 @@ def turns() -> list[Turn]:
     ]
 
 
-def _turns_of_the_bundle(path: Path) -> list[Turn]:
+def _part_of_standard_library(folder: Path) -> Path:
+    for name in LIBRARY_FOLDERS:
+        shutil.copytree(Path(sysconfig.get_path("stdlib")) / name, folder / name)
+    return folder
+
+
+def _turns_of_bundle(path: Path) -> list[Turn]:
     blocks: list[ContextBlock] = []
     questions: list[str] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -77,8 +89,8 @@ def _turns_of_the_bundle(path: Path) -> list[Turn]:
     retriever = Bm25Retriever(blocks)
     return [
         Turn(
-            f"chat-{i // TURNS_A_CONVERSATION}",
-            i % TURNS_A_CONVERSATION + 1,
+            f"chat-{i // TURNS_PER_CONVERSATION}",
+            i % TURNS_PER_CONVERSATION + 1,
             question,
             retriever.retrieve(question, PASSAGES),
         )
@@ -86,79 +98,115 @@ def _turns_of_the_bundle(path: Path) -> list[Turn]:
     ]
 
 
-class Answered(NamedTuple):
-    """A request that got an answer, and the usage that came with it."""
+class AnsweredRequest(NamedTuple):
+    """A request that got an answer, and the usage in the answer."""
 
     body: Json
     prompt_tokens: int
     cached_tokens: int
 
 
-class Engine:
-    """The emulator on a free port, and in front of it what writes down, breaks and scripts.
+class ServerThread:
+    """A thread whose event loop serves all engines, each on its own port.
 
-    Usage counts what the emulator's cache really held. Its answers are noise unless a script says otherwise.
+    Stopping a `uvicorn.Server` takes 0.2 s, so this class uses only uvicorn's HTTP protocol.
     """
 
     def __init__(self) -> None:
-        config = EmulatorConfig(kv_blocks=8192, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
-        self.model = config.model
-        self.bodies: list[Json] = []
-        """Every request that came, those that failed too."""
-        self.answered: list[Answered] = []
-        self._failures = 0
-        self._scripted: deque[Json] = deque()
-        self._emulator: ASGIApp = create_app(config)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.base_url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._app,
-                interface="asgi3",
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def fail_next(self, requests: int) -> None:
-        """Answer the next requests with an internal server error."""
-        self._failures = requests
-
-    def script(self, *messages: Json) -> None:
-        """Give these assistant messages as the next answers."""
-        self._scripted.extend(messages)
-
-    @property
-    def prompts(self) -> list[str]:
-        """The messages of each answered request as one text."""
-        return ["\n\n".join(_text(message) for message in answered.body["messages"]) for answered in self.answered]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of all answered requests."""
-        return sum(answered.prompt_tokens for answered in self.answered)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Of these, found in the prefix cache."""
-        return sum(answered.cached_tokens for answered in self.answered)
-
-    @property
-    def hit_ratio(self) -> float:
-        """Of all answered requests, token-weighted."""
-        return self.cached_tokens / self.prompt_tokens
-
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> ServerThread:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._listener.close()
+        self._loop.close()
+
+    def listen(self, app: ASGIApp) -> tuple[int, Callable[[], None]]:
+        """Serve an application on a free port; returns the port, and a function that stops it."""
+        config = uvicorn.Config(app, interface="asgi3", lifespan="off", ws="none", log_config=None)
+        config.load()
+        protocol: Any = config.http_protocol_class
+        state = ServerState()
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+
+        async def start() -> asyncio.Server:
+            return await self._loop.create_server(
+                lambda: protocol(config=config, server_state=state, app_state={}, _loop=self._loop), sock=listener
+            )
+
+        server = self._run(start())
+
+        async def stop() -> None:
+            server.close()
+            for connection in list(state.connections):
+                connection.shutdown()
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=1)
+            for connection in list(state.connections):
+                connection.transport.abort()
+
+        return port, lambda: self._run(stop())
+
+    def _run(self, steps: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(steps, self._loop).result()
+
+
+class Engine:
+    """An emulated engine that records, breaks and scripts requests to it.
+
+    Its usage counts the tokens that the emulated cache held. Its answers are noise unless a script gives them.
+    """
+
+    def __init__(self, thread: ServerThread) -> None:
+        config = EmulatorConfig(kv_blocks=8192, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+        self.model = config.model
+        self.bodies: list[Json] = []
+        """Bodies of all requests, those that failed too."""
+        self.answered: list[AnsweredRequest] = []
+        self._failures = 0
+        self._scripted: deque[Json] = deque()
+        self._emulator: ASGIApp = create_app(config)
+        port, self._stop = thread.listen(self._app)
+        self.base_url = f"http://127.0.0.1:{port}/v1"
+
+    def fail_next(self, requests: int) -> None:
+        """Answer the next `requests` requests with an internal server error."""
+        self._failures = requests
+
+    def script(self, *messages: Json) -> None:
+        """Use these assistant messages as the next answers."""
+        self._scripted.extend(messages)
+
+    @property
+    def prompts(self) -> list[str]:
+        """The messages of each answered request, joined to one text."""
+        return ["\n\n".join(_text(message) for message in answered.body["messages"]) for answered in self.answered]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of prompt tokens in all answered requests."""
+        return sum(answered.prompt_tokens for answered in self.answered)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens found in the prefix cache."""
+        return sum(answered.cached_tokens for answered in self.answered)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the prompt tokens that was found in the prefix cache."""
+        return self.cached_tokens / self.prompt_tokens
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != "/v1/chat/completions":
@@ -179,14 +227,16 @@ class Engine:
             reason = "tool_calls" if message.get("tool_calls") else "stop"
             answer["choices"] = [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}]
         usage = answer["usage"]
-        self.answered.append(Answered(body, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+        self.answered.append(
+            AnsweredRequest(body, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+        )
         if body.get("stream"):
             await _respond(send, 200, "".join(_events(answer)), "text/event-stream")
         else:
             await _respond(send, 200, json.dumps(answer))
 
     async def _emulated(self, scope: Scope, body: Json) -> tuple[int, Json]:
-        """The emulator's answer in one piece, however it was asked for."""
+        """Return the emulator's status and answer in one piece, for streaming requests too."""
         plain = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
         plain.setdefault("max_tokens", plain.pop("max_completion_tokens", None) or 24)
         sent: list[Message] = []
@@ -195,7 +245,7 @@ class Engine:
         async def receive() -> Message:
             if pending:
                 return pending.pop()
-            await asyncio.Event().wait()  # the client never leaves
+            await asyncio.Event().wait()  # the client never disconnects
             raise AssertionError
 
         async def send(message: Message) -> None:
@@ -223,7 +273,7 @@ async def _respond(send: Send, status: int, body: str, content_type: str = "appl
 
 
 def _events(answer: Json) -> Iterator[str]:
-    """The answer as a stream: its text, each of its tool calls, the reason for its end, the usage."""
+    """Yield the answer as a stream: its text, each tool call, the finish reason, the usage."""
     frame = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     [choice] = answer["choices"]
     message = choice["message"]
@@ -243,14 +293,47 @@ def _text(message: Json) -> str:
 
 @pytest.fixture
 def readme_blocks() -> Callable[[str], list[str]]:
-    """The README's code blocks that import the given package, as they stand there."""
+    """The unchanged code blocks of the README that import the given package."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     return lambda package: [block for block in blocks if f"from {package} import" in block]
 
 
 @pytest.fixture
-def start_engine() -> Iterator[Callable[[], Engine]]:
-    """Start as many engines as a test wants; each has a cache of its own."""
+def run_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, Engine], tuple[str, int]]:
+    """Run an example against an engine; returns its output and its number of lines.
+
+    It runs in this process, since importing a framework takes seconds. Warnings are errors here too.
+    """
+
+    def run(name: str, engine: Engine) -> tuple[str, int]:
+        path = Path(__file__).parents[2] / "examples" / name
+        for variable, value in (
+            ("OPENAI_BASE_URL", engine.base_url),
+            ("OPENAI_API_KEY", "none"),
+            ("MODEL", engine.model),
+        ):
+            monkeypatch.setenv(variable, value)
+        names = runpy.run_path(str(path), run_name="__main__")
+        for name in {"client", "memory"} & names.keys():
+            # The end of a process closes connections and databases.
+            getattr(names[name], "close", lambda: None)()
+        return capsys.readouterr().out, len(path.read_text(encoding="utf-8").splitlines())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def server_thread() -> Iterator[ServerThread]:
+    """The thread that serves all engines."""
+    with ServerThread() as thread:
+        yield thread
+
+
+@pytest.fixture
+def start_engine(server_thread: ServerThread) -> Iterator[Callable[[], Engine]]:
+    """Start any number of engines; each has its own cache."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(Engine())
+        yield lambda: stack.enter_context(Engine(server_thread))

@@ -1,4 +1,4 @@
-"""Does LangChain's own agent test suite give the same results with our middleware in every agent as without it?
+"""Compare LangChain's own agent test suite with our middleware in every agent to the suite without it.
 
     python tests/outside/langchain_agent_suite.py [options of pytest]
 
@@ -6,7 +6,7 @@ Fetches the source distribution of the installed langchain with pip and runs its
 test's outcome differs, if the middleware failed open anywhere, or if it was never called. The environment needs the
 dependency group `langchain-outside`.
 
-This file is also the pytest plugin that inserts the middleware and records the outcomes.
+This file is also the pytest plugin that adds the middleware and records the outcomes.
 """
 
 # ruff: noqa: T201
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 AGENT_TESTS = "tests/unit_tests/agents"
 REPORT = "WARMPREFIX_SUITE_REPORT"
-"""Environment variable: the file for the outcomes."""
+"""Variable with the path of the file for the outcomes."""
 INJECT = "WARMPREFIX_SUITE_INJECT"
-"""Environment variable: if set, every agent gets the middleware."""
+"""Variable that puts the middleware into every agent."""
 
 # As langchain's makefile runs them, but in one process.
 OPTIONS = ["-q", "-p", "no:cacheprovider", "--benchmark-disable", "--disable-socket", "--allow-unix-socket"]
@@ -39,7 +39,7 @@ OPTIONS += ["--override-ini", "addopts=--strict-markers --strict-config --snapsh
 
 
 def main(options: list[str]) -> int:
-    """Run the suite twice, and print the tests whose outcomes differ."""
+    """Run the suite twice and print the differences."""
     with tempfile.TemporaryDirectory() as folder:
         root = fetch(Path(folder))
         plain = run(root, options, inject=False)
@@ -62,7 +62,7 @@ def main(options: list[str]) -> int:
 
 
 def fetch(folder: Path) -> Path:
-    """Unpack the tests of the installed version, without its code, so that they run against the installed code."""
+    """Extract the tests of the installed version without its code, so that they run against the installed code."""
     requirement = f"langchain=={version('langchain')}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "langchain", "--dest", str(folder)]
     subprocess.run([*command, requirement], check=True)
@@ -91,7 +91,7 @@ def run(root: Path, options: list[str], *, inject: bool) -> dict[str, Any]:
 
 
 class Outcomes:
-    """A pytest plugin that records each test's outcome and, at the end, the middleware's counts."""
+    """Plugin that records each test's outcome and, at the end, the middleware's counters."""
 
     def __init__(self, report: Path, middlewares: list[Any]) -> None:
         self._report = report
@@ -122,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def put_middleware_into_every_agent() -> list[Any]:
-    """Append our middleware to that of each call of `create_agent`; return a list that gets all appended ones."""
+    """Append our middleware in each call of `create_agent`; return the list of all instances."""
     import langchain.agents
     import langchain.agents.factory
 

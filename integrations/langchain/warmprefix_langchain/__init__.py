@@ -1,4 +1,4 @@
-"""LangChain: a retriever, a compressor, a Runnable and an agent middleware that keep prefixes warm."""
+"""LangChain plugins: a retriever, a compressor, a chain step and an agent middleware."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,9 @@ try:
 except ImportError as error:
     raise MissingExtraError("langchain", "langchain_core") from error
 
+from warmprefix_langchain.chain_step import context_prompt, context_reuse
 from warmprefix_langchain.compressor import ContextReuseCompressor
-from warmprefix_langchain.prompt import context_prompt
-from warmprefix_langchain.retriever import ContextReuseRetriever
-from warmprefix_langchain.runnable import context_reuse
+from warmprefix_langchain.document_retriever import ContextReuseRetriever
 
 if TYPE_CHECKING:
     from warmprefix_langchain.middleware import ContextReuseMiddleware
@@ -27,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Agents bring LangGraph with them, twice as much to import as all else; chains need none of it.
+    # Agents import LangGraph, which takes twice as long as everything else. Chains do not need it.
     if name == "ContextReuseMiddleware":
         from warmprefix_langchain.middleware import ContextReuseMiddleware
 

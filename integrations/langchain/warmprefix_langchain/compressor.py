@@ -1,4 +1,4 @@
-"""The last step of a compression pipeline."""
+"""A document compressor for the last step of a compression pipeline."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from langchain_core.runnables import ensure_config
 from pydantic import model_validator
 from typing_extensions import Self
 
-from warmprefix_langchain.arrange import note_in_last
-from warmprefix_langchain.settings import ContextReuseSettings
+from warmprefix_langchain.document_labels import append_note
+from warmprefix_langchain.plugin_options import ContextReuseOptions
 
 __all__ = ["ContextReuseCompressor"]
 
 
-class ContextReuseCompressor(ContextReuseSettings, BaseDocumentCompressor, BaseDocumentTransformer):
-    """Arranges what a `ContextualCompressionRetriever` or a `DocumentCompressorPipeline` has retrieved and filtered.
+class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDocumentTransformer):
+    """Compressor that arranges the documents of a retriever or a compressor pipeline.
 
-    Put it last: what follows it would reorder, cut or rewrite what it arranged.
+    It works in a `ContextualCompressionRetriever` and in a `DocumentCompressorPipeline`. Put it last: a later step
+    would reorder, cut or rewrite the arranged documents.
 
-    The conversation is the running config's `thread_id`, `session_id` or `conversation_id`. A
-    `ContextualCompressionRetriever` that is invoked by itself, outside a chain, passes the config's `metadata` only.
+    The running config's `thread_id`, `session_id` or `conversation_id` names the conversation. Outside a chain, a
+    `ContextualCompressionRetriever` passes only the config's `metadata`.
     """
 
     mode: Literal["reuse", "long_context"] = "reuse"
-    """`"long_context"` is LangChain's `LongContextReorder`: the most relevant documents at both ends, the least in the
-    middle. It returns the documents themselves; no planner or other option has a part in it, and prompts share hardly
-    a prefix."""
+    """`"long_context"` does the same as LangChain's `LongContextReorder`: it puts the most relevant documents at both
+    ends and the least relevant ones in the middle. It returns the documents themselves and uses neither the planner nor
+    another option. Prompts then rarely share a prefix."""
 
     @model_validator(mode="after")
-    def _shown_no_history(self) -> Self:
+    def _check_placement(self) -> Self:
         if self.placement == "tail":
-            raise ValueError("placement must be 'head': a compressor is shown no history for documents to refer to")
+            raise ValueError("placement must be 'head', got 'tail': a compressor gets no history to refer to")
         return self
 
     def compress_documents(
@@ -46,7 +47,7 @@ class ContextReuseCompressor(ContextReuseSettings, BaseDocumentCompressor, BaseD
         if self.mode == "long_context":
             return _best_at_both_ends(documents)
         metadata = getattr(callbacks, "metadata", None)
-        return note_in_last(self.arranged(documents, ensure_config(), metadata=metadata), self.annotate)
+        return append_note(self.arranged(documents, ensure_config(), metadata=metadata), self.annotate)
 
     async def acompress_documents(
         self,
@@ -57,21 +58,22 @@ class ContextReuseCompressor(ContextReuseSettings, BaseDocumentCompressor, BaseD
         if self.mode == "long_context":
             return _best_at_both_ends(documents)
         metadata = getattr(callbacks, "metadata", None)
-        return note_in_last(await self.aarranged(documents, ensure_config(), metadata=metadata), self.annotate)
+        return append_note(await self.aarranged(documents, ensure_config(), metadata=metadata), self.annotate)
 
     def transform_documents(self, documents: Sequence[Document], **kwargs: Any) -> Sequence[Document]:
-        """`compress_documents` for those who call a transformer, such as `LongContextReorder`."""
+        """Do the same as `compress_documents`, for pipelines that call a transformer."""
         return self.compress_documents(documents, "")
 
     async def atransform_documents(self, documents: Sequence[Document], **kwargs: Any) -> Sequence[Document]:
-        """`transform_documents`, for tasks."""
+        """Do the same as `transform_documents`."""
         return await self.acompress_documents(documents, "")
 
 
 def _best_at_both_ends(documents: Sequence[Document]) -> list[Document]:
-    """From the least relevant on, by turns at the front and at the back (after Liu et al., arXiv 2307.03172).
+    """Place documents alternately at the front and at the back, least relevant first.
 
-    So the most relevant of all is first if their number is odd, and last if it is even.
+    The most relevant document is first if their number is odd, and last if it is even. After Liu et al., arXiv
+    2307.03172.
     """
     odd = len(documents) % 2
     return [*documents[1 - odd :: 2], *documents[odd::2][::-1]]

@@ -1,10 +1,10 @@
-"""References in place of the tool results that an agent's prompt already holds."""
+"""An agent middleware that replaces repeated tool results by references."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from typing import Any
 
 from warmprefix import MissingExtraError, Transcript
 from warmprefix.dedup import RepeatTemplates
-from warmprefix_langchain.tool_results import documents_of
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -26,11 +25,12 @@ __all__ = ["ContextReuseMiddleware", "MiddlewareStats"]
 _log = logging.getLogger("warmprefix")
 
 _WRITTEN = "warmprefix"
-"""Marks, in a copy's `response_metadata`, that an instance wrote it. LangChain's own middleware marks its copies there
-too: it is not sent to the model."""
+"""Key in a copy's `response_metadata` that names the instance which wrote it.
+
+LangChain's own middleware marks its copies in the same place, which is not sent to the model."""
 
 _outer: ContextVar[tuple[Callable[[ToolMessage, str | None], bool], ...]] = ContextVar("warmprefix_outer", default=())
-"""`_handles` of each instance around the present one, in the same model call."""
+"""The `_handles` methods of the instances around this one, in the same model call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +38,37 @@ class MiddlewareStats:
     """A snapshot of a middleware's counters."""
 
     prompts: int = 0
-    """Model calls, with and without references."""
+    """Number of model calls, with and without references."""
     references: int = 0
-    """Results and passages replaced by a reference, counted in every prompt that would have held them again."""
+    """Number of results and passages replaced by a reference, counted once per prompt."""
     reference_tokens: int = 0
-    """Tokens of these results and passages, estimated as a quarter of their UTF-8 bytes."""
+    """Number of tokens in these results and passages, estimated as a quarter of their UTF-8 bytes."""
     errors: int = 0
-    """Prompts that were sent as they were, at least in part, because arranging them failed."""
+    """Number of prompts sent unchanged, at least in part, because arranging them failed."""
 
 
 class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
     """Middleware that replaces repeated tool results by references to the calls that gave them first.
 
-    For `create_agent`, which is tail placement: an agent keeps its tool messages, so a result found once stands in
-    every later prompt. First occurrences keep their bytes. A result that comes again becomes a sentence that names the
-    earlier call; a passage of a retrieval tool that comes again, a sentence that names the call and the passage's
-    first words. A prompt without repeats is passed on as the same request.
+    For `create_agent`. This is tail placement: an agent keeps its tool messages, so every later prompt holds each
+    result again. First occurrences keep their bytes. A repeated result becomes a sentence that names the earlier call.
+    A repeated passage of a retrieval tool becomes a sentence that names the call and the first words of the passage. A
+    prompt without repeats is passed on as the same request.
 
     Each prompt is computed from its own messages only, and the agent's state keeps the raw text. So retries, forks,
     time travel, parallel tool calls and checkpoints need no special handling, and a growing history keeps its bytes.
-    A call that was cut from the messages is never named. Errors, and parts that are no text, stay as they are.
+    References never name a call that was cut from the messages. Errors and parts that are not text stay unchanged.
 
     Put it last in `middleware=[...]`, nearest to the model. A middleware that removes or clears messages on their way
-    to the model (`ContextEditingMiddleware`, a trimmer in `wrap_model_call`) must stand before it, or it may clear a
-    result that a reference names. `SummarizationMiddleware` may stand on either side: it works on the state, before
-    any references are made. A result that it removed is in full when it comes again.
+    to the model (`ContextEditingMiddleware`, a trimmer in `wrap_model_call`) must come before it; otherwise it may
+    clear a result that a reference names. `SummarizationMiddleware` may come before or after: it works on the state,
+    which holds no references. If it removed a result, the next occurrence is sent in full.
 
-    Several instances, for example one per tool, may stand in one agent under different names. An inner one leaves
-    alone the tools of the outer ones.
+    One agent may have several instances under different names, for example one per tool. An inner instance ignores
+    the tools of the outer ones.
 
-    An error while arranging never reaches the agent: the message that caused it and all messages behind it are passed
-    on as they were, and the error is logged.
+    An error while arranging never reaches the agent: the message that caused it and all later messages are passed on
+    unchanged, and the error is logged.
     """
 
     def __init__(
@@ -80,29 +80,29 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         templates: RepeatTemplates | None = None,
         name: str | None = None,
     ) -> None:
-        r"""Choose the tools; the default is all of them.
+        r"""Create a middleware for all tools, or for the given ones.
 
-        A result has passages if the tool hands over its documents as the message's `artifact`, as
-        `create_retriever_tool(response_format="content_and_artifact")` does, or if `separator` cuts it.
+        A result has passages if the tool returns its documents as the message's `artifact`, as
+        `create_retriever_tool(response_format="content_and_artifact")` does, or if `separator` splits it.
 
         Args:
-            tools: The tools whose results may become references, or their names. Results of other tools stay as they
-                are, and no reference names them.
-            separator: Stands between the documents of a tool that returns only text: `create_retriever_tool` puts
-                `"\n\n"` there.
-            min_tokens: Results and passages shorter than this stay as they are.
-            templates: The wording of the references.
-            name: Two instances in one agent need different names; the default is the class's.
+            tools: Tools whose results may become references, or their names. Results of other tools stay unchanged,
+                and no reference names them.
+            separator: Text between the documents of a tool that returns only text: `"\n\n"` for
+                `create_retriever_tool`.
+            min_tokens: Minimum size of a result or passage that may become a reference.
+            templates: Texts of the references.
+            name: Name of this instance, unique in its agent; by default the name of the class.
 
         Raises:
-            TypeError: An argument has another type than the above.
+            TypeError: An argument has the wrong type.
             ValueError: `min_tokens` is negative, or `separator` or `name` is empty.
         """
         super().__init__()
         if not (name is None or isinstance(name, str)):
             raise TypeError(f"name must be a str or None, got {type(name).__name__}")
         if name == "":
-            raise ValueError("name must not be empty")
+            raise ValueError("name must be None or at least one character, got ''")
         Transcript(templates=templates, separator=separator, min_tokens=min_tokens)  # checks all three
         self._only = None if tools is None else _names(tools)
         self._separator = separator
@@ -124,7 +124,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Pass the request on with references in it; the same object if there are no repeats."""
+        """Pass on the request with references; the same object if there are no repeats."""
         arranged = self._arrange(request)
         with self._around():
             return handler(arranged)
@@ -148,7 +148,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
                 references, reference_tokens = transcript.references, transcript.reference_tokens
         except Exception as error:
             failure = error
-            messages += request.messages[len(messages) :]  # those before it keep the bytes that were sent already
+            messages += request.messages[len(messages) :]  # the earlier ones keep the bytes that were already sent
         stats = self._count(references, reference_tokens, errors=int(failure is not None))
         if failure is not None:
             level = logging.WARNING if stats.errors == 1 else logging.DEBUG
@@ -157,7 +157,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         return request.override(messages=messages) if changed else request
 
     def _with_references(self, messages: list[AnyMessage], transcript: Transcript) -> Iterator[AnyMessage]:
-        """Yield the messages in order; copies of those that change."""
+        """Yield the messages in order; the changed ones as copies."""
         outer = _outer.get()
         names: dict[str | None, str] = {}
         for message in messages:
@@ -167,7 +167,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
                     names[call["id"]] = call["name"]
             elif isinstance(message, ToolMessage):
                 name = message.name or names.get(message.tool_call_id)
-                # Whatever an outer instance may refer to has to stay, in this prompt and in later ones.
+                # An outer instance may refer to its own results in this prompt or in a later one, so they stay.
                 if self._handles(message, name) and not any(handles(message, name) for handles in outer):
                     message = self._rewritten(message, transcript)
                 else:
@@ -184,9 +184,9 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         contents: list[Any] = [message.content] if whole else list(message.content)
         parts: list[str | None] = []
         for part in contents:
-            # None between two parts keeps a reference from covering both: each keeps its place and its other fields.
+            # With None between two parts, no reference covers both: each keeps its place and its other fields.
             parts += (_text(part), None)
-        sent = transcript.parts(message.tool_call_id, parts[:-1], documents_of(message.artifact))
+        sent = transcript.parts(message.tool_call_id, parts[:-1], _artifact_texts(message.artifact))
         rewritten = [
             part if text == _text(part) else text if isinstance(part, str) else {**part, "text": text}
             for part, text in zip(contents, sent[::2], strict=True)
@@ -199,7 +199,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        """Make this instance known to the inner ones during the model call."""
+        """Let the inner instances see this one during the model call."""
         token = _outer.set((*_outer.get(), self._handles))
         try:
             yield
@@ -220,17 +220,31 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
 
 def _names(tools: object) -> frozenset[str]:
     if isinstance(tools, str) or not isinstance(tools, Collection):
-        raise TypeError(f"tools must be a collection of tools or names, or None, got one {type(tools).__name__}")
+        raise TypeError(f"tools must be a collection of tools or names, or None, got {type(tools).__name__}")
     names = [tool.name if isinstance(tool, BaseTool) else tool for tool in tools]
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"tools must hold tools or names, got {type(name).__name__}")
+            raise TypeError(f"tools must contain only tools and names, got {type(name).__name__}")
     return frozenset(names)
 
 
 def _text(part: str | dict[Any, Any]) -> str | None:
-    """Return a content part's text; None if it is no text part."""
+    """Return the text of a content part; None if it is not a text part."""
     if isinstance(part, str):
         return part
     text = part.get("text")
     return text if part.get("type") == "text" and isinstance(text, str) else None
+
+
+def _artifact_texts(artifact: object) -> list[str]:
+    """Return the texts of the documents in an artifact; empty if it holds no documents.
+
+    A document has its text in `page_content`: an object, or the mapping that a checkpoint makes of it.
+    """
+    if not isinstance(artifact, list | tuple):
+        return []
+    texts: list[Any] = [
+        item.get("page_content") if isinstance(item, Mapping) else getattr(item, "page_content", None)
+        for item in artifact
+    ]
+    return [text for text in texts if isinstance(text, str)]

@@ -1,4 +1,4 @@
-"""LlamaIndex: a node postprocessor and an agent that keep prefixes warm."""
+"""LlamaIndex plugins: a node postprocessor, and a language model and a retriever tool for agents."""
 
 from warmprefix import MissingExtraError
 
@@ -7,8 +7,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("llamaindex", "llama_index.core") from exc
 
-from warmprefix_llamaindex.agent import ContextReuseLLM
+from warmprefix_llamaindex.agent_llm import ContextReuseLLM, ContextReuseRetrieverTool
 from warmprefix_llamaindex.postprocessor import ContextReusePostprocessor
-from warmprefix_llamaindex.tool import ContextReuseRetrieverTool
 
 __all__ = ["ContextReuseLLM", "ContextReusePostprocessor", "ContextReuseRetrieverTool"]

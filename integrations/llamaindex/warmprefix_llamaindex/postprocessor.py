@@ -1,4 +1,4 @@
-"""`ContextReusePostprocessor`: head placement for query engines and chat engines."""
+"""A node postprocessor for query engines and chat engines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix_llamaindex.marks import copied, marks
-from warmprefix_llamaindex.synthesis import PlannedNodes, install_labels
+from warmprefix_llamaindex.node_marks import copied, marks
+from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
 
 __all__ = ["ContextReusePostprocessor"]
 
@@ -24,46 +24,54 @@ _dispatcher = get_dispatcher(__name__)
 
 
 class ContextReusePostprocessor(BaseNodePostprocessor):
-    """Orders the nodes so that the engine's prefix cache already holds much of the prompt, and drops none.
+    """Node postprocessor that orders nodes for the engine's prefix cache, and drops none.
 
-    It takes them in relevance order and so goes last: `node_postprocessors=[reranker, ContextReusePostprocessor()]`.
-    Never put a `LongContextReorder` behind it, which would sort by score again.
+    It takes the nodes in relevance order, so put it last:
+    `node_postprocessors=[reranker, ContextReusePostprocessor()]`. Never put a `LongContextReorder` after it: that would
+    sort by score again.
 
-    The nodes it returns are copies with their own text and score, and two metadata keys, `warmprefix_label` and
-    `warmprefix_rank`, that a model sees only in `MetadataMode.ALL`. A response synthesizer that puts all of them into
-    one prompt gets labels and the order note. Other synthesizers, as in the modes `refine` and `accumulate` or where a
-    context is split for its length, get the prompts that they have without the postprocessor. Both read copies: the
-    list and its nodes never change, so threads and tasks may share them.
+    It returns copies of the nodes with the same text and score, and with two metadata keys, `warmprefix_label` and
+    `warmprefix_rank`, that a model sees only in `MetadataMode.ALL`. A response synthesizer that puts all nodes into one
+    prompt gets labels and the order note. Other synthesizers (the modes `refine` and `accumulate`, or a context that is
+    split because of its length) get the same prompts as without the postprocessor. Both read copies: the list and its
+    nodes never change, so threads and tasks may share them.
 
-    It can't know whether the model will answer, and so the planner learns the order at once. At worst it then expects
-    a prefix in the cache that isn't there.
+    The planner learns the order at once, because the postprocessor does not see whether the model answers. At worst the
+    planner expects a prefix that the cache does not hold.
 
-    `conversation_id` and `tenant` may come with a call: `with instrument_tags({"tenant": ...}):`. What the constructor
-    was given comes first. The planner isn't serialised: `from_dict(data, planner=planner)` gives it back, and without
-    that, or unpickled, the postprocessor starts with a new one. Deep copies share it.
+    A call may set `conversation_id` and `tenant`: `with instrument_tags({"tenant": ...}):`. The constructor's values
+    take precedence. The planner is not serialised: `from_dict(data, planner=planner)` restores it. Without that
+    argument, or after unpickling, the postprocessor starts with a new planner. Deep copies share the planner.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     planner: ContextPlanner = Field(
-        default_factory=ContextPlanner, exclude=True, repr=False, description="One for all engines of an application."
+        default_factory=ContextPlanner,
+        exclude=True,
+        repr=False,
+        description="One planner for all engines of an application.",
     )
-    placement: Literal["head"] = Field(default="head", description="Where engines put context: before the history.")
-    tenant: str | None = Field(default=None, description="Whose requests. Nothing is shared between tenants.")
-    model: str | None = Field(default=None, description="Models share no prefix.")
-    preamble: str | None = Field(default=None, description="What names the text in front of the context.")
-    conversation_id: str | None = Field(default=None, min_length=1, description="For a recorder of requests.")
+    placement: Literal["head"] = Field(
+        default="head", description="Place of the context in the prompt: before the history."
+    )
+    tenant: str | None = Field(default=None, description="Tenant of the requests; tenants share nothing.")
+    model: str | None = Field(default=None, description="Model that the prompts are for; models share no prefix.")
+    preamble: str | None = Field(default=None, description="The text before the context, or its name.")
+    conversation_id: str | None = Field(
+        default=None, min_length=1, description="Conversation, for a recorder of requests."
+    )
     annotate: bool = Field(
         default=True,
-        description="Whether the model is told labels and the relevance order. If not, the planned order stays in "
-        "every mode, for then nothing is known of who reads the nodes.",
+        description="True to show the model labels and the relevance order. If False, every response mode gets the "
+        "planned order, because nothing then depends on the reader of the nodes.",
     )
 
     _failed: bool = PrivateAttr(default=False)
 
     @field_validator("placement", mode="before")
     @classmethod
-    def _refuse_references(cls, placement: object) -> object:
+    def _check_placement(cls, placement: object) -> object:
         if placement == "tail":
             raise ValueError(
                 "placement must be 'head': query engines and chat engines rebuild the context for each question and "
@@ -103,7 +111,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         return self._traced(nodes, query_bundle)
 
     def _traced(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> list[NodeWithScore]:
-        """Arrange the nodes, and tell of it as the framework's rerankers do."""
+        """Arrange the nodes, and emit the same events as the framework's rerankers."""
         if not nodes:
             return nodes
         name, count = self.class_name(), len(nodes)
@@ -118,14 +126,14 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
                 arranged = self._arranged(nodes)
                 event.on_end(payload={EventPayload.NODES: arranged})
-        else:  # an event takes its time even if nobody hears of it
+        else:  # an event takes time even without a handler
             arranged = self._arranged(nodes)
         _dispatcher.event(ReRankEndEvent(nodes=arranged))
         return arranged
 
     def _arranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        """The nodes in planned order. The one place where a failure degrades to the nodes as they came."""
-        if isinstance(nodes, PlannedNodes):  # they come from another of our kind
+        """Return the nodes in planned order; after a failure, as they came: the one place that degrades."""
+        if isinstance(nodes, PlannedNodes):  # another ContextReusePostprocessor made the list
             nodes = nodes.in_relevance_order()
         try:
             return PlannedNodes(self._planned(nodes))
@@ -140,7 +148,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         ranks: list[int] = []
         for rank, scored in enumerate(nodes):
             text = scored.node.get_content(MetadataMode.LLM)
-            if text.strip():  # the others, such as images, show the model no text
+            if text.strip():  # other nodes, such as images, show the model no text
                 blocks.append(ContextBlock(text, id=scored.node.node_id))
                 ranks.append(rank)
         tags = active_instrument_tags.get()

@@ -1,10 +1,10 @@
-"""Mem0: memory search with an order that stays, and a chat that never rewrites its history."""
+"""Mem0 plugins: memory search with a steady order, and a chat that never rewrites its history."""
 
 from typing import TYPE_CHECKING, Any
 
-from warmprefix_mem0.chat import MemoryChat
-from warmprefix_mem0.memory import AsyncContextReuseMemory, ContextReuseMemory
-from warmprefix_mem0.steady import SteadyOrder
+from warmprefix_mem0.memory_chat import MemoryChat
+from warmprefix_mem0.memory_order import SteadyOrder
+from warmprefix_mem0.memory_search import AsyncContextReuseMemory, ContextReuseMemory
 
 if TYPE_CHECKING:
     from warmprefix_mem0.reranker import ContextReuseReranker, register
@@ -20,8 +20,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Only the reranker is made of Mem0's own classes. All else takes a memory that its user has imported already, and
-    # importing Mem0 takes seconds and creates its folder.
+    # Only the reranker uses Mem0's own classes. The rest takes a memory whose class the caller has already imported.
+    # Importing Mem0 takes seconds and creates a folder.
     if name in ("ContextReuseReranker", "register"):
         from warmprefix_mem0 import reranker
 

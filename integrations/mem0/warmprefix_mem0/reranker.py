@@ -1,4 +1,4 @@
-"""A reranker that Mem0's own configuration can name. It orders for the prefix cache, not by relevance."""
+"""A reranker for Mem0's configuration that orders for the prefix cache, not by relevance."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from warmprefix import ContextPlanner, MissingExtraError
-from warmprefix_mem0.arrange import Arranger, Entry
-from warmprefix_mem0.tenant import owners_of
+from warmprefix_mem0.memory_order import Entry, MemoryArranger
+from warmprefix_mem0.memory_owners import owners_of
 
 try:
     from mem0.configs.rerankers.base import BaseRerankerConfig
@@ -21,7 +21,7 @@ __all__ = ["ContextReuseReranker", "ContextReuseRerankerConfig", "register"]
 
 
 class ContextReuseRerankerConfig(BaseRerankerConfig):
-    """What stands under `config` of `"reranker"`; of Mem0's own fields only `top_k` has a meaning here."""
+    """Options under `config` of `"reranker"`; of Mem0's own fields only `top_k` has an effect."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -30,33 +30,34 @@ class ContextReuseRerankerConfig(BaseRerankerConfig):
 
 
 class ContextReuseReranker(BaseReranker):
-    """Gives the memories of a search an order that stays across turns, as `ContextReuseMemory` does.
+    """Reranker that keeps the order of memories across turns, as `ContextReuseMemory` does.
 
         register()
         memory = Memory.from_config({"reranker": {"provider": "warmprefix"}, ...})
         found = memory.search(question, filters={"user_id": "ann"}, rerank=True)
 
-    For code that can't wrap its memory; the wrapper does more. This one works in `Memory` and `AsyncMemory` alone,
-    which runs it in a thread, and only in searches with `rerank=True`. It does not render: put the memories into the
-    prompt as they come. It does not see the filters, so it takes for one tenant the searches whose results belong to
-    the same users, or agents, or runs. And a memory has one reranker, so it takes the place of one that improves
+    Use it only if you cannot wrap the memory; the wrapper does more. This class works only in `Memory` and in
+    `AsyncMemory`, which runs it in a thread, and only in searches with `rerank=True`. It does not render: put the
+    memories into the prompt in the given order. It does not see the filters: searches whose results belong to the same
+    users, or agents, or runs share a tenant. A memory has one reranker, so this one replaces one that improves
     relevance.
     """
 
     def __init__(self, config: ContextReuseRerankerConfig | Mapping[str, Any] | None = None) -> None:
-        """Take what Mem0's factory makes of the configuration, or the same as a mapping."""
+        """Create a reranker from the object that Mem0's factory passes, or from a mapping of its fields."""
         if not isinstance(config, ContextReuseRerankerConfig):
             config = ContextReuseRerankerConfig(**(config or {}))
         self.config = config
-        self._arranger = Arranger(config.planner)
+        self._arranger = MemoryArranger(config.planner)
 
     def rerank(self, query: str, documents: list[Entry], top_k: int | None = None) -> list[Entry]:
-        """The memories in planned order, with a falling `rerank_score`, so that sorting by it changes nothing.
+        """Return the memories in planned order, with falling `rerank_score`: sorting by it changes nothing.
 
         Args:
-            query: Of no account.
-            documents: In relevance order.
-            top_k: How many to keep, the most relevant; all by default. Mem0 hands over no more than it wants back.
+            query: Ignored.
+            documents: Memories in relevance order.
+            top_k: Maximum number of memories to return, the most relevant ones; None for all. Mem0 never passes more
+                memories than it wants to get back.
         """
         kept = documents[: top_k or self.config.top_k]
         entries = self._arranger.arrange(kept, lambda: owners_of(kept, self.config.tenant)).entries
@@ -64,7 +65,7 @@ class ContextReuseReranker(BaseReranker):
 
 
 def register(provider: str = "warmprefix") -> None:
-    """Let `{"reranker": {"provider": "warmprefix"}}` in Mem0's configuration mean `ContextReuseReranker`."""
+    """Register `ContextReuseReranker` as a reranker provider in Mem0's configuration."""
     RerankerFactory.provider_to_class[provider] = (
         f"{ContextReuseReranker.__module__}.{ContextReuseReranker.__name__}",
         ContextReuseRerankerConfig,

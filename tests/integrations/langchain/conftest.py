@@ -1,4 +1,4 @@
-"""Retrievers that find what they are told, planners that tell what they were asked, and a chat model over HTTP."""
+"""Retrievers with given results, a planner whose requests are recorded, and a chat model over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warmprefix import ContextBlock, ContextPlanner
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # langchain-core 1.0 keeps Pydantic's first interface alive, which says so on Python 3.14.
+    # langchain-core 1.0 keeps Pydantic's first interface alive, which warns on Python 3.14.
     config.addinivalue_line("filterwarnings", "ignore:Core Pydantic V1 functionality:UserWarning")
 
 
@@ -27,7 +27,7 @@ def _no_tracing_service(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Shelf(BaseRetriever):
-    """Finds, for each question, the documents it was given for it, and writes down how it was asked."""
+    """Retriever with given documents per question; records whether each call was sync or async."""
 
     found: dict[str, list[Document]]
     asked: list[str] = Field(default_factory=list)
@@ -48,8 +48,8 @@ def shelf() -> Callable[[Mapping[str, Sequence[Document]]], Shelf]:
     return lambda found: Shelf(found={question: list(documents) for question, documents in found.items()})
 
 
-class Listener:
-    """A recorder that keeps what it is told."""
+class RequestLog:
+    """Recorder that keeps each request."""
 
     def __init__(self) -> None:
         self.conversations: list[str | None] = []
@@ -71,14 +71,14 @@ class Listener:
 
 
 @pytest.fixture
-def listener() -> Listener:
-    return Listener()
+def request_log() -> RequestLog:
+    return RequestLog()
 
 
 @pytest.fixture
-def planner(listener: Listener) -> ContextPlanner:
-    """Tells `listener` of every request."""
-    return ContextPlanner(recorder=listener)
+def planner(request_log: RequestLog) -> ContextPlanner:
+    """A planner that records every request in `request_log`."""
+    return ContextPlanner(recorder=request_log)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ def ids() -> Callable[[Iterable[Document]], str]:
 
 @pytest.fixture(scope="session")
 def chat_model() -> Callable[[Any], ChatOpenAI]:
-    """The real client of an engine; it leaves retries to the chain."""
+    """A real client of an engine, without retries of its own."""
     return lambda engine: ChatOpenAI(
         base_url=engine.base_url, api_key=SecretStr("none"), model=engine.model, max_retries=0
     )

@@ -1,4 +1,4 @@
-"""What every way of arranging documents keeps: all of them, as they were, labelled as the planner renders them."""
+"""Properties of every way to arrange documents: none is lost or changed, and labels match the planner."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ annotates: st.SearchStrategy[Annotate] = st.sampled_from(["prompt", "content", "
 
 
 def given_back(requests: Sequence[list[Document]], annotate: Annotate) -> Iterator[list[Document]]:
-    """What one retriever returns for each request."""
+    """Return the results of one retriever, one per request."""
     retriever = ContextReuseRetriever(retriever=RunnableLambda(lambda i: requests[int(i)]), annotate=annotate)
     return (retriever.invoke(str(i)) for i in range(len(requests)))
 
@@ -54,7 +54,7 @@ def printed(document: Document) -> str:
 
 
 def own(document: Document, annotate: Annotate) -> tuple[Any, ...]:
-    """All of a document that is not ours."""
+    """Return the parts of a document that arranging must not change."""
     ours = {"context_label", "page_content"} if annotate == "prompt" else {"context_label"}
     metadata = {key: value for key, value in document.metadata.items() if key not in ours}
     return document.id, sorted(metadata.items()), "" if annotate == "content" else document.page_content
@@ -66,7 +66,7 @@ def split_note(text: str) -> tuple[str, str]:
 
 
 @given(requests, annotates)
-def test_nothing_is_lost_and_nothing_made_up(requests: list[list[Document]], annotate: Annotate) -> None:
+def test_no_document_is_lost_or_made_up(requests: list[list[Document]], annotate: Annotate) -> None:
     for found, returned in zip(requests, given_back(requests, annotate), strict=True):
         assert {repr(own(one, annotate)) for one in found} == {repr(own(one, annotate)) for one in returned}
         distinct = [one for i, one in enumerate(found) if one not in found[:i]]
@@ -148,7 +148,7 @@ async def test_the_asynchronous_formatter_shows_the_same(
     assert [await aformat_document(document, PRINTED) for document in returned] == [*map(printed, returned)]
 
 
-def test_content_mode_shows_them_to_who_joins_texts(
+def test_content_mode_shows_labels_in_joined_texts(
     planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
 ) -> None:
     shelf_ = shelf({"1": named("ab"), "2": named("ba")})
@@ -191,7 +191,7 @@ def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
     assert returned.relevance == 0.5
 
 
-# -- documents with entries of our names -------------------------------------------------------------------------
+# -- documents with metadata entries of the same names ---------------------------------------------------------
 
 
 def test_a_text_that_the_application_put_in_the_metadata_is_what_the_prompt_shows(planner: ContextPlanner) -> None:
@@ -210,12 +210,12 @@ def test_such_a_text_stays_where_we_show_nothing_in_the_metadata(annotate: Annot
     assert printed(compressor.compress_documents([document], "?")[0]) == "edited"
 
 
-def test_without_labels_such_a_text_is_the_blocks_text_all_the_same(planner: ContextPlanner, listener: Any) -> None:
+def test_without_labels_such_a_text_is_the_blocks_text_all_the_same(planner: ContextPlanner, request_log: Any) -> None:
     document = Document("raw", id="a", metadata={"page_content": "edited"})
     modes: tuple[Annotate, ...] = ("none", "prompt", "content")
     for annotate in modes:
         ContextReuseCompressor(planner=planner, annotate=annotate).compress_documents([document], "?")
-    assert listener.texts == [["edited"], ["edited"], ["raw"]]
+    assert request_log.texts == [["edited"], ["edited"], ["raw"]]
 
 
 def test_an_applications_own_label_stays(planner: ContextPlanner) -> None:
@@ -242,7 +242,7 @@ class Counting(FakeListChatModel):
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 @pytest.mark.parametrize("chain_type", ["stuff", "map_reduce", "refine"])
-def test_by_default_every_chain_sends_what_it_would_without_us(
+def test_default_options_leave_the_prompts_of_every_chain_unchanged(
     chain_type: str, named: Named, shelf: Callable[..., Any]
 ) -> None:
     sent: list[list[str]] = []
@@ -258,7 +258,7 @@ def test_by_default_every_chain_sends_what_it_would_without_us(
 # -- repeats -----------------------------------------------------------------------------------------------------
 
 
-def test_a_repeat_is_left_out_only_if_it_says_nothing_new(planner: ContextPlanner) -> None:
+def test_only_full_duplicates_are_dropped(planner: ContextPlanner) -> None:
     found = [
         Document("same", id="a", metadata={"page": 1}),
         Document("other", id="b"),
@@ -304,7 +304,7 @@ def test_arranging_twice_labels_once(planner: ContextPlanner, named: Named, shel
     ]
 
 
-def test_who_forges_an_arranged_document_gains_nothing(planner: ContextPlanner) -> None:
+def test_forged_entries_of_an_arranged_document_are_ignored(planner: ContextPlanner) -> None:
     forged = Document("raw", id="a", metadata={"context_label": "b", "page_content": "[b] x\n[c] forged"})
     [returned] = ContextReuseRetriever(
         retriever=RunnableLambda(lambda _: [forged]), planner=planner, annotate="prompt"
@@ -347,7 +347,7 @@ class BrokenPlanner(ContextPlanner):
 @pytest.fixture
 def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had failed in this process before."""
-    monkeypatch.setattr("warmprefix_langchain.settings._failures", iter(range(10)))
+    monkeypatch.setattr("warmprefix_langchain.plugin_options._failures", iter(range(10)))
 
 
 @pytest.mark.usefixtures("fresh_log")
@@ -401,7 +401,9 @@ def test_what_is_no_document_costs_no_answer() -> None:
 
 
 def test_references_without_labels_are_refused(named: Named) -> None:
-    with pytest.raises(ValueError, match="placement='tail' needs labels"):
+    with pytest.raises(
+        ValueError, match=r"annotate must be 'prompt' or 'content' where placement='tail' needs labels.*got 'none'"
+    ):
         context_reuse(placement="tail", annotate="none")
 
 

@@ -1,4 +1,4 @@
-"""Chains on real text against an engine: what it had cached, and what its prompts hold."""
+"""Chains on real text against an engine: its cache hits and its prompts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from warmprefix import ContextPlanner
 from warmprefix_langchain import ContextReuseRetriever, context_prompt, context_reuse
 
 Make = Callable[..., Any]
+
+TURNS = 40
 
 REFERENCE = re.compile(r"Please also use the context labelled \[(.+)\] above in this conversation\.")
 
@@ -47,7 +49,7 @@ def talk(turns: Sequence[Any]) -> list[Any]:
 
 
 def question(turn: Any) -> str:
-    """Some are asked again in another turn, and then find something else."""
+    """Return the question, made unique: another turn may ask the same one and find other passages."""
     return f"{turn.question} ({turn.conversation}, turn {turn.turn})"
 
 
@@ -68,21 +70,21 @@ def in_full(text: str, prompt: str) -> bool:
 # -- the hit ratio -----------------------------------------------------------------------------------------------
 
 
-def test_a_retrieval_chain_finds_more_in_the_cache(
+def test_retrieval_chain_finds_more_in_the_cache(
     turns: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     plain, ours = start_engine(), start_engine()
     wrapped = ContextReuseRetriever(retriever=library, annotate="prompt")
     for engine, retriever in ((plain, library), (ours, wrapped)):
         chain = rag(retriever, chat_model(engine))
-        for turn in turns:
+        for turn in turns[:TURNS]:
             result = chain.invoke({"input": question(turn)}, {"configurable": {"thread_id": turn.conversation}})
             assert {document.page_content for document in result["context"]} == {
                 passage.text for passage in turn.passages
             }
             assert result["answer"]
     assert wrapped.planner.stats().reordered_plans > 0
-    for turn, prompt in zip(turns, ours.prompts, strict=True):
+    for turn, prompt in zip(turns[:TURNS], ours.prompts, strict=True):
         assert prompt.count(question(turn)) >= 1
         assert not REFERENCE.search(prompt)
         for passage in turn.passages:
@@ -92,7 +94,7 @@ def test_a_retrieval_chain_finds_more_in_the_cache(
     assert wrapped.planner.stats().resident_tokens > 0
 
 
-async def test_the_step_with_the_note_by_the_question_does_so_too(
+async def test_chain_step_finds_more_in_the_cache(
     turns: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     plain, ours = start_engine(), start_engine()
@@ -104,22 +106,22 @@ async def test_the_step_with_the_note_by_the_question_does_so_too(
             | step
             | RunnablePassthrough.assign(answer=create_stuff_documents_chain(chat_model(engine), context_prompt()))
         )
-        for turn in turns[:50]:
+        for turn in turns[:TURNS]:
             assert (await chain.ainvoke({"input": question(turn)}))["answer"]
-    for turn, answered in zip(turns, ours.answered, strict=False):
+    for turn, answered in zip(turns[:TURNS], ours.answered, strict=True):
         system, human = answered.body["messages"]
         assert all(in_full(passage.text, system["content"]) for passage in turn.passages)
         note, _, asked = human["content"].rpartition("\n\n")
         assert asked == question(turn)
         assert note == "" or note.count("[") == len(turn.passages)
-    assert len(ours.answered) == 50
+    assert len(ours.answered) == TURNS
     assert ours.hit_ratio > plain.hit_ratio
 
 
 # -- five turns of a conversation --------------------------------------------------------------------------------
 
 
-def test_a_chain_that_makes_its_context_anew_never_refers(
+def test_chain_that_rebuilds_its_context_never_refers(
     talk: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     engine = start_engine()
@@ -141,7 +143,7 @@ def test_a_chain_that_makes_its_context_anew_never_refers(
 
 
 def check_conversation(talk: Sequence[Any], engine: Any) -> None:
-    """The prompts of an append-only chat: nothing is absent, no reference dangles, what was sent stays as it was."""
+    """Check the prompts of an append-only chat: complete, without dangling references, and never rewritten."""
     assert len(engine.answered) == len(talk)
     sent = [answered.body["messages"] for answered in engine.answered]
     for before, after in pairwise(sent):
@@ -187,7 +189,7 @@ def test_an_appending_chain_refers_to_what_its_prompt_holds(
     check_conversation(talk, engine)
 
 
-def test_a_retriever_in_an_appending_chat_does_so_too(
+def test_retriever_in_an_appending_chat_refers_to_the_history(
     talk: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     engine = start_engine()
@@ -232,7 +234,7 @@ def test_a_forked_history_gets_what_its_fork_lacks(
 # -- with a stream -----------------------------------------------------------------------------------------------
 
 
-async def test_a_streamed_answer_is_none_the_worse(
+async def test_streamed_answer_has_every_passage_in_its_prompt(
     turns: Sequence[Any], library: BaseRetriever, start_engine: Make, chat_model: Make
 ) -> None:
     engine = start_engine()

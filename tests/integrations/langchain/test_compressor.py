@@ -67,7 +67,7 @@ def test_a_filter_behind_it_takes_the_note_only_with_its_document(planner: Conte
         assert document.metadata["page_content"] == left
 
 
-async def test_whose_call_it_is(planner: ContextPlanner, named: Make, shelf: Make, listener: Any) -> None:
+async def test_whose_call_it_is(planner: ContextPlanner, named: Make, shelf: Make, request_log: Any) -> None:
     retriever = ContextualCompressionRetriever(
         base_compressor=ContextReuseCompressor(planner=planner, annotate="prompt"),
         base_retriever=shelf({"?": named("ab")}),
@@ -79,8 +79,8 @@ async def test_whose_call_it_is(planner: ContextPlanner, named: Make, shelf: Mak
     (RunnableLambda(lambda x: x) | retriever).invoke("?", in_thread)
     await (RunnableLambda(lambda x: x) | retriever).ainvoke("?", in_thread)
     ContextReuseCompressor(planner=planner, tenant="umbrella").compress_documents(named("ab"), "?")
-    assert listener.conversations == ["chat-7"] * 4 + [None]
-    assert listener.tenants == ["acme"] * 4 + ["umbrella"]
+    assert request_log.conversations == ["chat-7"] * 4 + [None]
+    assert request_log.tenants == ["acme"] * 4 + ["umbrella"]
 
 
 def test_a_compressor_has_no_history_to_refer_to() -> None:

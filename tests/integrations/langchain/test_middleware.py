@@ -1,4 +1,4 @@
-"""The middleware by itself: what a request's messages become, and which properties that has for any history."""
+"""The middleware alone: how it changes the messages of a request, for single cases and for any history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from warmprefix_langchain import ContextReuseMiddleware
 
 SEA = """\
 The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven
-tenths of the planet and holds 97 % of its water. A quarter of its floor has been mapped in detail; the rest is known
+tenths of the planet and holds 97 % of its water. A quarter of its floor has been mapped in detail; the rest comes
 from satellites, which measure how the water's surface follows gravity. """
 SKY = """\
 The sky looks blue since the air scatters short waves more than long ones. In the evening light comes a longer way
@@ -189,7 +189,7 @@ def test_a_separator_cuts_text_that_comes_without_documents() -> None:
     assert second == f"{part(0, SKY_QUOTE)}\n\n{short}"
 
 
-def test_text_parts_are_handled_one_by_one_and_others_left_alone() -> None:
+def test_text_parts_are_handled_one_by_one_and_others_stay() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     quoted = {"type": "quote", "text": SEA}
     cached = {"type": "text", "text": SEA, "cache_control": {"type": "ephemeral"}}
@@ -297,9 +297,9 @@ def test_an_error_of_the_model_passes_through() -> None:
     assert middleware.stats().errors == 0
 
 
-def test_an_error_while_arranging_leaves_what_is_behind_it_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_while_arranging_leaves_later_messages_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     class Odd(list[Any]):
-        """Says that it holds a document, and breaks when that is looked for."""
+        """List that fails when it is read."""
 
         def __iter__(self) -> Any:
             raise RuntimeError("odd artifact")
@@ -320,7 +320,7 @@ def test_an_error_while_arranging_leaves_what_is_behind_it_as_it_was(caplog: pyt
     assert (middleware.stats().errors, middleware.stats().references) == (2, 1)
 
 
-def test_it_counts_what_it_spares() -> None:
+def test_stats_count_references_and_their_tokens() -> None:
     middleware = ContextReuseMiddleware()
     sent([result(SEA), result(SEA), result(SKY)], middleware)
     sent([result(SEA), result(SEA), result(SEA)], middleware)
@@ -331,22 +331,24 @@ def test_it_counts_what_it_spares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "named"),
+    ("options", "error", "message"),
     [
-        ({"tools": "search"}, TypeError, "tools"),
-        ({"tools": 7}, TypeError, "tools"),
-        ({"tools": [7]}, TypeError, "tools"),
-        ({"separator": ""}, ValueError, "separator"),
-        ({"separator": 7}, TypeError, "separator"),
-        ({"name": ""}, ValueError, "name"),
-        ({"name": 7}, TypeError, "name"),
-        ({"min_tokens": -1}, ValueError, "min_tokens"),
-        ({"min_tokens": "64"}, TypeError, "min_tokens"),
-        ({"templates": "See {label}."}, TypeError, "templates"),
+        ({"tools": "search"}, TypeError, "tools must be a collection of tools or names, or None, got str"),
+        ({"tools": 7}, TypeError, "tools must be a collection of tools or names, or None, got int"),
+        ({"tools": [7]}, TypeError, "tools must contain only tools and names, got int"),
+        ({"separator": ""}, ValueError, "separator must "),
+        ({"separator": 7}, TypeError, "separator must be a str or None, got int"),
+        ({"name": ""}, ValueError, "name must be None or at least one character, got ''"),
+        ({"name": 7}, TypeError, "name must be a str or None, got int"),
+        ({"min_tokens": -1}, ValueError, "min_tokens must be 0 or more, got -1"),
+        ({"min_tokens": "64"}, TypeError, "min_tokens must be an int, got str"),
+        ({"templates": "See {label}."}, TypeError, "templates must be RepeatTemplates or None, got str"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], error: type[Exception], named: str) -> None:
-    with pytest.raises(error, match=named):
+def test_errors_name_the_argument_the_value_and_the_allowed_ones(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
         ContextReuseMiddleware(**options)
 
 
@@ -402,15 +404,15 @@ class Piece(NamedTuple):
     block: bool
 
 
-class Told(NamedTuple):
-    """A message, and the pieces that its content is made of where it is a tool's result that is looked at."""
+class HistoryEntry(NamedTuple):
+    """A message, and the pieces of its content if it is a tool result that may change."""
 
     message: AnyMessage
     pieces: list[Piece] | None
 
 
 @st.composite
-def results(draw: st.DrawFn, call: dict[str, Any]) -> Told:
+def results(draw: st.DrawFn, call: dict[str, Any]) -> HistoryEntry:
     """One tool's result, whole or with documents, as a text or as a list of parts."""
     fields: dict[str, Any] = {"tool_call_id": call["id"], "id": draw(st.uuids().map(str))}
     fields["name"] = draw(st.sampled_from([call["name"], None]))
@@ -427,22 +429,22 @@ def results(draw: st.DrawFn, call: dict[str, Any]) -> Told:
         pieces = [piece for text in documents for piece in (Piece(between, False), Piece(text, True))]
         content = "".join(piece.text for piece in pieces)
     message = ToolMessage([{"type": "text", "text": content}] if draw(st.booleans()) else content, **fields)
-    return Told(message, None if message.status == "error" else pieces)
+    return HistoryEntry(message, None if message.status == "error" else pieces)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Told]:
+def histories(draw: st.DrawFn) -> list[HistoryEntry]:
     """Turns with up to three parallel tool calls each."""
-    told: list[Told] = []
+    history: list[HistoryEntry] = []
     for turn in range(draw(st.integers(1, 4))):
-        told.append(Told(HumanMessage(draw(A_TEXT)), None))
+        history.append(HistoryEntry(HumanMessage(draw(A_TEXT)), None))
         calls: list[Any] = [
             {"name": draw(st.sampled_from(["search", "recall"])), "args": {}, "id": f"{turn}.{i}", "type": "tool_call"}
             for i in range(draw(st.integers(0, 3)))
         ]
-        told.append(Told(AIMessage(draw(A_TEXT), tool_calls=calls), None))
-        told += [draw(results(call)) for call in calls]
-    return told
+        history.append(HistoryEntry(AIMessage(draw(A_TEXT), tool_calls=calls), None))
+        history += [draw(results(call)) for call in calls]
+    return history
 
 
 def texts(content: Any) -> list[str]:
@@ -451,7 +453,7 @@ def texts(content: Any) -> list[str]:
 
 @dataclass
 class Reader:
-    """Reads a prompt as a model does: it knows the calls, what was sent for each, and how a reference reads."""
+    """A reader of prompts that sees the calls, their results as sent, and the references."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Looks and id of each call."""
@@ -491,8 +493,8 @@ class Reader:
         assert not rest
 
 
-def check_prompt(history: Sequence[Told], contents: Sequence[Any]) -> None:
-    """Check that a reader finds every piece, in full or where the reference says that it stands."""
+def check_prompt(history: Sequence[HistoryEntry], contents: Sequence[Any]) -> None:
+    """Check that a reader finds every piece, in full or at the place that a reference names."""
     reader = Reader()
     for (message, pieces), content in zip(history, contents, strict=True):
         if isinstance(message, AIMessage):
@@ -505,24 +507,24 @@ def check_prompt(history: Sequence[Told], contents: Sequence[Any]) -> None:
         reader.results[message.tool_call_id] = text, "".join(piece.text for piece in pieces)
 
 
-def contents_of(history: Sequence[Told], *middlewares: ContextReuseMiddleware) -> list[Any]:
-    request = request_of([told.message for told in history])
+def contents_of(history: Sequence[HistoryEntry], *middlewares: ContextReuseMiddleware) -> list[Any]:
+    request = request_of([entry.message for entry in history])
     return [message.content for message in through(request, *(middlewares or [ContextReuseMiddleware()])).messages]
 
 
 @given(histories())
-def test_nothing_is_lost_and_every_reference_names_the_one_place_of_its_text(history: list[Told]) -> None:
+def test_nothing_is_lost_and_every_reference_names_the_one_place_of_its_text(history: list[HistoryEntry]) -> None:
     check_prompt(history, contents_of(history))
 
 
 @given(histories())
-def test_two_instances_lose_nothing_and_stay_unambiguous(history: list[Told]) -> None:
+def test_two_instances_lose_nothing_and_stay_unambiguous(history: list[HistoryEntry]) -> None:
     outer, inner = ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(name="inner")
     check_prompt(history, contents_of(history, outer, inner))
 
 
 @given(histories(), st.data())
-def test_a_growing_history_keeps_its_bytes(history: list[Told], data: st.DataObject) -> None:
+def test_a_growing_history_keeps_its_bytes(history: list[HistoryEntry], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(history)))
     assert contents_of(history[:cut]) == contents_of(history)[:cut]
     two = ContextReuseMiddleware(tools=["search"]), ContextReuseMiddleware(name="inner")
@@ -530,8 +532,8 @@ def test_a_growing_history_keeps_its_bytes(history: list[Told], data: st.DataObj
 
 
 @given(histories())
-def test_the_state_is_not_touched_and_a_second_pass_changes_nothing(history: list[Told]) -> None:
-    messages = [told.message for told in history]
+def test_the_state_is_not_touched_and_a_second_pass_changes_nothing(history: list[HistoryEntry]) -> None:
+    messages = [entry.message for entry in history]
     before = copy.deepcopy(messages)
 
     once = through(request_of(messages), ContextReuseMiddleware())

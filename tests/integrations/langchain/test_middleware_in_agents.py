@@ -1,4 +1,4 @@
-"""The middleware in real agents, around a model that says what it is told to and keeps the prompts it was sent."""
+"""The middleware in real agents, with a scripted model that records its prompts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PART = "[Word for word in the result of the earlier call "
 
 
 class ScriptedModel(BaseChatModel):
-    """Gives the next answer of its script, or raises it, and keeps every prompt."""
+    """Chat model that returns or raises the next entry of its script, and records every prompt."""
 
     _script: list[AIMessage | Exception] = PrivateAttr(default_factory=list)
     _prompts: list[list[BaseMessage]] = PrivateAttr(default_factory=list)
@@ -195,7 +195,7 @@ def test_streaming_sends_the_same_prompts() -> None:
     assert list(map(contents, streamed.prompts)) == list(map(contents, model.prompts))
 
 
-def test_a_tool_that_fails_tells_the_model_so_in_its_own_words() -> None:
+def test_repeated_tool_errors_stay_in_full() -> None:
     @tool
     def search(query: str) -> str:
         """Fail."""
@@ -219,7 +219,7 @@ def _errors_as_results(request: Any, handler: Callable[[Any], Any]) -> Any:
 # Retrieval tools
 
 
-class Shelf(BaseRetriever):
+class TextRetriever(BaseRetriever):
     """Finds the texts that a query names."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
@@ -227,7 +227,7 @@ class Shelf(BaseRetriever):
 
 
 def test_a_retriever_tool_that_hands_over_its_documents() -> None:
-    search = create_retriever_tool(Shelf(), "search", "Search.", response_format="content_and_artifact")
+    search = create_retriever_tool(TextRetriever(), "search", "Search.", response_format="content_and_artifact")
     model = ScriptedModel().script(call("sea sky"), call("sky sun sea"), call("sky sea"), AIMessage("Deep."))
 
     ask(agent_with(model, tools=[search]), "How deep?")
@@ -243,7 +243,7 @@ def test_a_retriever_tool_that_hands_over_its_documents() -> None:
 
 
 def test_a_retriever_tool_that_hands_over_nothing_but_text() -> None:
-    search = create_retriever_tool(Shelf(), "search", "Search.")
+    search = create_retriever_tool(TextRetriever(), "search", "Search.")
     model = ScriptedModel().script(call("sea sky"), call("sky sun sea"), AIMessage("Deep."))
 
     ask(agent_with(model, [ContextReuseMiddleware(separator="\n\n")], [search]), "How deep?")
@@ -295,7 +295,7 @@ def test_a_conversation_goes_on_after_the_model_failed() -> None:
     assert_complete(model.prompts[-1], [TEXTS["sea"]] * 2)
 
 
-def test_a_fork_refers_to_nothing_of_the_branch_it_left() -> None:
+def test_fork_never_refers_to_the_other_branch() -> None:
     model = ScriptedModel().script(call("sea"), call("sky"), AIMessage("One."))
     agent = agent_with(model, checkpointer=InMemorySaver())
     ask(agent, "First?", "t")
@@ -315,7 +315,7 @@ def test_a_fork_refers_to_nothing_of_the_branch_it_left() -> None:
     assert [bool(REFERENCE.fullmatch(content)) for content in forked] == [False, False, False, True]
 
 
-def test_what_was_removed_from_the_state_is_in_full_again() -> None:
+def test_result_removed_from_the_state_is_sent_in_full_again() -> None:
     model = ScriptedModel().script(call("sea"), AIMessage("Deep."))
     agent = agent_with(model, checkpointer=InMemorySaver())
     state = ask(agent, "How deep?", "t")
@@ -328,7 +328,7 @@ def test_what_was_removed_from_the_state_is_in_full_again() -> None:
 
 
 def test_documents_that_come_back_from_a_checkpoint_are_the_same_blocks() -> None:
-    search = create_retriever_tool(Shelf(), "search", "Search.", response_format="content_and_artifact")
+    search = create_retriever_tool(TextRetriever(), "search", "Search.", response_format="content_and_artifact")
     model = ScriptedModel().script(call("sea sky"), AIMessage("Deep."))
     saver = InMemorySaver()
     ask(agent_with(model, tools=[search], checkpointer=saver), "How deep?", "t")
@@ -346,7 +346,7 @@ def test_documents_that_come_back_from_a_checkpoint_are_the_same_blocks() -> Non
 
 
 class Passage(BaseModel):
-    """A document of one's own."""
+    """A document class of the application."""
 
     page_content: str
     id: str
@@ -354,7 +354,7 @@ class Passage(BaseModel):
 
 @dataclass
 class Row:
-    """Another."""
+    """Another document class of the application."""
 
     page_content: str
     id: str
@@ -391,7 +391,7 @@ def test_in_a_subgraph() -> None:
     assert tool_results(state["messages"]) == [TEXTS["sea"]] * 2
 
 
-# Beside other middleware
+# With other middleware
 
 
 def test_two_instances_in_one_agent() -> None:

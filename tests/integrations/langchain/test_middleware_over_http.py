@@ -1,4 +1,4 @@
-"""Agents that talk to an engine over HTTP: what it received, and what its prefix cache made of it."""
+"""Agents and an engine over HTTP: the requests that it received, and its prefix cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def search_call(question: str, number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def search_agent(shelf: Any, chat_model: Any) -> Callable[..., Any]:
-    """An agent whose one tool finds what the turns say was found."""
+    """Build an agent with one tool, which finds the passages of the turns."""
 
     def build(engine: Any, turns: Sequence[Any], *middleware: Any) -> Any:
         found = {turn.question: [Document(p.text, id=p.id) for p in turn.passages] for turn in turns}
@@ -67,14 +67,14 @@ def question(turn: Any, thread: str) -> tuple[Any, Any]:
 
 
 def evidence(messages: Sequence[dict[str, Any]], turns: Sequence[Any]) -> list[int]:
-    """The number of texts that each result refers to, once each passage is found in full or where it is said to be."""
-    looks: list[str] = []
+    """Check that each passage is there, in full or where a reference points; return the references per result."""
+    shown_calls: list[str] = []
     results: list[str] = []
     referred: list[int] = []
     for message in messages:
         for call in message.get("tool_calls") or ():
             arguments = json.dumps(json.loads(call["function"]["arguments"]), ensure_ascii=False, separators=(",", ":"))
-            looks.append(f"search({arguments})")
+            shown_calls.append(f"search({arguments})")
         if message["role"] != "tool":
             continue
         rest, turn = message["content"], turns[len(referred)]
@@ -84,8 +84,8 @@ def evidence(messages: Sequence[dict[str, Any]], turns: Sequence[Any]) -> list[i
 
         def source(reference: str) -> tuple[str, str]:
             """The result that a reference names, and what follows the name. No question has two results here."""
-            looks_so = max((shown for shown in looks if reference.startswith(shown)), key=len)
-            return results[looks.index(looks_so)], reference[len(looks_so) :]
+            shown_call = max((shown for shown in shown_calls if reference.startswith(shown)), key=len)
+            return results[shown_calls.index(shown_call)], reference[len(shown_call) :]
 
         if rest.startswith(WHOLE):
             assert source(rest[len(WHOLE) :]) == (expected, ".]")
@@ -198,7 +198,7 @@ async def test_streaming_sends_the_same(
             events = [event async for event in agent.astream(*question(turn, "t"), stream_mode="messages")]
         else:
             events = list(agent.stream(*question(turn, "t"), stream_mode="messages"))
-        # What a user sees of a result is what the tool said.
+        # Users see the result as the tool returned it.
         [shown] = [message for message, _ in events if isinstance(message, ToolMessage)]
         assert shown.content == "\n\n".join(passage.text for passage in turn.passages)
 

@@ -1,4 +1,4 @@
-"""The link inside LangChain's chat model: nothing of LangChain knows of it."""
+"""The link as HTTP client of an unmodified LangChain chat model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def linked(start_engine: Callable[[], Any]) -> AsyncIterator[tuple[Any, Co
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
-async def test_the_planner_hears_of_each_answer(linked: Any, turns: list[Any], way: str) -> None:
+async def test_planner_receives_the_usage_of_each_answer(linked: Any, turns: list[Any], way: str) -> None:
     engine, planner, link, model = linked
     for turn in turns[:6]:
         plan = planner.plan(turn.passages, tenant="acme", conversation=turn.conversation)

@@ -1,4 +1,4 @@
-"""The retriever as a Runnable: whose call it is, how many, both ways to call it, traces, threads."""
+"""The retriever as a Runnable: tenants, `k`, histories, sync and async calls, traces and threads."""
 
 from __future__ import annotations
 
@@ -117,20 +117,20 @@ CALLS = [
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_every_call_sees_its_conversation_and_tenant(
-    call: Callable[[Retriever, RunnableConfig], Any], retriever: ContextReuseRetriever, listener: Any
+    call: Callable[[Retriever, RunnableConfig], Any], retriever: ContextReuseRetriever, request_log: Any
 ) -> None:
     await call(retriever, IN_A_THREAD)
-    assert (listener.conversations, listener.tenants) == (["chat-7"], ["acme"])
+    assert (request_log.conversations, request_log.tenants) == (["chat-7"], ["acme"])
 
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_nothing_is_left_of_a_call(
-    call: Callable[[Retriever, RunnableConfig], Any], retriever: ContextReuseRetriever, listener: Any
+    call: Callable[[Retriever, RunnableConfig], Any], retriever: ContextReuseRetriever, request_log: Any
 ) -> None:
     await call(retriever, IN_A_THREAD)
     retriever.invoke("?")
     await retriever.ainvoke("?")
-    assert listener.conversations[1:] == [None, None]
+    assert request_log.conversations[1:] == [None, None]
     assert ensure_config().get("configurable") == {}
 
 
@@ -151,37 +151,37 @@ async def test_nothing_is_left_of_a_call(
     ],
 )
 def test_where_the_conversation_is_looked_for(
-    config: RunnableConfig | None, conversation: str | None, retriever: ContextReuseRetriever, listener: Any
+    config: RunnableConfig | None, conversation: str | None, retriever: ContextReuseRetriever, request_log: Any
 ) -> None:
     retriever.invoke("?", config)
-    assert listener.conversations == [conversation]
+    assert request_log.conversations == [conversation]
 
 
-def test_a_run_around_the_call_tells_too(retriever: ContextReuseRetriever, listener: Any) -> None:
+def test_enclosing_run_names_the_conversation(retriever: ContextReuseRetriever, request_log: Any) -> None:
     """As in a node of a LangGraph graph, whose config reaches what it calls."""
 
     def node(question: str) -> list[Document]:
         return retriever.invoke(question)
 
     RunnableLambda(node).invoke("?", IN_A_THREAD)
-    assert listener.conversations == ["chat-7"]
+    assert request_log.conversations == ["chat-7"]
 
 
-def test_what_the_retriever_is_tagged_with_counts_last(planner: ContextPlanner, shelf: Make, listener: Any) -> None:
+def test_metadata_of_the_retriever_comes_last(planner: ContextPlanner, shelf: Make, request_log: Any) -> None:
     retriever = ContextReuseRetriever(
         retriever=shelf({"?": []}), planner=planner, metadata={"session_id": "its own", "tenant": "its own"}
     )
     retriever.invoke("?")
     retriever.invoke("?", IN_A_THREAD)
-    assert listener.conversations == ["its own", "chat-7"]
-    assert listener.tenants == ["its own", "acme"]
+    assert request_log.conversations == ["its own", "chat-7"]
+    assert request_log.tenants == ["its own", "acme"]
 
 
-def test_no_call_gets_around_the_retrievers_tenant(planner: ContextPlanner, shelf: Make, listener: Any) -> None:
+def test_no_call_gets_around_the_retrievers_tenant(planner: ContextPlanner, shelf: Make, request_log: Any) -> None:
     retriever = ContextReuseRetriever(retriever=shelf({"?": []}), planner=planner, tenant="umbrella")
     retriever.invoke("?")
     retriever.invoke("?", {"metadata": {"tenant": "acme"}})
-    assert listener.tenants == ["umbrella", "umbrella"]
+    assert request_log.tenants == ["umbrella", "umbrella"]
 
 
 def test_nothing_crosses_a_tenant(retriever: ContextReuseRetriever, ids: Make) -> None:
@@ -225,7 +225,7 @@ def test_the_inner_retriever_sees_the_config_but_not_the_name_of_our_run(planner
 
 
 class Counting(BaseRetriever):
-    """Takes a `k` of its own and writes down what it was given."""
+    """Retriever that accepts `k` and records it."""
 
     given: list[int] = Field(default_factory=list)
 
@@ -245,7 +245,7 @@ async def test_the_best_k_are_kept_before_they_are_ordered(retriever: ContextReu
     assert ids(retriever.invoke("!", k=9)) == "ab"
 
 
-def test_an_inner_retriever_that_takes_k_is_told(planner: ContextPlanner) -> None:
+def test_inner_retriever_that_accepts_k_receives_it(planner: ContextPlanner) -> None:
     inner = Counting()
     retriever = ContextReuseRetriever(retriever=inner.with_config(tags=["bound"]), planner=planner)
     assert [len(retriever.invoke("?")), len(retriever.invoke("?", k=5))] == [2, 5]
@@ -254,7 +254,7 @@ def test_an_inner_retriever_that_takes_k_is_told(planner: ContextPlanner) -> Non
     assert inner.given == [2, 5, 4, 3]
 
 
-async def test_a_vector_store_is_told_k_and_all_else(planner: ContextPlanner) -> None:
+async def test_vector_store_receives_k_and_other_arguments(planner: ContextPlanner) -> None:
     store = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
     store.add_documents([Document(f"Passage {i}.", id=str(i), metadata={"odd": i % 2}) for i in range(20)])
     retriever = ContextReuseRetriever(retriever=store.as_retriever(), planner=planner)
@@ -268,14 +268,14 @@ async def test_a_vector_store_is_told_k_and_all_else(planner: ContextPlanner) ->
 
 
 class Backwards(BaseDocumentCompressor):
-    """A reranker, by which the last is the best."""
+    """Reranker that reverses the order."""
 
     def compress_documents(self, documents: Any, query: str, callbacks: Any = None) -> list[Document]:
         return list(documents)[::-1]
 
 
 async def test_a_reranker_inside_has_all_of_its_candidates(planner: ContextPlanner, named: Make, ids: Make) -> None:
-    """A compression retriever hands all it is told on to its base, which may not know `k` at all."""
+    """A compression retriever passes all arguments on to its base, which may not accept `k`."""
     reranked = ContextualCompressionRetriever(
         base_compressor=Backwards(), base_retriever=RunnableLambda(lambda _: named("abcdef"))
     )
@@ -336,7 +336,7 @@ def test_a_history_may_be_a_prompt_or_one_text(tail: ContextReuseRetriever) -> N
         ]
 
 
-def test_content_mode_shows_the_reference_to_who_joins_texts(planner: ContextPlanner, named: Make, shelf: Make) -> None:
+def test_content_mode_shows_the_reference_in_joined_texts(planner: ContextPlanner, named: Make, shelf: Make) -> None:
     found = named("ab")
     retriever = ContextReuseRetriever(
         retriever=shelf({"?": found}), planner=planner, placement="tail", annotate="content"
@@ -356,7 +356,7 @@ def test_what_the_history_does_not_show_is_sent_in_full(history: Any, tail: Cont
         assert all("Please refer" not in text for text in printed(found))
 
 
-def test_a_history_that_is_not_one_costs_no_answer(tail: ContextReuseRetriever, named: Make) -> None:
+def test_invalid_history_leaves_the_documents_as_found(tail: ContextReuseRetriever, named: Make) -> None:
     assert tail.invoke("?", history=[object()]) == named("ab")
 
 
@@ -376,7 +376,7 @@ async def test_asynchronous_calls_stay_asynchronous(retriever: ContextReuseRetri
 
 
 async def test_many_threads_and_tasks_at_once_keep_their_conversations_apart(
-    planner: ContextPlanner, named: Make, shelf: Make, listener: Any, ids: Make
+    planner: ContextPlanner, named: Make, shelf: Make, request_log: Any, ids: Make
 ) -> None:
     names = [f"{i}{i + 1}{i + 2}" for i in range(7)]
     retriever = ContextReuseRetriever(retriever=shelf({name: named(name) for name in names}), planner=planner)
@@ -392,8 +392,10 @@ async def test_many_threads_and_tasks_at_once_keep_their_conversations_apart(
     found = await asyncio.gather(*(retriever.ainvoke(names[i % 7], config(i)) for i in range(210)))
     assert [sorted(name) for name in returned] == [list(names[i % 7]) for i in range(210)]
     assert [sorted(ids(documents)) for documents in found] == [list(names[i % 7]) for i in range(210)]
-    assert sorted(map(int, listener.conversations)) == sorted([*range(210)] * 2)
-    for conversation, tenant, texts in zip(listener.conversations, listener.tenants, listener.texts, strict=True):
+    assert sorted(map(int, request_log.conversations)) == sorted([*range(210)] * 2)
+    for conversation, tenant, texts in zip(
+        request_log.conversations, request_log.tenants, request_log.texts, strict=True
+    ):
         assert tenant == names[int(conversation) % 7]
         assert texts == [f"The text of {name}." for name in tenant]
 
@@ -420,7 +422,7 @@ async def test_a_cancelled_call_cancels_the_inner_one(planner: ContextPlanner) -
     assert planner.stats().plans == 0
 
 
-async def test_what_the_inner_retriever_raises_is_raised(planner: ContextPlanner) -> None:
+async def test_error_of_the_inner_retriever_passes_through(planner: ContextPlanner) -> None:
     def find(question: str) -> list[Document]:
         raise LookupError("no index")
 

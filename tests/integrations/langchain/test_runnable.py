@@ -92,7 +92,9 @@ async def test_only_tail_placement_refers_and_only_to_what_is_shown(planner: Con
     assert texts(tail.invoke({"context": named("ab")})["context"]) == in_full
 
 
-async def test_every_call_sees_its_conversation_and_tenant(planner: ContextPlanner, named: Make, listener: Any) -> None:
+async def test_every_call_sees_its_conversation_and_tenant(
+    planner: ContextPlanner, named: Make, request_log: Any
+) -> None:
     step = context_reuse(planner)
     context_reuse(planner, tenant="umbrella").invoke(named("ab"), {"configurable": {"thread_id": "chat-7"}})
     await step.ainvoke(named("ab"), {"configurable": {"thread_id": "chat-7", "tenant": "acme"}})
@@ -103,8 +105,8 @@ async def test_every_call_sees_its_conversation_and_tenant(planner: ContextPlann
         around.add_metadata({"session_id": "chat-7"})
     step.invoke(named("ab"), {"callbacks": run})
     await step.ainvoke(named("ab"), {"callbacks": arun})
-    assert listener.conversations == ["chat-7"] * 5
-    assert listener.tenants == ["umbrella", "acme", None, None, None]
+    assert request_log.conversations == ["chat-7"] * 5
+    assert request_log.tenants == ["umbrella", "acme", None, None, None]
 
 
 def test_it_has_a_planner_of_its_own_by_default(named: Make, ids: Make) -> None:

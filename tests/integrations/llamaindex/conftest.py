@@ -1,4 +1,4 @@
-"""What LlamaIndex itself warns of, which is not ours to mend; a model that writes down its prompts, and a retriever."""
+"""LlamaIndex's own warnings to ignore, a model that records its prompts, and a retriever with given results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
 THIRD_PARTY_WARNINGS = (
-    # Pydantic, of models of llama-index-core 0.13.
+    # Pydantic, because of models in llama-index-core 0.13.
     "ignore:The 'validate_default' attribute",
     # Workflows look at all members of an agent, which is a pydantic model.
     "ignore:The `(__fields__|__fields_set__|model_fields|model_computed_fields)`",
@@ -32,7 +32,7 @@ THIRD_PARTY_WARNINGS = (
     # Workflows make one of every agent in the older version.
     "ignore:ServiceManager is deprecated",
     # A context is copied from run to run without its memory, which is handed to each run.
-    "ignore:Skipping serialization of known unserializable key. memory",
+    "ignore:Skipping serialization of .* unserializable key. memory",
 )
 
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def no_event_loop_of_its_own() -> None:
-    """Else LlamaIndex makes the main thread one where it calls async code, and never closes it."""
+    """Keep LlamaIndex from creating an event loop for the main thread, which it never closes."""
     asyncio.set_event_loop(None)
 
 
@@ -74,10 +74,10 @@ class RecordingLLM(CustomLLM):
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         whole = self.complete(prompt).text
-        said = ""
+        answered = ""
         for word in whole.split(" "):
-            said += word + " "
-            yield CompletionResponse(text=said, delta=word + " ")
+            answered += word + " "
+            yield CompletionResponse(text=answered, delta=word + " ")
 
 
 @pytest.fixture(scope="session")
@@ -105,12 +105,12 @@ async def _open_model(engine: Any) -> AsyncIterator[Any]:
 
 @pytest.fixture
 def open_model() -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-    """A real client of an engine, which leaves no connection open."""
+    """Open a real client of an engine; it closes its connections."""
     return _open_model
 
 
 class GivenRetriever(BaseRetriever):
-    """Finds what it is told to find, in that order."""
+    """Retriever that finds its `nodes`, in their order."""
 
     def __init__(self) -> None:
         super().__init__()

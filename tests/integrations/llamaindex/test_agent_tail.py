@@ -15,7 +15,7 @@ from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 
 from warmprefix.dedup import RepeatTemplates
-from warmprefix_llamaindex.tail import refer_to_repeats
+from warmprefix_llamaindex.agent_llm import refer_to_repeats
 
 SEPARATOR = "\n\n"
 SEA = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " + "It is wide and cold. " * 11
@@ -99,7 +99,7 @@ def histories(draw: st.DrawFn) -> list[tuple[ChatMessage, list[str]]]:
 
 
 class Reader:
-    """Reads a prompt as a model does: it knows the calls, what was sent for each, and how a reference reads."""
+    """A reader of prompts that sees the calls, their results as sent, and the references."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -290,7 +290,7 @@ def test_a_message_may_name_its_tool_itself() -> None:
     assert sent_for(messages, tools=["search"])[3] is messages[3]
 
 
-def test_templates_say_how_a_reference_reads() -> None:
+def test_templates_give_the_text_of_references() -> None:
     templates = RepeatTemplates(result="As {call} gave.")
     sent = sent_for(found(tool_message(SEA), tool_message(SEA)), templates=templates)
     assert sent[3].content == 'As search({"n":0}) gave.'

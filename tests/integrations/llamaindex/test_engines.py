@@ -1,4 +1,4 @@
-"""In every engine that takes node postprocessors: what its model is told, and what is left behind."""
+"""Every engine that takes node postprocessors: the prompts of its model, and the nodes afterwards."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_chat_whose_history_leaves_no_room_stays_as_without_us(
     """The history is in the template, so the context is split sooner from turn to turn."""
 
     def conversation(postprocessors: list[Any]) -> list[str]:
-        llm = recording_llm(context_window=2_100, answer=" ".join(f"said{n}" for n in range(150)))
+        llm = recording_llm(context_window=2_100, answer=" ".join(f"word{n}" for n in range(150)))
         chat = ContextChatEngine.from_defaults(
             retriever, llm=llm, node_postprocessors=postprocessors, memory=a_memory()
         )

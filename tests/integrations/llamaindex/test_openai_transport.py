@@ -1,4 +1,4 @@
-"""The link inside LlamaIndex's model for OpenAI-compatible endpoints: nothing of LlamaIndex knows of it."""
+"""The link as HTTP client of an unmodified LlamaIndex model for OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ async def linked(start_engine: Callable[[], Any]) -> AsyncIterator[tuple[Any, Co
 
 
 def chat(plan: Any, question: str) -> list[ChatMessage]:
-    return [ChatMessage(role=told["role"], content=told["content"]) for told in messages_for(plan, question)]
+    return [ChatMessage(role=message["role"], content=message["content"]) for message in messages_for(plan, question)]
 
 
 @pytest.mark.parametrize("marked", ["by header", "by block"])
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
-async def test_the_planner_hears_of_each_answer(linked: Any, turns: list[Any], way: str, marked: str) -> None:
+async def test_planner_receives_the_usage_of_each_answer(linked: Any, turns: list[Any], way: str, marked: str) -> None:
     engine, planner, link, llm = linked
     for turn in turns[:5]:
         plan = planner.plan(turn.passages, tenant="acme", conversation=turn.conversation)
@@ -48,7 +48,7 @@ async def test_the_planner_hears_of_each_answer(linked: Any, turns: list[Any], w
             elif way == "stream_chat":
                 assert list(llm.stream_chat(messages, **headers))
             else:
-                assert [said async for said in await llm.astream_chat(messages, **headers)]
+                assert [part async for part in await llm.astream_chat(messages, **headers)]
         assert engine.bodies[-1]["cache_salt"] == plan.cache_salt
     stats = planner.stats()
     assert (stats.commits, stats.reports, stats.open_plans) == (5, 5, 0)

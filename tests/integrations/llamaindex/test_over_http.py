@@ -1,4 +1,4 @@
-"""Real engines, a real client, real text: what a server was sent, and what its prefix cache held of it."""
+"""Real engines, a real client and real text: the requests that a server received, and its prefix cache."""
 
 from __future__ import annotations
 
@@ -150,9 +150,12 @@ def test_five_turns_hold_their_context_whatever_fails(
         assert all(passage.text.strip() in unescaped(system["content"]) for passage in passages)
         labels = read_note(prompt)
         assert len(labels) == (0 if turn == 0 else len(passages))
-        # The history: what was asked and answered, in the same bytes each time, and no context in it.
-        said = [text for pair in zip(asked[:turn], answers[:turn], strict=True) for text in pair]
-        assert [message["content"].strip() for message in messages] == [*(text.strip() for text in said), asked[turn]]
+        # The history holds the questions and answers, in the same bytes each time, and no context.
+        earlier = [text for pair in zip(asked[:turn], answers[:turn], strict=True) for text in pair]
+        assert [message["content"].strip() for message in messages] == [
+            *(text.strip() for text in earlier),
+            asked[turn],
+        ]
     # Behind the first turn, the context before the note is the same to the byte.
     contexts = {body["messages"][0]["content"].partition("\n\nPlease read")[0] for body in server.bodies[1:]}
     assert len(contexts) == 1
@@ -165,7 +168,7 @@ def test_one_planner_serves_two_engines(
     retriever: Any,
     make_nodes: MakeNodes,
 ) -> None:
-    """What the questions to one taught, the other uses."""
+    """An order learned from one engine's questions is used by the other."""
     planner = ContextPlanner()
     passages = turns[0].passages
     orders = []

@@ -154,13 +154,13 @@ def test_nothing_is_lost_nothing_given_is_changed_and_it_is_deterministic(
         assert scored.node.get_content(MetadataMode.LLM) == given.node.get_content(MetadataMode.LLM)
 
 
-# -- what it is told -----------------------------------------------------------------------------------------------
+# -- recorded requests -----------------------------------------------------------------------------------------------
 
 
 def test_tail_placement_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"rebuild the context for each question.*ContextReuseLLM"):
         ContextReusePostprocessor(placement="tail")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="placement"):
+    with pytest.raises(ValueError, match=r"placement\n.*'head'.*'middle'"):
         ContextReusePostprocessor(placement="middle")  # type: ignore[arg-type]
 
 
@@ -171,8 +171,8 @@ def test_a_misspelt_option_is_refused() -> None:
         ContextReusePostprocessor(conversation_id="")
 
 
-class Told:
-    """A recorder of requests that keeps what names them."""
+class RequestLog:
+    """Recorder that keeps the names of each request."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, str | None]] = []
@@ -182,8 +182,8 @@ class Told:
 
 
 async def test_names_come_from_the_constructor_or_else_from_tags(make_nodes: MakeNodes) -> None:
-    told = Told()
-    planner = ContextPlanner(recorder=told)
+    log = RequestLog()
+    planner = ContextPlanner(recorder=log)
     nodes = make_nodes(["one", "two"])
     tagged = ContextReusePostprocessor(planner=planner, model="m", preamble="p")
     fixed = ContextReusePostprocessor(planner=planner, conversation_id="fixed", tenant="own")
@@ -194,7 +194,7 @@ async def test_names_come_from_the_constructor_or_else_from_tags(make_nodes: Mak
     with instrument_tags({"conversation_id": ""}):
         tagged.postprocess_nodes(nodes)
     acme = {"conversation": "42", "tenant": "acme", "model": "m", "preamble": "p"}
-    assert told.requests == [
+    assert log.requests == [
         acme,
         acme,
         {"conversation": "fixed", "tenant": "own", "model": None, "preamble": None},
@@ -297,31 +297,31 @@ def test_arranged_nodes_pickle(make_nodes: MakeNodes) -> None:
 # -- tracing -------------------------------------------------------------------------------------------------------
 
 
-class Heard(BaseEventHandler):
+class EventLog(BaseEventHandler):
     events: list[Any] = []  # noqa: RUF012  # a pydantic field
 
     @classmethod
     def class_name(cls) -> str:
-        return "Heard"
+        return "EventLog"
 
     def handle(self, event: Any, **kwargs: Any) -> None:
         self.events.append(event)
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    handler, dispatcher = Heard(), get_dispatcher()
+def event_log() -> Iterator[EventLog]:
+    handler, dispatcher = EventLog(), get_dispatcher()
     dispatcher.add_event_handler(handler)
     yield handler
     dispatcher.event_handlers.remove(handler)
 
 
-async def test_it_shows_in_traces_as_rerankers_do(make_nodes: MakeNodes, heard: Heard) -> None:
+async def test_it_shows_in_traces_as_rerankers_do(make_nodes: MakeNodes, event_log: EventLog) -> None:
     debug = LlamaDebugHandler(print_trace_on_end=False)
     postprocessor = ContextReusePostprocessor(callback_manager=CallbackManager([debug]))
     nodes = make_nodes(["one", "two", "three"])
     arranged = await postprocessor.apostprocess_nodes(nodes, query_bundle=QueryBundle("why?"))
-    start, end = [event for event in heard.events if isinstance(event, ReRankStartEvent | ReRankEndEvent)]
+    start, end = [event for event in event_log.events if isinstance(event, ReRankStartEvent | ReRankEndEvent)]
     assert isinstance(start, ReRankStartEvent)
     assert start.query == QueryBundle("why?")
     assert start.top_n == 3
@@ -343,7 +343,7 @@ def test_other_postprocessors_may_follow(make_nodes: MakeNodes) -> None:
     assert ids(kept) == ["Doc_0", "Doc_1"]
 
 
-def test_without_llama_index_it_says_what_to_install() -> None:
+def test_import_without_llama_index_names_the_install_command() -> None:
     program = """
 import sys
 sys.modules["llama_index"] = None

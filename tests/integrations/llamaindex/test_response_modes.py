@@ -1,4 +1,4 @@
-"""What the model is told in each response mode: read from the prompts, never from the nodes."""
+"""Labels and notes that the model receives in each response mode, read from the prompts."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_the_answer_can_be_traced_to_its_sources(
     assert by_label["Doc_2"] == "The sun is far away."
 
 
-def test_after_a_model_error_the_nodes_are_clean_and_a_retry_is_told_the_same(
+def test_retry_after_a_model_error_sends_the_same_prompt(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
 ) -> None:
     llm = recording_llm(failures=1)
@@ -196,7 +196,7 @@ def test_after_a_model_error_the_nodes_are_clean_and_a_retry_is_told_the_same(
     assert len(read_note(retried)) == 4
 
 
-async def test_async_synthesis_is_told_the_same(
+async def test_async_synthesis_sends_the_same_prompts(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
 ) -> None:
     llm = recording_llm()
@@ -274,20 +274,20 @@ def test_the_helper_of_the_application_is_asked(
 def test_a_long_history_in_the_template_counts(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
 ) -> None:
-    history = [ChatMessage(role="user", content=" ".join(f"said{n}" for n in range(500)))]
+    history = [ChatMessage(role="user", content=" ".join(f"word{n}" for n in range(500)))]
     template = ChatPromptTemplate([ChatMessage(role="system", content="{context_str}"), *history])
-    for window, told in ((8_000, True), (1_200, False)):
+    for window, has_note in ((8_000, True), (1_200, False)):
         llm = recording_llm(context_window=window)
         synthesize(llm, "compact_accumulate", arrange(LONG), text_qa_template=template)
-        assert bool(read_note(llm.prompts[0])) == told
-        assert (len(llm.prompts) == 1) == told
+        assert bool(read_note(llm.prompts[0])) == has_note
+        assert (len(llm.prompts) == 1) == has_note
 
 
 EXAMPLES = " ".join(f"example{n}" for n in range(2_000))
 
 
 class Exemplifying(BaseOutputParser):
-    """Tells the model, in every prompt, what an answer looks like."""
+    """Parser that appends the expected format of the answer to every prompt."""
 
     def parse(self, output: str) -> Any:
         return output
@@ -315,7 +315,7 @@ def test_what_a_template_makes_of_itself_counts(
     recording_llm: MakeLLM,
     read_note: ReadNote,
 ) -> None:
-    told = []
+    has_note = []
     for window in range(3_000, 24_000, 500):
         llm = recording_llm(context_window=window)
         synthesizer = get_response_synthesizer(
@@ -323,9 +323,9 @@ def test_what_a_template_makes_of_itself_counts(
         )
         with suppress(ValueError):  # LlamaIndex's own, where the window can't hold any context
             synthesizer.synthesize(question, arrange(LONG))
-        told.append(any(read_note(prompt) for prompt in llm.prompts))
-        assert not told[-1] or len(llm.prompts) == 1
-    assert set(told) == {True, False}
+        has_note.append(any(read_note(prompt) for prompt in llm.prompts))
+        assert not has_note[-1] or len(llm.prompts) == 1
+    assert set(has_note) == {True, False}
 
 
 def test_an_answer_to_refine_leaves_the_prompts_as_without_us(
@@ -333,7 +333,7 @@ def test_an_answer_to_refine_leaves_the_prompts_as_without_us(
 ) -> None:
     ours, without = (recording_llm(context_window=2_600) for _ in range(2))
     nodes = make_nodes(LONG)
-    so_far = " ".join(f"said{n}" for n in range(900))
+    so_far = " ".join(f"word{n}" for n in range(900))
     template = PromptTemplate("{existing_answer} {context_msg} {query_str}")
     for llm, found in ((ours, arrange(LONG)), (without, [nodes[i] for i in RELEVANCE])):
         CompactAndRefine(llm=llm, refine_template=template).synthesize("How far?", found, prev_response=so_far)
@@ -393,7 +393,7 @@ def test_a_subclass_still_gets_its_span(recording_llm: MakeLLM) -> None:
     assert str(asyncio.run(Later(llm=recording_llm()).asynthesize("How far?", []))).startswith("Later.asynthesize-")
 
 
-def test_a_synthesiser_that_packs_like_a_known_one_is_known(
+def test_synthesizer_that_inherits_packing_gets_labels(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
 ) -> None:
     llm = recording_llm()
@@ -423,7 +423,7 @@ def test_an_unknown_one_is_given_what_it_would_have_without_us(
 def test_multimodal_synthesis_is_as_without_us(
     mode: str, arrange: Callable[..., list[NodeWithScore]], make_nodes: MakeNodes, recording_llm: MakeLLM
 ) -> None:
-    """It reads content blocks, in which nothing can stand beside a node's text."""
+    """It reads content blocks, which hold only the text of a node."""
     ours, without = (recording_llm(is_chat_model=True) for _ in range(2))
     nodes = make_nodes(PASSAGES)
     Settings.llm = ours  # which context_only looks at
@@ -629,7 +629,7 @@ def test_nodes_that_another_postprocessor_added_or_dropped_do_no_harm(
     assert ids(response.source_nodes) == [*(f"Doc_{i}" for i in RELEVANCE), "Doc_0"]
 
 
-def test_a_second_one_of_our_kind_is_told_the_relevance_order(
+def test_second_postprocessor_gets_the_relevance_order(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM, read_note: ReadNote
 ) -> None:
     planner = ContextPlanner()
@@ -725,7 +725,7 @@ def test_the_applications_own_words_are_used(
     assert "Best first: [Doc_2] > [Doc_1] > [Doc_3] > [Doc_0]." in llm.prompts[0]
 
 
-def test_nobody_elses_words_are(recording_llm: MakeLLM, read_note: ReadNote) -> None:
+def test_unlabelled_texts_of_the_application_stay(recording_llm: MakeLLM, read_note: ReadNote) -> None:
     forged = {"warmprefix_order_template": "Obey {order}.", "warmprefix_location_template": "Obey {label}."}
     nodes = [NodeWithScore(node=TextNode(text=text, id_=text, metadata=forged)) for text in ("one", "two")]
     postprocessor = ContextReusePostprocessor()

@@ -1,4 +1,4 @@
-"""Mem0 as it is, in this process: Qdrant in memory, words hashed for an embedding, and its hosted API over HTTP."""
+"""Unmodified Mem0 with Qdrant in memory and hashed words as embedding, and its hosted API over HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIMENSIONS = 256
 
 
 class HashedWords(EmbeddingBase):
-    """How often each word occurs, hashed: texts with more words in common are nearer."""
+    """Embedding by hashed word counts: texts that share more words are nearer."""
 
     def embed(self, text: str, memory_action: str | None = None) -> Any:
         vector = [0.0] * DIMENSIONS
@@ -63,7 +63,7 @@ def open_memory() -> Iterator[Callable[..., Any]]:
 
 
 def _config() -> dict[str, Any]:
-    never_asked = {"provider": "openai", "config": {"api_key": "none"}}
+    never_called = {"provider": "openai", "config": {"api_key": "none"}}
     store = {
         "client": QdrantClient(":memory:"),
         "collection_name": f"memories-{next(_collections)}",
@@ -71,8 +71,8 @@ def _config() -> dict[str, Any]:
     }
     return {
         "vector_store": {"provider": "qdrant", "config": store},
-        "embedder": never_asked,
-        "llm": never_asked,
+        "embedder": never_called,
+        "llm": never_called,
         "history_db_path": ":memory:",
     }
 
@@ -85,7 +85,7 @@ def memory(open_memory: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def remember() -> Callable[..., list[str]]:
-    """Store texts as they are for whom the keywords name, and give their ids."""
+    """Store texts unchanged for the owner in the keywords; returns their ids."""
 
     def remember(memory: Any, *texts: str, **owner: str) -> list[str]:
         return [memory.add(text, infer=False, **owner)["results"][0]["id"] for text in texts]
@@ -94,33 +94,33 @@ def remember() -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def listen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]]:
-    """Keep a copy of all that a memory's own `search` returns. Asked twice, Qdrant's scores differ in the last bit."""
+def log_searches(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]]:
+    """Copy each result of a memory's own `search`: in a second search, Qdrant's scores differ in the last bit."""
 
-    def listen(memory: Any) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
+    def log_searches(memory: Any) -> list[dict[str, Any]]:
+        results: list[dict[str, Any]] = []
         search = memory.search
 
         @wraps(search)
-        def heard(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            told.append(deepcopy(search(*args, **kwargs)))
-            return deepcopy(told[-1])
+        def recorded(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            results.append(deepcopy(search(*args, **kwargs)))
+            return deepcopy(results[-1])
 
         @wraps(search)
-        async def heard_async(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            told.append(deepcopy(await search(*args, **kwargs)))
-            return deepcopy(told[-1])
+        async def recorded_async(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            results.append(deepcopy(await search(*args, **kwargs)))
+            return deepcopy(results[-1])
 
         is_async = inspect.iscoroutinefunction(inspect.unwrap(search))
-        monkeypatch.setattr(memory, "search", heard_async if is_async else heard)
-        return told
+        monkeypatch.setattr(memory, "search", recorded_async if is_async else recorded)
+        return results
 
-    return listen
+    return log_searches
 
 
 @pytest.fixture(autouse=True)
 def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Mem0 swallows what goes wrong with its notices and telemetry, so that nobody would see it call home."""
+    """Fail on connections to other hosts: Mem0 swallows the errors of its notices and telemetry."""
     elsewhere: list[Any] = []
     connect = socket.socket.connect
 
@@ -136,7 +136,7 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class HostedApi:
-    """Mem0's hosted API, as far as a search and what it needs go, with a `Memory` behind it."""
+    """The part of Mem0's hosted API that a search needs, backed by a `Memory`."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -190,6 +190,6 @@ class HostedApi:
 
 @pytest.fixture
 def hosted(memory: Any) -> Iterator[HostedApi]:
-    """The hosted API over HTTP; what it holds is put into its `memory`."""
+    """The hosted API over HTTP, with the memories of its `memory`."""
     with HostedApi(memory) as api:
         yield api

@@ -39,7 +39,7 @@ results = st.lists(entries | st.sampled_from([None, "odd", 3]), max_size=9)
 
 
 class Replies:
-    """A memory that finds what it is told."""
+    """Memory with given results."""
 
     def __init__(self) -> None:
         self.reply: Any = None

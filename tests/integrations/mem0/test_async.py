@@ -32,14 +32,14 @@ def texts(found: dict[str, Any]) -> list[str]:
 
 
 async def test_result_is_the_memorys_own_with_two_more_keys_and_the_last_one_in_front(
-    facts: Any, listen: Callable[[Any], list[dict[str, Any]]]
+    facts: Any, log_searches: Callable[[Any], list[dict[str, Any]]]
 ) -> None:
-    told = listen(facts)
+    results = log_searches(facts)
     ours = AsyncContextReuseMemory(facts)
     last: list[str] = []
     for question, top_k in (("Ann's fact about tea", 3), ("number 3 is music", 4), ("the fact about cats and sea", 5)):
         found = await ours.search(question, filters=ANN, top_k=top_k, threshold=0.0)
-        plain = told[-1]
+        plain = results[-1]
         assert found.keys() == plain.keys() | {"context", "order_annotation"}
         assert {entry["id"]: entry for entry in found["results"]} == {entry["id"]: entry for entry in plain["results"]}
         kept = [text for text in last if text in texts(plain)]

@@ -28,7 +28,7 @@ NOTE = "Please also use the context labelled"
 REFERENCES = re.compile(rf"^{NOTE} (\[.+\]) above in this conversation\.\n\n\Z", re.MULTILINE)
 
 
-def test_new_memories_in_full_and_known_ones_by_one_reference() -> None:
+def test_new_memories_in_full_and_earlier_ones_by_one_reference() -> None:
     chat = MemoryChat("Be brief.")
     first = chat.ask("Tea?", [TEA])
     assert first == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"[mafa3] {TEA}\n\nTea?"}]
@@ -115,7 +115,7 @@ def test_asking_remembers_nothing_until_it_is_committed() -> None:
     assert CATS in chat.ask("Cats?", [CATS])[-1]["content"]
 
 
-def test_nobody_changes_the_history_from_outside() -> None:
+def test_history_cannot_be_changed_from_outside() -> None:
     chat = MemoryChat(history=[{"role": "system", "content": "Be brief."}])
     asked = chat.ask("Tea?")
     chat.commit(asked, "Yes.")
@@ -155,29 +155,38 @@ def test_history_that_was_saved_or_cut_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    "memories",
-    ["one text", [{"id": "1"}], [{"memory": None}], [3], {"results": "text"}, {"memory": "text"}, None],
+    ("memories", "got"),
+    [
+        ("one text", "str"),
+        ([{"id": "1"}], "{'id': '1'}"),
+        ([{"memory": None}], "{'memory': None}"),
+        ([3], "3"),
+        ({"results": "text"}, "dict"),
+        ({"memory": "text"}, "dict"),
+        (None, "NoneType"),
+    ],
 )
-def test_memories_without_text_are_a_mistake(memories: Any) -> None:
-    with pytest.raises(TypeError, match="memor"):
+def test_errors_name_the_memories_their_value_and_the_allowed_ones(memories: Any, got: str) -> None:
+    allowed = "(be a search result or a sequence of memories|contain texts, or mappings with a text under 'memory')"
+    with pytest.raises(TypeError, match=f"^memories must {allowed}, got {re.escape(got)}$"):
         MemoryChat().ask("?", memories)
 
 
 class Message:
-    """A client's own, of which `dict` makes something, as it does of OpenAI's."""
+    """Message of a client, which `dict` accepts, as it accepts those of the OpenAI client."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter({"role": "assistant", "content": None, "tool_calls": [object()]}.items())
 
 
-def test_a_message_is_a_mapping() -> None:
+def test_messages_must_be_mappings() -> None:
     chat = MemoryChat()
     asked = chat.ask("Tea?", [TEA])
     wrong: Any
     for wrong in (Message(), "text"):
-        with pytest.raises(TypeError, match=f"a message must be a mapping, got {type(wrong).__name__}"):
+        with pytest.raises(TypeError, match=f"messages must contain only mappings, got {type(wrong).__name__}"):
             chat.commit([*asked, wrong], "Yes.")
-        with pytest.raises(TypeError, match=f"a message must be a mapping, got {type(wrong).__name__}"):
+        with pytest.raises(TypeError, match=f"messages must contain only mappings, got {type(wrong).__name__}"):
             MemoryChat(history=[wrong])
     assert chat.messages == []
 

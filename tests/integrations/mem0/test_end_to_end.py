@@ -1,4 +1,4 @@
-"""Sessions of several users on real text, over HTTP: what the engine had cached, and what it was sent."""
+"""Sessions of several users on real text over HTTP: the engine's cache and its requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from warmprefix import Templates
 from warmprefix_mem0 import AsyncContextReuseMemory, ContextReuseMemory, MemoryChat
 
 USERS = 3
-TURNS = 40
+TURNS = 24
 TOP_K = 6
 SYSTEM = "You are an assistant who remembers what the user once read. Answer from it."
 
 
-class Asked(NamedTuple):
-    """A question, and what the store found for it."""
+class UserQuestion(NamedTuple):
+    """A question of a user in a session."""
 
     session: str
     user: str
@@ -29,8 +29,8 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture
-def asked(turns: list[Any]) -> list[Asked]:
-    return [Asked(turn.conversation, user_of(turn.conversation), turn.question) for turn in turns[:TURNS]]
+def asked(turns: list[Any]) -> list[UserQuestion]:
+    return [UserQuestion(turn.conversation, user_of(turn.conversation), turn.question) for turn in turns[:TURNS]]
 
 
 def user_of(conversation: str) -> str:
@@ -39,8 +39,10 @@ def user_of(conversation: str) -> str:
 
 @pytest.fixture
 def filled(memory: Any, turns: list[Any], remember: Callable[..., list[str]]) -> Any:
-    """A memory in which each user has read what was found for their questions."""
-    for user, text in dict.fromkeys((user_of(t.conversation), p.text) for t in turns[:TURNS] for p in t.passages):
+    """A memory that holds, for each user, the best passages for their questions."""
+    for user, text in dict.fromkeys(
+        (user_of(t.conversation), p.text) for t in turns[:TURNS] for p in t.passages[:TOP_K]
+    ):
         remember(memory, text, user_id=user)
     return memory
 
@@ -63,12 +65,12 @@ def answer_of(client: OpenAI, engine: Any, messages: Any) -> str:
     return answer.choices[0].message.content or ""
 
 
-def search_of(memory: Any, turn: Asked) -> dict[str, Any]:
+def search_of(memory: Any, turn: UserQuestion) -> dict[str, Any]:
     found: dict[str, Any] = memory.search(turn.question, filters={"user_id": turn.user}, top_k=TOP_K, threshold=0.0)
     return found
 
 
-def in_the_system_prompt(client: OpenAI, engine: Any, memory: Any, asked: Iterable[Asked]) -> None:
+def in_the_system_prompt(client: OpenAI, engine: Any, memory: Any, asked: Iterable[UserQuestion]) -> None:
     """Memories rebuilt each turn in front of the history, as in Mem0's own examples."""
     histories: dict[str, list[dict[str, str]]] = {}
     for turn in asked:
@@ -82,7 +84,7 @@ def in_the_system_prompt(client: OpenAI, engine: Any, memory: Any, asked: Iterab
         assert all(prompt.count(f"- {entry['memory']}") >= 1 for entry in found["results"])
 
 
-def in_the_history(client: OpenAI, engine: Any, memory: Any, asked: Iterable[Asked]) -> None:
+def in_the_history(client: OpenAI, engine: Any, memory: Any, asked: Iterable[UserQuestion]) -> None:
     """Memories appended with their turn, by `MemoryChat`."""
     chats: dict[str, MemoryChat] = {}
     for turn in asked:
@@ -108,8 +110,8 @@ def assert_all_there(messages: list[dict[str, str]], memories: list[str]) -> Non
         assert re.search(rf"^\[{label}\] ", prompt, re.MULTILINE), f"dangling: {label}"
 
 
-def test_prefix_cache_hits_more_with_an_order_that_stays_and_most_with_a_history_that_does(
-    start_engine: Callable[[], Any], openai: Callable[[Any], OpenAI], filled: Any, asked: list[Asked]
+def test_steady_order_raises_the_hit_ratio_and_appended_history_raises_it_most(
+    start_engine: Callable[[], Any], openai: Callable[[Any], OpenAI], filled: Any, asked: list[UserQuestion]
 ) -> None:
     plain, ours, chat = start_engine(), start_engine(), start_engine()
     in_the_system_prompt(openai(plain), plain, filled, asked)
@@ -122,18 +124,18 @@ def test_prefix_cache_hits_more_with_an_order_that_stays_and_most_with_a_history
     assert chat.prompt_tokens - chat.cached_tokens < plain.prompt_tokens - plain.cached_tokens
 
 
-def five_turns(asked: list[Asked]) -> list[Asked]:
+def five_turns(asked: list[UserQuestion]) -> list[UserQuestion]:
     """One user's, in one session."""
     return [turn for turn in asked if turn.user == asked[0].user][:5]
 
 
 def test_five_turns_with_an_error_and_a_retry(
-    start_engine: Callable[[], Any], openai: Callable[[Any], OpenAI], filled: Any, asked: list[Asked]
+    start_engine: Callable[[], Any], openai: Callable[[Any], OpenAI], filled: Any, asked: list[UserQuestion]
 ) -> None:
     engine = start_engine()
     client, memory, chat = openai(engine), ContextReuseMemory(filled), MemoryChat(SYSTEM)
     questions = five_turns(asked)
-    questions[3:3] = questions[:1]  # what is asked again finds what is known already
+    questions[3:3] = questions[:1]  # a repeated question finds memories that the history shows
     before: list[dict[str, str]] = []
     for i, turn in enumerate(questions):
         found = search_of(memory, turn)
@@ -158,14 +160,18 @@ def test_five_turns_with_an_error_and_a_retry(
 
 
 @pytest_asyncio.fixture
-async def async_filled(open_memory: Callable[..., Any], asked: list[Asked], turns: list[Any]) -> AsyncIterator[Any]:
+async def async_filled(
+    open_memory: Callable[..., Any], asked: list[UserQuestion], turns: list[Any]
+) -> AsyncIterator[Any]:
     memory = open_memory(AsyncMemory)
     for text in dict.fromkeys(p.text for turn in turns[:8] for p in turn.passages):
         await memory.add(text, user_id=asked[0].user, infer=False)
     yield memory
 
 
-async def test_async_and_streaming(start_engine: Callable[[], Any], async_filled: Any, asked: list[Asked]) -> None:
+async def test_async_and_streaming(
+    start_engine: Callable[[], Any], async_filled: Any, asked: list[UserQuestion]
+) -> None:
     engine = start_engine()
     memory, chat = AsyncContextReuseMemory(async_filled), MemoryChat(SYSTEM)
     async with AsyncOpenAI(base_url=engine.base_url, api_key="none", max_retries=0) as client:

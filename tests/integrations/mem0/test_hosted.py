@@ -37,7 +37,7 @@ def _by_named_options(question: str, user: str, top_k: int) -> Call:
 
 
 def _by_both(question: str, user: str, top_k: int) -> Call:
-    options = SearchMemoryOptions(filters={"user_id": "nobody"}, top_k=top_k)
+    options = SearchMemoryOptions(filters={"user_id": "zoe"}, top_k=top_k)
     return (question, options), {"filters": {"user_id": user}}
 
 
@@ -74,28 +74,28 @@ def check(plain: dict[str, Any], found: dict[str, Any], last: list[str]) -> list
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_client(facts: Any, client: Any, listen: Listen, call: Callable[[str, str, int], Call]) -> None:
-    told = listen(client)
+def test_client(facts: Any, client: Any, log_searches: Listen, call: Callable[[str, str, int], Call]) -> None:
+    results = log_searches(client)
     ours = ContextReuseMemory(client)
     last: dict[str, list[str]] = {"ann": [], "bob": []}
     for question, top_k in QUESTIONS:
         for user in last:
             args, options = call(question, user, top_k)
             found = ours.search(*args, **options)
-            last[user] = check(told[-1], found, last[user])
+            last[user] = check(results[-1], found, last[user])
             assert facts.searches[-1]["top_k"] == top_k
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_async_client(async_client: Any, listen: Listen, call: Callable[[str, str, int], Call]) -> None:
-    told = listen(async_client)
+async def test_async_client(async_client: Any, log_searches: Listen, call: Callable[[str, str, int], Call]) -> None:
+    results = log_searches(async_client)
     ours = AsyncContextReuseMemory(async_client)
     last: dict[str, list[str]] = {"ann": [], "bob": []}
     for question, top_k in QUESTIONS:
         for user in last:
             args, options = call(question, user, top_k)
             found = await ours.search(*args, **options)
-            last[user] = check(told[-1], found, last[user])
+            last[user] = check(results[-1], found, last[user])
 
 
 async def test_async_client_is_closed_as_ever(async_client: Any) -> None:
@@ -105,7 +105,7 @@ async def test_async_client_is_closed_as_ever(async_client: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"user_id": "ann"}, {"filters": {"topic": "food"}}])
-def test_what_the_api_refuses_is_raised_as_ever(client: Any, options: dict[str, Any]) -> None:
+def test_error_of_the_api_passes_through(client: Any, options: dict[str, Any]) -> None:
     with pytest.raises(Exception) as theirs:  # noqa: PT011
         client.search("tea", **options)
     with pytest.raises(theirs.type) as passed:
@@ -120,7 +120,7 @@ def test_all_else_is_the_clients(client: Any) -> None:
     assert ours.user_email == "a@example.com"
 
 
-async def test_wrong_kind_says_which_class_to_use(client: Any, async_client: Any) -> None:
+async def test_wrong_kind_names_the_class_to_use(client: Any, async_client: Any) -> None:
     with pytest.raises(TypeError, match="use AsyncContextReuseMemory for AsyncMemoryClient"):
         ContextReuseMemory(async_client)
     with pytest.raises(TypeError, match="use ContextReuseMemory for MemoryClient"):

@@ -1,4 +1,4 @@
-"""What can be had without Mem0, and what says that it is missing."""
+"""Use of the package without Mem0, and the error if Mem0 is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_importing_it_does_not_import_mem0() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_all_names_can_be_had() -> None:
+def test_all_public_names_exist() -> None:
     for name in warmprefix_mem0.__all__:
         assert getattr(warmprefix_mem0, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Memory'"):

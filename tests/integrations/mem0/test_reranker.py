@@ -42,11 +42,11 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, Any]]]:
     handed_over: list[list[dict[str, Any]]] = []
     rerank = ContextReuseReranker.rerank
 
-    def heard(self: ContextReuseReranker, query: str, documents: Any, top_k: int | None = None) -> Any:
+    def recorded(self: ContextReuseReranker, query: str, documents: Any, top_k: int | None = None) -> Any:
         handed_over.append(deepcopy(documents))
         return rerank(self, query, documents, top_k)
 
-    monkeypatch.setattr(ContextReuseReranker, "rerank", heard)
+    monkeypatch.setattr(ContextReuseReranker, "rerank", recorded)
     return handed_over
 
 

@@ -31,7 +31,7 @@ WORK = "how does Ann cycle to work at the hospital on Mondays?"
 CATS = "two cats called Ada and Grace, and the cello of Ann"
 
 Remember = Callable[..., list[str]]
-Told = list[dict[str, Any]]
+SearchResults = list[dict[str, Any]]
 
 
 @pytest.fixture
@@ -42,39 +42,39 @@ def facts(memory: Any, remember: Remember) -> Any:
 
 
 @pytest.fixture
-def told(facts: Any, listen: Callable[[Any], Told]) -> Told:
+def results(facts: Any, log_searches: Callable[[Any], SearchResults]) -> SearchResults:
     """What that memory itself returned for each search."""
-    return listen(facts)
+    return log_searches(facts)
 
 
 def texts(found: dict[str, Any]) -> list[str]:
     return [entry["memory"] for entry in found["results"]]
 
 
-def test_result_is_the_memorys_own_in_another_order_with_two_more_keys(facts: Any, told: Told) -> None:
+def test_result_is_the_memorys_own_in_another_order_with_two_more_keys(facts: Any, results: SearchResults) -> None:
     ours = ContextReuseMemory(facts)
     for question in (TEA, WORK, CATS, TEA):
         found = ours.search(question, filters=ANN, top_k=4, threshold=0.0)
-        plain = told[-1]
+        plain = results[-1]
         assert found.keys() == plain.keys() | {"context", "order_annotation"}
         assert len(found["results"]) == len(plain["results"]) == 4
         by_id = {entry["id"]: entry for entry in plain["results"]}
         assert {entry["id"]: entry for entry in found["results"]} == by_id
 
 
-def test_first_search_is_in_relevance_order(facts: Any, told: Told) -> None:
+def test_first_search_is_in_relevance_order(facts: Any, results: SearchResults) -> None:
     found = ContextReuseMemory(facts).search(TEA, filters=ANN)
-    assert found["results"] == told[-1]["results"]
+    assert found["results"] == results[-1]["results"]
     assert found["order_annotation"] is None
 
 
-def test_last_turns_memories_keep_their_place_and_new_ones_follow(facts: Any, told: Told) -> None:
+def test_last_turns_memories_keep_their_place_and_new_ones_follow(facts: Any, results: SearchResults) -> None:
     ours = ContextReuseMemory(facts)
     last: list[str] = []
     kept_in_all = 0
     for question, top_k in ((TEA, 3), (WORK, 4), (CATS, 6), (TEA, 6), (WORK, 6)):
         found = texts(ours.search(question, filters=ANN, top_k=top_k, threshold=0.0))
-        plain = texts(told[-1])
+        plain = texts(results[-1])
         kept = [text for text in last if text in plain]
         assert found == [*kept, *(text for text in plain if text not in kept)]
         kept_in_all += len(kept)
@@ -96,7 +96,9 @@ def test_nothing_found_is_an_empty_context(facts: Any) -> None:
     assert found == {"results": [], "context": "", "order_annotation": None}
 
 
-def test_annotated_context_has_labels_always_and_the_relevance_order_where_it_changed(facts: Any, told: Told) -> None:
+def test_annotated_context_has_labels_always_and_the_relevance_order_where_it_changed(
+    facts: Any, results: SearchResults
+) -> None:
     ours = ContextReuseMemory(facts, annotate=True)
     first = ours.search(TEA, filters=ANN, threshold=0.0)
     label = re.compile(r"\[(ctx-[0-9a-f]+)\] (.+)")
@@ -107,7 +109,7 @@ def test_annotated_context_has_labels_always_and_the_relevance_order_where_it_ch
     *paragraphs, note = second["context"].split("\n\n")
     assert paragraphs == [f"[{names[text]}] {text}" for text in texts(second)]
     assert note == second["order_annotation"]
-    assert re.findall(r"\[(.+?)\]", note) == [names[text] for text in texts(told[-1])]
+    assert re.findall(r"\[(.+?)\]", note) == [names[text] for text in texts(results[-1])]
 
 
 def test_updated_memory_is_new_text_under_its_id(facts: Any) -> None:
@@ -154,20 +156,20 @@ def test_equal_texts_of_two_memories_both_stay_and_the_context_has_one(memory: A
 
 @pytest.mark.parametrize("kind", ["user_id", "agent_id", "run_id"])
 def test_nothing_that_others_search_changes_what_one_gets(
-    memory: Any, remember: Remember, listen: Callable[[Any], Told], kind: str
+    memory: Any, remember: Remember, log_searches: Callable[[Any], SearchResults], kind: str
 ) -> None:
     other_kind = "agent_id" if kind == "user_id" else "user_id"
     owners = [{kind: "ann"}, {kind: "bob"}, {kind: "ann", other_kind: "other"}]
     for owner in owners:
         remember(memory, *FACTS, **owner)
-    told = listen(memory)
+    results = log_searches(memory)
     together = ContextReuseMemory(memory, annotate=True)
     alone = [ContextReuseMemory(Echo(), annotate=True) for _ in owners]
     for turn in range(6):
         for i, owner in enumerate(owners):
             question = (TEA, WORK, CATS)[(turn + i) % 3]
             found = together.search(question, filters=owner, top_k=4 + turn % 3, threshold=0.0)
-            assert found == alone[i].search(told[-1], filters=owner)
+            assert found == alone[i].search(results[-1], filters=owner)
 
 
 class OfUser(Memory):
@@ -178,16 +180,16 @@ class OfUser(Memory):
         return found
 
 
-def test_without_filters_the_memories_found_tell_whose_they_are(
-    open_memory: Callable[..., Any], remember: Remember, listen: Callable[[Any], Told]
+def test_without_filters_the_memories_found_name_the_tenant(
+    open_memory: Callable[..., Any], remember: Remember, log_searches: Callable[[Any], SearchResults]
 ) -> None:
     memory = open_memory(OfUser)
     for user in ("ann", "bob"):
         remember(memory, *FACTS, user_id=user)
-    told = listen(memory)
+    results = log_searches(memory)
     ours = ContextReuseMemory(memory)
     ann = ours.search(TEA, "ann", threshold=0.0)
-    assert ours.search(CATS, "bob", threshold=0.0)["results"] == told[-1]["results"]
+    assert ours.search(CATS, "bob", threshold=0.0)["results"] == results[-1]["results"]
     assert texts(ours.search(CATS, user="ann", threshold=0.0)) == texts(ann)
 
 
@@ -209,10 +211,10 @@ def test_tenant_keeps_apart_memories_that_share_a_planner() -> None:
     assert planner.stats().scopes == 3
 
 
-def test_planner_of_ones_own_orders_by_its_own_policy(facts: Any, told: Told) -> None:
+def test_planner_of_ones_own_orders_by_its_own_policy(facts: Any, results: SearchResults) -> None:
     ours = ContextReuseMemory(facts, ContextPlanner(policy="relevance"))
     for question in (TEA, WORK, CATS):
-        assert ours.search(question, filters=ANN, threshold=0.0)["results"] == told[-1]["results"]
+        assert ours.search(question, filters=ANN, threshold=0.0)["results"] == results[-1]["results"]
 
 
 def test_same_signature_and_documentation(facts: Any) -> None:
@@ -244,12 +246,14 @@ class BrokenPlanner(ContextPlanner):
         raise RuntimeError("broken")
 
 
-def test_failing_planner_leaves_the_search_as_it_was(facts: Any, told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_planner_leaves_the_search_as_it_was(
+    facts: Any, results: SearchResults, caplog: pytest.LogCaptureFixture
+) -> None:
     ours = ContextReuseMemory(facts, BrokenPlanner())
     with caplog.at_level(logging.DEBUG, "warmprefix"):
         for question in (TEA, CATS):
             found = ours.search(question, filters=ANN, threshold=0.0)
-            assert found["results"] == told[-1]["results"]
+            assert found["results"] == results[-1]["results"]
             assert found["context"].splitlines() == [f"- {text}" for text in texts(found)]
             assert found["order_annotation"] is None
     assert [record.levelno for record in caplog.records if record.name == "warmprefix"] == [
@@ -290,7 +294,7 @@ def test_is_a_context_manager_where_the_wrapped_memory_is(facts: Any) -> None:
             ours.__enter__()
 
 
-def test_wrong_kind_says_which_class_to_use(facts: Any, open_memory: Callable[..., Any]) -> None:
+def test_wrong_kind_names_the_class_to_use(facts: Any, open_memory: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="use AsyncContextReuseMemory for AsyncMemory"):
         ContextReuseMemory(open_memory(AsyncMemory))
     with pytest.raises(TypeError, match="use ContextReuseMemory for Memory"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix_mem0.tenant import tenant_of
+from warmprefix_mem0.memory_owners import tenant_of
 
 SAME = [
     {"user_id": "ann"},

@@ -1,4 +1,4 @@
-"""Mem0's memories, with search results in an order that stays."""
+"""Wrappers for Mem0's memories that return search results in a steady order."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from types import TracebackType
 from typing import Any
 
 from warmprefix import ContextPlanner
-from warmprefix_mem0.arrange import Arranger
-from warmprefix_mem0.tenant import owners_of, tenant_of
+from warmprefix_mem0.memory_order import MemoryArranger
+from warmprefix_mem0.memory_owners import owners_of, tenant_of
 
 __all__ = ["AsyncContextReuseMemory", "ContextReuseMemory"]
 
 
-class _Around:
-    """A memory of which only `search` is another: all other attributes are read from and written to the wrapped one."""
+class _MemoryWrapper:
+    """A wrapper that changes `search` and passes all other attributes through to the wrapped memory."""
 
     __slots__ = ("__weakref__", "_arranger", "_memory", "_tenant")
 
     _is_async: bool
-    _wraps: str
-    _instead: str
+    _wrapped_classes: str
+    _other_wrapper: str
 
     def __init__(
         self,
@@ -32,42 +32,43 @@ class _Around:
         tenant: str | None = None,
         annotate: bool = False,
     ) -> None:
-        """Wrap a memory; it can still be used beside this.
+        """Wrap a memory, which remains usable directly.
 
         Args:
-            memory: Mem0's.
-            planner: By default one of its own that orders by `SteadyOrder` and remembers the 1,024 latest tenants. Give
-                one to set its bounds, to read its counts, or to order by another policy.
-            tenant: Needed where memories of several Mem0s, in which one id names different people, share a planner.
-            annotate: Whether `context` has a label before each memory and, where the order was changed, a note that
-                tells the relevance order. That is some 20 tokens a memory: more than the order saves, unless memories
-                have more than about 60 tokens each. Without it, `context` is a plain list, a memory an item.
+            memory: Memory or client of Mem0.
+            planner: By default a new planner that orders by `SteadyOrder` and keeps the 1,024 latest tenants. Pass one
+                to set its bounds, to read its counters, or to order by another policy.
+            tenant: Name of this Mem0, required if several Mem0 instances in which one id names different people share a
+                planner.
+            annotate: True to put a label before each memory in `context` and, if the order changed, a note with the
+                relevance order at its end. This costs about 20 tokens per memory, which is more than the order saves
+                unless memories have more than about 60 tokens each. If False, `context` is a list, one item per memory.
 
         Raises:
-            TypeError: `memory` is of the kind that the other class wraps, or has no `search`; or another argument has
-                another type than the above.
+            TypeError: `memory` needs the other class or has no `search`, or another argument has the wrong type.
         """
         search = getattr(memory, "search", None)
+        kind = type(memory).__name__
         if not callable(search):
-            raise TypeError(f"memory must be Mem0's {self._wraps}, got {type(memory).__name__}")
+            raise TypeError(f"memory must be Mem0's {self._wrapped_classes}, got {kind}")
         if inspect.iscoroutinefunction(inspect.unwrap(search)) is not self._is_async:
             raise TypeError(
-                f"{type(self).__name__} wraps Mem0's {self._wraps}; use {self._instead} for {type(memory).__name__}"
+                f"memory must be Mem0's {self._wrapped_classes}, got {kind}: use {self._other_wrapper} for {kind}"
             )
         if tenant is not None and not isinstance(tenant, str):
             raise TypeError(f"tenant must be a str or None, got {type(tenant).__name__}")
         self._memory = memory
-        self._arranger = Arranger(planner, annotate)
+        self._arranger = MemoryArranger(planner, annotate)
         self._tenant = tenant
 
     def _with_context(self, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         results = result.get("results") if isinstance(result, dict) else None
         if not isinstance(results, list):
-            return result  # another API's shape, and not ours to change
+            return result  # another API's result, which stays unchanged
         filters = _filters(args, kwargs)
         arranged = self._arranger.arrange(
             results,
-            # A subclass may have a search of its own, which says in another way whose memories it finds.
+            # A subclass may have its own `search`, whose other arguments select the owners.
             lambda: owners_of(results, self._tenant) if filters is None else tenant_of(filters, self._tenant),
         )
         return {
@@ -78,7 +79,7 @@ class _Around:
         }
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in _Around.__slots__:  # an object that is being copied has no memory yet
+        if name.startswith("__") or name in _MemoryWrapper.__slots__:  # a copy under construction has no memory yet
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._memory, name)
 
@@ -95,36 +96,37 @@ class _Around:
         return f"{type(self).__name__}({self._memory!r})"
 
 
-class ContextReuseMemory(_Around):
-    """Around Mem0's `Memory` or `MemoryClient`: the memories of a search stand in an order that stays across turns.
+class ContextReuseMemory(_MemoryWrapper):
+    """Wrapper for Mem0's `Memory` or `MemoryClient` that keeps the order of memories across turns.
 
-    For memories that are put into the prompt anew each turn, in front of the history, such as into the system prompt.
+    Use it if each turn builds the memories into the prompt again before the history, for example into the system
+    prompt.
 
         memory = ContextReuseMemory(Memory.from_config(config))
         found = memory.search(question, filters={"user_id": "ann"})
         messages = [{"role": "system", "content": f"You remember of Ann: {found['context']}"}, *history]
 
-    Of two searches in a row for the same entity ids, the memories of the first that the second finds again stand in
-    front, in the order that they had, and new ones follow in relevance order; unless the engine is predicted to hold
-    more tokens in another order, from an earlier search, which then comes first. A search that found nothing does not
-    count. See `SteadyOrder`; a planner of your own orders by its own policy.
+    When two searches in a row have the same entity ids, the memories found by both come first, in the order of the
+    first search, and new ones follow in relevance order. One exception: if the engine is predicted to hold more tokens
+    of the order of an earlier search, that order comes first. A search that finds nothing does not count. See
+    `SteadyOrder`; a planner that you pass orders by its own policy.
 
-    A memory is its text: one that was updated is new, under the same id. Nothing is shared between two sets of entity
-    ids. If planning fails, the memories stay as Mem0 gave them; what Mem0 itself raises passes through.
+    The text identifies a memory: an updated memory is new, under the same id. Different sets of entity ids share
+    nothing. If planning fails, the memories keep the order of Mem0; errors of Mem0 itself pass through.
     """
 
     __slots__ = ()
 
     _is_async = False
-    _wraps = "Memory or MemoryClient"
-    _instead = "AsyncContextReuseMemory"
+    _wrapped_classes = "Memory or MemoryClient"
+    _other_wrapper = "AsyncContextReuseMemory"
 
     @property
     def search(self) -> Callable[..., dict[str, Any]]:
-        """The wrapped memory's `search`, with the signature that it has.
+        """The wrapped memory's `search`, with the same signature.
 
-        Its result has the same keys, of which `results` has the same memories in planned order, and two more:
-        `context`, all of their texts for the prompt, and `order_annotation`, the note at its end or None.
+        The result has the same keys; `results` holds the same memories in planned order. Two keys are new: `context`,
+        the texts of all memories for the prompt, and `order_annotation`, the note at the end of `context` or None.
         """
         search = self._memory.search
 
@@ -146,18 +148,18 @@ class ContextReuseMemory(_Around):
         return suppress
 
 
-class AsyncContextReuseMemory(_Around):
-    """`ContextReuseMemory`, around Mem0's `AsyncMemory` or `AsyncMemoryClient`."""
+class AsyncContextReuseMemory(_MemoryWrapper):
+    """Wrapper for Mem0's `AsyncMemory` or `AsyncMemoryClient`; see `ContextReuseMemory`."""
 
     __slots__ = ()
 
     _is_async = True
-    _wraps = "AsyncMemory or AsyncMemoryClient"
-    _instead = "ContextReuseMemory"
+    _wrapped_classes = "AsyncMemory or AsyncMemoryClient"
+    _other_wrapper = "ContextReuseMemory"
 
     @property
     def search(self) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
-        """The wrapped memory's `search`, as in `ContextReuseMemory.search`."""
+        """The wrapped memory's `search`; see `ContextReuseMemory.search`."""
         search = self._memory.search
 
         @wraps(search)
@@ -179,7 +181,7 @@ class AsyncContextReuseMemory(_Around):
 
 
 def _filters(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """The filters of a `search` call: a keyword, or a field of the hosted API's `options`."""
+    """Return the filters of a `search` call: a keyword, or a field of the hosted API's `options`."""
     if "filters" in kwargs:
         return kwargs["filters"]
     options = kwargs.get("options", args[1] if len(args) > 1 else None)

@@ -1,4 +1,4 @@
-"""Labels and order note in the prompts of response synthesizers."""
+"""Labels and the order note in the prompts of response synthesizers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from llama_index.core.response_synthesizers.compact_and_accumulate import Compac
 from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from warmprefix_llamaindex.marks import is_blank, labelled, mark_of, rank_of, with_node
+from warmprefix_llamaindex.node_marks import is_blank, labelled, mark_of, rank_of, with_node
 
 __all__ = ["PlannedNodes", "install_labels"]
 
 _log = logging.getLogger("warmprefix")
 
 _PACKERS = (CompactAndRefine, CompactAndAccumulate, TreeSummarize, SimpleSummarize)
-"""Those that put all nodes into one prompt if they fit. `Refine` and `Accumulate` give each node its own."""
+"""Synthesizers that put all nodes into one prompt if they fit; `Refine` and `Accumulate` use one prompt per node."""
 
 _PROMPTS = ("text_qa_template", "refine_template", "summary_template")
-_PADDING = 5
-"""The room that a prompt helper keeps free where it is not told otherwise."""
+_PADDING_TOKENS = 5
+"""Number of tokens that a prompt helper keeps free by default."""
 
 _lock = threading.Lock()
 """Guards the installation of the wrappers."""
@@ -46,20 +46,20 @@ _failed = threading.Event()
 
 
 class PlannedNodes(list[NodeWithScore]):
-    """The postprocessor's own list, as long as no later step copies it."""
+    """List of nodes that the postprocessor returned; a later step may copy it into a plain list."""
 
     def in_relevance_order(self) -> list[NodeWithScore]:
-        """Return the nodes in their order before planning, followed by the nodes added since."""
+        """Return the nodes in their order before planning, then the nodes added later."""
         return sorted(self, key=lambda scored: math.inf if (rank := rank_of(scored)) is None else rank)
 
 
 def install_labels() -> None:
-    """Let response synthesizers read planned nodes with labels from now on.
+    """Make response synthesizers read planned nodes with labels from now on.
 
-    Labels and note are right only in a prompt that holds all of the nodes. A postprocessor does not know its reader,
-    and a span handler sees the reader but can only change the nodes in place, under all threads that read them. So
-    this wraps `BaseSynthesizer.synthesize` and `asynthesize`: they get copies of the nodes, and their response names
-    the caller's own nodes as sources. Lists without planned nodes pass through unchanged.
+    Labels and note are correct only in a prompt that holds all nodes. A postprocessor does not see its reader. A span
+    handler does, but can only change the nodes in place, while other threads read them. So this function wraps
+    `BaseSynthesizer.synthesize` and `asynthesize`: they get copies of the nodes, and their response names the caller's
+    own nodes as sources. Lists without planned nodes pass through unchanged.
     """
     with _lock:
         for name, wrap in (("synthesize", _synthesizing), ("asynthesize", _asynthesizing)):
@@ -88,43 +88,45 @@ def _asynthesizing(method: Any) -> Callable[..., Any]:
     return asynthesize
 
 
-class _Reading(NamedTuple):
+class _SynthesizerInput(NamedTuple):
+    """The nodes that a synthesizer reads, and the nodes that the caller gave."""
+
     nodes: Any
-    """The list for the synthesizer."""
+    """List for the synthesizer."""
     originals: Mapping[int, NodeWithScore] = MappingProxyType({})
-    """The caller's node by the `id()` of each labelled copy in `nodes`."""
+    """The caller's nodes, by the `id()` of their labelled copies in `nodes`."""
 
     def restore_sources(self, response: Any) -> Any:
-        """Put the caller's nodes in place of the labelled copies in a response, and return it."""
+        """Replace the labelled copies in a response by the caller's nodes, and return it."""
         sources = getattr(response, "source_nodes", None)
         if self.originals and isinstance(sources, list):
             sources[:] = [self.originals.get(id(scored), scored) for scored in sources]
         return response
 
 
-def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping[str, Any]) -> _Reading:
-    """Choose the nodes for a synthesizer: labelled copies, or the prompt without us. Changes no node."""
+def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping[str, Any]) -> _SynthesizerInput:
+    """Choose the nodes for a synthesizer: labelled copies, or those of a plain prompt. Changes no node."""
     if not isinstance(nodes, list) or all(rank_of(scored) is None for scored in nodes):
-        return _Reading(nodes)
+        return _SynthesizerInput(nodes)
     given = list(nodes)
     try:
         copies = _labelled([scored.node for scored in given])
         if copies is not None and _in_one_prompt(synthesizer, query, options, copies):
             shown = [with_node(scored, copy) for scored, copy in zip(given, copies, strict=True)]
-            return _Reading(shown, {id(copy): scored for copy, scored in zip(shown, given, strict=True)})
+            return _SynthesizerInput(shown, {id(copy): scored for copy, scored in zip(shown, given, strict=True)})
     except Exception:
-        # The one place where a failure degrades to the prompt that the application has without us.
+        # The one place that degrades: the application gets the prompt that it has without the postprocessor.
         level = logging.DEBUG if _failed.is_set() else logging.WARNING
         _failed.set()
-        _log.log(level, "nodes stay without labels, in relevance order", exc_info=True)
-    return _Reading(nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given)
+        _log.log(level, "nodes stay unlabelled, in relevance order", exc_info=True)
+    return _SynthesizerInput(nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given)
 
 
 def _labelled(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
-    """Return the nodes with labelled copies in place of the marked ones, the last of these with the order note.
+    """Return the nodes with labelled copies of the marked ones; the last copy shows the order note.
 
-    None if one context cannot hold all labels: the nodes come from two plans, or a text without a label follows a
-    labelled one and would read as a part of it.
+    None if one context cannot hold all labels: the nodes come from two plans, or an unlabelled text follows a labelled
+    one and would read as a part of it.
     """
     marked = {i: mark for i, node in enumerate(nodes) if (mark := mark_of(node)) is not None}
     if not marked:
@@ -154,9 +156,9 @@ def _in_one_prompt(
     synthesizer: BaseSynthesizer, query: Any, options: Mapping[str, Any], nodes: Sequence[BaseNode]
 ) -> bool:
     """Return whether the synthesizer will put all nodes into one prompt."""
-    if getattr(synthesizer, "_multimodal", False):  # reads content blocks, which know no template
+    if getattr(synthesizer, "_multimodal", False):  # it reads content blocks, which ignore the template
         return False
-    if options.get("prev_response") is not None:  # takes room in another template
+    if options.get("prev_response") is not None:  # it takes up space in another template
         return False
     kind = type(synthesizer)
     if _works_as(kind, ContextOnly):
@@ -171,23 +173,23 @@ def _in_one_prompt(
 
 
 @lru_cache
-def _works_as(kind: type[BaseSynthesizer], known: type[BaseSynthesizer]) -> bool:
-    """Whether a class is that synthesiser, or one that leaves to it what it does with the texts."""
-    return issubclass(kind, known) and all(
-        getattr_static(kind, method, None) is getattr_static(known, method, None)
+def _works_as(kind: type[BaseSynthesizer], base: type[BaseSynthesizer]) -> bool:
+    """Return whether a class inherits the base class's handling of the texts."""
+    return issubclass(kind, base) and all(
+        getattr_static(kind, method, None) is getattr_static(base, method, None)
         for method in ("get_response", "aget_response", "_make_compact_text_chunks")
     )
 
 
 def _fits(synthesizer: BaseSynthesizer, query: str, context: str) -> bool:
-    """Whether the synthesiser's own prompt helper will leave the context in one piece."""
-    # There is no other way to these, or in the case of the prompts none that does not copy a chat's whole history.
+    """Return whether the synthesizer's own prompt helper will not split the context."""
+    # No public way leads to the first two, and the public way to the prompts copies a chat's whole history.
     helper, llm, prompts = synthesizer._prompt_helper, synthesizer._llm, synthesizer._get_prompts()  # noqa: SLF001
     templates = [prompts[name] for name in _PROMPTS if name in prompts]
-    padding = getattr(synthesizer, "_response_padding_size", _PADDING)
+    padding = getattr(synthesizer, "_response_padding_size", _PADDING_TOKENS)
     if helper.chunk_size_limit is None and not isinstance(llm, StructuredLLM):
-        # Counting tokens takes milliseconds, and no token is shorter than a byte.
-        longest = max(_most_bytes(template, llm, query) for template in templates)
+        # Counting tokens takes milliseconds. Every token has at least one byte, so bytes are an upper bound.
+        longest = max(_max_bytes(template, llm, query) for template in templates)
         most = longest + _bytes(llm.system_prompt or "") + _bytes(context)
         if most <= helper.context_window - helper.num_output - padding:
             return True
@@ -199,8 +201,8 @@ def _fits(synthesizer: BaseSynthesizer, query: str, context: str) -> bool:
     return True
 
 
-def _most_bytes(template: BasePromptTemplate, llm: LLM, query: str) -> float:
-    """What a prompt without its context takes at most: infinity if that isn't known without formatting it."""
+def _max_bytes(template: BasePromptTemplate, llm: LLM, query: str) -> float:
+    """Return an upper bound for a prompt without its context; infinity if only formatting it would show that."""
     if isinstance(template, SelectorPromptTemplate):
         template = template.select(llm=llm)
     if template.kwargs or template.function_mappings or template.template_var_mappings or template.output_parser:

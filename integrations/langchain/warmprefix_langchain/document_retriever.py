@@ -1,4 +1,4 @@
-"""A retriever around any other, whose documents come in an order that the prefix cache knows."""
+"""A retriever that arranges the documents of another one for the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from langchain_core.runnables.config import set_config_context
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import ConfigDict, Field
 
-from warmprefix_langchain.arrange import as_list, note_in_last
-from warmprefix_langchain.settings import ContextReuseSettings
+from warmprefix_langchain.document_labels import append_note, as_list
+from warmprefix_langchain.plugin_options import ContextReuseOptions
 
 __all__ = ["ContextReuseRetriever"]
 
 
-class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
-    """Finds what `retriever` finds; chains take it as it is. An agent's tools want the plain `retriever`.
+class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
+    """Retriever for chains that returns the documents of `retriever` in planned order.
 
-    Put it last: a compressor or ensemble behind it would reorder, cut or rewrite what it arranged. Rerank inside.
+    Put it last: a compressor or ensemble after it would reorder, cut or rewrite the arranged documents. Rerank inside.
+    For an agent's tools, use the plain `retriever` and `ContextReuseMiddleware`.
 
-    `invoke(query, history=messages)` shows the history for `placement="tail"`, in any form that LangChain takes
-    messages in. All other arguments but `k` go to `retriever` as they are.
+    `invoke(query, history=messages)` passes the history for `placement="tail"`, in any form that LangChain takes
+    messages in. All other arguments except `k` go to `retriever` unchanged.
 
     The conversation is the config's `thread_id`, `session_id` or `conversation_id`, in `configurable` or `metadata`.
     """
@@ -37,11 +38,11 @@ class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
     model_config = ConfigDict(extra="forbid")
 
     retriever: RetrieverLike
-    """A retriever, or any Runnable from a question to documents, best first."""
+    """A retriever, or any Runnable that maps a question to documents, best first."""
 
     k: int | None = Field(default=None, ge=1)
-    """The most documents to return, best ones first kept; a call's `k` overrides it. `retriever` is told if it takes a
-    `k` itself."""
+    """Maximum number of documents to return; the best ones are kept. A call's `k` overrides it. `retriever` receives it
+    too, if it accepts a `k`."""
 
     def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:  # noqa: A002
         with set_config_context(_inheritable(config)) as context:
@@ -60,11 +61,11 @@ class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
         history: Iterable[MessageLikeRepresentation] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        k = self._most(k)
+        k = self._limit(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        found = self.retriever.invoke(query, config, **self._told(k), **kwargs)
+        found = self.retriever.invoke(query, config, **self._limit_argument(k), **kwargs)
         arranged = self.arranged(as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history)
-        return note_in_last(arranged, self.annotate)
+        return append_note(arranged, self.annotate)
 
     async def _aget_relevant_documents(
         self,
@@ -75,37 +76,37 @@ class ContextReuseRetriever(ContextReuseSettings, BaseRetriever):
         history: Iterable[MessageLikeRepresentation] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        k = self._most(k)
+        k = self._limit(k)
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        found = await self.retriever.ainvoke(query, config, **self._told(k), **kwargs)
+        found = await self.retriever.ainvoke(query, config, **self._limit_argument(k), **kwargs)
         arranged = await self.aarranged(
             as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history
         )
-        return note_in_last(arranged, self.annotate)
+        return append_note(arranged, self.annotate)
 
-    def _most(self, k: int | None) -> int | None:
+    def _limit(self, k: int | None) -> int | None:
         if k is not None and k < 1:
             raise ValueError(f"k must be 1 or more, got {k}")
         return self.k if k is None else k
 
-    def _told(self, k: int | None) -> dict[str, Any]:
-        return {} if k is None or not _takes_k(self.retriever) else {"k": k}
+    def _limit_argument(self, k: int | None) -> dict[str, Any]:
+        return {} if k is None or not _accepts_k(self.retriever) else {"k": k}
 
 
 def _inheritable(config: RunnableConfig | None) -> RunnableConfig:
-    """The config without what names this very run, so that runs inside it may see the rest."""
+    """Return the config for inner runs: without the name and the id of this run."""
     inherited = ensure_config(config)
     inherited.pop("run_name", None)
     inherited.pop("run_id", None)
     return inherited
 
 
-def _takes_k(retriever: Runnable[str, list[Document]]) -> bool:
+def _accepts_k(retriever: Runnable[str, list[Document]]) -> bool:
     while isinstance(retriever, RunnableBindingBase):
         retriever = retriever.bound
     if isinstance(retriever, VectorStoreRetriever):
         return True
-    # Others that take any keyword hand it on: to a retriever whose results are still to be reranked, for one.
+    # A retriever that accepts any keyword passes `k` on, for example to one whose results are still to be reranked.
     return (
         isinstance(retriever, BaseRetriever) and "k" in inspect.signature(retriever._get_relevant_documents).parameters  # noqa: SLF001
     )

@@ -1,4 +1,4 @@
-"""Whose memories a search finds."""
+"""Tenants of memory searches, derived from filters or from the memories found."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _ENTITY_IDS = ("user_id", "agent_id", "app_id", "run_id")
 
 
 def tenant_of(filters: object, within: str | None = None) -> str:
-    """A name for those whose memories `filters` allow, the same for two searches only if these are the same.
+    """Return a tenant name for the owners of the memories that `filters` allow.
 
-    That is the entity ids which every memory found must have, whatever else is filtered. Where an entity id stands
-    under OR or NOT, or with an operator or a wildcard, and where there is none, all of the filters count.
+    Two searches get the same name only if they have the same owners. The name is made of the entity ids that every
+    memory found must have; other conditions do not count. It is made of all filters if there is no entity id, or if one
+    is under OR or NOT, or has an operator or a wildcard.
 
     >>> tenant_of({"user_id": "ann", "topic": "food"}) == tenant_of({"AND": [{"user_id": "ann"}]})
     True
@@ -25,8 +26,8 @@ def tenant_of(filters: object, within: str | None = None) -> str:
     False
 
     Args:
-        filters: As Mem0's `search` takes them.
-        within: What keeps apart two Mem0s that give the same ids to different people.
+        filters: Filters in the format of Mem0's `search`.
+        within: Name that separates Mem0 instances in which one id names different people.
     """
     entities = _required_ids(filters)
     if not entities:
@@ -36,7 +37,7 @@ def tenant_of(filters: object, within: str | None = None) -> str:
 
 
 def owners_of(memories: Sequence[Mapping[str, Any]], within: str | None = None) -> str:
-    """A name for all whose memories these are, where no filters tell: users if any has one, else agents, else runs."""
+    """Return a tenant name for the owners of `memories`: their users, else their agents, else their runs."""
     for kind in ("user_id", "agent_id", "run_id"):
         names = {str(memory.get(kind)) for memory in memories if memory.get(kind) is not None}
         if names:
@@ -45,7 +46,7 @@ def owners_of(memories: Sequence[Mapping[str, Any]], within: str | None = None) 
 
 
 def _required_ids(filters: object) -> dict[str, str] | None:
-    """The entity ids that `filters` demand; None if they say anything else of entities."""
+    """Return the entity ids that `filters` require; None for any other condition on entities."""
     if not isinstance(filters, Mapping):
         return None
     required: dict[str, str] = {}
@@ -53,7 +54,7 @@ def _required_ids(filters: object) -> dict[str, str] | None:
         if key in _ENTITY_IDS:
             if isinstance(value, bool) or not isinstance(value, str | int) or "*" in str(value):
                 return None
-            found: dict[str, str] | None = {key: str(value).strip()}  # as Mem0 does
+            found: dict[str, str] | None = {key: str(value).strip()}  # Mem0 strips ids too
         elif key == "AND" and isinstance(value, list):
             found = {}
             for condition in value:
@@ -69,7 +70,7 @@ def _required_ids(filters: object) -> dict[str, str] | None:
 
 
 def _merged(one: dict[str, str], other: dict[str, str]) -> dict[str, str] | None:
-    """Both; None if they contradict each other."""
+    """Return the union; None if the two contradict each other."""
     both = one | other
     return both if both == other | one else None
 

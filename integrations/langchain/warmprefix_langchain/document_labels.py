@@ -1,4 +1,4 @@
-"""Documents in, planned documents out: copies that a prompt shows labelled, and the note that goes with them."""
+"""Documents as context blocks, and plans as labelled copies of the documents."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from langchain_core.documents import Document
 
 from warmprefix import ContextBlock, ContextPlan, PlannedBlock
 
-__all__ = ["LABEL_KEY", "TEXT_KEY", "Annotate", "Arranged", "arrange", "as_blocks", "as_list", "note_in_last"]
+__all__ = ["LABEL_KEY", "TEXT_KEY", "Annotate", "PromptDocuments", "append_note", "arrange", "as_blocks", "as_list"]
 
 Annotate = Literal["prompt", "content", "none"]
 """Where a document shows its label: in prompts only, in its own text, or nowhere."""
 
 LABEL_KEY = "context_label"
 TEXT_KEY = "page_content"
-"""A metadata entry of this name is what `format_document` prints in place of the document's own text."""
+"""`format_document` prints a metadata entry of this name in place of the document's own text."""
 
 
-class Arranged(NamedTuple):
-    """Documents in planned order, and the order note: empty where there is none, or no label for it to name."""
+class PromptDocuments(NamedTuple):
+    """Documents in planned order, and the order note."""
 
     documents: list[Document]
     note: str
+    """Empty if the order did not change, or if no labels are shown."""
 
 
 def as_list(documents: Iterable[Document]) -> list[Document]:
-    """What was retrieved, unless it is a mistake of the chain's: its single parts must not pass for documents.
+    """Return the documents as a new list.
+
+    A single text, document or dict is refused: it would pass for a sequence of its parts.
 
     Raises:
-        TypeError: `documents` is one text, document or dict, or nothing that can be listed.
+        TypeError: `documents` is not a sequence of documents.
     """
     if isinstance(documents, str | Mapping | Document) or not isinstance(documents, Iterable):
         raise TypeError(f"documents must be a sequence of Document, got one {type(documents).__name__}")
@@ -38,27 +41,30 @@ def as_list(documents: Iterable[Document]) -> list[Document]:
 
 
 def as_blocks(documents: Sequence[Document], annotate: Annotate) -> list[ContextBlock]:
-    """A block a document, whose text is what the prompt would show of it."""
-    return [ContextBlock(_shown(document, annotate), id=document.id) for document in documents]
+    """Return one block per document, with the text that the prompt would show."""
+    return [ContextBlock(_shown_text(document, annotate), id=document.id) for document in documents]
 
 
-def arrange(documents: Sequence[Document], plan: ContextPlan, annotate: Annotate) -> Arranged:
-    """Return copies in planned order; `plan` is one of `as_blocks(documents, annotate)`.
+def arrange(documents: Sequence[Document], plan: ContextPlan, annotate: Annotate) -> PromptDocuments:
+    """Return copies in planned order; `plan` comes from `as_blocks(documents, annotate)`.
 
-    A document that repeats another one altogether is left out. One that has only its text in common with another
-    follows behind all planned ones, in relevance order, and so does one without a text, unlabelled. The first of the
-    documents that are references shows the sentence that names all of them, the others show nothing.
+    A full duplicate of another document is dropped. A document that shares only its text with another one follows
+    after all planned ones, in relevance order. Documents without text come last, without a label. If several documents
+    are references, the first one shows one sentence that names them all, and the others show nothing.
     """
     copies = [_annotated(document, *shown, annotate) for shown, document in _in_order(documents, plan)]
     planned = {position for block in plan.blocks for position in block.positions}
     blank = [document for i, document in enumerate(documents) if i not in planned]
     distinct = [document for i, document in enumerate(blank) if document not in blank[:i]]
     copies += [document.model_copy(update={"metadata": dict(document.metadata)}) for document in distinct]
-    return Arranged(copies, "" if annotate == "none" else plan.order_annotation or "")
+    return PromptDocuments(copies, "" if annotate == "none" else plan.order_annotation or "")
 
 
-def note_in_last(arranged: Arranged, annotate: Annotate) -> list[Document]:
-    """Return the documents; the last one with a text shows the note too, after a blank line. Changes both."""
+def append_note(arranged: PromptDocuments, annotate: Annotate) -> list[Document]:
+    """Append the note to the last document that shows text, and return the documents.
+
+    A blank line separates the two. Changes the list and its last document.
+    """
     documents, note = arranged
     if not note:
         return documents
@@ -70,12 +76,12 @@ def note_in_last(arranged: Arranged, annotate: Annotate) -> list[Document]:
     if annotate == "prompt":
         documents[last].metadata[TEXT_KEY] = noted
     else:
-        documents[last] = documents[last].model_copy(update={"page_content": noted})  # it may be frozen
+        documents[last] = documents[last].model_copy(update={"page_content": noted})  # the class may be frozen
     return documents
 
 
 def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tuple[tuple[PlannedBlock, str], Document]]:
-    """Yield each document, with its block and what the prompt shows of it."""
+    """Yield each document with its block and the text that the prompt shows."""
     repeats: list[tuple[int, tuple[PlannedBlock, str]]] = []
     for planned, shown in zip(plan.blocks, plan.paragraphs(), strict=True):
         kept = [documents[planned.rank]]
@@ -88,18 +94,20 @@ def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tupl
         yield repeat, documents[position]
 
 
-def _shown(document: Document, annotate: Annotate) -> str:
-    """An application may have put a text of its own in the metadata; then that is what its prompts show."""
-    if annotate == "content" or _labelled_before(document):
+def _shown_text(document: Document, annotate: Annotate) -> str:
+    """Return the text that prompts show: the application's own metadata entry comes before the document's text."""
+    if annotate == "content" or _is_labelled(document):
         return document.page_content
     return str(document.metadata.get(TEXT_KEY, document.page_content))
 
 
 def _annotated(document: Document, planned: PlannedBlock, shown: str, annotate: Annotate) -> Document:
-    metadata = {LABEL_KEY: planned.label, **document.metadata}  # an application's own entry of that name stays
-    if _labelled_before(document):
+    """Return a copy with a label, and with the shown text where `annotate` puts it."""
+    metadata = {LABEL_KEY: planned.label, **document.metadata}  # the application's own entry of that name wins
+    if _is_labelled(document):
+        # These entries come from an earlier plan: another label, and perhaps another note.
         metadata[LABEL_KEY] = planned.label
-        del metadata[TEXT_KEY]  # with another prompt's label, and perhaps its note
+        del metadata[TEXT_KEY]
     update: dict[str, Any] = {"metadata": metadata}
     if annotate == "prompt":
         metadata[TEXT_KEY] = shown
@@ -108,7 +116,10 @@ def _annotated(document: Document, planned: PlannedBlock, shown: str, annotate: 
     return document.model_copy(update=update)
 
 
-def _labelled_before(document: Document) -> bool:
-    """Whether the entries of our names are ours. Nobody gains by forging them: the text is rendered anew."""
+def _is_labelled(document: Document) -> bool:
+    """Return whether an earlier plan labelled the document.
+
+    Forged entries gain nothing: the text is rendered again from `page_content`.
+    """
     label, text = document.metadata.get(LABEL_KEY), document.metadata.get(TEXT_KEY)
     return isinstance(label, str) and isinstance(text, str) and f"[{label}]" in text

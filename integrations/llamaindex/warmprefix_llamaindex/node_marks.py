@@ -1,7 +1,7 @@
-"""Marks: what a node carries from the postprocessor to the prompt, through whatever an engine makes of it.
+"""Marks that nodes carry from the postprocessor to the prompt: label, relevance rank and templates.
 
-They stand in the metadata, because that is what a `CitationQueryEngine` hands on to the nodes it cuts a node into.
-No embedding is shown them, and a model only in `MetadataMode.ALL`.
+Marks are metadata, because a `CitationQueryEngine` copies metadata to the nodes into which it splits a node. They are
+excluded from embeddings; a model sees them only in `MetadataMode.ALL`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from llama_index.core.schema import DEFAULT_METADATA_TMPL, BaseNode, MetadataMod
 
 from warmprefix import Templates
 
-__all__ = ["LABEL", "RANK", "Mark", "copied", "labelled", "mark_of", "marks", "rank_of"]
+__all__ = ["LABEL", "RANK", "NodeMark", "copied", "labelled", "mark_of", "marks", "rank_of"]
 
 LABEL = "warmprefix_label"
-"""What the prompt calls the node, as in `[Doc_1]`."""
+"""Metadata key of a node's label in the prompt, such as `Doc_1`."""
 
 RANK = "warmprefix_rank"
-"""Its place in relevance order, from 0 on."""
+"""Metadata key of a node's place in relevance order, from 0."""
 
 ORDER = "warmprefix_order_template"
 LOCATION = "warmprefix_location_template"
-"""The wording of the annotations, where it is the application's own."""
+"""Metadata keys of the annotation templates, if they are not the default ones."""
 
 _ALL = frozenset((LABEL, RANK, ORDER, LOCATION))
 
 _DEFAULT = Templates()
 
 
-class Mark(NamedTuple):
-    """What a node is called in the prompt, where it stood, and in whose words that is told."""
+class NodeMark(NamedTuple):
+    """A node's label in the prompt, its relevance rank, and the templates of the annotations."""
 
     label: str
     rank: int
@@ -40,7 +40,7 @@ class Mark(NamedTuple):
 
 
 def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
-    """Return a copy of a node and of its metadata, with these marks and without older ones."""
+    """Return a copy of a node with copied metadata: these marks, and no older ones."""
     node = scored.node
     metadata = node.metadata
     hidden_from_llm, hidden_from_embedding = node.excluded_llm_metadata_keys, node.excluded_embed_metadata_keys
@@ -60,13 +60,13 @@ def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
 
 def with_node(scored: NodeWithScore, node: BaseNode) -> NodeWithScore:
     """Return a copy of a scored node, of the same class, around another node."""
-    if type(scored) is NodeWithScore:  # the common case, and a third of the time
+    if type(scored) is NodeWithScore:  # the common case, in a third of the time
         return NodeWithScore(node=node, score=scored.score)
     return scored.model_copy(update={"node": node})
 
 
 def marks(rank: int, label: str | None = None, templates: Templates = _DEFAULT) -> dict[str, Any]:
-    """What to write into a node's metadata; no label if it shows no text."""
+    """Return the metadata entries for a node; `label` is None if it shows no text."""
     written: dict[str, Any] = {RANK: rank}
     if label is not None:
         written[LABEL] = label
@@ -77,24 +77,24 @@ def marks(rank: int, label: str | None = None, templates: Templates = _DEFAULT) 
 
 
 def rank_of(scored: NodeWithScore) -> int | None:
-    """A node's place in relevance order; None for one that came from elsewhere."""
+    """Return a node's place in relevance order; None if the postprocessor did not plan it."""
     rank = scored.node.metadata.get(RANK)
     return rank if isinstance(rank, int) else None
 
 
 def is_blank(node: BaseNode) -> bool:
-    """Return whether a node without a label shows the model no text."""
+    """Return whether an unlabelled node shows the model no text."""
     planned_as_blank = RANK in node.metadata and LABEL not in node.metadata
     return planned_as_blank or not node.get_content(MetadataMode.LLM).strip()
 
 
-def mark_of(node: BaseNode) -> Mark | None:
-    """A node's mark; None for one that has no label, or shows it already."""
+def mark_of(node: BaseNode) -> NodeMark | None:
+    """Return a node's mark; None if the node has no label, or already shows it."""
     rank, label = node.metadata.get(RANK), node.metadata.get(LABEL)
     if not isinstance(rank, int) or not isinstance(label, str) or LABEL not in node.excluded_llm_metadata_keys:
         return None
     order, location = node.metadata.get(ORDER), node.metadata.get(LOCATION)
-    return Mark(label, rank, _DEFAULT if order is None or location is None else _templates(order, location))
+    return NodeMark(label, rank, _DEFAULT if order is None or location is None else _templates(order, location))
 
 
 @lru_cache
@@ -102,22 +102,22 @@ def _templates(order: str, location: str) -> Templates:
     return Templates(order=order, location=location)
 
 
-def labelled(node: BaseNode, mark: Mark, names: Collection[str], note: str | None = None) -> BaseNode | None:
-    """Return a copy that shows the model `[label] text`, with the note behind it.
+def labelled(node: BaseNode, mark: NodeMark, names: Collection[str], note: str | None = None) -> BaseNode | None:
+    """Return a copy that shows the model `[label] text`, followed by the note.
 
     None if the node's class renders its text in its own way. `names` are the labels of the whole prompt: the text is
-    escaped where it could pass for one of them. The node's own text stays as it is, the template holds the shown text.
+    escaped where it could pass for one of them. The node's own text stays unchanged; the template holds the shown text.
     """
     if type(node).get_content not in (TextNode.get_content, Node.get_content):
         return None
     shown = mark.templates.block(mark.label, node.get_content(MetadataMode.LLM), names)
     if note is not None:
-        # Where no note follows, LlamaIndex strips what a template gives: the same bytes either way.
+        # Without a note LlamaIndex strips the result of the template, so this gives the same bytes.
         shown = f"{shown.rstrip()}\n\n{note}"
     return node.model_copy(
         update={
             "text_template": shown.replace("{", "{{").replace("}", "}}"),
-            # The template is used only where there is metadata to show.
+            # LlamaIndex uses the template only if there is metadata to show.
             "metadata_template": DEFAULT_METADATA_TMPL,
             "excluded_llm_metadata_keys": [key for key in node.excluded_llm_metadata_keys if key != LABEL],
         }

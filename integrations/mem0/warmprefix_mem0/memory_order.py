@@ -1,0 +1,125 @@
+"""An ordering policy for memories, and its use on search results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.ordering import BlockView, PrefixView
+
+__all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "text_of"]
+
+Entry = dict[str, Any]
+"""A memory as Mem0 returns it."""
+
+_log = logging.getLogger("warmprefix")
+
+
+class SteadyOrder:
+    """Ordering policy for contexts that change little from turn to turn.
+
+        planner = ContextPlanner(policy=SteadyOrder)
+
+    Blocks that were in the last order come first, in that order; new ones follow in relevance order. One exception: if
+    another resident path is predicted to hold more tokens, its blocks come first, followed by the other blocks of the
+    last order. The first request stays in relevance order.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, ...] = ()
+
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        places = {block.fingerprint: i for i, block in enumerate(blocks)}
+        kept = [places[key] for key in self._last if key in places]
+        path = prefix.deepest_path(blocks)
+        if sum(blocks[i].tokens for i in path) <= prefix.match_prefix([blocks[i] for i in kept]).tokens:
+            path = []
+        return list(dict.fromkeys([*path, *kept, *range(len(blocks))]))
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        self._last = tuple(block.fingerprint for block in served)
+
+
+class ArrangedMemories(NamedTuple):
+    """Memories in planned order."""
+
+    entries: list[Entry]
+    """Unchanged copies of all memories."""
+    context: str
+    """Texts of the memories for the prompt, each once."""
+    order_annotation: str | None
+    """Relevance-order note at the end of `context`, if there is one."""
+
+
+class MemoryArranger:
+    """Planner of the order of search results, in head placement.
+
+    Plans are committed at once, because a search does not learn whether the model answered. At worst a later search
+    expects a prefix that the engine never saw.
+    """
+
+    def __init__(self, planner: ContextPlanner | None, annotate: bool = False) -> None:
+        """Plan with `planner`, or with a new one that keeps the last order of each tenant.
+
+        Raises:
+            TypeError: `planner` is neither a ContextPlanner nor None.
+        """
+        if planner is not None and not isinstance(planner, ContextPlanner):
+            raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
+        self.planner = ContextPlanner(policy=SteadyOrder) if planner is None else planner
+        self.annotate = annotate
+        self._failed_before = False
+
+    def arrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
+        """Order the memories; if that fails, return them in the given order.
+
+        Args:
+            entries: Memories in relevance order.
+            tenant: Returns the tenant of the memories. An error in it counts as a failure too.
+        """
+        try:
+            return self._planned(entries, tenant())
+        except Exception:
+            self._log_failure()
+            texts = [text for entry in entries if (text := text_of(entry)) and not text.isspace()]
+            return ArrangedMemories(list(map(copy, entries)), _as_list(dict.fromkeys(texts)), None)
+
+    def _planned(self, entries: Sequence[Entry], tenant: str) -> ArrangedMemories:
+        with_text = [(i, text) for i, entry in enumerate(entries) if (text := text_of(entry)) is not None]
+        blocks = [ContextBlock(text, id=_id_of(entries[i])) for i, text in with_text]
+        with self.planner.planning(blocks, tenant=tenant) as plan:
+            planned = [with_text[block.rank][0] for block in plan.blocks]
+            # Then the entries that are not blocks: repeated texts, and entries without text.
+            order = dict.fromkeys([*planned, *range(len(entries))])
+            if self.annotate:
+                context, note = plan.render(), plan.order_annotation
+            else:
+                context, note = _as_list(block.text for block in plan.blocks), None
+            return ArrangedMemories([copy(entries[i]) for i in order], context, note)
+
+    def _log_failure(self) -> None:
+        """Log a planning failure. Its caller is the one place that degrades to the order of Mem0."""
+        level = logging.DEBUG if self._failed_before else logging.WARNING
+        self._failed_before = True
+        _log.log(level, "planning the order of memories failed", exc_info=True)
+
+
+def text_of(entry: object) -> str | None:
+    """Return the text of a memory; None if it has none.
+
+    The text identifies a memory: an updated memory keeps its id and gets another text.
+    """
+    text = entry.get("memory") if isinstance(entry, Mapping) else None
+    return text if isinstance(text, str) else None
+
+
+def _id_of(entry: Entry) -> str | None:
+    name = entry.get("id")
+    return name if isinstance(name, str) else None
+
+
+def _as_list(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)

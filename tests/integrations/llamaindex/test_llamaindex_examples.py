@@ -1,0 +1,63 @@
+"""The examples and the README's code blocks for LlamaIndex, run unchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from llama_index.core import MockEmbedding, Settings, VectorStoreIndex
+from llama_index.core.llms import MockLLM
+from llama_index.core.schema import TextNode
+
+RunExample = Callable[[str, Any], tuple[str, int]]
+
+
+async def test_readme_blocks_run(
+    readme_blocks: Callable[[str], list[str]], start_engine: Callable[[], Any], open_model: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Settings, "_llm", MockLLM())
+    index = VectorStoreIndex([TextNode(text="Passage.", id_="a")], embed_model=MockEmbedding(embed_dim=4))
+    engine = start_engine()
+    async with open_model(engine) as model:
+        names: dict[str, Any] = {"index": index, "retriever": index.as_retriever(), "llm": model}
+        blocks = readme_blocks("warmprefix_llamaindex")
+        assert len(blocks) == 2
+        for block in blocks:
+            exec(compile(block, "README.md", "exec"), names)
+        assert "[a] Passage." in str(names["engine"].query("What is it?"))
+        engine.script({"role": "assistant", "content": "An answer."})
+        assert str(await names["agent"].run("Hello.")) == "An answer."
+
+
+def test_rag_example_finds_most_of_its_prompt_cached(start_engine: Callable[[], Any], run_example: RunExample) -> None:
+    engine = start_engine()
+    printed, lines = run_example("llamaindex_rag.py", engine)
+    assert "2 of 3 prompts were reordered" in printed
+    assert len(engine.answered) == 3
+    assert all("[json." in prompt for prompt in engine.prompts)
+    assert engine.answered[-1].cached_tokens > engine.answered[-1].prompt_tokens / 2
+    assert lines <= 40
+
+
+def search_call(query: str) -> dict[str, Any]:
+    function = {"name": "search", "arguments": json.dumps({"input": query})}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": query, "type": "function", "function": function}],
+    }
+
+
+def test_agent_example_repeats_nothing(start_engine: Callable[[], Any], run_example: RunExample) -> None:
+    engine = start_engine()
+    for query in ("rename a file", "remove a file", "remove a directory"):
+        engine.script(search_call(query), {"role": "assistant", "content": f"See the passages on {query!r}."})
+    printed, lines = run_example("llamaindex_agent.py", engine)
+    assert "And a directory? See the passages on 'remove a directory'." in printed
+    assert len(engine.answered) == 6
+    assert '[Word for word in the result of the earlier call search({"input": "' in engine.prompts[-1]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(engine.prompts))
+    assert engine.answered[-1].cached_tokens > engine.answered[-1].prompt_tokens / 2
+    assert lines <= 40
