@@ -60,7 +60,7 @@ def test_no_plan_saves_more_where_much_is_cached(contexts: Contexts, orders: lis
     assert most <= upper_bound(contexts, TOKENS, resident, quick=True).tokens
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(batches, held_orders)
 @example([], [])
 @example([[]], [(0,)])

@@ -77,7 +77,7 @@ def test_it_saves_more_than_simpler_orders(contexts: int) -> None:
     assert saved(arrange(listed, tokens), tokens) > max(simpler)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 3)
 @given(contexts=batches)
 def test_compiled_or_not_the_plan_is_the_same(contexts: Contexts) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -532,7 +532,7 @@ def test_the_recorder_is_told_of_every_request() -> None:
 # -- at one time ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=max(1, settings().max_examples // 60), suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1_000))
 def test_batches_beside_each_other_and_beside_other_requests(seed: int) -> None:
     planner = ContextPlanner(capacity_tokens=2_000)

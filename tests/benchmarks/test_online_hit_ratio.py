@@ -35,6 +35,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return re.findall(r"^(\w+) \(\d+, \d+\)", table, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_clone_measures_its_own_traces_and_those_of_a_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_clone_measures_its_own_traces_and_those_of_a_folder(
     assert not (tmp_path / "results").exists(), "two policies are no run of all"
 
 
+@pytest.mark.slow
 def test_the_same_clone_makes_the_same_requests() -> None:
     first, second = (list(from_a_clone()) for _ in range(2))
     assert first == second

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
 import redis
 
 from redis_servers import Cluster, SentinelSetup, Server
@@ -38,6 +39,7 @@ def test_failover_in_the_middle_of_a_conversation(
         recover(dialogue, other)
 
 
+@pytest.mark.slow
 def test_a_replica_that_missed_a_cut_takes_over(
     dialogue: Dialogue, open_planner: OpenPlanner, recover: Recover
 ) -> None:

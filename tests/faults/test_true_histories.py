@@ -51,6 +51,7 @@ def test_in_memory(scenario: Scenario, faults: str) -> None:
     assert (outcome.store_errors > 0) == (faults == "all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_in_redis(scenario: Scenario) -> None:
     asymmetric = scenario.application == "obedient"

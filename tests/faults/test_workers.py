@@ -38,6 +38,7 @@ def outcome_of(worker: subprocess.Popen[str]) -> Any:
     return json.loads(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("application", ["obedient", "careless"])
 def test_a_thousand_races(application: str) -> None:
     with Server() as server:
@@ -49,6 +50,7 @@ def test_a_thousand_races(application: str) -> None:
     assert sum(outcome[lost] for outcome in outcomes) > 250  # they really raced
 
 
+@pytest.mark.slow
 def test_two_versions_of_the_value_format_side_by_side() -> None:
     with Server() as server:
         workers = [start_worker(server, "obedient", number, 150, 1 + number) for number in range(2)]
@@ -59,6 +61,7 @@ def test_two_versions_of_the_value_format_side_by_side() -> None:
         assert outcome["references"] > 0  # while the other worker is silent, there is a record again
 
 
+@pytest.mark.slow
 def test_a_worker_killed_with_plans_in_flight(open_planner: OpenPlanner) -> None:
     with Server() as server, server.client() as client:
         doomed = start_worker(server, "obedient", 0, 10**9)

@@ -64,7 +64,7 @@ def test_the_reference_is_the_definition(make_batch: Make, contexts: list[list[i
     np.testing.assert_allclose(found, defined(contexts, alpha), rtol=1e-12)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 10, suppress_health_check=[HealthCheck.too_slow])
 @given(contexts=contexts_of_blocks, alpha=st.floats(0.001, 0.01), tile_bytes=st.sampled_from([1, SMALL_TILES, None]))
 def test_every_implementation_gives_the_reference(
     distances_by: By, make_batch: Make, contexts: list[list[int]], alpha: float, tile_bytes: int | None

@@ -33,7 +33,7 @@ def defined(
     return partners, overlaps
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     contexts=contexts_of_blocks,
     tokens=st.lists(st.integers(0, 5), min_size=13, max_size=13),  # few values, so many ties; and blocks of no token

@@ -31,6 +31,7 @@ def check(planner: Any, link: EngineLink, expected: dict[str, int]) -> None:
     assert (link.stats().errors, link.stats().commits) == (0, len(expected))
 
 
+@pytest.mark.slow
 async def test_fifty_tasks(planner: Any, link: EngineLink, emulator: Any) -> None:
     expected: dict[str, int] = {}
 

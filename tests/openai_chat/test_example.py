@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from warmprefix import ContextBlock, ContextPlanner
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_reports_cached_tokens(emulator: Any) -> None:
     environment = {**os.environ, "OPENAI_BASE_URL": emulator.base_url, "MODEL": emulator.config.model}
     environment["OPENAI_API_KEY"] = "none"

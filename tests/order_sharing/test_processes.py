@@ -72,6 +72,7 @@ def test_a_planner_that_nobody_holds_ends_its_thread(own_server: Server, is_up: 
         wait_until(lambda: len(client.client_list()) == 1, "its connection is closed")
 
 
+@pytest.mark.slow
 def test_a_follower_that_holds_its_sharing_keeps_neither_alive(
     own_server: Server, orders: MakeOrders, scope: Scope
 ) -> None:
@@ -223,6 +224,7 @@ sharing.publish(Scope("acme", "model", None), LearnedOrder([b"k" * 16], [1], [0]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False])
 def test_the_interpreter_ends_cleanly(own_server: Server, new_worker: NewWorker, prefix: str, is_up: bool) -> None:
     """Without a close, what was published last is sent all the same."""

@@ -117,7 +117,7 @@ def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int],
 
 @policies
 @given(history=histories, request=requests)
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 4)
 def test_two_policies_fed_the_same_answer_the_same(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:
@@ -126,7 +126,7 @@ def test_two_policies_fed_the_same_answer_the_same(
 
 @policies
 @given(history=histories, request=requests)
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 4)
 def test_an_observed_list_may_change_afterwards(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:

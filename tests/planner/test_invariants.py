@@ -222,9 +222,6 @@ def of_worker(worker: int, request: list[ContextBlock]) -> list[ContextBlock]:
 
 
 Conversations.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestConversations = Conversations.TestCase
@@ -281,9 +278,6 @@ class VisibleConversation(RuleBasedStateMachine):
 
 
 VisibleConversation.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestVisibleConversation = VisibleConversation.TestCase
@@ -292,7 +286,6 @@ TestVisibleConversation = VisibleConversation.TestCase
 # -- 1, whatever the options ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     turns=st.lists(st.tuples(requests, st.sampled_from(["head", "tail"]), st.booleans()), max_size=6),
     policy=st.sampled_from(sorted(POLICIES)),
@@ -311,7 +304,7 @@ def test_every_block_stays_in_the_prompt(turns: list[Any], policy: str, conversa
 # -- 3: byte stability ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
 def test_a_block_renders_to_the_same_bytes_in_every_request(turns: list[list[ContextBlock]], policy: str) -> None:
     """Unless its text seems to show a label of that very prompt."""
@@ -337,7 +330,7 @@ def test_scores_ranks_and_positions_stay_out_of_the_prompt() -> None:
 # -- 4: no change unless it pays -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(earlier=st.lists(requests, max_size=8), fresh=st.integers(0, 12))
 def test_prompt_is_unchanged_without_evidence_of_reuse(earlier: list[list[ContextBlock]], fresh: int) -> None:
     planner, untouched = ContextPlanner(), ContextPlanner(policy="relevance")
@@ -350,7 +343,7 @@ def test_prompt_is_unchanged_without_evidence_of_reuse(earlier: list[list[Contex
     assert plan.order_annotation is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
 def test_order_annotation_appears_exactly_if_the_order_changed(turns: list[list[ContextBlock]], policy: str) -> None:
     planner = ContextPlanner(policy=policy)
@@ -391,7 +384,7 @@ def test_state_stops_growing_at_its_bounds(policy: str) -> None:
 # -- 7: isolation --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     turns=st.lists(st.tuples(st.sampled_from(["acme", "other", None]), requests), max_size=12),
     policy=st.sampled_from(sorted(POLICIES)),

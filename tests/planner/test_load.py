@@ -48,6 +48,7 @@ def request_of(thread: int, i: int) -> list[ContextBlock]:
     return [ContextBlock(f"text {rng.randrange(200)}", id=rng.randrange(50), tokens=20) for _ in range(5)]
 
 
+@pytest.mark.slow
 def test_threads_get_their_own_requests_back() -> None:
     planner = ContextPlanner(capacity_tokens=5_000)
     failures: list[BaseException] = []

@@ -162,6 +162,7 @@ def test_command_line_runs_a_selection(tmp_path: Path) -> None:
     assert "written" not in finished.stdout
 
 
+@pytest.mark.slow
 def test_servers_report_what_the_simulation_finds() -> None:
     rows = measure_http(10, 5)
     assert [(row["arm"], row["killed"]) for row in rows] == [
@@ -175,6 +176,7 @@ def test_servers_report_what_the_simulation_finds() -> None:
     assert rows[2]["prefilled_tokens"] < rows[0]["prefilled_tokens"]
 
 
+@pytest.mark.slow
 def test_chain_answers_all_documents() -> None:
     pytest.importorskip("warmprefix_chain_of_agents", reason="installed with its own tests")
     for row in measure_chain(10, 5):

@@ -73,6 +73,7 @@ FILLINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_load", [False, True])
 @pytest.mark.parametrize("filling", FILLINGS)
 @pytest.mark.parametrize("tenants", [1, 30])
@@ -98,6 +99,7 @@ def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants:
     assert allocated() - before <= ACCURACY * MAX_BYTES
 
 
+@pytest.mark.slow
 def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
     router = ReplicaRouter(NAMES, capacity_tokens=None, max_bytes=MAX_BYTES, max_tenants=100)
     before = allocated()

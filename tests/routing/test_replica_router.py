@@ -559,7 +559,7 @@ def test_threads_share_a_router() -> None:
         assert all((load.requests, load.in_flight, load.waiting) == (0, 0, 0) for load in loads)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.data())
 def test_bookings_balance_and_the_guard_holds(data: st.DataObject) -> None:
     router = ReplicaRouter(NAMES, eps=0.25, floor_tokens=1_000, window_tokens=20_000)

@@ -88,6 +88,7 @@ def ask(client: openai.OpenAI, planner: ContextPlanner, replica: str, blocks: li
     return EngineReport(answer.usage.prompt_tokens_details.cached_tokens, answer.usage.prompt_tokens)
 
 
+@pytest.mark.slow
 def test_replicas_hit_more_than_by_round_robin(new_servers: Callable[[], Servers]) -> None:
     servers, planner = new_servers(), ContextPlanner()
     router = ReplicaRouter(servers.names, capacity_tokens=CONFIG.capacity_tokens)

@@ -14,6 +14,7 @@ from redis_servers import Server, binaries, wait_until
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", binaries())
 def test_the_conversation_goes_on_at_the_other_worker(flavour: str) -> None:
     with Server(flavour) as server, server.client() as client:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 import redis
+from hypothesis import settings
 
 from redis_servers import Clock, Cluster, SentinelSetup, Server, binaries
 from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
@@ -39,7 +40,7 @@ class Reachable(Protocol):
 class MemoryKits:
     """Of stores in this process, which time passes for when it is told to."""
 
-    examples = 150
+    examples = settings().max_examples
 
     def __call__(self) -> MemoryKit:
         return MemoryKit()
@@ -59,7 +60,7 @@ class MemoryKit:
 class RedisKits:
     """Of stores in one running server, each kit with keys of its own; time passes when the server's clock jumps."""
 
-    examples = 40
+    examples = settings().max_examples // 5
     _numbers = itertools.count()
 
     def __init__(self, server: Reachable, url: str) -> None:

@@ -20,7 +20,7 @@ blocks = st.builds(
     SeenBlock, st.binary(min_size=16, max_size=16), labels, st.just(1), st.sampled_from([0, 1, 255, 65_536, LARGEST])
 )
 distinct_blocks = st.lists(blocks, unique_by=(lambda block: block.fingerprint, lambda block: block.label), max_size=40)
-once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 3)
 
 
 @once

@@ -783,5 +783,5 @@ class TrueHistories(RuleBasedStateMachine):
 
 def test_nothing_is_called_seen_that_is_not_in_the_history(kits: Kits) -> None:
     machine = type("TrueHistoriesOfKit", (TrueHistories,), {"kit": staticmethod(kits)})
-    examples = settings(max_examples=kits.examples, stateful_step_count=30, deadline=None)
+    examples = settings(max_examples=kits.examples)
     run_state_machine_as_test(machine, settings=examples)

@@ -102,7 +102,7 @@ class World:
             assert sorted([*read, *skipped], key=str) == sorted({block.id for block in asked}, key=str)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 8)
 @given(turns=TURNS)
 def check(turns: list[Turn], start: Callable[[], World], pool: list[ContextBlock], dangling: Any) -> None:
     world = start()

@@ -226,7 +226,7 @@ def test_a_context_that_is_split_or_cut_stays_as_without_us(
     assert ids(response.source_nodes) == [f"Doc_{i}" for i in RELEVANCE]
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 5)
 @given(
     window=st.integers(640, 1_600),
     lengths=st.lists(st.integers(1, 90), min_size=2, max_size=6),

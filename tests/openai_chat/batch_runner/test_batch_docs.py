@@ -95,6 +95,7 @@ def answer_file(base_url: str, source: Path, output: Path) -> None:
     output.write_text("\n".join(results))
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_is_taken_up(tmp_path: Path) -> None:
     config = EmulatorConfig(base_ttft_ms=0, prefill_rate=float("inf"), decode_rate=float("inf"))
     with EmulatorServer(config) as server:

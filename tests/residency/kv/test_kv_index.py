@@ -382,5 +382,5 @@ def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
     return length
 
 
-AgainstAModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AgainstAModel.TestCase.settings = settings()
 TestAgainstAModel = AgainstAModel.TestCase

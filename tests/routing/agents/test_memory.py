@@ -58,6 +58,7 @@ FILLINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filling", FILLINGS)
 @pytest.mark.parametrize("tenants", [1, 50])
 def test_many_tenants_stay_within_the_bound(traced: None, filling: str, tenants: int) -> None:
@@ -89,6 +90,7 @@ def test_tenants_that_shrank_release_their_tables(traced: None) -> None:
     assert allocated() - before <= ACCURACY * MAX_BYTES
 
 
+@pytest.mark.slow
 def test_the_estimate_is_no_less_than_what_is_allocated(traced: None) -> None:
     for filling, filled in FILLINGS.items():
         router = AgentRouter(filled["of"])

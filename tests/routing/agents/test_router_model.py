@@ -225,7 +225,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterModel = RouterMachine.TestCase
-TestRouterModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestRouterModel.settings = settings()
 
 
 @pytest.mark.parametrize("max_bytes", [500_000_000, 12_000])

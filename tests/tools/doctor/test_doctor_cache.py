@@ -62,7 +62,7 @@ def test_segments_keep_the_text_and_its_tokens(text: str) -> None:
     assert b"".join(map(pool.packed_tokens, ids)) == b"".join(token.to_bytes(4, "big") for token in encode(text))
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(PROMPTS, st.sampled_from([1, 2, 16]))
 def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | None]], block_size: int) -> None:
     # Random prompts share little, so some of them get the start of the first one.

@@ -161,4 +161,4 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestPrefixCache.settings = settings()

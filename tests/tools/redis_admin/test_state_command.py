@@ -102,6 +102,7 @@ def test_what_is_not_known_is_an_exit_status(server: Server, fill: Fill, run: Ru
     assert ask("inspect", server.url, *named(CHAT), "--prefix", "other")[0] == 1
 
 
+@pytest.mark.slow
 def test_no_name_is_too_odd(server: Server, fill: Fill, run: Run) -> None:
     filled = fill(server.url)
     for blocks, conversation in enumerate(ODD, 1):

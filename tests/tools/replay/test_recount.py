@@ -56,7 +56,7 @@ def traces(draw: st.DrawFn) -> tuple[dict[Any, int], list[dict[str, Any]]]:
 
 
 @given(traces(), st.integers(1, 200), st.integers(1, 6))
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 3)
 def test_hits_can_be_recounted_from_orders(
     trace: tuple[dict[Any, int], list[dict[str, Any]]], capacity: int, k: int
 ) -> None:

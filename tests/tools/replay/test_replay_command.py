@@ -109,6 +109,7 @@ def test_json_goes_to_standard_output_alone(run: Run, trace: Path) -> None:
     assert "topics: 50 requests" in result.stderr
 
 
+@pytest.mark.slow
 def test_same_command_writes_the_same_bytes_for_any_hash_seed(run: Run, trace: Path, tmp_path: Path) -> None:
     timings = ("plan_us_p50", "plan_us_p99", "commit_us_p50", "commit_us_p99")
     runs: list[tuple[bytes, list[dict[str, Any]]]] = []

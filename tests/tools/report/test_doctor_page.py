@@ -94,7 +94,7 @@ def test_it_is_balanced_loads_nothing_and_is_always_the_same(report: DoctorRepor
     assert {a["href"][1:] for name, a in outline(page).elements if name == "a"} <= set(ids)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 3)
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT, st.data())
 def test_whatever_the_log_holds_stays_text(
     report: DoctorReport, outline: Parse, name: str, snippet: str, path: str, data: st.DataObject

@@ -96,7 +96,7 @@ def test_every_result_is_on_the_page(results: list[ReplayResult], placement: str
         assert {f"{result.misses.new:,}", f"{result.misses.order:,}", f"{result.misses.total:,}"} <= texts
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=[]))), min_size=2, max_size=2)
 )
