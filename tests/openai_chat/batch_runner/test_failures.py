@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gc
 import itertools
 import socket
 import time
@@ -352,6 +353,7 @@ async def test_a_task_that_is_cancelled_from_outside_ends_the_run(
         await waiting
 
 
+@pytest.mark.filterwarnings("ignore:coroutine 'connect_tcp:RuntimeWarning")  # anyio's, when cancelled as it connects
 def test_an_event_loop_that_ends_with_the_run_unfinished(plan: Plan, requests: MakeRequests, engine: Any) -> None:
     batch = plan(requests(3, 3))
 
@@ -364,6 +366,7 @@ def test_an_event_loop_that_ends_with_the_run_unfinished(plan: Plan, requests: M
 
     kept: list[Any] = []
     asyncio.run(main())
+    gc.collect()
     committed, abandoned = set(batch.owner.committed), set(batch.owner.abandoned)  # type: ignore[attr-defined]
     assert {batch[id].plan_id for id in engine.attempts} <= committed | abandoned
     assert not committed & abandoned
