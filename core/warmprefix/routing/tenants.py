@@ -76,11 +76,7 @@ class Tenants(Generic[StateT]):
     than `max_bytes / max_tenants`, the least recently used first. A tenant within that share is therefore routed as if
     it were alone, whatever the others do.
 
-    Args:
-        max_tenants: Most tenants.
-        max_bytes: Most bytes of all tenants together.
-        create: Returns the state of a new tenant.
-        forgotten: Called after a tenant was forgotten.
+    `forgotten` is called after a tenant was forgotten.
     """
 
     def __init__(
@@ -165,5 +161,5 @@ class Tenants(Generic[StateT]):
             state.peak_bytes = size
         if size > self._share:
             self._large[tenant] = state
-        elif tenant in self._large:
-            del self._large[tenant]
+        else:
+            self._large.pop(tenant, None)
