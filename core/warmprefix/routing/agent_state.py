@@ -13,7 +13,7 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix.routing.assignments import AssignedBlock, Assignment, Holding
-from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
+from warmprefix.routing.balance import BlockItem, Candidate, share_out
 from warmprefix.routing.members import Agent, Member
 from warmprefix.routing.tenants import TenantState
 
@@ -252,9 +252,8 @@ class AgentTenant(TenantState):
         agents = [self.agents[name] for name in names]
         items, holdings = self._items(blocks, agents, conversation, together)
         bounds = self._bounds
-        choices: list[Choice] = []
-        if items:
-            choices = share_out(items, agents, bounds.eps, bounds.free_tokens, bounds.prompt_tokens, together)
+        eps, floor, prompt = bounds.eps, bounds.free_tokens, bounds.prompt_tokens
+        choices = share_out(items, agents, eps, floor, prompt, together) if items else []
         bookings: Bookings = {}
         assigned: list[AssignedBlock] = []
         for block, positions, (chosen, held, spilled, work), holding, item in zip(

@@ -97,13 +97,9 @@ class Tenants(Generic[StateT]):
         """Drop all tenants, without a call of `forgotten`."""
         self.total_bytes = 0
         self.states: OrderedDict[str | None, StateT] = OrderedDict()
-        """By tenant, least recently used first."""
+        """By tenant, least recently used first; to look up a state here does not count as use."""
         self._large: OrderedDict[str | None, StateT] = OrderedDict()
         """Tenants above their share, least recently used first."""
-
-    def get(self, tenant: str | None) -> StateT | None:
-        """Return a tenant's state, or None. Does not count as use."""
-        return self.states.get(tenant)
 
     def use(self, tenant: str | None) -> StateT:
         """Return a tenant's state, created if new, and make it the most recently used."""
