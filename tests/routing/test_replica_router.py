@@ -101,6 +101,14 @@ def test_a_burst_with_one_new_document_goes_to_one_replica() -> None:
     assert router.route([block(1, 2_000)]).resident_tokens == 0
 
 
+def test_a_request_follows_the_shared_part_of_a_prompt_in_flight() -> None:
+    router = ReplicaRouter(["a"])
+    first = router.route([block(1), block(2)])
+    assert resident(router, [block(1), block(3)]) == 100
+    router.abandon(first)
+    assert resident(router, [block(1), block(3)]) == 0
+
+
 def test_a_block_that_is_pinned_to_the_end_opens_no_prompt() -> None:
     router = ReplicaRouter(["a"])
     served(router, [block(2), block(1)])

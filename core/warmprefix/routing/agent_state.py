@@ -13,7 +13,7 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix.routing.assignments import AssignedBlock, Assignment, Holding
-from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
+from warmprefix.routing.balance import BlockItem, Candidate, share_out
 from warmprefix.routing.members import Agent, Member
 from warmprefix.routing.tenants import TenantState
 
@@ -65,15 +65,13 @@ class AgentCache:
         self.blocks: OrderedDict[bytes, HeldBlock] = OrderedDict()
         """By fingerprint, least recently used first; to be read only."""
         self.tokens = 0
-        """Tokens of all blocks held."""
         self._number = 0
 
     def use(self, key: bytes, tokens: int) -> tuple[HeldBlock, Sequence[bytes]]:
         """Record that the engine computes or reads a block. O(1), amortised over the evicted blocks.
 
-        Returns:
-            The block, whose `used` is the number of this use, counted from 1; and the blocks evicted for it. A block
-            longer than the capacity is evicted at once, after all others.
+        Returns the block, whose `used` is the number of this use, counted from 1; and the blocks evicted for it. A
+        block longer than the capacity is evicted at once, after all others.
         """
         self._number += 1
         block = self.blocks.get(key)
@@ -127,7 +125,7 @@ class Booking(NamedTuple):
     agent: AgentView
     tokens: int
     work: int
-    """Tokens to compute for it, including the cost of its prompt."""
+    """As in `Choice`."""
     clock: float
     """The tenant's clock when the load was added."""
     block: HeldBlock
@@ -165,12 +163,8 @@ class _Chats:
 class AgentTenant(TenantState):
     """One tenant of an `AgentRouter`.
 
-    Args:
-        members: The agents.
-        bounds: Bounds on memory, and the window of loads.
-        number: Number of the router's last assignment. The end of earlier assignments is unknown here.
-        salt: The tenant's, up to 16 bytes. Tenants share no cached prefix, so a document that many of them read a
-            little is not to meet at one agent.
+    `number` is that of the router's last assignment. `salt` has up to 16 bytes: tenants share no cached prefix, so a
+    document that many of them read a little should not go to one agent.
     """
 
     def __init__(self, members: Iterable[Member], bounds: AgentBounds, number: int, salt: bytes) -> None:
@@ -194,8 +188,6 @@ class AgentTenant(TenantState):
     def copies(self) -> int:
         """Number of copies of blocks beyond the first."""
         return self._copies - len(self.holders)
-
-    # -- memory ------------------------------------------------------------------------------------------------
 
     @property
     def fixed_bytes(self) -> int:
@@ -229,8 +221,6 @@ class AgentTenant(TenantState):
         if not chats.readers:
             self.end(conversation)
 
-    # -- agents ------------------------------------------------------------------------------------------------
-
     def join(self, member: Member) -> None:
         agent = AgentView(member.spec, self._bounds.max_blocks, self._salt)
         weights = sum(other.weight for other in self.agents.values())
@@ -244,8 +234,6 @@ class AgentTenant(TenantState):
         for key in agent.cache.blocks:
             self._remove_holder(key, agent)
         agent.cache = AgentCache()  # bookings and conversations may keep the agent for long
-
-    # -- assignments -------------------------------------------------------------------------------------------
 
     def assign(
         self,
@@ -264,9 +252,8 @@ class AgentTenant(TenantState):
         agents = [self.agents[name] for name in names]
         items, holdings = self._items(blocks, agents, conversation, together)
         bounds = self._bounds
-        choices: list[Choice] = []
-        if items:
-            choices = share_out(items, agents, bounds.eps, bounds.free_tokens, bounds.prompt_tokens, together)
+        eps, floor, prompt = bounds.eps, bounds.free_tokens, bounds.prompt_tokens
+        choices = share_out(items, agents, eps, floor, prompt, together) if items else []
         bookings: Bookings = {}
         assigned: list[AssignedBlock] = []
         for block, positions, (chosen, held, spilled, work), holding, item in zip(
@@ -381,8 +368,6 @@ class AgentTenant(TenantState):
             self.open.pop(id, None)
         return closed
 
-    # -- residency ---------------------------------------------------------------------------------------------
-
     def hold(self, agent: AgentView, key: bytes, tokens: int) -> None:
         """Record the engine's report that it holds a block."""
         block = agent.cache.blocks.get(key) or self._use(agent, key, tokens)
@@ -405,9 +390,9 @@ class AgentTenant(TenantState):
                 return 0
             first = plan.blocks[0].block.fingerprint
         booking = read.get(first)
-        if booking is None or not booking.agent.alive or not booking.read_before:
+        if booking is None or not booking.agent.alive or not booking.read_before or report.cached_tokens is None:
             return 0
-        if report.cached_tokens is None or report.cached_tokens + _KV_BLOCK >= booking.tokens / 2:
+        if report.cached_tokens + _KV_BLOCK >= booking.tokens / 2:
             return 0
         if not any(each.held == "cache" for each in assignment.blocks if each.block.fingerprint == first):
             return 0
@@ -418,10 +403,7 @@ class AgentTenant(TenantState):
 
     def _use(self, agent: AgentView, key: bytes, tokens: int) -> HeldBlock:
         if key not in agent.cache.blocks:
-            holders = self.holders.get(key)
-            if holders is None:
-                holders = self.holders[key] = []
-            holders.append(agent)
+            self.holders.setdefault(key, []).append(agent)
             self._copies += 1
         block, evicted = agent.cache.use(key, tokens)
         for gone in evicted:
@@ -434,8 +416,6 @@ class AgentTenant(TenantState):
         self._copies -= 1
         if not holders:
             del self.holders[key]
-
-    # -- conversations -----------------------------------------------------------------------------------------
 
     def record_read(self, conversation: bytes, agent: AgentView, keys: Iterable[bytes]) -> None:
         """Add blocks to a conversation's chat with an agent."""

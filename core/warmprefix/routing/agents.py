@@ -285,7 +285,7 @@ class AgentRouter(Fleet[AgentTenant]):
         keys = None if blocks is None else {block.fingerprint for block in as_blocks(blocks)}
         is_current = self._inform_feed(assignment, agent, report, plan)
         with self._lock:
-            state = self._tenants.get(assignment.tenant)
+            state = self._tenants.states.get(assignment.tenant)
             read = {} if state is None else state.close(assignment.id, agent, keys)
             if state is None or not read:
                 return False
@@ -324,7 +324,7 @@ class AgentRouter(Fleet[AgentTenant]):
         check_type("assignment", assignment, Assignment)
         keys = None if blocks is None else {block.fingerprint for block in as_blocks(blocks)}
         with self._lock:
-            state = self._tenants.get(assignment.tenant)
+            state = self._tenants.states.get(assignment.tenant)
             unread = {} if state is None else state.close(assignment.id, agent, keys)
             if state is None or not unread:
                 return False
@@ -342,7 +342,7 @@ class AgentRouter(Fleet[AgentTenant]):
         check_request(conversation, tenant=tenant)
         check_type("conversation", conversation, str)
         with self._lock:
-            state = self._tenants.get(tenant)
+            state = self._tenants.states.get(tenant)
             if state is not None:
                 state.end(name_digest("conversation", conversation))
                 self._tenants.record(tenant, state)
@@ -367,7 +367,7 @@ class AgentRouter(Fleet[AgentTenant]):
         """Apply a report on a prompt's first block, the only one right behind the preamble, where others share it."""
         with self._lock:
             tokens = member.first_blocks.get((scope.tenant, keys[0])) if keys else None
-            state = self._tenants.get(scope.tenant)
+            state = self._tenants.states.get(scope.tenant)
             if tokens is None or state is None or not member.alive:
                 return
             if resident_blocks > 0:
@@ -381,7 +381,7 @@ class AgentRouter(Fleet[AgentTenant]):
         with self._lock:
             names = {member.digest: name for name, member in self._members.items()}
             for segment in map(read_segment, orders):
-                state = self._tenants.get(tenant)
+                state = self._tenants.states.get(tenant)
                 if segment is not None and state is not None and segment.agent in names:
                     state.learn(names[segment.agent], segment.blocks, segment.conversation)
                     self._counts["learned"] += len(segment.blocks)
@@ -398,7 +398,7 @@ class AgentRouter(Fleet[AgentTenant]):
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return the tokens that each agent was assigned lately, over its weight. Empty for a new tenant."""
         with self._lock:
-            state = self._tenants.get(tenant)
+            state = self._tenants.states.get(tenant)
             return {} if state is None else {name: agent.load for name, agent in state.agents.items()}
 
     def stats(self) -> RouterStats:

@@ -28,10 +28,7 @@ _log = logging.getLogger("warmprefix")
 
 
 class Fleet(ABC, Generic[StateT]):
-    """The members that a router can choose, and what it keeps per tenant. Thread-safe.
-
-    `AgentRouter` and `ReplicaRouter` are fleets that choose; this class has everything except the choice.
-    """
+    """A router without the choice: the members, and what it keeps per tenant. Thread-safe."""
 
     _kind: ClassVar[str]
     """What messages call a member."""
@@ -201,8 +198,6 @@ class Fleet(ABC, Generic[StateT]):
 
     def _removed(self, member: Member) -> None:
         """Remove a member from what all tenants share."""
-
-    # -- feeds -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:

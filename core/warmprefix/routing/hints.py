@@ -136,11 +136,7 @@ def session_key(plan: ContextPlan) -> str | None:
 
 
 def _head_key(plan: ContextPlan, blocks: int) -> str | None:
-    """Return a key for the beginning of a plan's prompt: its preamble and first blocks, in planned order.
-
-    Two plans of one tenant have the same key if and only if they begin alike. None if the context does not open the
-    prompt, or is empty.
-    """
+    """Return a key for the preamble and first blocks, in planned order; None if they do not open the prompt."""
     if not plan.opens_prompt or not plan.blocks:
         return None
     first = [planned.block.fingerprint for planned in plan.blocks[:blocks]]

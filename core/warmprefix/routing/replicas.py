@@ -297,7 +297,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """Record the first token of the answer: others do not wait for the prompt any more. True if it was open."""
         check_type("route", route, Route)
         with self._lock:
-            state = self._tenants.get(route.tenant)
+            state = self._tenants.states.get(route.tenant)
             return state is not None and state.prefilled(route.id)
 
     def commit(self, route: Route, report: EngineReport | None = None, plan: ContextPlan | None = None) -> bool:
@@ -327,7 +327,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         is_current = self._feed_is_current(self._members.get(route.replica), plan, report)
         given = EngineReport() if report is None else report
         with self._lock:
-            state = self._tenants.get(route.tenant)
+            state = self._tenants.states.get(route.tenant)
             closed = None if state is None else state.close(route.id)
             self._counts["late_commits" if closed is None else "commits"] += 1
             if state is None or closed is None:
@@ -350,7 +350,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         """Take back a request that was not answered: nothing is learned from it. True if the route was open."""
         check_type("route", route, Route)
         with self._lock:
-            state = self._tenants.get(route.tenant)
+            state = self._tenants.states.get(route.tenant)
             was_open = state is not None and state.close(route.id) is not None
             self._counts["abandons"] += was_open
         return was_open
@@ -358,7 +358,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     def load(self, tenant: str | None = None) -> dict[str, float]:
         """Return each replica's tokens, in flight and lately, of one tenant; of all if they share load."""
         with self._lock:
-            state = self._tenants.get(tenant)
+            state = self._tenants.states.get(tenant)
             loads = self._shared_load if self._share_load else None if state is None else state.loads
             return {name: 0.0 if loads is None else loads.of(member) for name, member in self._members.items()}
 
@@ -402,7 +402,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         with self._lock:
             if not member.alive:  # a feed may keep the target of an earlier life
                 return
-            state = self._tenants.get(scope.tenant)
+            state = self._tenants.states.get(scope.tenant)
             caches = None if state is None else state.scopes.get(scope.preamble)
             cache = None if caches is None else caches.caches.get(member)
             if state is not None and cache is not None:

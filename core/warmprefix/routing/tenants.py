@@ -76,11 +76,7 @@ class Tenants(Generic[StateT]):
     than `max_bytes / max_tenants`, the least recently used first. A tenant within that share is therefore routed as if
     it were alone, whatever the others do.
 
-    Args:
-        max_tenants: Most tenants.
-        max_bytes: Most bytes of all tenants together.
-        create: Returns the state of a new tenant.
-        forgotten: Called after a tenant was forgotten.
+    `forgotten` is called after a tenant was forgotten.
     """
 
     def __init__(
@@ -101,13 +97,9 @@ class Tenants(Generic[StateT]):
         """Drop all tenants, without a call of `forgotten`."""
         self.total_bytes = 0
         self.states: OrderedDict[str | None, StateT] = OrderedDict()
-        """By tenant, least recently used first."""
+        """By tenant, least recently used first; to look up a state here does not count as use."""
         self._large: OrderedDict[str | None, StateT] = OrderedDict()
         """Tenants above their share, least recently used first."""
-
-    def get(self, tenant: str | None) -> StateT | None:
-        """Return a tenant's state, or None. Does not count as use."""
-        return self.states.get(tenant)
 
     def use(self, tenant: str | None) -> StateT:
         """Return a tenant's state, created if new, and make it the most recently used."""
@@ -165,5 +157,5 @@ class Tenants(Generic[StateT]):
             state.peak_bytes = size
         if size > self._share:
             self._large[tenant] = state
-        elif tenant in self._large:
-            del self._large[tenant]
+        else:
+            self._large.pop(tenant, None)

@@ -164,7 +164,7 @@ class RouterMachine(RuleBasedStateMachine):
         if not self.alive:
             return
         load = self.router.load(tenant)
-        state = self.router._tenants.get(tenant)
+        state = self.router._tenants.states.get(tenant)
         held = {} if state is None else {key: set(members) for key, members in state.holders.items()}
         full = state is None or len(state.open) >= self.router._bounds.max_open
         assignment = self.router.assign([BLOCKS[i] for i in numbers], tenant=tenant, together=together)
