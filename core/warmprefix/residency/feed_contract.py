@@ -27,7 +27,7 @@ class ServedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """A snapshot of a feed's counts since it began."""
+    """A snapshot of a feed's counts since it began; docs/telemetry.md describes each one."""
 
     sources: int = 0
     """Publishers seen so far: engines, or their data-parallel ranks."""
@@ -41,7 +41,6 @@ class FeedStats:
     wipes: int = 0
     """Times that a publisher's state was discarded: it restarted, or a gap could not be filled."""
     malformed: int = 0
-    """Messages that could not be decoded."""
     unknown: int = 0
     """Events of an unknown type, and stored blocks with an unknown parent."""
     dropped: int = 0
@@ -51,9 +50,7 @@ class FeedStats:
     lag: float = 0.0
     """Seconds between the last batch's own timestamp and its application."""
     kv_blocks: int = 0
-    """KV blocks that engines hold."""
     prompts: int = 0
-    """Prompts remembered."""
     failures: int = 0
     """Failures after which the feed started over."""
 

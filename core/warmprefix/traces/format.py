@@ -54,7 +54,7 @@ class RequestLines:
         self._names: dict[bytes, str] = {}
         self._owners: dict[str, bytes] = {}
         self._generated: OrderedDict[str, None] = OrderedDict()
-        self._turns: OrderedDict[tuple[str | None, str], list[int]] = OrderedDict()
+        self._turns: OrderedDict[tuple[str | None, str], tuple[int, int]] = OrderedDict()
         self._conversations = self._requests = 0
         self._key = os.urandom(16)
         self._started: float | None = None
@@ -122,16 +122,12 @@ class RequestLines:
 
     def _turn(self, conversation: tuple[str | None, str]) -> tuple[int, int]:
         """Return the number of the conversation, and of this turn in it."""
-        counts = self._turns.get(conversation)
-        if counts is None:
-            counts = self._turns[conversation] = [self._conversations, 0]
-            self._conversations += 1
-            if len(self._turns) > self._max_conversations:
-                self._turns.popitem(last=False)
-        else:
-            self._turns.move_to_end(conversation)
-        counts[1] += 1
-        return counts[0], counts[1]
+        number, turn = self._turns.pop(conversation, (self._conversations, 0))
+        self._conversations += not turn
+        self._turns[conversation] = number, turn + 1
+        if len(self._turns) > self._max_conversations:
+            self._turns.popitem(last=False)
+        return number, turn + 1
 
     def _digest(self, scope: RequestScope) -> str:
         digest = blake2b(key=self._key, digest_size=8)

@@ -104,12 +104,11 @@ class TraceRecorder:
                 raise ValueError(f"{bound} must be 1 or more, got {value}")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a str or None, got {name!r}")
-        self._path: str | None = None
-        self._stream: TextIO | None = None
+        self._target: str | TextIO
         if isinstance(target, str | os.PathLike):
-            self._path = os.path.abspath(os.fspath(target))  # the application may change directory
+            self._target = os.path.abspath(os.fspath(target))  # the application may change directory
         elif hasattr(target, "write") and hasattr(target, "flush"):
-            self._stream = target
+            self._target = target
         else:
             raise TypeError(f"target must be a path or a text stream, got {target!r}")
         self._name = name
@@ -126,7 +125,7 @@ class TraceRecorder:
             self._sink.abandon()
             self._sink = None
         self._lines = self._new_lines()
-        self._ended = self._stream is not None and os.getpid() != self._process
+        self._ended = not isinstance(self._target, str) and os.getpid() != self._process
         self._requests = self._lost = 0
 
     @property
@@ -210,10 +209,9 @@ class TraceRecorder:
         self._requests += 1
 
     def _open(self) -> TraceFile | StreamSink:
-        if self._stream is not None:
-            return StreamSink(self._stream)
-        assert self._path is not None
-        sink = TraceFile(self._path)
+        if not isinstance(self._target, str):
+            return StreamSink(self._target)
+        sink = TraceFile(self._target)
         weakref.finalize(self, sink.close)  # at the latest when the process ends
         return sink
 

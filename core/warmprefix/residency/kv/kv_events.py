@@ -151,11 +151,7 @@ class EventBatch(NamedTuple):
 
 
 def read_message(frames: Sequence[bytes]) -> KvMessage:
-    """Return the parts of a published message, or of the reply to a replay request.
-
-    Raises:
-        MalformedMessageError: The number of frames or the sequence number is not valid.
-    """
+    """Return the parts of a published message or of a replayed one; raise MalformedMessageError if it is not valid."""
     if not 2 <= len(frames) <= 4:
         raise MalformedMessageError(f"frames must be 2 to 4, got {len(frames)}")
     if len(frames[-2]) != 8:
@@ -172,9 +168,7 @@ def replay_request(start: int) -> list[bytes]:
 
 
 def read_batch(payload: bytes) -> EventBatch:
-    """Decode the payload of a message.
-
-    Unknown events and fields are skipped and counted.
+    """Decode the payload of a message; unknown events and fields are skipped and counted.
 
     Raises:
         MalformedMessageError: It is not a batch, or an event lacks a required field.
@@ -206,8 +200,11 @@ def _read_leniently(payload: bytes) -> EventBatch:
             named: dict[str, msgspec.Raw] | None = None
             with suppress(msgspec.ValidationError):
                 named = _MAP_OF_RAW.decode(raw)
-            kind, given = _kind_and_fields(named, raw)
-            fields = _FIELD_NAMES.get(kind)
+            values: list[msgspec.Raw] = [] if named is not None else _LIST_OF_RAW.decode(raw)
+            kind = values[0] if values else (named or {}).get("type")
+            if kind is None:
+                raise MalformedMessageError("an event has no type")
+            fields = _FIELD_NAMES.get(_STRING.decode(kind))
             if fields is None:
                 skipped += 1
                 continue
@@ -216,23 +213,10 @@ def _read_leniently(payload: bytes) -> EventBatch:
             raise MalformedMessageError(f"an event could not be decoded: {error}") from error
         if named is None:
             positional = True
-            skipped += max(given - len(fields), 0)
+            skipped += max(len(values) - 1 - len(fields), 0)
         else:
             skipped += len(named.keys() - fields) - 1
     return EventBatch(batch.ts, events, batch.data_parallel_rank, positional, skipped)
-
-
-def _kind_and_fields(named: dict[str, msgspec.Raw] | None, raw: msgspec.Raw) -> tuple[str, int]:
-    """Return the type of an event, and the number of its other fields."""
-    if named is not None:
-        kind = named.get("type")
-        if kind is None:
-            raise MalformedMessageError("an event has no type")
-        return _STRING.decode(kind), len(named) - 1
-    values = _LIST_OF_RAW.decode(raw)
-    if not values:
-        raise MalformedMessageError("an event has no type")
-    return _STRING.decode(values[0]), len(values) - 1
 
 
 class Arrival(Enum):

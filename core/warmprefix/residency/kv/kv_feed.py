@@ -8,10 +8,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from queue import Empty, SimpleQueue
 
 from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
@@ -126,9 +124,8 @@ class KvEventFeed:
         """Create the state that each process has for itself."""
         self._receiver = Receiver(self._endpoints, self._options, self._new_index())
         self._finder = SpanFinder(self._tokenizer)
-        self._mapped: SimpleQueue[tuple[float, MappedPrompt]] = SimpleQueue()
-        self._not_due: tuple[float, MappedPrompt] | None = None
         self._served: deque[tuple[float, ServedPrompt]] = deque()
+        self._mapped: deque[tuple[float, MappedPrompt]] = deque()  # one thread appends, one takes
         self._dropped = self._unmapped = self._failures = 0
         self._running = False
         self._lock = threading.RLock()
@@ -254,19 +251,15 @@ class KvEventFeed:
             if mapped is None:
                 self._unmapped += 1
             else:
-                self._mapped.put((due, mapped))
+                self._mapped.append((due, mapped))
                 self._receiver.wake()
         return 0.0
 
     def _until_settled(self) -> float:
-        if self._not_due is None:
-            with suppress(Empty):
-                self._not_due = self._mapped.get_nowait()
-        return _POLL_SECONDS if self._not_due is None else max(self._not_due[0] - time.monotonic(), 0.0)
+        return max(self._mapped[0][0] - time.monotonic(), 0.0) if self._mapped else _POLL_SECONDS
 
     def _take_mapped(self) -> list[MappedPrompt]:
         prompts: list[MappedPrompt] = []
-        while self._until_settled() == 0.0 and self._not_due is not None:
-            prompts.append(self._not_due[1])
-            self._not_due = None
+        while self._until_settled() == 0.0:
+            prompts.append(self._mapped.popleft()[1])
         return prompts

@@ -322,7 +322,7 @@ class KvIndex:
 
 
 def _count_down(counts: dict[_Key, int], key: _Key) -> bool:
-    """Subtract 1, and drop a count of 0; return False if there is none."""
+    """Subtract 1, and drop a count of 0; return False without a count."""
     left = counts.get(key)
     if left is None:
         return False

@@ -31,9 +31,9 @@ class TokenizerError(WarmprefixError):
 
 
 class EngineTokenizer:
-    """Tokenizes as the engine does, through the endpoint `/tokenize` of vLLM and SGLang.
+    """Tokenizes as the engine does, through the endpoint `/tokenize` of vLLM and SGLang. Thread-safe.
 
-    Each call waits for the engine, so use it in the feed's thread and not in a request. Thread-safe.
+    Each call waits for the engine, so use it in the feed's thread and not in a request.
 
     Args:
         base_url: The engine's address, with or without the `/v1` of OpenAI clients.
@@ -83,11 +83,7 @@ class SpanFinder:
 
     Each paragraph is tokenized once, on its own, and searched in the prompt's tokens after the paragraph before it.
     Tokenizers merge across the edges of a paragraph, such as a full stop with the line breaks after it, so up to two
-    tokens at either end may differ.
-
-    Args:
-        tokenizer: Returns a paragraph's token ids, without special tokens.
-        max_tokens: Most tokens of paragraphs to keep; beyond it the least recently used ones are dropped.
+    tokens at either end may differ. Beyond `max_tokens`, the tokens of the least recently used paragraphs are dropped.
     """
 
     def __init__(self, tokenizer: Callable[[str], Sequence[int]], *, max_tokens: int = 4_000_000) -> None:
@@ -99,10 +95,7 @@ class SpanFinder:
         self._bytes = 0
 
     def map(self, served: ServedPrompt) -> MappedPrompt | None:
-        """Return the prompt with the end of each context block, or None if one was not found.
-
-        Raises any exception of the tokenizer.
-        """
+        """Return the prompt with each block's end, or None if one was not found; raise what the tokenizer raises."""
         if not served.paragraphs or len(served.paragraphs) != len(served.keys):
             return None
         tokens = pack_tokens(served.token_ids)
@@ -121,12 +114,10 @@ class SpanFinder:
 
     def _tokens(self, paragraph: str) -> bytes:
         name = blake2b(paragraph.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        packed = self._cache.get(name)
-        if packed is not None:
+        if name in self._cache:
             self._cache.move_to_end(name)
-            return packed
-        packed = pack_tokens(self._tokenizer(paragraph))
-        self._cache[name] = packed
+            return self._cache[name]
+        packed = self._cache[name] = pack_tokens(self._tokenizer(paragraph))
         self._bytes += len(packed)
         while self._bytes > self._max_bytes:
             self._bytes -= len(self._cache.popitem(last=False)[1])
@@ -140,16 +131,10 @@ def _find(paragraph: bytes, prompt: bytes, start: int) -> tuple[int, int] | None
         if before + behind and length - before - behind < _MIN_CORE_TOKENS:
             continue
         core = paragraph[before * TOKEN_BYTES : (length - behind) * TOKEN_BYTES]
-        at = _find_aligned(core, prompt, start)
-        if at is not None:
+        found = prompt.find(core, start * TOKEN_BYTES) if core else -1
+        while found >= 0 and found % TOKEN_BYTES:  # a match that begins inside a token
+            found = prompt.find(core, found + 1)
+        if found >= 0:
+            at = found // TOKEN_BYTES
             return max(at - before, start), at + length - before
     return None
-
-
-def _find_aligned(core: bytes, prompt: bytes, start: int) -> int | None:
-    if not core:
-        return None
-    at = prompt.find(core, start * TOKEN_BYTES)
-    while at % TOKEN_BYTES and at >= 0:
-        at = prompt.find(core, at + 1)
-    return at // TOKEN_BYTES if at >= 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate
 from typing import NamedTuple
 
 from warmprefix.plan import ContextPlan
@@ -44,7 +45,8 @@ class ScopeFeedback:
         """Learn from the answer to a plan whose context opens its prompt. O(blocks)."""
         if not plan.blocks:
             return ReportFindings()
-        predicted = _resident_blocks(plan)
+        ends = accumulate([planned.block.tokens for planned in plan.blocks])
+        predicted = sum(end <= plan.resident_tokens for end in ends) if plan.resident_tokens else 0
         comparison = self._usage.compare(plan.blocks, predicted, report)
         if comparison is not None:
             switched = self.evidence.add(predicted > 0, comparison.actual)
@@ -53,17 +55,6 @@ class ScopeFeedback:
         if report.ttft is not None and self._ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft):
             return ReportFindings(resident_blocks=0)
         return ReportFindings()
-
-
-def _resident_blocks(plan: ContextPlan) -> int:
-    """Return the number of first blocks that the plan took for resident."""
-    tokens = count = 0
-    for planned in plan.blocks if plan.resident_tokens else ():
-        tokens += planned.block.tokens
-        if tokens > plan.resident_tokens:
-            break
-        count += 1
-    return count
 
 
 class CachingEvidence:
@@ -78,8 +69,7 @@ class CachingEvidence:
 
     def __init__(self, patience: int | None) -> None:
         self._patience = patience
-        self._misses = 0
-        self._requests = 0
+        self._misses = self._requests = 0
         self.is_off = False
         """True while ordering is off."""
 

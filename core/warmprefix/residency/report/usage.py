@@ -92,11 +92,8 @@ class UsageFeedback:
         # With resident blocks the difference also contains their error, so use it only where nothing better exists.
         if resident_blocks == 0 or not is_counted:
             self._before.append(before + actual - predicted)
-        held = 0
-        for least in at_least:
-            if least > actual + _KV_BLOCK_TOKENS:
-                break
-            held += 1
+        most = actual + _KV_BLOCK_TOKENS
+        held = next((count for count, least in enumerate(at_least) if least > most), len(at_least))
         return UsageComparison(predicted, actual, held)
 
 
