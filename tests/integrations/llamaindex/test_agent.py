@@ -47,10 +47,11 @@ class Library(BaseRetriever):
 
 @pytest.fixture
 def conversation(turns: list[Any]) -> list[Any]:
-    """Five turns on as few topics as can be, so that passages repeat."""
+    """Five turns on few topics, so that passages repeat, but no whole result does."""
     lengths = Counter(turn.conversation for turn in turns)
     long = [name for name, length in lengths.items() if length >= 3]
-    return [turn for name in long for turn in turns if turn.conversation == name][:5]
+    ordered = [turn for name in long for turn in turns if turn.conversation == name]
+    return list({frozenset(turn.passages): turn for turn in reversed(ordered)}.values())[::-1][:5]
 
 
 class Chat:
