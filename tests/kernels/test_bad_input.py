@@ -80,7 +80,7 @@ def test_bad_arguments_of_context_distance_are_refused(
 
 def test_a_context_with_too_many_blocks_is_refused() -> None:
     count = 2**21 + 1
-    with pytest.raises(ValueError, match="offsets must give each context at most 2097152 ids, got .* 2097153"):
+    with pytest.raises(ValueError, match=r"offsets must give each context at most 2097152 ids, got .* 2097153"):
         context_distance(np.array([0, count]), np.arange(count), np.zeros(count, np.int64), device="numpy")
 
 
