@@ -1,4 +1,4 @@
-"""Sums over all pairs of contexts, on whatever device there is: plain arrays in, plain arrays out.
+"""Sums over all pairs of contexts on any device; plain arrays in and out.
 
 >>> from warmprefix_kernels import top_overlap
 >>> partners, overlaps = top_overlap([0, 2, 4], [7, 8, 8, 9], tokens=[100] * 10, m=1, device="numpy")

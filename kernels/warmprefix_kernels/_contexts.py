@@ -1,4 +1,4 @@
-"""Contexts of different lengths as flat arrays, checked before any kernel sees them."""
+"""Contexts of different lengths as flat arrays, checked before kernels read them."""
 
 from __future__ import annotations
 
@@ -22,52 +22,57 @@ MAX_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Contexts in compressed rows: context i is what stands from `offsets[i]` up to `offsets[i + 1]`."""
+    """Contexts in compressed rows.
+
+    Context i stands from `offsets[i]` up to `offsets[i + 1]`.
+    """
 
     offsets: npt.NDArray[np.int64]
-    """Of shape (contexts + 1)."""
+    """Shape (contexts + 1)."""
     ids: npt.NDArray[np.int32]
-    """Block ids, ascending within a context."""
+    """Shape (blocks of all contexts): block ids, ascending within a context."""
     positions: npt.NDArray[np.int32]
-    """Of each of `ids`, its place in the context's order; of shape (0) where an operation asks for none."""
+    """The place of each of `ids` in its context's order; shape (0) if the operation does not use positions."""
 
     @property
     def count(self) -> int:
-        """How many contexts there are."""
+        """Number of contexts."""
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Blocks of each context."""
+        """Number of blocks of each context."""
         return np.diff(self.offsets)
 
     @property
     def rows(self) -> npt.NDArray[np.int32]:
-        """Of each of `ids`, whose it is."""
+        """The context of each of `ids`."""
         return np.repeat(np.arange(self.count, dtype=np.int32), self.lengths)
 
     @property
     def blocks(self) -> npt.NDArray[np.int64]:
-        """The ids renumbered from 0 on without gaps, so that an array can be indexed with them."""
+        """The ids renumbered from 0 on without gaps, for use as an array index."""
         return np.unique(self.ids, return_inverse=True)[1].reshape(-1)
 
 
 def checked_contexts(offsets: Any, ids: Any, positions: Any = None) -> Contexts:
-    """The contexts, each sorted by id with its positions alongside. O(blocks * log(blocks)) at worst.
+    """Return the contexts, each sorted by id together with its positions.
+
+    O(blocks * log(blocks)) in the worst case.
 
     Raises:
-        TypeError: An array is not of integers.
+        TypeError: An array holds values that are not integers.
         ValueError: The arrays do not fit together, a value is out of range, or a context holds an id twice.
     """
     ids = checked_integers("ids", ids, 0, MAX_ID).astype(np.int32)
     if len(ids) > MAX_ID:
-        raise ValueError(f"ids must be at most {MAX_ID} in all, got {len(ids)}")
+        raise ValueError(f"ids must have at most {MAX_ID} entries, got {len(ids)}")
     offsets = checked_integers("offsets", offsets, 0, len(ids)).astype(np.int64)
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids):
-        ends = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "nothing"
-        raise ValueError(f"offsets must begin with 0 and end with the number of ids, {len(ids)}; got {ends}")
+        ends = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "an empty array"
+        raise ValueError(f"offsets must begin with 0 and end with the number of ids, {len(ids)}, got {ends}")
     if len(offsets) > MAX_ID:
-        raise ValueError(f"offsets must be of at most {MAX_ID - 1} contexts, got {len(offsets) - 1}")
+        raise ValueError(f"offsets must describe at most {MAX_ID - 1} contexts, got {len(offsets) - 1}")
     if np.any(falls := np.diff(offsets) < 0):
         at = int(np.argmax(falls))
         raise ValueError(f"offsets must not fall, got {offsets[at]} before {offsets[at + 1]} at index {at}")
@@ -76,12 +81,15 @@ def checked_contexts(offsets: Any, ids: Any, positions: Any = None) -> Contexts:
     else:
         positions = checked_integers("positions", positions, 0, MAX_ID).astype(np.int32)
         if len(positions) != len(ids):
-            raise ValueError(f"positions must be one an id, got {len(positions)} positions for {len(ids)} ids")
+            raise ValueError(f"positions must have one entry per id, got {len(positions)} positions for {len(ids)} ids")
     return _sorted(Contexts(offsets, ids, positions))
 
 
 def checked_integers(name: str, given: Any, low: int, high: int) -> npt.NDArray[np.integer[Any]]:
-    """Whatever holds integers, a torch tensor too, as a flat numpy array of values from `low` to `high`."""
+    """Return integers as a flat array, checked to be from `low` to `high`.
+
+    `given` may also be a torch tensor.
+    """
     array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {array.shape}")

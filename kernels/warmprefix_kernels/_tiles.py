@@ -1,4 +1,4 @@
-"""Working through rows in tiles that fit into memory."""
+"""Computation of rows in tiles that fit in memory."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ T = TypeVar("T")
 _log = logging.getLogger("warmprefix_kernels")
 
 
-def bytes_of_tile(device: str, asked: int | None) -> int:
-    """Bytes of a tile: what was asked for, or what keeps a CUDA device busy, or a CPU's caches warm."""
-    if asked is None:
+def bytes_of_tile(device: str, requested: int | None) -> int:
+    """Return the bytes of a tile: as requested, or the default of the device.
+
+    The default keeps a CUDA device busy, or fits in the caches of a CPU.
+    """
+    if requested is None:
         return 1 << 30 if device.startswith("cuda") else 1 << 24
-    if asked < 1:
-        raise ValueError(f"tile_bytes must be 1 or more, or None, got {asked}")
-    return asked
+    if requested < 1:
+        raise ValueError(f"tile_bytes must be 1 or more, or None, got {requested}")
+    return requested
 
 
 def tiles(
     bytes_before: npt.NDArray[np.int64], tile_bytes: int, compute: Callable[[int, int], T]
 ) -> Iterator[tuple[int, int, T]]:
-    """The results of `compute(start, stop)` for consecutive ranges of rows, each as (start, stop, result).
+    """Yield (start, stop, `compute(start, stop)`) for consecutive ranges of rows.
 
-    Where memory does not suffice for a tile, its rows are computed again in tiles of half its bytes, and so are those
-    after it, down to one row.
+    If a tile does not fit in memory, its rows and those after it are computed in tiles of half its bytes, down to a
+    single row.
 
     Args:
-        bytes_before: What the rows before each one need, of shape (rows + 1); it rises with every row.
-        tile_bytes: A tile has as many rows as this suffices for, at least one.
-        compute: Keeps nothing that the caller could see of a range that it fails on.
+        bytes_before: The bytes that the rows before each one need, int64 of shape (rows + 1), strictly ascending.
+        tile_bytes: The most bytes of a tile, which has at least one row.
+        compute: Must leave no trace of a range that it fails on.
 
     Raises:
-        MemoryError, RuntimeError: What `compute` raised for a single row.
+        MemoryError, RuntimeError: `compute` raised it for a single row.
     """
     start, rows = 0, len(bytes_before) - 1
     while start < rows:
@@ -56,16 +59,17 @@ def tiles(
             yield start, stop, result
             start = stop
             continue
-        # Past the handler: the exception and the frames that it held are gone, and with them the tile's memory.
+        # After the handler: the exception and its frames are gone, and with them the tile's memory.
         _release()
         tile_bytes = int(bytes_before[stop] - bytes_before[start]) // 2
-        _log.warning("no memory for a tile of %d rows; going on with tiles of %d bytes", stop - start, tile_bytes)
+        _log.warning("no memory for a tile of %d rows; continuing with tiles of %d bytes", stop - start, tile_bytes)
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed. torch's allocator for the CPU raises nothing more telling than RuntimeError."""
+    """Return True if an allocation failed."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
+    # torch raises a plain RuntimeError for the CPU
     return "DefaultCPUAllocator" in str(error) or "bad_alloc" in str(error)
 
 
@@ -73,4 +77,4 @@ def _release() -> None:
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()  # cached pieces of the failed tile may be too small, or in the way
+        torch.cuda.empty_cache()  # cached pieces of the failed tile may be too small to reuse

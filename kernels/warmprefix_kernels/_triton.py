@@ -1,4 +1,4 @@
-"""What the Triton kernels share: tuning, and the search for the entry that a pair belongs to."""
+"""Shared parts of the Triton kernels: tuning, and the search for a pair's entry."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import triton.testing
 __all__ = ["INTERPRETED", "entry_of", "search_steps", "size_class", "tuned"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton runs kernels in Python, on the CPU, with nothing to measure; it decides that when it defines them."""
+"""True if Triton interprets kernels on the CPU, where nothing is tuned. Triton reads it when it defines kernels."""
 
 
 @triton.jit
 def entry_of(starts, first, count, steps, pair):
-    """Of the `count` entries from `first` on, the last one that begins at or before each pair.
+    """Return for each pair the last entry that begins at or before it.
 
-    Binary search in `steps` = `search_steps(count)` rounds. All lanes of a program look at pairs next to each other, so
-    that most rounds read one word.
+    `count` entries from `first` on are searched, in `steps` = `search_steps(count)` rounds. The lanes of a program have
+    adjacent pairs, so most rounds read one word.
     """
     entry = tl.zeros_like(pair).to(tl.int32)
     for step in range(steps):
@@ -33,27 +33,29 @@ def entry_of(starts, first, count, steps, pair):
 
 
 def search_steps(count: int) -> int:
-    """Rounds in which `entry_of` finds one of `count` entries."""
+    """Return the rounds in which `entry_of` finds one of `count` entries."""
     return max(count - 1, 0).bit_length()
 
 
 def tuned(blocks: list[int], reset_to_zero: list[str] | None = None) -> Callable[[Any], Any]:
-    """Autotune a kernel over BLOCK and warps, once for each type of arguments and each class of sizes.
+    """Autotune a kernel over BLOCK and warps.
+
+    This happens once per type of arguments and class of sizes.
 
     Args:
-        blocks: What BLOCK may be.
-        reset_to_zero: Arguments that the kernel adds to, since tuning runs it often.
+        blocks: The values of BLOCK to try.
+        reset_to_zero: Arguments that the kernel adds to: tuning runs it many times.
     """
     configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block in blocks for warps in (4, 8)]
     tuning: Callable[[Any], Any] = triton.autotune(
         configs[:1] if INTERPRETED else configs,
         key=["size"],
         reset_to_zero=reset_to_zero,
-        do_bench=partial(triton.testing.do_bench, warmup=5, rep=20),  # milliseconds; the user waits for this
+        do_bench=partial(triton.testing.do_bench, warmup=5, rep=20),  # milliseconds: the user waits for the tuning
     )
     return tuning
 
 
 def size_class(contexts: int) -> int:
-    """What a kernel is tuned for anew: each sixteenfold number of contexts."""
+    """Return the size class of a number of contexts: one per factor of 16."""
     return contexts.bit_length() // 4

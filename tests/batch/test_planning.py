@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from warmprefix.batch.planners import Placed, depth_first
-from warmprefix.batch.planning import Served, serve, serve_unbounded
+from warmprefix.batch.planning import Served, serve
 
 LENGTHS = [3, 5, 1, 0, 8]
 """Tokens of the blocks; one has none."""
@@ -85,7 +85,7 @@ def test_without_bounds_what_was_there_stays_there(plan: list[Path], before: lis
         next((end for end in range(len(order), 0, -1) if order[:end] in model.computed_by), 0) for order in plan
     ]
     expected = [model.serve(order, context) for context, order in placed(plan)]
-    assert serve_unbounded(placed(plan), LENGTHS, resident) == expected
+    assert serve(placed(plan), LENGTHS, resident=resident) == expected
 
 
 @given(plans)

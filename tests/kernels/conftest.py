@@ -1,4 +1,7 @@
-"""Batches of contexts, and each kernel in each implementation: Triton's on a CUDA device, or else interpreted."""
+"""Batches of contexts, and each kernel in each implementation.
+
+Triton kernels run on a CUDA device, or else interpreted.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from warmprefix_kernels._contexts import checked_contexts
 from warmprefix_kernels._tiles import bytes_of_tile
 from warmprefix_kernels.context_distance._packing import packing_for
 
-TRITONS = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Batch(NamedTuple):
@@ -53,8 +56,8 @@ def distances_by_torch(batch: Batch, alpha: float, tile_bytes: int | None) -> np
 def distances_by_triton(batch: Batch, alpha: float, tile_bytes: int | None) -> npt.NDArray[np.float32]:
     kernel: Any = import_module("warmprefix_kernels.context_distance.triton")
     contexts = checked_contexts(*batch[1:])
-    budget = bytes_of_tile(TRITONS.type, tile_bytes)
-    tiles = kernel.context_distance_tiles(contexts, packing_for(contexts), alpha, TRITONS, budget)
+    budget = bytes_of_tile(TRITON_DEVICE.type, tile_bytes)
+    tiles = kernel.context_distance_tiles(contexts, packing_for(contexts), alpha, TRITON_DEVICE, budget)
     return np.concatenate([np.zeros(0, np.float32), *(tile.cpu().numpy() for _, _, tile in tiles)])
 
 
@@ -72,8 +75,8 @@ def overlaps_by_torch(batch: Batch, tokens: Sequence[int], m: int, tile_bytes: i
 def overlaps_by_triton(batch: Batch, tokens: Sequence[int], m: int, tile_bytes: int | None) -> Overlaps:
     kernel: Any = import_module("warmprefix_kernels.top_overlap.triton")
     contexts = checked_contexts(batch.offsets, batch.ids)
-    budget = bytes_of_tile(TRITONS.type, tile_bytes)
-    partners, overlaps = kernel.top_overlap(contexts, np.array(tokens, np.int64), m, TRITONS, budget)
+    budget = bytes_of_tile(TRITON_DEVICE.type, tile_bytes)
+    partners, overlaps = kernel.top_overlap(contexts, np.array(tokens, np.int64), m, TRITON_DEVICE, budget)
     return partners.cpu().numpy(), overlaps.cpu().numpy()
 
 
@@ -84,21 +87,21 @@ def make_batch() -> Callable[[Sequence[Sequence[int]]], Batch]:
 
 @pytest.fixture(scope="session", params=[distances_by_numpy, distances_by_torch, distances_by_triton])
 def distances_by(request: pytest.FixtureRequest) -> Callable[[Batch, float, int | None], npt.NDArray[np.float32]]:
-    """Of a batch, for an alpha, in tiles of so many bytes."""
+    """Compute the distances of a batch for an alpha, in tiles of a number of bytes."""
     chosen: Callable[[Batch, float, int | None], npt.NDArray[np.float32]] = request.param
     return chosen
 
 
 @pytest.fixture(scope="session", params=[overlaps_by_numpy, overlaps_by_torch, overlaps_by_triton])
 def overlaps_by(request: pytest.FixtureRequest) -> Callable[[Batch, Sequence[int], int, int | None], Overlaps]:
-    """Of a batch, for the tokens of each block and a number of partners, in tiles of so many bytes."""
+    """Find the best partners: of a batch, by tokens of blocks, `m` each, in tiles of bytes."""
     chosen: Callable[[Batch, Sequence[int], int, int | None], Overlaps] = request.param
     return chosen
 
 
 @pytest.fixture(scope="session")
 def named_batches() -> dict[str, Batch]:
-    """Shapes at which kernels break. Block ids stay below 3,000."""
+    """Return batches of shapes at which kernels break; block ids are below 3,000."""
     rng = np.random.default_rng(7)
 
     def drawn(lengths: Sequence[int], of: int) -> list[list[int]]:

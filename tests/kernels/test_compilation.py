@@ -1,4 +1,4 @@
-"""Every kernel, in every configuration that tuning may choose, compiles for the GPU that it was written for."""
+"""Compilation of every kernel, in every configuration that tuning may choose, for its GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(json.dumps(compiled))
 """
 
 
-def test_kernels_compile_to_machine_code_of_hopper() -> None:
+def test_kernels_compile_for_hopper() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMPILE]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""Eq. 1 in every implementation, against its definition and the paper's examples."""
+"""Eq. 1 in every implementation, compared with its definition and the paper's examples."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def eq_1(a: Sequence[int], b: Sequence[int], alpha: float) -> float:
 
 
 @pytest.mark.parametrize(("a", "b", "distance"), PAPER)
-def test_the_papers_examples(distances_by: By, make_batch: Make, a: list[int], b: list[int], distance: float) -> None:
+def test_examples_of_the_paper(distances_by: By, make_batch: Make, a: list[int], b: list[int], distance: float) -> None:
     assert distances_by(make_batch([a, b]), 0.001, None) == pytest.approx([distance], abs=1e-6)
     assert distances_by(make_batch([b, a]), 0.001, None) == pytest.approx([distance], abs=1e-6)
 
 
 @given(contexts=contexts_of_blocks, alpha=st.floats(0.001, 0.01))
-def test_the_reference_is_the_definition(make_batch: Make, contexts: list[list[int]], alpha: float) -> None:
+def test_reference_equals_the_definition(make_batch: Make, contexts: list[list[int]], alpha: float) -> None:
     batch = make_batch(contexts)
     found = naive.context_distance(checked_contexts(batch.offsets, batch.ids, batch.positions), alpha)
     assert found.dtype == np.float64
@@ -66,7 +66,7 @@ def test_the_reference_is_the_definition(make_batch: Make, contexts: list[list[i
 
 @settings(max_examples=settings().max_examples // 10, suppress_health_check=[HealthCheck.too_slow])
 @given(contexts=contexts_of_blocks, alpha=st.floats(0.001, 0.01), tile_bytes=st.sampled_from([1, SMALL_TILES, None]))
-def test_every_implementation_gives_the_reference(
+def test_all_implementations_equal_the_reference(
     distances_by: By, make_batch: Make, contexts: list[list[int]], alpha: float, tile_bytes: int | None
 ) -> None:
     found = distances_by(make_batch(contexts), alpha, tile_bytes)
@@ -74,7 +74,7 @@ def test_every_implementation_gives_the_reference(
     np.testing.assert_array_equal(found, np.array(defined(contexts, alpha), np.float32))  # rounded once, at the end
 
 
-def test_every_implementation_gives_the_reference_at_named_shapes(
+def test_all_implementations_equal_the_reference_at_named_shapes(
     distances_by: By, named_batches: dict[str, Any]
 ) -> None:
     for name, batch in named_batches.items():
@@ -84,19 +84,19 @@ def test_every_implementation_gives_the_reference_at_named_shapes(
             np.testing.assert_array_equal(found, exact.astype(np.float32), err_msg=f"{name}, {tile_bytes}")
 
 
-def test_ids_may_be_sparse_and_as_large_as_they_get(distances_by: By, make_batch: Make) -> None:
+def test_ids_may_be_sparse_and_up_to_the_largest(distances_by: By, make_batch: Make) -> None:
     batch = make_batch([[2**31 - 1, 0, 77], [77, 2**31 - 1], [2**31 - 2]])
     assert distances_by(batch, 0.01, None) == pytest.approx([1 - 2 / 3 + 0.015, 1, 1], abs=1e-6)
 
 
-def test_positions_far_beyond_the_blocks(distances_by: By, make_batch: Make) -> None:
+def test_positions_may_exceed_the_number_of_blocks(distances_by: By, make_batch: Make) -> None:
     batch = make_batch([[1, 2], [2, 1]])._replace(positions=np.array([0, 2**21 - 1, 5, 2**21 - 1]))
     gaps = abs(0 - (2**21 - 1)) + abs((2**21 - 1) - 5)
     assert distances_by(batch, 0.01, None) == pytest.approx([0.01 * gaps / 2], rel=1e-6)
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
-def test_tiles_are_the_condensed_distances_cut_between_rows(device: str, named_batches: dict[str, Any]) -> None:
+def test_tiles_concatenate_to_the_condensed_distances(device: str, named_batches: dict[str, Any]) -> None:
     batch = named_batches["ragged"]
     whole = context_distance(*batch[1:], device=device)
     tiles = list(context_distance_tiles(*batch[1:], device=device, tile_bytes=2_000))
@@ -109,7 +109,7 @@ def test_tiles_are_the_condensed_distances_cut_between_rows(device: str, named_b
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
-def test_tensors_in_tensors_out(device: str, named_batches: dict[str, Any]) -> None:
+def test_tensors_give_tensors(device: str, named_batches: dict[str, Any]) -> None:
     batch = named_batches["ragged"]
     offsets, ids, positions = map(torch.from_numpy, batch[1:])
     found = context_distance(offsets, ids, positions, device=device)

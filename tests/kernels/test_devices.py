@@ -1,4 +1,4 @@
-"""Where it is computed, with what is installed and without."""
+"""The choice of a device, with and without torch and numpy."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ def in_fresh_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_importing_imports_numpy_alone() -> None:
+def test_import_needs_only_numpy() -> None:
     done = in_fresh_python("import sys, warmprefix_kernels; print('torch' in sys.modules, 'triton' in sys.modules)")
     assert done.stdout == "False False\n", done.stderr
 
 
-def test_numpy_and_the_cpu_are_taken_by_name() -> None:
+def test_numpy_and_cpu_are_chosen_by_name() -> None:
     assert choose_device("numpy") == ("numpy", "naive")
     assert choose_device("cpu") == ("cpu", "torch")
     assert choose_device(torch.device("cpu")) == ("cpu", "torch")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_auto_is_the_cpu_where_there_is_no_cuda_device() -> None:
+def test_auto_is_the_cpu_without_a_cuda_device() -> None:
     assert choose_device() == ("cpu", "torch")
-    with pytest.raises(
-        ValueError, match="device must be one that torch finds, got 'cuda' where it finds 0 CUDA devices"
-    ):
+    with pytest.raises(ValueError, match="device must be one of the 0 CUDA devices that torch finds, got 'cuda'"):
         choose_device("cuda")
 
 
@@ -43,11 +41,11 @@ def test_auto_is_the_cpu_where_there_is_no_cuda_device() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_auto_is_the_cuda_device() -> None:
     assert choose_device() == choose_device("cuda") == ("cuda:0", "triton")
-    with pytest.raises(ValueError, match="got 'cuda:99' where it finds"):
+    with pytest.raises(ValueError, match="CUDA devices that torch finds, got 'cuda:99'"):
         choose_device("cuda:99")
 
 
-def test_without_torch_numpy_computes() -> None:
+def test_numpy_computes_without_torch() -> None:
     code = WITHOUT_TORCH + (
         "print(choose_device().name)\n"
         "print(top_overlap([0, 2, 4], [0, 1, 1, 2], [5, 6, 7], 1)[1].tolist())\n"
@@ -58,13 +56,13 @@ def test_without_torch_numpy_computes() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_torch_its_devices_say_what_to_install(device: str) -> None:
+def test_torch_devices_name_the_install_command_without_torch(device: str) -> None:
     done = in_fresh_python(WITHOUT_TORCH + f"top_overlap([0, 1], [0], [5], 1, device={device!r})")
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: device='{device}' needs torch, and device='numpy' does not; ")
     assert last.endswith(f"to install torch: {MissingExtraError('gpu', 'torch').command}")
 
 
-def test_importing_without_numpy_raises_the_error_that_the_core_raises() -> None:
+def test_import_without_numpy_raises_the_same_error_as_the_core() -> None:
     done = in_fresh_python("import sys\nsys.modules['numpy'] = None\nimport warmprefix_kernels")
     assert done.stderr.splitlines()[-1].endswith(f"MissingExtraError: {MissingExtraError('gpu', 'numpy')}")

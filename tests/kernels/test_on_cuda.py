@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: sizes beyond the interpreter's, tuning, and memory that runs out."""
+"""Tests that need a CUDA device: large sizes, tuning, and exhausted memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def many() -> tuple[Any, Any, Any, Any]:
-    """20,000 contexts of 0 to 15 blocks, with one of 1,024 and a block that all but a few hold."""
+    """Return 20,000 contexts of 0 to 15 blocks, one of 1,024, and a block that most of them hold."""
     rng = np.random.default_rng(11)
     contexts = [rng.choice(3_000, int(length), replace=False) for length in rng.integers(0, 16, 20_000)]
     contexts = [np.union1d(context, [7]) if len(context) else context for context in contexts]
@@ -31,7 +31,7 @@ def many() -> tuple[Any, Any, Any, Any]:
 
 
 @pytest.mark.parametrize("m", [1, 16, 100])
-def test_overlaps_are_those_of_the_cpu(many: tuple[Any, Any, Any, Any], m: int) -> None:
+def test_overlaps_equal_those_of_the_cpu(many: tuple[Any, Any, Any, Any], m: int) -> None:
     offsets, ids, _, tokens = many
     on_cuda = top_overlap(offsets, ids, tokens, m, device="cuda")
     on_cpu = top_overlap(offsets, ids, tokens, m, device="cpu")
@@ -47,7 +47,7 @@ def by_torch_on_cuda(contexts: Any, tokens: Any, m: int) -> tuple[torch.Tensor, 
     return top_overlap(contexts, tokens, m, torch.device("cuda"), 1 << 28)
 
 
-def test_distances_are_those_of_the_cpu(many: tuple[Any, Any, Any, Any]) -> None:
+def test_distances_equal_those_of_the_cpu(many: tuple[Any, Any, Any, Any]) -> None:
     offsets, ids, positions, _ = many
     on_cuda = context_distance(offsets, ids, positions, 0.01, device="cuda")
     np.testing.assert_array_equal(on_cuda, context_distance(offsets, ids, positions, 0.01, device="cpu"))
@@ -61,7 +61,7 @@ def test_tensors_stay_on_the_device(many: tuple[Any, Any, Any, Any]) -> None:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Of the device's memory, 64 MiB more than is taken."""
+    """Limit the device's memory to 64 MiB more than is in use."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (64 << 20)) / total)
@@ -70,7 +70,9 @@ def little_memory() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_out_of_memory_takes_smaller_tiles(many: tuple[Any, Any, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_exhausted_memory_makes_tiles_smaller(
+    many: tuple[Any, Any, Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     offsets, ids, positions, tokens = many
     partners, overlaps = top_overlap(offsets, ids, tokens, 8, device="cuda")
     tiles = [tile for _, _, tile in context_distance_tiles(offsets, ids, positions, device="cuda")]

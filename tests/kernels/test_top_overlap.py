@@ -1,4 +1,4 @@
-"""The best partners, equal in every implementation to what the definition gives."""
+"""The best partners in every implementation, compared with their definition."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def defined(
 @settings(max_examples=settings().max_examples // 6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     contexts=contexts_of_blocks,
-    tokens=st.lists(st.integers(0, 5), min_size=13, max_size=13),  # few values, so many ties; and blocks of no token
+    tokens=st.lists(st.integers(0, 5), min_size=13, max_size=13),  # many ties, and blocks without tokens
     m=st.integers(1, 20),
     tile_bytes=st.sampled_from([1, 400, None]),
 )
-def test_every_implementation_gives_the_definition(
+def test_all_implementations_equal_the_definition(
     overlaps_by: By, make_batch: Make, contexts: list[list[int]], tokens: list[int], m: int, tile_bytes: int | None
 ) -> None:
     partners, overlaps = overlaps_by(make_batch(contexts), tokens, m, tile_bytes)
@@ -50,7 +50,7 @@ def test_every_implementation_gives_the_definition(
 
 
 @pytest.mark.parametrize("m", [2, 17])
-def test_every_implementation_gives_the_definition_at_named_shapes(
+def test_all_implementations_equal_the_definition_at_named_shapes(
     overlaps_by: By, named_batches: dict[str, Any], m: int
 ) -> None:
     tokens = np.random.default_rng(3).integers(1, 400, 3_000).tolist()
@@ -61,8 +61,8 @@ def test_every_implementation_gives_the_definition_at_named_shapes(
 
 @pytest.mark.parametrize("m", [1, 16, 40])
 @pytest.mark.parametrize("sum_type", [torch.int32, torch.int64])
-def test_triton_selects_from_more_columns_than_it_looks_at_together(sum_type: torch.dtype, m: int) -> None:
-    """Rows of rising sums, where what is kept is replaced all the time; of falling ones; of ties; of none."""
+def test_triton_selects_from_several_blocks_of_columns(sum_type: torch.dtype, m: int) -> None:
+    """Use rows of ascending sums (each replaces a kept one), descending sums, ties, and zeros."""
     select: Any = import_module("warmprefix_kernels.top_overlap.triton").select
     device, n, first_row = "cuda" if torch.cuda.is_available() else "cpu", 3_001, 2
     rng = np.random.default_rng(1)
@@ -94,7 +94,7 @@ def test_sums_beyond_32_bits_are_exact(overlaps_by: By, make_batch: Make, tokens
     ]
 
 
-def test_the_largest_sum_that_is_taken(overlaps_by: By, make_batch: Make) -> None:
+def test_the_largest_allowed_sum(overlaps_by: By, make_batch: Make) -> None:
     batch = make_batch([[0, 1], [0, 1], [1]])
     most = 2**63 // 4 - 1
     partners, overlaps = overlaps_by(batch, [most - 5, 5], 2, None)
@@ -103,14 +103,16 @@ def test_the_largest_sum_that_is_taken(overlaps_by: By, make_batch: Make) -> Non
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
-def test_one_token_more_is_refused(device: str) -> None:
+def test_a_sum_above_the_largest_is_refused(device: str) -> None:
     tokens = [2**63 // 4 - 5, 5]
-    with pytest.raises(ValueError, match=f"tokens of a context must be below {2**61} .* got {2**61} in context 1"):
+    with pytest.raises(
+        ValueError, match=f"tokens of a context must sum to less than {2**61} .* got {2**61} in context 1"
+    ):
         top_overlap([0, 1, 3, 4], [0, 0, 1, 1], tokens, 1, device=device)
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])
-def test_tensors_in_tensors_out(device: str, named_batches: dict[str, Any]) -> None:
+def test_tensors_give_tensors(device: str, named_batches: dict[str, Any]) -> None:
     batch = named_batches["ragged"]
     tokens = np.arange(3_000)
     offsets, ids = torch.from_numpy(batch.offsets), torch.from_numpy(batch.ids)

@@ -44,7 +44,7 @@ def upper_bound(
     *,
     quick: bool = False,
 ) -> Bound:
-    """Return the most tokens that any plan could save: the lowest bound that can be computed.
+    """Return the most tokens that any plan could save, by the lowest known bound.
 
     Args:
         contexts: Distinct block numbers each.
@@ -67,7 +67,6 @@ def upper_bound(
 
 
 def _of_distinct(batch: DistinctSets, found: list[int]) -> Bound:
-    """Return the bound for distinct sets of which the cache holds `found` tokens each before."""
     n = len(batch.sets)
     if n == 0:
         return Bound(0, "spanning forest")

@@ -1,4 +1,4 @@
-"""ContextPilot's context index, built from a whole batch (Alg. 4), and its schedule (Alg. 5)."""
+"""ContextPilot's context index of a whole batch (Alg. 4) and schedule (Alg. 5)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _DECIMALS = 6
 
 
 class ContextIndexPlanner:
-    """Hierarchical clustering by distance; every context begins with what its clusters share (ContextPilot).
+    """Hierarchical clustering by distance (ContextPilot).
 
-    Equal contexts count as one and run next to each other. O(n²) time and memory for n distinct contexts. Merges at
-    the same distance happen in scipy's order, which is the same every time.
+    Every context begins with the blocks that its clusters share. Equal contexts count as one and run next to each
+    other. O(n²) time and memory for n distinct contexts. Merges at the same distance happen in scipy's order, which is
+    the same every time.
     """
 
     def __init__(self, alpha: float = 0.001, linkage: Linkage = "average", device: Device = "auto") -> None:
@@ -74,7 +75,7 @@ class ContextIndexPlanner:
         return [Placed(i, indexed[at].order) for at in execution for i in copies[distinct[at]]]
 
     def _merges(self, contexts: Sequence[tuple[int, ...]], progress: Progress) -> list[tuple[int, int]]:
-        """Return the two clusters of each merge; the contexts are 0 to n - 1, and the first merge makes n."""
+        """Return the two clusters of each merge, numbered as for `index_contexts`."""
         if len(contexts) > MAX_DISTINCT:
             raise ValueError(
                 f"the planner 'context-index' takes at most {MAX_DISTINCT} distinct contexts, got {len(contexts)}; "
@@ -150,7 +151,7 @@ def index_contexts(contexts: Sequence[Sequence[int]], merges: Iterable[tuple[int
 
 
 class _ClusterNode:
-    """Blocks that some contexts share, or those of a single one, and its place in the tree."""
+    """Blocks that some contexts share, or one has, and their place in the tree."""
 
     __slots__ = ("blocks", "contexts", "first", "number", "parent", "path", "prefix")
 
@@ -169,7 +170,7 @@ class _ClusterNode:
 def _tree(
     contexts: Sequence[Sequence[int]], merges: Iterable[tuple[int, int]]
 ) -> tuple[_ClusterNode, dict[frozenset[int], _ClusterNode]]:
-    """Return the root, and the other nodes by their blocks, with `blocks` and `parent` set."""
+    """Return the root, and the other nodes by their blocks, with their parents."""
     clusters = [frozenset(context) for context in contexts]
     above: dict[int, int] = {}
     for a, b in merges:
@@ -199,7 +200,7 @@ def _tree(
 
 
 def schedule(paths: Sequence[Sequence[int]]) -> list[int]:
-    """Return the execution order of contexts from their search paths (ContextPilot, Alg. 5).
+    """Return the execution order of contexts by search path (ContextPilot, Alg. 5).
 
     A path holds the child numbers that lead to a context from the root. Paths that begin with the same number form a
     group; groups share no prefix and run one after another, by that number. Within a group the longest path runs

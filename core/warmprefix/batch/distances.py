@@ -1,6 +1,6 @@
-"""ContextPilot's distance (Eq. 1) between all pairs of contexts, as arrays, and the way to the kernels.
+"""ContextPilot's distance (Eq. 1) between all pairs of contexts, as arrays.
 
-The kernels run only on a CUDA device: nothing here imports torch or `warmprefix_kernels` before one is used.
+`warmprefix_kernels` and torch are imported only to compute on a CUDA device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CELLS_AT_ONCE = 1 << 20
 
 
 class Ragged(NamedTuple):
-    """Contexts in compressed rows: context i stands from `offsets[i]` up to `offsets[i + 1]`."""
+    """Contexts in compressed rows: context i is `offsets[i]` up to `offsets[i + 1]`."""
 
     offsets: npt.NDArray[np.int64]
     """Shape (contexts + 1)."""
@@ -62,11 +62,10 @@ def best_overlaps_on_cuda(contexts: Sequence[Sequence[int]], tokens: Sequence[in
 def condensed_distances(
     contexts: Ragged, alpha: float = 0.001, device: Device = "auto", progress: Progress = no_progress
 ) -> npt.NDArray[np.float32]:
-    """Compute Eq. 1 for all pairs i < j, row by row, in the layout of `scipy.spatial.distance.pdist`.
+    """Compute Eq. 1 for all pairs i < j, row by row, in the order of `pdist`.
 
-    The result is float32 of shape (n * (n - 1) / 2). Each value is that of
-    `warmprefix.ordering.context_index.context_distance`, rounded. On the CPU only pairs that share a block are
-    computed, with an inverted index: O(n² / 2 + pairs of equal blocks).
+    The result is float32 of shape (n * (n - 1) / 2): `warmprefix.ordering.context_index.context_distance`, rounded. On
+    the CPU only pairs that share a block are computed, by an inverted index: O(n² / 2 + pairs of equal blocks).
 
     Args:
         contexts: Distinct blocks each.
@@ -100,9 +99,9 @@ def condensed_distances(
 def _pairs_of_equal_blocks(
     contexts: Ragged,
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield rows `begin` up to `end`, their pairs of equal blocks, and the gaps between their positions.
+    """Yield ranges of rows, their pairs of equal blocks, and the position gaps.
 
-    A pair of equal blocks in contexts i < j is `(i - begin) * n + j`.
+    For rows `begin` up to `end`, a pair of equal blocks in contexts i < j is `(i - begin) * n + j`.
     """
     offsets, ids, positions = contexts
     count = len(offsets) - 1

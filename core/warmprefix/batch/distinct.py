@@ -16,7 +16,7 @@ __all__ = ["DistinctSets", "Group", "renumbered", "split"]
 
 
 class DistinctSets:
-    """The sets of a batch's contexts, each once, without blocks that only one of them holds.
+    """The distinct sets of a batch's contexts, without blocks that only one holds.
 
     Blocks are renumbered: one with few holders for its tokens comes before one with many.
     """
@@ -50,7 +50,7 @@ class DistinctSets:
 def renumbered(
     contexts: Sequence[Sequence[int]], tokens: Sequence[int]
 ) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
-    """Number the blocks of `contexts` without gaps, in the same order; return contexts and tokens."""
+    """Return contexts and tokens with blocks renumbered without gaps, in order."""
     used = sorted(set().union(*contexts))
     if len(used) == len(tokens):
         return contexts, tokens
@@ -70,10 +70,11 @@ class Group(NamedTuple):
 
 
 def split(contexts: Sequence[Sequence[int]], tokens: Sequence[int], limit: int) -> list[Group]:
-    """Set contexts apart until no group's rest has more `DistinctSets.work` than `limit`.
+    """Set contexts apart until no group's rest has more work than `limit`.
 
-    A group's blocks are all that its contexts share, not only the block that they were chosen for. Every group comes
-    after its parent. O(entries * depth * log(blocks)): each context is read once per group that it enters.
+    Work is that of `DistinctSets`. A group's blocks are all that its contexts share, not only the block that they were
+    chosen for. Every group comes after its parent. O(entries * depth * log(blocks)): each context is read once per
+    group that it enters.
     """
     groups: list[Group] = []
     stack: list[tuple[int, tuple[int, ...], list[int]]] = [(-1, (), list(range(len(contexts))))]

@@ -1,4 +1,4 @@
-"""The machine that runs the hot loops, in plain Python or compiled, and the arrays that they take."""
+"""The machine that runs the hot loops, compiled or not, and their arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Machine(NamedTuple):
     """Has the functions that `overlap_loops.HOT` and `tree_loops.HOT` name as attributes."""
 
     def ints(self, values: Iterable[int]) -> Any:
-        """Return an array that these functions take: a list, or int64 of shape (values,) if compiled."""
+        """Return an array for these functions: a list, or int64 if compiled."""
         if not self.compiled:
             return list(values)
         import numpy as np
@@ -99,7 +99,7 @@ def _compiled() -> Any:
 
 
 class Merges:
-    """Binary trees over contexts: node `first + i` merges the nodes `left[i]` and `right[i]`."""
+    """Binary trees over contexts: node `first + i` merges `left[i]` and `right[i]`."""
 
     def __init__(self, contexts: int) -> None:
         self.first = contexts
@@ -132,7 +132,7 @@ def index_of(sets: Sets, tokens: Any, machine: Machine) -> Index:
 
 
 def room_for(nodes: int, longest: int, places: int, machine: Machine) -> Room:
-    """Return working space for `nodes` nodes, sets of up to `longest` blocks, and `places` nominees."""
+    """Return working space for nodes, sets of up to `longest` blocks, and nominees."""
     return Room(
         shared=machine.zeros(nodes),
         touched=machine.zeros(nodes),
@@ -146,7 +146,7 @@ def room_for(nodes: int, longest: int, places: int, machine: Machine) -> Room:
 
 
 def forest_of(contexts: Sequence[Sequence[int]], tokens: Sequence[int], merges: Merges, machine: Machine) -> Forest:
-    """Return the trees of merges with the set of every node, and about as much room again for sets to grow."""
+    """Return the trees with their sets, and as much room again for sets to grow."""
     n = len(contexts)
     unused = n - len(merges.left)
     sets: list[Sequence[int]] = list(contexts)

@@ -27,7 +27,7 @@ __all__ = ["MergePlanner"]
 
 
 class _Effort(NamedTuple):
-    """Limits in steps rather than seconds, so that the same batch always gets the same plan."""
+    """Limits in steps, not seconds, so that a batch always gets the same plan."""
 
     group_work: int
     """Most `DistinctSets.work` that is merged bottom-up in one piece."""
@@ -62,7 +62,7 @@ _REPLANTED = 10
 
 
 class MergePlanner:
-    """Merges the sets that share most tokens, then moves contexts and subtrees to where they share more.
+    """Agglomeration by shared tokens, improved by local search.
 
     Requests that run in depth-first order of a tree of shared prefixes save exactly the sum, over the tree's merges,
     of the tokens that the merged contexts have in common. So the tree is built for that sum: agglomeration by largest
@@ -138,7 +138,7 @@ class _Search:
         return best
 
     def _start(self, groups: Sequence[Group]) -> Merges:
-        """Merge each group's rest bottom-up, and all that share a group's blocks under one node."""
+        """Merge each group's rest bottom-up, then its roots and subgroups."""
         merges = Merges(len(self._batch.sets))
         tops: list[list[int]] = [[] for _ in groups]
         for number in range(len(groups) - 1, -1, -1):  # a group's subgroups come after it
@@ -151,7 +151,7 @@ class _Search:
         return merges
 
     def _merged(self, group: Group, merges: Merges) -> list[int]:
-        """Merge a group's rest by the blocks shared besides the group's own; return the roots."""
+        """Merge a group's rest by blocks that are not the group's; return the roots."""
         if len(group.rest) < 2:
             return group.rest
         own = set(group.blocks)
@@ -178,7 +178,7 @@ class _Search:
     def _best_overlaps(
         self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], sets: Sets, index: Index, room: Room
     ) -> Any:
-        """Return for each context the most tokens that another shares with it, computed on the device.
+        """Return for each context the most tokens that another shares with it.
 
         Partners are not returned, so that ties are broken in the same way on all devices.
         """
@@ -203,7 +203,7 @@ class _Search:
     def improved(
         self, merges: Merges, rng: random.Random, deadline: float | None, clock: Callable[[], float]
     ) -> Forest:
-        """Move every node to its best place, pass by pass; then replant some contexts, many times."""
+        """Move every node to its best place, pass by pass; then replant some contexts."""
         batch, machine_, effort = self._batch, self._machine, self._effort
         n = len(batch.sets)
         forest = forest_of(batch.sets, batch.tokens, merges, machine_)
@@ -232,7 +232,7 @@ class _Search:
         self, forest: Forest, index: Index, room: Room, rounds: int, rng: random.Random, deadline: float | None,
         clock: Callable[[], float],
     ) -> Forest:  # fmt: skip
-        """Take some contexts out and put them back, repeatedly; keep each round that loses nothing."""
+        """Take some contexts out and put them back; keep each round that loses nothing."""
         batch, machine_, run = self._batch, self._machine, self._machine.run
         n = len(batch.sets)
         number = gained = 0
@@ -254,7 +254,7 @@ class _Search:
 
 
 def _neighbours(index: Index, rng: random.Random, blocks: int) -> list[int]:
-    """Return some contexts that hold the same block, or one of a few blocks, in random order."""
+    """Return some contexts that hold the same few blocks, in random order."""
     chosen: dict[int, None] = {}
     for _ in range(_REPLANTED):
         block = rng.randrange(blocks)

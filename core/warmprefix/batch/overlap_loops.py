@@ -1,4 +1,4 @@
-"""Hot loops over sets of blocks: best partners, agglomeration and the spanning forest.
+"""Hot loops over sets: best partners, agglomeration and the spanning forest.
 
 These are plain Python over flat arrays of integers, which numba compiles unchanged. They do not recurse, keep no state,
 allocate only what their arguments call for, and give the same answers compiled or not. Blocks are numbered so that one
@@ -32,7 +32,7 @@ class Sets(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The contexts that hold each block: the `size[b]` numbers of `entries` from `start[b]` on."""
+    """The contexts of each block b: `size[b]` numbers of `entries` from `start[b]` on."""
 
     entries: Ints
     start: Ints
@@ -78,12 +78,11 @@ def overlap(items: Ints, a: int, a_end: int, b: int, b_end: int, tokens: Ints) -
 
 
 def best_partner(x: int, most: int, first: int, sets: Sets, index: Index, room: Room) -> tuple[int, int]:
-    """Return the context that shares most tokens with `x`, and their number; (-1, 0) if no context shares any.
+    """Return the context that shares most tokens with `x`, and their number.
 
-    The result is exact. Lists are walked from the rarest block on. Once the remaining blocks weigh no more than the
-    best partner shares, no new context can beat it. From then on only contexts met so far are candidates; where
-    walking the lists costs more than comparing these one by one, they are compared. The search ends when a context
-    shares `most`.
+    The result is exact; (-1, 0) if no context shares any. Lists are walked from the rarest block on. Once the remaining
+    blocks weigh no more than the best partner shares, only contexts met so far can beat it; they are compared one by
+    one if that costs less than walking the lists. The search ends when a context shares `most`.
 
     Args:
         x: The context that needs a partner.
@@ -181,7 +180,7 @@ def list_contexts(sets: Sets, index: Index) -> None:
 
 
 def best_overlaps(begin: int, end: int, step: int, best: Ints, sets: Sets, index: Index, room: Room) -> None:
-    """Write into `best`, for every `step`-th context from `begin`, the most tokens another shares."""
+    """Write the most tokens that another context shares with every `step`-th context."""
     first = -1
     for x in range(begin, end, step):
         first, best[x] = best_partner(x, best[x], first, sets, index, room)
@@ -191,7 +190,7 @@ def best_overlaps(begin: int, end: int, step: int, best: Ints, sets: Sets, index
 
 
 def unlist(i: int, sets: Sets, index: Index) -> None:
-    """Remove the context of item `i` from its block's list; the list's last entry takes its place."""
+    """Remove item `i` from its block's list, whose last entry takes its place."""
     block = sets.items[i]
     index.size[block] -= 1
     last = index.start[block] + index.size[block]
@@ -205,7 +204,7 @@ def agglomerate(
     sets: Sets, index: Index, room: Room, bound: Ints, node: Ints, left: Ints, right: Ints, first: int, merges: int,
     partner: Ints, met_version: Ints, version: Ints, hint: Ints,
 ) -> int:  # fmt: skip
-    """Merge the two clusters that share most tokens, repeatedly, until no two share any.
+    """Merge the two clusters that share most tokens until no two share any.
 
     A cluster's set is the intersection of its contexts. It only shrinks, so the most that another shared with it stays
     an upper bound. Bounds wait in a heap, and one is made exact when it comes to the top. One context represents a
@@ -289,7 +288,7 @@ def agglomerate(
 
 
 def spanning_forest(best: Ints, done: Ints, sets: Sets, index: Index, room: Room) -> int:
-    """Return the weight of a maximum spanning forest of the graph of shared tokens (Prim).
+    """Return the weight of a maximum spanning forest of shared tokens (Prim).
 
     O(n * n + sum over blocks of the square of their contexts) time, O(n) memory.
 

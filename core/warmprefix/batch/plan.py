@@ -39,10 +39,12 @@ class BatchRequest:
         tenant: str | None = None,
         order_locked: bool = False,
     ) -> None:
-        """Check the arguments. A string among `blocks` is a block without an id; an `int` as `id` becomes its digits.
+        """Check the arguments.
+
+        A string among `blocks` is a block without an id. An `int` as `id` becomes its digits.
 
         Raises:
-            TypeError: An argument has a different type from those above.
+            TypeError: An argument has a different type.
             ValueError: `id` is empty.
         """
         if isinstance(id, bool) or not isinstance(id, str | int):
@@ -111,7 +113,7 @@ class PlannedRequest:
 
     @property
     def plan(self) -> ContextPlan:
-        """A plan of its own for `ContextPlanner.commit` and `abandon`. O(blocks) per access."""
+        """A plan for `ContextPlanner.commit` and `abandon`. O(blocks) per access."""
         return ContextPlan(
             id=self.plan_id,
             scope=self.wording.scope,

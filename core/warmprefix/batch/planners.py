@@ -1,4 +1,4 @@
-"""The contract of batch planners, two planners that need no search, and how a plan is laid out."""
+"""The contract of batch planners, two simple planners, and execution orders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 @runtime_checkable
 class BatchPlanner(Protocol):
-    """Decides the order of blocks inside each context of a batch, and the order of the contexts."""
+    """A planner of the order of blocks in each context, and of the contexts."""
 
     def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> Sequence[Placed]:
         """Return every context once, in execution order, each with all of its blocks.
@@ -51,7 +51,7 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 
 class RelevancePlanner:
-    """The best execution order of contexts that keep relevance order: for prompts that must not change."""
+    """The best execution order of contexts in relevance order, which stay unchanged."""
 
     def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
         planned = [Placed(i, tuple(contexts[i])) for i in depth_first(contexts)]
@@ -60,10 +60,10 @@ class RelevancePlanner:
 
 
 class FrequencyPlanner:
-    """Blocks by the number of contexts that hold them, most first; ties by first appearance (CRAFT).
+    """Blocks by the number of contexts that hold them, most first (CRAFT).
 
-    Every context follows this one order of all blocks. The contexts run in lexicographic order of their ranks in it,
-    which is depth-first over their prefix tree. O(blocks + contexts * log(contexts)).
+    Ties are broken by first appearance. Every context follows this one order of all blocks. The contexts run in
+    lexicographic order of their ranks in it, which is depth-first. O(blocks + contexts * log(contexts)).
     """
 
     def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
@@ -107,7 +107,7 @@ def depth_first(orders: Sequence[Sequence[int]]) -> list[int]:
 def laid_out(
     left: Sequence[int], right: Sequence[int], members: Sequence[Sequence[int]], contexts: Sequence[Sequence[int]]
 ) -> list[Placed]:
-    """Read a plan off a forest of merges: prefix order inside contexts, depth-first order of contexts.
+    """Return the plan that a forest of merges describes.
 
     A context's order is the way down from its root: what each node adds to the prefix, then its own blocks. Of two
     trees, and of two children, the one with the earliest context comes first. The blocks that a node adds stand in the

@@ -1,4 +1,4 @@
-"""The plan of one scope's requests, and the tokens that it saves with a given prefix cache."""
+"""The plan of one scope's requests, and the tokens that a prefix cache saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_firs
 from warmprefix.blocks import evidence_blocks
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
-__all__ = ["ResidentTree", "ScopePlan", "Served", "bound_of_all", "plan_scope", "serve", "serve_unbounded"]
+__all__ = ["Paths", "ResidentTree", "ScopePlan", "Served", "bound_of_all", "plan_scope", "serve"]
+
+Paths = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Paths of blocks, by number, that a cache holds, each with their lengths."""
+
+_Order = tuple[int, ...]
 
 _PATH_WORTH = 0.4
 """The least part of its shareable tokens that a request's resident path must hold to come first. In windows of 64
@@ -72,14 +77,18 @@ def plan_scope(
         ValueError: A planner omits a context or a block, or returns one twice.
     """
     batch = _NumberedRequests(requests, capacity_tokens)
-    cache = _Cache(batch, tree if tree is not None and tree.resident_tokens else None, capacity_tokens)
-    paths = None
-    if cache.tree is not None:
-        paths = [_resident_path(batch, i, cache.tree) for i in range(len(requests))]
+    if tree is not None and not tree.resident_tokens:
+        tree = None
+    before = () if tree is None or capacity_tokens is None else _numbered_paths(batch, tree)
+    paths = None if tree is None else [_resident_path(batch, i, tree) for i in range(len(requests))]
     best: tuple[Sequence[Placed], Sequence[Served]] | None = None
     for planner in planners:
         for placed in _candidates(batch, paths, planner, progress, quick):
-            found = cache.serve(placed)
+            resident = None
+            if tree is not None and capacity_tokens is None:
+                keys = batch.keys
+                resident = [tree.match_prefix([keys[number] for number in order]).blocks for _, order in placed]
+            found = serve(placed, batch.tokens, capacity_tokens, before, resident)
             if best is None or _saved(found) > _saved(best[1]):
                 best = placed, found
     assert best is not None
@@ -95,7 +104,7 @@ def plan_scope(
 
 
 class _NumberedRequests:
-    """The requests with numbers for blocks, and each request's blocks divided by where they may stand."""
+    """Requests with numbers for blocks, divided by where each block may stand."""
 
     def __init__(self, requests: Sequence[BatchRequest], capacity_tokens: int | None) -> None:
         numbers: dict[bytes, int] = {}
@@ -103,11 +112,11 @@ class _NumberedRequests:
         self.contexts: list[list[int]] = []
         self.positions: list[dict[int, int]] = []
         """For each request, the first position of each block in it."""
-        self.heads: list[tuple[int, ...]] = []
+        self.heads: list[_Order] = []
         """For each request, blocks that stay in front: those pinned to the start, or all if the order is locked."""
         self.middles: list[list[int]] = []
         """For each request, blocks that may move."""
-        self.ends: list[tuple[int, ...]] = []
+        self.ends: list[_Order] = []
         """For each request, blocks pinned to the end."""
         for request in requests:
             blocks, places = evidence_blocks(request.blocks)
@@ -135,34 +144,30 @@ class _NumberedRequests:
 
 
 def _candidates(
-    batch: _NumberedRequests,
-    paths: Sequence[tuple[int, ...]] | None,
-    planner: BatchPlanner,
-    progress: Progress,
-    quick: bool,
+    batch: _NumberedRequests, paths: Sequence[_Order] | None, planner: BatchPlanner, progress: Progress, quick: bool
 ) -> Iterator[Sequence[Placed]]:
-    """Yield a planner's plans: for an empty cache, and with the resident paths of some requests in front."""
+    """Yield a planner's plans: for an empty cache, and with resident paths in front."""
     if paths is None or not quick:
         yield _arranged(batch, batch.heads, batch.middles, planner, progress)
     if paths is not None:
         heads = _heads_with_paths(batch, paths)
         if heads != batch.heads or quick:
             middles = [
-                middle if head is own else _without(middle, head)
-                for middle, head, own in zip(batch.middles, heads, batch.heads, strict=True)
+                middle if head is own else [number for number in middle if number not in placed]
+                for middle, head, own, placed in zip(batch.middles, heads, batch.heads, map(set, heads), strict=True)
             ]
             yield _arranged(batch, heads, middles, planner, progress)
 
 
 def _arranged(
     batch: _NumberedRequests,
-    heads: Sequence[tuple[int, ...]],
+    heads: Sequence[_Order],
     middles: Sequence[Sequence[int]],
     planner: BatchPlanner,
     progress: Progress,
 ) -> list[Placed]:
     """Plan the blocks that may move, separately for the requests of each head."""
-    behind: dict[tuple[int, ...], list[int]] = {}
+    behind: dict[_Order, list[int]] = {}
     for i, head in enumerate(heads):
         behind.setdefault(head, []).append(i)
     placed: list[Placed] = []
@@ -186,15 +191,10 @@ def _arranged(
     return [placed[i] for i in depth_first([order for _, order in placed])]  # moved blocks may begin like a head
 
 
-def _without(middle: list[int], head: Sequence[int]) -> list[int]:
-    placed = set(head)
-    return [number for number in middle if number not in placed]
-
-
-def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the fixed heads, extended by a resident path if it holds much of what the batch could share."""
+def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[_Order]) -> list[_Order]:
+    """Return the fixed heads, replaced by the resident path where that pays."""
     holders = Counter([number for context in batch.contexts for number in context])
-    heads: list[tuple[int, ...]] = []
+    heads: list[_Order] = []
     for head, path, context in zip(batch.heads, paths, batch.contexts, strict=True):
         shareable = sum([batch.tokens[number] for number in context if holders[number] > 1])
         held = sum([batch.tokens[number] for number in path])
@@ -202,7 +202,7 @@ def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[tuple[int, ...]]
     return heads
 
 
-def _resident_path(batch: _NumberedRequests, i: int, tree: ResidentTree) -> tuple[int, ...]:
+def _resident_path(batch: _NumberedRequests, i: int, tree: ResidentTree) -> _Order:
     """Return the resident path of most tokens that request `i` can begin with."""
     head, middle = batch.heads[i], batch.middles[i]
     after = [batch.keys[number] for number in head]
@@ -213,86 +213,61 @@ def _resident_path(batch: _NumberedRequests, i: int, tree: ResidentTree) -> tupl
     return (*head, *[middle[place] for place in path])
 
 
-def _held_at_most(batch: _NumberedRequests, i: int, path: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the path, and the blocks pinned behind it if it holds all blocks before them."""
+def _numbered_paths(batch: _NumberedRequests, tree: ResidentTree) -> Paths:
+    numbers = {key: number for number, key in enumerate(batch.keys)}
+    return [
+        ([numbers.setdefault(key, len(numbers)) for key in path], lengths) for path, lengths in tree.resident_paths()
+    ]
+
+
+def _held_at_most(batch: _NumberedRequests, i: int, path: _Order) -> _Order:
+    """Return the path, and the blocks at the end if it holds all before them."""
     ends = batch.ends[i]
     return (*path, *ends) if ends and len(path) + len(ends) == len(batch.contexts[i]) else path
-
-
-class _Cache:
-    """The cache as the batch will find it."""
-
-    def __init__(self, batch: _NumberedRequests, tree: ResidentTree | None, capacity_tokens: int | None) -> None:
-        self.tree = tree
-        self._batch = batch
-        self._capacity_tokens = capacity_tokens
-        self._before: list[tuple[list[int], Sequence[int]]] = []
-        if tree is not None and capacity_tokens is not None:
-            numbers = {key: number for number, key in enumerate(batch.keys)}
-            self._before = [
-                ([numbers.setdefault(key, len(numbers)) for key in path], lengths)
-                for path, lengths in tree.resident_paths()
-            ]
-
-    def serve(self, placed: Sequence[Placed]) -> list[Served]:
-        batch, tree = self._batch, self.tree
-        if tree is None or self._capacity_tokens is not None:
-            return serve(placed, batch.tokens, self._capacity_tokens, self._before)
-        keys = batch.keys
-        resident = [tree.match_prefix([keys[number] for number in order]).blocks for _, order in placed]
-        return serve_unbounded(placed, batch.tokens, resident)
 
 
 def serve(
     placed: Sequence[Placed],
     tokens: Sequence[int],
-    capacity_tokens: int | None,
-    before: Sequence[tuple[Sequence[int], Sequence[int]]],
+    capacity_tokens: int | None = None,
+    before: Paths = (),
+    resident: Sequence[int] | None = None,
 ) -> list[Served]:
-    """Run a plan through a cache that evicts the least recently used blocks, tails first.
+    """Run a plan through a cache that evicts the least recent blocks, tails first.
 
     Args:
         placed: The plan.
         tokens: The length of every block, by number.
         capacity_tokens: The size of the cache; None for no bound.
         before: Paths that the cache holds before, oldest first: blocks and their lengths.
+        resident: For each place of the plan, the first blocks that an unbounded cache holds before.
 
     Returns:
         One entry per context, in execution order.
     """
-    found = None
-    if not before and (
-        capacity_tokens is None
-        or all(sum([tokens[block] for block in order]) <= capacity_tokens for _, order in placed)
-    ):
-        found = _found_depth_first(placed)  # depth-first, only the path to the current context must fit
-    found = found or _found_in_tree(placed, tokens, capacity_tokens, before)
+    fits = capacity_tokens is None or all(
+        sum([tokens[block] for block in order]) <= capacity_tokens for _, order in placed
+    )
+    # In a depth-first plan, only the path to the current context must fit.
+    found = _found_depth_first(placed) if fits and not before else None
+    if found is None:
+        cache = PrefixTree[int](capacity_tokens, 2 * (len(placed) + len(before)) + 1)
+        for path, lengths in before:
+            cache.insert(path, lengths)
+        found = [cache.insert(order, [tokens[block] for block in order]).blocks for _, order in placed]
+    if resident is not None:
+        found = [max(blocks, held) for blocks, held in zip(found, resident, strict=True)]
     return _with_sources(placed, tokens, found)
 
 
-def serve_unbounded(placed: Sequence[Placed], tokens: Sequence[int], resident: Sequence[int]) -> list[Served]:
-    """Run a plan through an unbounded cache that holds the first `resident[i]` blocks of context i before."""
-    found = _found_depth_first(placed) or _found_in_tree(placed, tokens, None, ())
-    return _with_sources(placed, tokens, [max(blocks, held) for blocks, held in zip(found, resident, strict=True)])
-
-
-def _found_in_tree(
-    placed: Sequence[Placed],
-    tokens: Sequence[int],
-    capacity_tokens: int | None,
-    before: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> list[int]:
-    cache = PrefixTree[int](capacity_tokens, 2 * (len(placed) + len(before)) + 1)
-    for path, lengths in before:
-        cache.insert(path, lengths)
-    return [cache.insert(order, [tokens[block] for block in order]).blocks for _, order in placed]
-
-
 def _found_depth_first(placed: Sequence[Placed]) -> list[int] | None:
-    """Return the blocks that each context shares with the one before it; None if the order is not depth-first."""
-    left: set[tuple[int, ...]] = set()
+    """Return the blocks that each context shares with the one before it.
+
+    None if the order is not depth-first.
+    """
+    left: set[_Order] = set()
     found: list[int] = []
-    before: tuple[int, ...] = ()
+    before: _Order = ()
     for _, order in placed:
         shared = 0
         for a, b in zip(before, order, strict=False):
@@ -309,7 +284,7 @@ def _found_depth_first(placed: Sequence[Placed]) -> list[int] | None:
 
 
 def _with_sources(placed: Sequence[Placed], tokens: Sequence[int], found: Sequence[int]) -> list[Served]:
-    """Add the tokens of the blocks found, and the context that had computed the last. O(blocks of all contexts)."""
+    """Add tokens, and the context that had computed the last block. O(all blocks)."""
     below: dict[tuple[int, int], int] = {}
     """The tree of all found prefixes: each node's child by block. The root is 0."""
     for (_, order), blocks in zip(placed, found, strict=True):

@@ -1,4 +1,4 @@
-"""The steps of planning a batch around its plans: requests, planners and device in, planned requests out."""
+"""The steps before and after planning: requests, planners, device, and results."""
 
 from __future__ import annotations
 

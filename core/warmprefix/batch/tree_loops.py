@@ -1,4 +1,4 @@
-"""Hot loops over trees of merges: local search that moves nodes to where they save more.
+"""Hot loops over trees of merges: local search that moves nodes.
 
 See `overlap_loops` for the rules that these functions follow.
 """
@@ -20,7 +20,7 @@ HOT = (
 
 
 class Forest(NamedTuple):
-    """Binary trees of merges. Nodes below n are contexts, the others merges of two children.
+    """Binary trees of merges: nodes below n are contexts, others have two children.
 
     A node's set is the intersection of the contexts below it, so every merge saves `weight`, its set's tokens.
     """
@@ -69,7 +69,7 @@ def is_set(v: int, count: int, sets: Sets, buffer: Ints) -> bool:
 
 
 def assign(v: int, count: int, forest: Forest, buffer: Ints, tokens: Ints) -> int:
-    """Make the first `count` blocks of `buffer` the set of `v`; return its weight. It must fit."""
+    """Make `count` fitting blocks of `buffer` the set of `v`; return its weight."""
     sets = forest.sets
     if count > forest.space[v]:
         sets.start[v] = forest.used[0]
@@ -85,10 +85,10 @@ def assign(v: int, count: int, forest: Forest, buffer: Ints, tokens: Ints) -> in
 
 
 def refit(v: int, forest: Forest, buffer: Ints, tokens: Ints) -> int:
-    """Update the sets from `v` upwards after a child of `v` was exchanged; return the tokens gained.
+    """Update the sets from `v` upwards; return the tokens gained.
 
-    Ends at the first set that stays the same. If the room for sets is used up, a set takes only the blocks that fit in
-    its place: it is then a subset of the intersection of its contexts.
+    Call it after a child of `v` was exchanged. It ends at the first set that stays the same. If the room for sets is
+    used up, a set takes only the blocks that fit in its place: a subset of the intersection of its contexts.
     """
     gain = 0
     while v >= 0:
@@ -104,7 +104,7 @@ def refit(v: int, forest: Forest, buffer: Ints, tokens: Ints) -> int:
 
 
 def detach(u: int, forest: Forest, buffer: Ints, tokens: Ints) -> tuple[int, int]:
-    """Cut the subtree of `u`, which is no root, out of its tree; return its sibling and the tokens lost."""
+    """Cut off the subtree of `u`, not a root; return its sibling and the tokens lost."""
     parent, left, right = forest.parent, forest.left, forest.right
     merge = parent[u]
     sibling = left[merge] + right[merge] - u
@@ -154,10 +154,10 @@ def uproot(nodes: Ints, forest: Forest, room: Room, tokens: Ints) -> int:
 
 
 def nominate(u: int, n: int, forest: Forest, index: Index, room: Room, budget: int) -> int:
-    """Write into `room.nominees` the contexts outside `u` that share most with it; return their number.
+    """Nominate the contexts outside `u` that share most with it; return their number.
 
-    Lists are walked from the rarest block on, for up to `budget` entries. A node with more than `budget // 4`
-    contexts below it gets no nominees: moving it is not worth the walk.
+    They are written into `room.nominees`. Lists are walked from the rarest block on, for up to `budget` entries. A node
+    with more than `budget // 4` contexts below it gets no nominees: moving it is not worth the walk.
     """
     shared, touched, stack, nominees = room.shared, room.touched, room.stack, room.nominees
     own, depth = 0, 1
@@ -211,11 +211,11 @@ def nominate(u: int, n: int, forest: Forest, index: Index, room: Room, budget: i
 
 
 def best_place(u: int, nominated: int, forest: Forest, room: Room, tokens: Ints) -> tuple[int, int]:
-    """Return the node to make the root `u` a sibling of, and the tokens gained; (-1, 0) if none gains.
+    """Return the best sibling for the root `u`, and the tokens gained.
 
-    Candidates are the nominees and the nodes above them. As the sibling of v, u saves the tokens that both share, and
-    every node above v loses its tokens that u lacks. From the first node on that u includes nothing is lost, because
-    the sets above it are smaller still.
+    (-1, 0) if no node gains. Candidates are the nominees and the nodes above them. As the sibling of v, u saves the
+    tokens that both share, and every node above v loses its tokens that u lacks. From the first node on that u includes
+    nothing is lost, because the sets above it are smaller still.
     """
     sets, weight, path, gains = forest.sets, forest.weight, room.path, room.gains
     begin, end = sets.start[u], sets.start[u] + sets.size[u]
@@ -240,7 +240,7 @@ def best_place(u: int, nominated: int, forest: Forest, room: Room, tokens: Ints)
 
 
 def regraft(nodes: Ints, n: int, forest: Forest, index: Index, room: Room, budget: int) -> int:
-    """Move the subtree of each of `nodes` to where it gains most; return the tokens gained."""
+    """Move each of `nodes` to where it gains most; return the tokens gained."""
     gained = 0
     for u in nodes:
         if forest.used[0] + len(room.buffer) > len(forest.sets.items):

@@ -1,4 +1,4 @@
-"""The planner for requests in flight: there are few of them, and planning may take milliseconds."""
+"""The planner for the few requests in flight, which plans in milliseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_REQUESTS = 1_000
 
 
 class WindowPlanner:
-    """Merges the sets that share most tokens, as `MergePlanner` begins, without local search.
+    """Agglomeration by shared tokens, without the local search of `MergePlanner`.
 
     It computes all pairs and updates them: O(n * n) time and memory for n requests, which is the least work for the 10
     to 200 requests that wait at one time.
@@ -31,7 +31,7 @@ class WindowPlanner:
 
 
 def _merged(sets: list[frozenset[int]], tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the merges: the pair that shares most tokens first; of equal pairs, the earliest."""
+    """Return the merges, those that share most tokens first, ties by position."""
     n = len(sets)
     shares = _shares(sets, tokens)
     left: list[int] = []
@@ -69,14 +69,14 @@ def _merged(sets: list[frozenset[int]], tokens: Sequence[int]) -> tuple[list[int
 
 
 def _best(shares: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield the partner that shares most, the first of equals, and its tokens; nothing without partners."""
+    """Yield the first partner that shares most, and its tokens, if there is one."""
     if shares:
         most = max(shares.values())
         yield min(partner for partner, weight in shares.items() if weight == most), most
 
 
 def _shares(sets: Sequence[frozenset[int]], tokens: Sequence[int]) -> list[dict[int, int]]:
-    """Return for every set the tokens that each other set shares with it, without zeros."""
+    """Return for every set the tokens shared with each other set, without zeros."""
     holders: dict[int, list[int]] = {}
     for x, blocks in enumerate(sets):
         for block in blocks:

@@ -1,4 +1,4 @@
-"""Ordering policies. `POLICIES` maps the names that `ContextPlanner(policy=...)` takes."""
+"""Ordering policies, and the names that `ContextPlanner(policy=...)` takes."""
 
 from __future__ import annotations
 

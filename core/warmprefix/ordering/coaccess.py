@@ -1,4 +1,4 @@
-"""The default policy: resident blocks first, then those that later requests are likely to share."""
+"""The default policy: resident blocks, then those that later requests may share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEVELS = 3
 
 
 class CoAccessPolicy:
-    """Deepest resident path, then the blocks that similar requests are likely to share.
+    """Deepest resident path, then blocks that similar requests are likely to share.
 
     *Head*: the resident path of most tokens among the request's blocks.
 
@@ -110,7 +110,9 @@ that hold it and in requests that do not."""
 
 
 def _most_saving_first(tail: list[_Candidate], common: int) -> list[int]:
-    """Return indices of candidates, the best next one each time, while a request holds all before it.
+    """Return indices of candidates, always the best next one.
+
+    It ends when no request holds all placed blocks.
 
     Args:
         tail: In relevance order.
@@ -129,7 +131,7 @@ def _most_saving_first(tail: list[_Candidate], common: int) -> list[int]:
 
 
 def _savings(tail: Sequence[_Candidate], common: int) -> list[float]:
-    """Return each candidate's tokens times its odds to recur together with all placed blocks."""
+    """Return each candidate's tokens times its odds to recur with all placed blocks."""
     requests = common.bit_count()
     return [
         tokens * (expected + (count := (holders & common).bit_count())) / (requests - count + against)
@@ -152,7 +154,7 @@ Outcome = tuple[int, bool]
 
 
 def part_of(rank: int, blocks: int) -> int:
-    """Return the third of the ranks of a request with `blocks` blocks that `rank` is in."""
+    """Return the third of the ranks that `rank` is in, among `blocks` ranks."""
     return _PARTS * rank // blocks
 
 
@@ -196,7 +198,7 @@ class RecurrenceByRank:
 
 @lru_cache(maxsize=64)
 def _between_parts(blocks: int) -> tuple[tuple[int, float], ...]:
-    """Return for each rank the part whose middle it follows, and its way from there to the next, 0 to 1."""
+    """Return for each rank the part whose middle it follows, and its way to the next."""
     places: list[tuple[int, float]] = []
     for i in range(blocks):
         position = (i + 0.5) / blocks * _PARTS - 0.5

@@ -22,7 +22,7 @@ _COMPARED_CHILDREN = 8
 
 
 def context_distance(a: Sequence[K], b: Sequence[K], alpha: float = 0.001) -> float:
-    """Return the distance of two contexts, in blocks and in their positions (ContextPilot, Eq. 1).
+    """Return the distance of two contexts (ContextPilot, Eq. 1).
 
     1 - |S| / max(|a|, |b|) + alpha * mean |position in a - position in b| over the shared blocks S; 1 if they share
     nothing. Blocks are distinct within a context. O(|a| + |b|).
@@ -38,7 +38,7 @@ def context_distance(a: Sequence[K], b: Sequence[K], alpha: float = 0.001) -> fl
 
 
 class ContextIndexPolicy:
-    """The best match's blocks first, in that node's order, then relevance (ContextPilot, Alg. 1 and 2)."""
+    """The best match's blocks in its order, then relevance (ContextPilot, Alg. 1, 2)."""
 
     def __init__(self, alpha: float = 0.001, max_nodes: int = 65_536) -> None:
         self._index = ContextIndex[bytes](alpha, max_nodes)
@@ -51,7 +51,7 @@ class ContextIndexPolicy:
 
 
 class ContextIndex(Generic[K]):
-    """A tree of served contexts; an inner node is the prefix that the contexts below it share.
+    """A tree of served contexts; inner nodes are prefixes that contexts share.
 
     Children are numbered in the order of insertion. Bounded in nodes: the least recently served context is dropped
     first. Not thread-safe.
@@ -89,7 +89,7 @@ class ContextIndex(Generic[K]):
         self._nodes = 0
 
     def search(self, context: Sequence[K]) -> Match[K]:
-        """Go down to the nearest child, as long as a child shares a block that its parent lacks.
+        """Go down to the nearest child while one shares a block that its parent lacks.
 
         O(depth * len(context)): of a node's children only the latest for each block are considered.
         """
@@ -103,7 +103,7 @@ class ContextIndex(Generic[K]):
             path.append(node.number)
 
     def order(self, context: Sequence[K]) -> list[int]:
-        """Indices into `context`: what it shares with the best match, in that node's order, then the rest."""
+        """Return indices: blocks shared with the best match in its order, then the rest."""
         rank = {key: i for i, key in enumerate(context)}
         shared = [rank[key] for key in self.search(context).blocks if key in rank]
         return then_the_rest(shared, len(context))
@@ -158,14 +158,14 @@ class ContextIndex(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[K]):
-    """The end of a search: the node's blocks, and the child numbers that lead to it from the root."""
+    """The end of a search: its node's blocks, and the child numbers from the root."""
 
     blocks: tuple[K, ...]
     path: tuple[int, ...]
 
 
 class _IndexNode(Generic[K]):
-    """The blocks from the root to here, and the children, by number and by the blocks that they add."""
+    """The blocks from the root to here, and the children by number and added block."""
 
     __slots__ = ("_next", "_number_at", "blocks", "children", "number", "parent", "recent")
 
@@ -191,7 +191,7 @@ class _IndexNode(Generic[K]):
         return child
 
     def split_child(self, child: _IndexNode[K], at: int) -> _IndexNode[K]:
-        """Move the first `at` blocks of `child` into a new node between, which takes its number."""
+        """Move the first `at` blocks of `child` into a new node, which takes its number."""
         self.remove_child(child)
         upper = _IndexNode(child.blocks[:at], self, child.number)
         self._attach(upper)
@@ -223,6 +223,6 @@ class _IndexNode(Generic[K]):
 
 
 def _common_prefix(a: Sequence[K], b: Sequence[K], equal: int) -> int:
-    """Return the length of the common prefix, of which the first `equal` blocks are given."""
+    """Return the length of the common prefix, which is at least `equal`."""
     limit = min(len(a), len(b))
     return next((i for i in range(equal, limit) if a[i] != b[i]), limit)

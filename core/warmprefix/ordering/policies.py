@@ -29,24 +29,20 @@ __all__ = [
 
 
 class BlockView(Protocol):
-    """The part of a block that a policy may use: never its text."""
+    """The part of a block that a policy may use: identity and length, not its text."""
 
     @property
-    def fingerprint(self) -> bytes:
-        """The block's identity."""
-        ...
-
+    def fingerprint(self) -> bytes: ...
     @property
-    def tokens(self) -> int:
-        """The block's length."""
-        ...
+    def tokens(self) -> int: ...
 
 
 class OrderingPolicy(Protocol):
-    """Decides the order of a request's blocks. One object serves one scope, one call at a time.
+    """A policy that decides the order of a request's blocks.
 
-    A policy's only input besides the arguments of `order` is `observe`: no clock, no random numbers, no I/O. If a
-    policy raises, or returns anything but a permutation, the planner uses relevance order and counts it.
+    One object serves one scope, one call at a time. Its only input besides the arguments of `order` is `observe`: no
+    clock, no random numbers, no I/O. If a policy raises, or returns anything but a permutation, the planner uses
+    relevance order and counts it.
     """
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
@@ -75,7 +71,7 @@ class ServedBlock(NamedTuple):
 
 
 class PrefixView:
-    """A read-only view of the prefix tree, from the end of the blocks already placed in front."""
+    """A read-only view of the prefix tree, behind the blocks already placed in front."""
 
     __slots__ = ("_after", "_tree")
 
@@ -90,11 +86,11 @@ class PrefixView:
         return PrefixMatch(whole.blocks - placed.blocks, whole.tokens - placed.tokens)
 
     def deepest_path(self, blocks: Sequence[BlockView], budget: int | None = SEARCH_BUDGET) -> list[int]:
-        """Return the resident path of most tokens, as indices; see `PrefixTree.deepest_path`."""
+        """Return indices of a resident path; see `PrefixTree.deepest_path`."""
         return self._tree.deepest_path([block.fingerprint for block in blocks], self._after, budget)
 
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
-        """Return the path of first resident children, as indices; see `PrefixTree.greedy_path`."""
+        """Return indices of a resident path; see `PrefixTree.greedy_path`."""
         return self._tree.greedy_path([block.fingerprint for block in blocks], self._after)
 
 
@@ -105,7 +101,7 @@ def then_the_rest(head: Sequence[int], total: int) -> list[int]:
 
 
 def by_rank(served: Sequence[BlockView]) -> list[BlockView]:
-    """Return served blocks in relevance order; blocks without a rank stay in served order."""
+    """Return served blocks by rank, or in served order if they have none."""
     return sorted(served, key=lambda block: getattr(block, "rank", 0))
 
 
@@ -127,14 +123,14 @@ class RelevancePolicy(_StatelessPolicy):
 
 
 class SortedPolicy(_StatelessPolicy):
-    """Order by fingerprint. Any number of workers agree on it; it reorders even if that does not pay."""
+    """Order by fingerprint, on which all workers agree; reorders even without a gain."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         return sorted(range(len(blocks)), key=lambda i: blocks[i].fingerprint)
 
 
 class GreedyPolicy(_StatelessPolicy):
-    """Resident children first, the most relevant one at each node, then relevance (CacheWeaver, Alg. 1).
+    """The most relevant resident children, then the rest (CacheWeaver, Alg. 1).
 
     The walk never goes back, so it can miss a deeper path: see `OraclePolicy`.
     """
@@ -144,7 +140,7 @@ class GreedyPolicy(_StatelessPolicy):
 
 
 class OraclePolicy(_StatelessPolicy):
-    """The order with the most resident tokens of all permutations (CacheWeaver's exhaustive reference).
+    """The permutation with most resident tokens (CacheWeaver's exhaustive reference).
 
     It searches the tree, not the permutations, with the same result: only a path in the tree can be resident. Blocks
     beyond the path stay in relevance order, regardless of what the next request could share. Use it as a reference in
@@ -152,7 +148,7 @@ class OraclePolicy(_StatelessPolicy):
     """
 
     def __init__(self, max_blocks: int = 20) -> None:
-        """Set the most blocks of an exhaustive search; larger requests use the default search budget."""
+        """Search exhaustively up to `max_blocks` blocks, else with the default budget."""
         self.max_blocks = max_blocks
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
@@ -161,13 +157,13 @@ class OraclePolicy(_StatelessPolicy):
 
 
 class RecencyPolicy:
-    """Most recently served blocks first, new ones by relevance (CacheWeaver's baseline).
+    """Most recently served blocks first, then relevance (CacheWeaver's baseline).
 
     Blocks that one request served keep the order in which it served them.
     """
 
     def __init__(self, max_blocks: int = 65_536) -> None:
-        """Remember at most `max_blocks` blocks; the least recently served are dropped first."""
+        """Remember at most `max_blocks` blocks, the most recently served."""
         check_count("max_blocks", max_blocks)
         self._served: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_blocks = max_blocks

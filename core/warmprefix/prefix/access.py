@@ -35,7 +35,7 @@ class AccessWindow(Generic[K]):
         self._requests: dict[K, int] = {}
 
     def observe(self, keys: Sequence[K]) -> None:
-        """Add one request's blocks and, if the window is full, drop the oldest request. O(len(keys))."""
+        """Add a request's blocks; drop the oldest request if the window is full. O(keys)."""
         slot = self._next
         bit = 1 << slot
         requests = self._requests
@@ -52,17 +52,17 @@ class AccessWindow(Generic[K]):
         self._next = (slot + 1) % self.size
 
     def requests(self, keys: Iterable[K]) -> list[int]:
-        """Return for each of `keys` the bitset of the requests of the window that hold it; 0 for none."""
+        """Return for each key the bitset of the requests that hold it; 0 for none."""
         requests = self._requests
         return [requests.get(key, 0) for key in keys]
 
     @property
     def next_place(self) -> int:
-        """The bit that the next observed request gets; in a full window the oldest request still has it."""
+        """Bit of the next observed request, which the oldest has while the window is full."""
         return self._next
 
     def latest(self, places: int) -> int:
-        """Return the bit of the most recent of some requests, given as a bitset that is not 0."""
+        """Return the bit of the most recent of some requests, a bitset that is not 0."""
         before_the_wrap = places & ((1 << self._next) - 1)
         return (before_the_wrap or places).bit_length() - 1
 

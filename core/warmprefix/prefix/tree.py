@@ -1,4 +1,4 @@
-"""A path-compressed radix tree over context blocks, which predicts the engine's prefix cache.
+"""A path-compressed radix tree of blocks, which predicts the engine's cache.
 
 Each path from the root is an order in which blocks were served. A node holds the run of blocks on the edge that
 leads to it, so a request that shares nothing costs one node, whatever its length.
@@ -31,7 +31,7 @@ class PrefixMatch(NamedTuple):
 
 
 class PrefixTree(Generic[K]):
-    """Served orders of blocks and their resident parts, bounded in tokens and in nodes.
+    """Served orders of blocks and their resident parts, bounded in tokens and nodes.
 
     Keys are any hashable, in practice fingerprints; a path holds each key once. Not thread-safe: the planner calls it
     under its lock.
@@ -81,7 +81,7 @@ class PrefixTree(Generic[K]):
         return self._resident_tokens
 
     def match_prefix(self, keys: Sequence[K]) -> PrefixMatch:
-        """Return the longest resident prefix of `keys`. O(blocks matched); changes nothing."""
+        """Return the longest resident prefix of `keys`, unchanged. O(blocks matched)."""
         matched = tokens = 0
         for node, shared in self._walk(keys):
             if not node.resident:
@@ -91,7 +91,7 @@ class PrefixTree(Generic[K]):
         return PrefixMatch(matched, tokens)
 
     def deepest_path(self, keys: Sequence[K], after: Sequence[K] = (), budget: int | None = SEARCH_BUDGET) -> list[int]:
-        """Return the resident path of most tokens that follows `after` and holds only `keys`.
+        """Return the resident path of most tokens, after `after` and of `keys` only.
 
         Depth-first, children in the order of `keys`. A subtree is skipped if its reach cannot beat the best path so
         far, and the search ends with a path that holds all `keys`.
@@ -143,7 +143,7 @@ class PrefixTree(Generic[K]):
         return _unwind(best)
 
     def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:
-        """Return the path of resident children that come first in `keys` (CacheWeaver, Alg. 1).
+        """Return the path of the first resident children (CacheWeaver, Alg. 1).
 
         Arguments and result are those of `deepest_path`. O(len(keys)) per placed block.
         """
@@ -164,7 +164,7 @@ class PrefixTree(Generic[K]):
             node, offset = node.children[keys[ranks[0]]], 0
 
     def resident_paths(self) -> Iterator[tuple[list[K], list[int]]]:
-        """Yield the resident paths, least recently served first, with their blocks' lengths.
+        """Yield the resident paths and their blocks' lengths, least recently served first.
 
         These are the maximal paths, each followed by its parts that were served again later. Inserting them in this
         order into an empty tree makes a tree that evicts the same blocks in the same order.
@@ -182,10 +182,10 @@ class PrefixTree(Generic[K]):
                 yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
 
     def hottest_paths(self, count: int, among: int = 2_048) -> list[list[K]]:
-        """Return the most valuable served paths, resident or not, the hottest first. O(among) per path.
+        """Return the hottest served paths, resident or not, the hottest first.
 
         Each path has the most tokens that the paths before it lack, where each run counts once for every path that was
-        served through it. So widely shared paths come before long ones.
+        served through it. So widely shared paths come before long ones. O(among) per path.
 
         Args:
             count: Most paths to return.
@@ -223,7 +223,7 @@ class PrefixTree(Generic[K]):
         return found
 
     def copy(self) -> PrefixTree[K]:
-        """Return an independent tree of the resident blocks, with the same eviction order. O(blocks)."""
+        """Return a tree of the resident blocks with the same eviction order. O(blocks)."""
         other = PrefixTree[K](self.capacity_tokens, self.max_nodes)
         other._root.reach = self._root.reach
         copies = {self._root: other._root}
@@ -242,7 +242,7 @@ class PrefixTree(Generic[K]):
         return other
 
     def insert(self, keys: Sequence[K], tokens: Sequence[int]) -> PrefixMatch:
-        """Record that the engine now holds `keys` in this order, and evict what no longer fits.
+        """Record that the engine holds `keys` in this order, and evict down to the bounds.
 
         A block that is already on the path keeps its first length. O(len(keys)), amortised over the evicted blocks.
 
@@ -275,7 +275,7 @@ class PrefixTree(Generic[K]):
         return before
 
     def mark_resident(self, keys: Sequence[K]) -> int:
-        """Mark this prefix as resident as far as the tree has it, without making it more recent.
+        """Mark this prefix as resident, as far as the tree has it; its age stays.
 
         Returns:
             The number of `keys` that are marked.
@@ -289,9 +289,9 @@ class PrefixTree(Generic[K]):
         return marked
 
     def mark_stale(self, keys: Sequence[K], resident_blocks: int = 0) -> None:
-        """Mark all blocks after the first `resident_blocks` of this path, and below them, as not resident.
+        """Mark all but the first `resident_blocks` of this path as not resident.
 
-        The nodes stay and can be marked resident again. O(nodes below that point).
+        This includes all paths below them. The nodes stay and can be marked resident again. O(nodes below that point).
         """
         depth = 0
         for node, shared in self._walk(keys):
@@ -309,7 +309,7 @@ class PrefixTree(Generic[K]):
         self._fit()
 
     def evict(self, tokens: int) -> int:
-        """Free at least `tokens` resident tokens, least recently served tails first; return those freed."""
+        """Free at least `tokens` tokens, least recent tails first; return those freed."""
         before = self._resident_tokens
         target = max(before - tokens, 0)
         while self._resident_tokens > target:
@@ -350,7 +350,7 @@ class PrefixTree(Generic[K]):
         return leaf
 
     def _split(self, node: _Node[K], at: int) -> _Node[K]:
-        """Split the edge to `node`; return the new upper node, which holds the first `at` blocks."""
+        """Split the edge to `node`; return the new node with the first `at` blocks."""
         parent = node.parent
         assert parent is not None
         upper = _Node(node.keys[:at], node.tokens[:at], parent, node.resident)
@@ -375,7 +375,7 @@ class PrefixTree(Generic[K]):
             self._resident_tokens += sum(node.tokens) if resident else -sum(node.tokens)
 
     def _walk(self, keys: Sequence[K]) -> Iterator[tuple[_Node[K], int]]:
-        """Yield the nodes along `keys`, each with its matching blocks. Only the last may match in part."""
+        """Yield the nodes along `keys`, each with its number of matching blocks."""
         node, position = self._root, 0
         while position < len(keys):
             child = node.children.get(keys[position])
@@ -389,7 +389,7 @@ class PrefixTree(Generic[K]):
             position += shared
 
     def _locate(self, keys: Sequence[K]) -> tuple[_Node[K], int] | None:
-        """Return the end of a resident path: a node and an offset into its edge; None if not resident."""
+        """Return a resident path's end: a node and an offset into its edge; else None."""
         node, offset, matched = self._root, 0, 0
         for node, offset in self._walk(keys):
             if not node.resident:
@@ -467,7 +467,7 @@ def _ring_backwards(root: _Node[K]) -> Iterator[_Node[K]]:
 
 
 def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
-    """Return the number of first blocks of `edge` that equal those of `keys` from `start` on."""
+    """Return the length of the common prefix of `edge` and `keys[start:]`."""
     limit = min(len(edge), len(keys) - start)
     for i in range(limit):
         if edge[i] != keys[start + i]:
@@ -476,7 +476,7 @@ def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
 
 
 def _ranks_of_children(node: _Node[K], index: dict[K, int]) -> list[int]:
-    """Return the places in `index`, ascending, of blocks that begin a resident edge below `node`."""
+    """Return the places in `index`, ascending, of the resident children of `node`."""
     children = node.children
     shared = children.keys() & index.keys()
     return sorted([index[key] for key in shared if children[key].resident]) if shared else []

@@ -1,4 +1,4 @@
-"""ContextPilot's distance between every two contexts."""
+"""ContextPilot's distance between all pairs of contexts."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ def context_distance(
     device: object = "auto",
     tile_bytes: int | None = None,
 ) -> Any:
-    """Eq. 1 of ContextPilot for all pairs i < j, in the order of `scipy.spatial.distance.pdist`.
+    """Compute Eq. 1 of ContextPilot for all pairs i < j, in the order of `pdist`.
 
-    d = 1 - |S| / max(|Ci|, |Cj|) + alpha * mean of |p_i - p_j| over S, the blocks that both hold; 1 if there are none.
+    d = 1 - |S| / max(|Ci|, |Cj|) + alpha * mean of |p_i - p_j| over S, the blocks that both hold; 1 if S is empty.
 
     >>> context_distance([0, 3, 6, 6], [1, 2, 3, 1, 2, 3], [0, 1, 2, 2, 1, 0], device="numpy").round(4)
     array([0.0013, 1.    , 1.    ], dtype=float32)
 
     Args:
         offsets: Context i holds `ids[offsets[i]:offsets[i + 1]]`; of shape (contexts + 1), from 0 to the number of ids.
-        ids: Block ids from 0 to 2**31 - 1, distinct within a context; they are sorted here where they are not.
-        positions: Of each of `ids`, its place in the context's order of relevance, 0 or more; up to 1,024 blocks a
-            context and places below 1,024 take half the memory of longer ones, which go up to 2**21.
+        ids: Block ids from 0 to 2**31 - 1, distinct within a context, in any order.
+        positions: The place of each of `ids` in its context's relevance order, from 0 to 2**21 - 1. Contexts of at most
+            1,024 blocks with places below 1,024 take half the memory of others, which may have up to 2**21 blocks.
         alpha: Weight of the positions, 0.001 to 0.01.
         device: See `choose_device`.
-        tile_bytes: Memory for the rows that are worked on together; by default what suits the device. Halved for as
-            long as there is less, down to a single row.
+        tile_bytes: Memory for the rows that are computed together; None for the device's default. It is halved while
+            allocations fail, down to a single row.
 
     Returns:
         float32 of shape (contexts * (contexts - 1) / 2). A numpy array, or a tensor on the device if `ids` is a tensor.
 
     Raises:
         ImportError: torch is needed and not installed.
-        TypeError: An array is not of integers.
+        TypeError: An array holds values that are not integers.
         ValueError: An argument is out of range.
     """
     contexts, where = _checked(offsets, ids, positions, alpha, device)
@@ -113,13 +113,13 @@ def context_distance_tiles(
     device: object = "auto",
     tile_bytes: int | None = None,
 ) -> Iterator[tuple[int, int, Any]]:
-    """The same distances in tiles of rows, so that they never are in memory all at once.
+    """Compute the same distances in tiles of rows, never all in memory at once.
 
-    Args and errors as for `context_distance`; they are checked here and now, not when the first tile is asked for.
+    Arguments and errors are those of `context_distance`; they are checked at the call, not at the first tile.
 
     Returns:
         (start, stop, distances) for consecutive ranges of contexts: the distances of contexts `start` up to `stop` to
-        all that come after each. All tiles behind each other are what `context_distance` returns.
+        all contexts after each. The concatenation of all tiles is the result of `context_distance`.
     """
     contexts, where = _checked(offsets, ids, positions, alpha, device)
     return _tiles(contexts, where, alpha, tile_bytes, as_tensors=hasattr(ids, "detach"))

@@ -1,4 +1,4 @@
-"""Two sums in one integer: how many blocks a pair of contexts shares, and by how much their positions differ."""
+"""Two sums in one integer: the shared blocks of two contexts, and their gaps."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from warmprefix_kernels._contexts import Contexts
 __all__ = ["MOST_BLOCKS", "Packing", "condensed_before", "packing_for"]
 
 MOST_BLOCKS = 2**21
-"""Most blocks of a context, and the positions end below it: count and gaps then fit into 63 bits."""
+"""Most blocks of a context; positions are below it. Count and gaps then fit in 63 bits."""
 
 
 class Packing(NamedTuple):
-    """Sums are kept as count * 2**bits + gaps."""
+    """The layout of a sum: count * 2**bits + gaps."""
 
     bits: int
     wide: bool
-    """Whether that takes int64 rather than int32."""
+    """True for int64, False for int32."""
 
 
 def packing_for(contexts: Contexts) -> Packing:
-    """The narrowest that can't overflow: int32 up to 1,024 blocks, as 1,024 gaps below 1,024 stay below 2**20.
+    """Return the narrowest packing that cannot overflow.
+
+    int32 suffices up to 1,024 blocks, because 1,024 gaps below 1,024 stay below 2**20.
 
     Raises:
         ValueError: A context is too long, or a position too large.
     """
     longest = int(contexts.lengths.max(initial=0))
     if longest > MOST_BLOCKS:
-        raise ValueError(f"a context must hold at most {MOST_BLOCKS} ids, got one of {longest} by offsets")
+        raise ValueError(f"offsets must give each context at most {MOST_BLOCKS} ids, got a context of {longest}")
     last = int(contexts.positions.max(initial=0))
     if last >= MOST_BLOCKS:
         raise ValueError(f"positions must be 0 to {MOST_BLOCKS - 1}, got {last}")
@@ -39,6 +41,9 @@ def packing_for(contexts: Contexts) -> Packing:
 
 
 def condensed_before(count: int) -> npt.NDArray[np.int64]:
-    """Of each of `count` contexts, how many pairs stand before its own in condensed order; then how many there are."""
+    """Return the begin of each context's pairs in condensed order, then the total.
+
+    int64 of shape (count + 1).
+    """
     row = np.arange(count + 1, dtype=np.int64)
     return row * (2 * count - row - 1) // 2

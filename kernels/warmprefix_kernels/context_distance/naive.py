@@ -15,7 +15,7 @@ __all__ = ["context_distance", "context_distance_tiles"]
 
 
 def context_distance(contexts: Contexts, alpha: float) -> npt.NDArray[np.float64]:
-    """All pairs, condensed, in float64. O(contexts * blocks of all contexts)."""
+    """Compute all pairs, condensed, in float64. O(contexts * blocks of all contexts)."""
     rows = _Rows(contexts, alpha)
     return np.concatenate([np.zeros(0), *(rows.distances(i) for i in range(contexts.count))])
 
@@ -23,7 +23,7 @@ def context_distance(contexts: Contexts, alpha: float) -> npt.NDArray[np.float64
 def context_distance_tiles(
     contexts: Contexts, alpha: float, tile_bytes: int
 ) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
-    """The same, rounded to float32 and in tiles; see `warmprefix_kernels.context_distance_tiles`."""
+    """Compute the distances, rounded to float32, in tiles."""
     rows = _Rows(contexts, alpha)
 
     def compute(start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -33,7 +33,7 @@ def context_distance_tiles(
 
 
 class _Rows:
-    """One context against all after it. What is the same for all contexts is kept."""
+    """The distances of one context to all after it, with arrays that are made once."""
 
     def __init__(self, contexts: Contexts, alpha: float) -> None:
         self._contexts, self._alpha = contexts, alpha

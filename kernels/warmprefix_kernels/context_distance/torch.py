@@ -1,4 +1,4 @@
-"""Any torch device: pairs of equal blocks, added up in tiles of rows."""
+"""Distances on any torch device: pairs of equal blocks, summed in tiles of rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from warmprefix_kernels.context_distance._packing import Packing, condensed_befo
 
 __all__ = ["context_distance_tiles"]
 
-_BYTES_A_PAIR = 11 * 8
+_BYTES_PER_PAIR = 11 * 8
 
 
 def context_distance_tiles(
     contexts: Contexts, packing: Packing, alpha: float, device: torch.device, tile_bytes: int
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """See `warmprefix_kernels.context_distance_tiles`. O(contexts**2 / 2 + pairs of equal blocks), beside the index.
+    """Compute the distances in tiles; see `context_distance_tiles` of the package.
 
-    Only distances of contexts that share something are computed; of a pair that shares several blocks as often, each
-    time the same value.
+    O(contexts**2 / 2 + pairs of equal blocks), besides the index. Only distances of contexts that share a block are
+    computed; a pair that shares several blocks is computed once per block, each time with the same value.
     """
     postings = postings_of(contexts, device)
     pairs = pairs_of(postings.places + 1, postings.ends, contexts.offsets)  # later contexts only
@@ -31,7 +31,7 @@ def context_distance_tiles(
     positions_of_members = positions[postings.entries]
     lengths = torch.from_numpy(contexts.lengths).to(device)
     before = condensed_before(contexts.count)
-    # A row's accumulators begin where those of context 0 would stand, so that a context's number can be added.
+    # The cell of (row, column) is origins[row] + column.
     origins = torch.from_numpy(before[:-1]).to(device) - torch.arange(1, contexts.count + 1, device=device)
     sum_type = torch.int64 if packing.wide else torch.int32
 
@@ -48,10 +48,10 @@ def context_distance_tiles(
         packed = sums.index_select(0, cell)
         count, gaps = (packed >> packing.bits).double(), (packed & ((1 << packing.bits) - 1)).double()
         longer = torch.maximum(lengths.index_select(0, row), lengths.index_select(0, column))
-        # In float64, so that every device rounds alike.
+        # In float64, so that all devices round in the same way.
         distances.scatter_(0, cell, (1 - count / longer + alpha * gaps / count).float())
         return distances
 
-    needed = before * (4 + (8 if packing.wide else 4)) + pairs.before * _BYTES_A_PAIR
-    needed[1:] += torch.arange(1, contexts.count + 1).numpy()  # the last row has no cells, and still is one
+    needed = before * (4 + (8 if packing.wide else 4)) + pairs.before * _BYTES_PER_PAIR
+    needed[1:] += torch.arange(1, contexts.count + 1).numpy()  # the last row has no cells, but bytes must ascend
     yield from tiles(needed, tile_bytes, compute)

@@ -1,7 +1,7 @@
-"""CUDA: pairs of equal blocks, added up by atomics into a tile of rows, which is then turned into distances."""
+"""Distances on CUDA, from sums of pairs of equal blocks by atomics."""
 
 # pyright: reportOperatorIssue=false
-# Triton annotates what its functions return for its compiler, in other words in each version.
+# Triton annotates its functions' return values for its compiler, differently in each version.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def accumulate(
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add every pair from `begin` up to `end` to the sum of its two contexts. One lane a pair."""
+    """Add the pairs `begin` up to `end` to their sums; one lane per pair."""
     pair = begin + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pair < end
     entry = entry_of(starts, first, entries, steps, tl.where(live, pair, begin))
@@ -57,7 +57,10 @@ def accumulate(
 @tuned([512, 1024, 2048])
 @triton.jit(do_not_specialize=["n", "first_row", "cells_before", "size"])
 def finish(distances, sums, lengths, alphas, n, first_row, cells_before, size, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Eq. 1 from the sums, in float64 so that every device rounds alike. One program a row and `BLOCK` columns."""
+    """Compute Eq. 1 from the sums.
+
+    In float64, so that all devices round in the same way. One program per row and `BLOCK` columns.
+    """
     row = first_row + tl.program_id(0)
     column = row + 1 + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < n
@@ -68,7 +71,7 @@ def finish(distances, sums, lengths, alphas, n, first_row, cells_before, size, U
     gaps = (packed % UNIT).to(tl.float64)
     longer = tl.maximum(tl.load(lengths + row), tl.load(lengths + column, mask=live, other=1)).to(tl.float64)
     some = tl.maximum(count, 1.0)
-    alpha = tl.load(alphas)  # passed by value it would be a float32
+    alpha = tl.load(alphas)  # passed by value, it would be a float32
     distance = tl.where(count > 0, 1.0 - count / tl.maximum(longer, 1.0) + alpha * gaps / some, 1.0)
     tl.store(distances + cell, distance.to(tl.float32), mask=live)
 
@@ -76,7 +79,10 @@ def finish(distances, sums, lengths, alphas, n, first_row, cells_before, size, U
 def context_distance_tiles(
     contexts: Contexts, packing: Packing, alpha: float, device: torch.device, tile_bytes: int
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """See `warmprefix_kernels.context_distance_tiles`. On the CPU only where Triton interprets its kernels."""
+    """Compute the distances in tiles; see `context_distance_tiles` of the package.
+
+    Runs on the CPU only if Triton interprets its kernels.
+    """
     n = contexts.count
     postings = postings_of(contexts, device)
     pairs = pairs_of(postings.places + 1, postings.ends, contexts.offsets)  # later contexts only
@@ -120,5 +126,5 @@ def context_distance_tiles(
         return distances
 
     needed = before * (4 + (8 if packing.wide else 4))
-    needed[1:] += torch.arange(1, n + 1).numpy()  # the last row has no cells, and still is one
+    needed[1:] += torch.arange(1, n + 1).numpy()  # the last row has no cells, but bytes must ascend
     yield from tiles(needed, tile_bytes, compute)

@@ -1,4 +1,4 @@
-"""For each context the others that share most tokens with it."""
+"""The contexts that share most tokens with each context."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_PARTNERS", "top_overlap"]
 
 MOST_PARTNERS = 1_024
-"""Most partners a context that can be asked for."""
+"""Most partners per context."""
 
 
 @overload
@@ -45,7 +45,9 @@ def top_overlap(
 def top_overlap(
     offsets: Any, ids: Any, tokens: Any, m: int, *, device: object = "auto", tile_bytes: int | None = None
 ) -> tuple[Any, Any]:
-    """For each context the `m` others with which it shares most tokens, exactly, whatever computes it.
+    """Find for each context the `m` others that share most tokens with it.
+
+    The result is exact, and the same on all devices.
 
     >>> partners, overlaps = top_overlap([0, 2, 4, 5], [0, 1, 1, 2, 3], tokens=[100, 50, 70, 10], m=1, device="numpy")
     >>> partners.tolist(), overlaps.tolist()
@@ -53,30 +55,33 @@ def top_overlap(
 
     Args:
         offsets: Context i holds `ids[offsets[i]:offsets[i + 1]]`; of shape (contexts + 1), from 0 to the number of ids.
-        ids: Block ids from 0 to 2**31 - 1, distinct within a context; they are sorted here where they are not.
-        tokens: The length of every block, by id, so that both contexts of a pair see the same; 0 or more.
-        m: Partners wanted a context, 1 to 1,024.
+        ids: Block ids from 0 to 2**31 - 1, distinct within a context, in any order.
+        tokens: The length of every block, by id, 0 or more.
+        m: Partners per context, 1 to 1,024.
         device: See `choose_device`.
-        tile_bytes: Memory for the rows that are worked on together; by default what suits the device. Halved for as
-            long as there is less, down to a single row: 4 or 8 bytes a context on a CUDA device.
+        tile_bytes: Memory for the rows that are computed together; None for the device's default. It is halved while
+            allocations fail, down to a single row: 4 or 8 bytes per context on a CUDA device.
 
     Returns:
-        Partners, int32 of shape (contexts, m), and the tokens shared with them, int64: most tokens first, of equals the
-        lower index first. A context is no partner of itself, nor is one that shares no token; places without a partner
-        hold -1 and 0. As numpy arrays, or as tensors on the device if `ids` is a tensor.
+        Partners, int32 of shape (contexts, m), and the tokens shared with them, int64 of the same shape: most tokens
+        first, ties by the lower index. A partner is another context that shares at least one token; places without a
+        partner hold -1 and 0. Numpy arrays, or tensors on the device if `ids` is a tensor.
 
     Raises:
         ImportError: torch is needed and not installed.
-        TypeError: An array is not of integers, or `m` is none.
-        ValueError: An argument is out of range; also where the tokens of a context, times the number of contexts
-            rounded up to a power of two, reach 2**63, since sum and index are ranked as one integer.
+        TypeError: An array holds values that are not integers, or `m` is not an integer.
+        ValueError: An argument is out of range, or the tokens of a context, times the number of contexts rounded up to
+            a power of two, reach 2**63: sum and index are ranked as one integer.
     """
     contexts = checked_contexts(offsets, ids)
     lengths = checked_integers("tokens", tokens, 0, 2**63 - 1).astype(np.int64)
     largest_id = int(contexts.ids.max(initial=-1))
     if len(lengths) <= largest_id:
         raise ValueError(f"tokens must hold the length of every id up to {largest_id}, got {len(lengths)} lengths")
-    m = index(m)
+    try:
+        m = index(m)
+    except TypeError:
+        raise TypeError(f"m must be an integer, got {type(m).__name__}") from None
     if not 1 <= m <= MOST_PARTNERS:
         raise ValueError(f"m must be 1 to {MOST_PARTNERS}, got {m}")
     _check_sums(lengths[contexts.ids], contexts.offsets)
@@ -99,7 +104,8 @@ def _check_sums(lengths: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) 
     if int(lengths.max(initial=0)) * int(np.diff(offsets).max(initial=0)) < limit:
         return
     for row, (start, stop) in enumerate(pairwise(offsets.tolist())):
-        if (total := sum(lengths[start:stop].tolist())) >= limit:  # as Python's integers, which have no end
+        if (total := sum(lengths[start:stop].tolist())) >= limit:  # as Python integers, which do not overflow
             raise ValueError(
-                f"tokens of a context must be below {limit} in all for so many, got {total} in context {row}"
+                f"tokens of a context must sum to less than {limit} for {len(offsets) - 1} contexts, got {total} in "
+                f"context {row}"
             )

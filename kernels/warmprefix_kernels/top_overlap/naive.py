@@ -13,7 +13,10 @@ __all__ = ["top_overlap"]
 def top_overlap(
     contexts: Contexts, tokens: npt.NDArray[np.int64], m: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """See `warmprefix_kernels.top_overlap`. O(contexts * blocks of all contexts)."""
+    """Find the best partners; see `warmprefix_kernels.top_overlap`.
+
+    O(contexts * blocks of all contexts).
+    """
     count = contexts.count
     partners = np.full((count, m), -1, np.int32)
     overlaps = np.zeros((count, m), np.int64)
@@ -27,7 +30,7 @@ def top_overlap(
         mine[own] = False
         overlap = before[contexts.offsets[1:]] - before[contexts.offsets[:-1]]
         overlap[i] = 0
-        best = np.argsort(-overlap, kind="stable")[:m]  # of equals the lower index comes first
+        best = np.argsort(-overlap, kind="stable")[:m]  # ties by the lower index
         best = best[overlap[best] > 0]
         partners[i, : len(best)] = best
         overlaps[i, : len(best)] = overlap[best]

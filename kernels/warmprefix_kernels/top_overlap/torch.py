@@ -1,4 +1,4 @@
-"""Any torch device: pairs of equal blocks, added up in tiles of rows."""
+"""Overlaps on any torch device: pairs of equal blocks, summed in tiles of rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from warmprefix_kernels._tiles import tiles
 
 __all__ = ["top_overlap"]
 
-_BYTES_A_COLUMN = 8 + 4  # an accumulator, and who was there first
-_BYTES_A_PAIR = 8 * 10
+_BYTES_PER_COLUMN = 8 + 4  # an accumulator, and the number of a pair
+_BYTES_PER_PAIR = 8 * 10
 
 
 def top_overlap(
     contexts: Contexts, tokens: npt.NDArray[np.int64], m: int, device: torch.device, tile_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `warmprefix_kernels.top_overlap`. O(pairs of equal blocks), beside the index.
+    """Find the best partners; see `warmprefix_kernels.top_overlap`.
 
-    Rows are worked through from those with the fewest pairs to those with the most, so that the rows of a tile have
-    about as many, and a long context makes none but its own tile wide.
+    O(pairs of equal blocks), besides the index. Rows are computed in ascending order of their number of pairs. So the
+    rows of a tile have similar numbers, and a long context makes only its own tile wide.
     """
     count, width = contexts.count, min(m, contexts.count)
     partners = torch.full((count, m), -1, dtype=torch.int32, device=device)
@@ -40,7 +40,7 @@ def top_overlap(
     weights = torch.from_numpy(tokens[contexts.ids]).to(device)[entries]
     sums = _Sums(pairs, ranks, weights, postings.members.long(), contexts_in_order, width)
 
-    needed = np.arange(count + 1) * (count * _BYTES_A_COLUMN) + pairs.before * _BYTES_A_PAIR
+    needed = np.arange(count + 1) * (count * _BYTES_PER_COLUMN) + pairs.before * _BYTES_PER_PAIR
     for start, stop, (best, overlap) in tiles(needed, tile_bytes, sums.best):
         rows = contexts_in_order[start:stop]
         partners[rows, : best.shape[1]] = best
@@ -49,7 +49,7 @@ def top_overlap(
 
 
 def _entries_in(order: npt.NDArray[np.int64], contexts: Contexts) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-    """The numbers of the entries with the contexts in another order, and the offsets of the contexts then."""
+    """Return the entries and offsets with the contexts in another order."""
     lengths = contexts.lengths[order]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     entries = np.repeat(contexts.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(len(contexts.ids))
@@ -57,7 +57,7 @@ def _entries_in(order: npt.NDArray[np.int64], contexts: Contexts) -> tuple[torch
 
 
 class _Sums:
-    """The accumulators of a tile, one a row and context. They stay allocated, and zero between tiles."""
+    """The accumulators of a tile, one per row and context; zero between tiles."""
 
     def __init__(
         self,
@@ -80,11 +80,14 @@ class _Sums:
         self._owner = torch.zeros(0, dtype=torch.int32, device=device)
 
     def best(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best partners of rows `start` up to `stop` and their overlaps, `width` columns of both or fewer."""
+        """Return the best partners of rows `start` up to `stop` and their overlaps.
+
+        Both have at most `width` columns.
+        """
         try:
             return self._best(start, stop)
         except BaseException:
-            self._clear()  # what was added is not taken back
+            self._clear()  # sums of the failed tile are not zero
             raise
 
     def _best(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +102,7 @@ class _Sums:
         self._sums.scatter_add_(0, cell, self._weights.index_select(0, entry))
         del entry, member
 
-        # Each cell once: of the pairs that went into it, the one that wrote its number last, whichever that is.
+        # Keep each cell once: any one of its pairs, namely the one whose write to `_owner` remained.
         number = torch.arange(len(cell), dtype=torch.int32, device=cell.device)
         self._owner.scatter_(0, cell, number)
         once = (self._owner.index_select(0, cell) == number).nonzero().squeeze(1)
@@ -109,7 +112,7 @@ class _Sums:
 
         context = torch.sub(cell, row, alpha=count)
         shared.mul_(context != self._contexts[start:stop].index_select(0, row))
-        key = (shared << self._bits).add_(count - 1 - context)  # of equals the lower index is the larger key
+        key = (shared << self._bits).add_(count - 1 - context)  # ties: the lower index has the larger key
         touched = torch.bincount(row, minlength=rows)
         columns = int(touched.max())
         place = torch.arange(len(row), device=row.device).sub_((touched.cumsum(0) - touched).index_select(0, row))

@@ -1,7 +1,7 @@
-"""CUDA: pairs of equal blocks, added up by atomics into a tile of rows, of each of which one program keeps the best."""
+"""Overlaps on CUDA: atomics sum pairs of equal blocks, then programs select."""
 
 # pyright: reportOperatorIssue=false
-# Triton annotates what its functions return for its compiler, in other words in each version.
+# Triton annotates its functions' return values for its compiler, differently in each version.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def accumulate(
     size,
     BLOCK: tl.constexpr,
 ):
-    """Add the tokens of every pair from `begin` up to `end` to the sum of its two contexts. One lane a pair."""
+    """Add the tokens of pairs `begin` up to `end` to their sums; one lane per pair."""
     pair = begin + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pair < end
     entry = entry_of(starts, first, entries, steps, tl.where(live, pair, begin))
@@ -53,11 +53,11 @@ def accumulate(
 @tuned([1024, 2048, 4096])
 @triton.jit(do_not_specialize=["first_row", "n", "m", "bits", "size"])
 def select(partners, overlaps, sums, stride, first_row, n, m, bits, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The `m` largest sums of a row, largest first. One program a row.
+    """Write the `m` largest sums of a row, largest first. One program per row.
 
-    Candidates are ranked by sum * 2**bits + (n - 1 - column), so that no two are equal and of equal sums the lower
-    column wins. The best so far stay in registers. Columns come in ascending order, so a block of them matters only if
-    its largest sum exceeds the least kept; each that does then takes the place of the least.
+    Candidates are ranked by sum * 2**bits + (n - 1 - column), so no two are equal, and of equal sums the lower column
+    wins. The best so far stay in registers. Columns ascend, so a block of columns matters only if its largest sum
+    exceeds the least kept sum; each larger one then replaces the least.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, WIDTH).to(tl.int64)
@@ -89,7 +89,10 @@ def select(partners, overlaps, sums, stride, first_row, n, m, bits, size, WIDTH:
 def top_overlap(
     contexts: Contexts, tokens: npt.NDArray[np.int64], m: int, device: torch.device, tile_bytes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `warmprefix_kernels.top_overlap`. On the CPU only where Triton interprets its kernels."""
+    """Find the best partners; see `warmprefix_kernels.top_overlap`.
+
+    Runs on the CPU only if Triton interprets its kernels.
+    """
     n = contexts.count
     partners = torch.empty((n, m), dtype=torch.int32, device=device)
     overlaps = torch.empty((n, m), dtype=torch.int64, device=device)
@@ -97,10 +100,10 @@ def top_overlap(
     pairs = pairs_of(postings.begins, postings.ends, contexts.offsets)
     lengths = tokens[contexts.ids]
     most = int(np.diff(np.concatenate([[0], np.cumsum(lengths)])[contexts.offsets]).max(initial=0))
-    sum_type, bytes_a_sum = (torch.int32, 4) if most < 2**31 else (torch.int64, 8)
+    sum_type, bytes_per_sum = (torch.int32, 4) if most < 2**31 else (torch.int64, 8)
     weights = torch.from_numpy(lengths).to(device, sum_type)
     width = max(triton.next_power_of_2(m), 16)
-    stride = -(-n // 16) * 16  # so that rows are aligned, and read in vectors
+    stride = -(-n // 16) * 16  # aligned rows are read in vectors
     size = size_class(n)
 
     def compute(start: int, stop: int) -> None:
@@ -138,7 +141,7 @@ def top_overlap(
                 WIDTH=width,
             )
 
-    needed = np.arange(n + 1, dtype=np.int64) * (stride * bytes_a_sum)
+    needed = np.arange(n + 1, dtype=np.int64) * (stride * bytes_per_sum)
     for _ in tiles(needed, tile_bytes, compute):
         pass
     return partners, overlaps
