@@ -39,8 +39,7 @@ from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.routing import ReplicaRouter, Route
 from warmprefix.traces.format import Trace
-from warmprefix_tools.emulator.config import EmulatorConfig
-from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
+from warmprefix_tools.emulator import EmulatorConfig, KvSequence, PrefixCache
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 
