@@ -15,8 +15,7 @@ from typing import Literal
 
 from agent_arms import Arm, Part, RouterArm
 from agent_workloads import AgentRequest, AgentWorkload
-from warmprefix_tools.emulator.config import EmulatorConfig
-from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
+from warmprefix_tools.emulator import EmulatorConfig, KvSequence, PrefixCache
 
 __all__ = ["PREAMBLE", "EngineLoads", "Kill", "Run", "Sessions", "prompt_tokens", "roomy", "simulate"]
 

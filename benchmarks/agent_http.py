@@ -21,8 +21,7 @@ from agent_workloads import AgentRequest, AgentWorkload
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.demo.retriever import Bm25Retriever
-from warmprefix_tools.emulator.chat import ChatMessage, render_chat
-from warmprefix_tools.emulator.config import EmulatorConfig
+from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, render_chat
 
 __all__ = ["Servers", "measure_http", "questions"]
 

@@ -38,8 +38,7 @@ from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.routing import ReplicaRouter, Route
-from warmprefix_tools.emulator.config import EmulatorConfig
-from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
+from warmprefix_tools.emulator import EmulatorConfig, KvSequence, PrefixCache
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace

@@ -21,7 +21,7 @@ from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.stores import Conversation
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.doctor.doctor_options import DoctorOptions
-from warmprefix_tools.emulator.config import EmulatorConfig
+from warmprefix_tools.emulator import EmulatorConfig
 from warmprefix_tools.option_checks import check_range
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.replay.replay_options import ReplayOptions

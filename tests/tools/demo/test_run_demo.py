@@ -89,7 +89,7 @@ def test_unwritable_file_is_one_line_with_status_2_before_the_run(run: Run, tmp_
 def test_bad_option_ends_the_command_with_status_2(run: Run) -> None:
     result = run("demo", "--kv-blocks", "1", TERMINAL_WIDTH="300")
     assert (result.returncode, result.stdout) == (2, "")
-    assert "kv_blocks is 1" in result.stderr
+    assert "kv_blocks must be 2 or more (one is the null block), got 1" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_bad_option_ends_the_command_with_status_2(run: Run) -> None:
         ({"questions": 0}, "--questions must be 1 or more, got 0"),
         ({"k": 0}, "-k must be 1 or more, got 0"),
         ({"concurrency": 0}, "--concurrency must be 1 or more, got 0"),
-        ({"kv_blocks": 1}, "kv_blocks is 1"),
-        ({"prefill_rate": 0.0}, "prefill_rate is 0"),
+        ({"kv_blocks": 1}, "kv_blocks must be 2 or more .*, got 1"),
+        ({"prefill_rate": 0.0}, "prefill_rate must be above 0, got 0"),
         ({"model": "mine"}, "--model must come with --endpoint, the URL of a real server; got none"),
         ({"model": "mine", "api_key": "secret"}, "^--model and --api-key must come with --endpoint, [^:]*got none$"),
         (

@@ -17,7 +17,7 @@ from warmprefix_tools.demo.demo_measures import summarize_arm
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.session import DemoResult, ServedTurn, run_session, serve_turns
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
-from warmprefix_tools.emulator.answer import compose_answer
+from warmprefix_tools.emulator.answers import compose_answer
 
 PLACEMENTS: tuple[Placement, ...] = ("head", "tail")
 ARMS = (0, 1)

@@ -17,7 +17,7 @@ INSTANT = EmulatorConfig(kv_blocks=2000, prefill_rate=math.inf, base_ttft_ms=0, 
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[EmulatorServer]:
-    """One server for all tests that do not care what others have put into its cache."""
+    """Yield one server for all tests that do not depend on the contents of its cache."""
     with EmulatorServer(INSTANT) as server:
         yield server
 
@@ -30,7 +30,7 @@ def shared_client(shared_server: EmulatorServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def server() -> Iterator[EmulatorServer]:
-    """A server with an empty cache and all counters at zero."""
+    """Yield a server with an empty cache and all counters at zero."""
     with EmulatorServer(INSTANT) as server:
         yield server
 
@@ -49,7 +49,7 @@ def http() -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def scrape(http: httpx.Client) -> Callable[[EmulatorServer], dict[str, float]]:
-    """Give every sample of /metrics by name, with the values of the name's label sets added up."""
+    """Return a function that reads /metrics: by name, the sum over all label sets."""
 
     def scrape(server: EmulatorServer) -> dict[str, float]:
         totals: dict[str, float] = {}

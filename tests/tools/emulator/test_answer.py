@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix_tools.emulator import encode
-from warmprefix_tools.emulator.answer import compose_answer
+from warmprefix_tools.emulator.answers import compose_answer
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END
 
 prompts = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix_tools.emulator import ChatMessage, render_chat
-from warmprefix_tools.emulator.answer import compose_answer
+from warmprefix_tools.emulator.answers import compose_answer
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, MESSAGE_START
 
 messages = st.lists(

@@ -1,4 +1,4 @@
-"""The engine in virtual time: the formula, the order, and that a cancelled request holds nothing."""
+"""The engine in virtual time: the formula, the order, and that a cancelled request frees its blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmprefix_tools.emulator import EmulatorConfig
-from warmprefix_tools.emulator.answer import Answer, FinishReason, compose_answer
-from warmprefix_tools.emulator.engine import EmulatorEngine
+from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason, compose_answer
+from warmprefix_tools.emulator.engine import EmulatorEngine, EngineObserver
 
 CONFIG = EmulatorConfig(kv_blocks=101, block_size=10, prefill_rate=100, base_ttft_ms=500, decode_rate=4)
 
@@ -26,7 +26,7 @@ class _SkippingSelector(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everything waits and nothing will happen"
+        assert timeout is not None, "every task waits forever"
         self.now += max(timeout, 0)
         return super().select(0)
 
@@ -49,8 +49,8 @@ def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
 
 
 @dataclass
-class Log:
-    """An observer that writes down what it is told, with the time."""
+class Log(EngineObserver):
+    """An observer that records events with their times."""
 
     prefills: list[tuple[float, int, int, float]] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
@@ -79,14 +79,16 @@ def prompt_of(tokens: int, name: int = 0) -> list[int]:
     return [name * 10_000 + number for number in range(tokens)]
 
 
-async def run(engine: EmulatorEngine, prompt: list[int], answer: Answer | None = None, *, after: float = 0) -> None:
+async def run(
+    engine: EmulatorEngine, prompt: list[int], answer: ComposedAnswer | None = None, *, after: float = 0
+) -> None:
     await asyncio.sleep(after)
     async with engine.generate(prompt, answer or compose_answer(prompt, 1)) as generation:
         async for _ in generation:
             pass
 
 
-def check_nothing_is_held(engine: EmulatorEngine) -> None:
+def check_all_blocks_are_free(engine: EmulatorEngine) -> None:
     engine.cache.check_integrity()
     assert (engine.num_running, engine.num_waiting, engine.cache.usage) == (0, 0, 0)
 
@@ -117,7 +119,7 @@ def test_prefills_are_one_after_the_other_in_order_of_arrival() -> None:
     in_virtual_time(main())
 
 
-def test_of_two_equal_prompts_at_once_the_second_hits() -> None:
+def test_second_of_two_equal_prompts_at_once_hits() -> None:
     async def main() -> None:
         engine, log = make_engine()
         await asyncio.gather(run(engine, prompt_of(105)), run(engine, prompt_of(105)))
@@ -126,7 +128,7 @@ def test_of_two_equal_prompts_at_once_the_second_hits() -> None:
     in_virtual_time(main())
 
 
-def test_tokens_come_at_the_decode_rate_and_answers_decode_side_by_side() -> None:
+def test_tokens_come_at_the_decode_rate_and_answers_decode_at_the_same_time() -> None:
     async def main() -> None:
         engine, log = make_engine()
         one, two = prompt_of(50, 1), prompt_of(50, 2)
@@ -137,7 +139,7 @@ def test_tokens_come_at_the_decode_rate_and_answers_decode_side_by_side() -> Non
     in_virtual_time(main())
 
 
-def test_all_of_an_answer_but_its_last_token_is_cached() -> None:
+def test_answer_is_cached_except_its_last_token() -> None:
     async def main() -> None:
         engine, _ = make_engine()
         prompt = prompt_of(17)
@@ -154,7 +156,7 @@ def test_all_of_an_answer_but_its_last_token_is_cached() -> None:
     in_virtual_time(main())
 
 
-def test_a_request_that_does_not_fit_waits_and_so_do_those_behind_it() -> None:
+def test_request_that_does_not_fit_waits_and_later_ones_too() -> None:
     async def main() -> None:
         engine, log = make_engine(EmulatorConfig(kv_blocks=11, block_size=10, decode_rate=1))
         big = prompt_of(50, 1)
@@ -165,12 +167,12 @@ def test_a_request_that_does_not_fit_waits_and_so_do_those_behind_it() -> None:
         assert (engine.num_running, engine.num_waiting) == (1, 2)
         await asyncio.gather(holder, waiting, behind)
         assert [tokens for _, tokens, _, _ in log.prefills] == [50, 60, 10]
-        check_nothing_is_held(engine)
+        check_all_blocks_are_free(engine)
 
     in_virtual_time(main())
 
 
-def test_cancelling_the_one_that_waits_lets_the_next_in() -> None:
+def test_cancelling_a_waiting_request_admits_the_next() -> None:
     async def main() -> None:
         engine, log = make_engine(EmulatorConfig(kv_blocks=11, block_size=10, decode_rate=1))
         big = prompt_of(50, 1)
@@ -184,12 +186,12 @@ def test_cancelling_the_one_that_waits_lets_the_next_in() -> None:
         assert [tokens for _, tokens, _, _ in log.prefills] == [50, 10]
         assert log.reasons == ["abort", "length"]
         await holder
-        check_nothing_is_held(engine)
+        check_all_blocks_are_free(engine)
 
     in_virtual_time(main())
 
 
-def test_a_prefill_that_is_cancelled_leaves_nothing_in_the_cache() -> None:
+def test_cancelled_prefill_leaves_nothing_in_the_cache() -> None:
     async def main() -> None:
         engine, _ = make_engine()
         task = asyncio.ensure_future(run(engine, prompt_of(300)))
@@ -198,12 +200,12 @@ def test_a_prefill_that_is_cancelled_leaves_nothing_in_the_cache() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert engine.cache.match_prefix(prompt_of(300)) == 0
-        check_nothing_is_held(engine)
+        check_all_blocks_are_free(engine)
 
     in_virtual_time(main())
 
 
-async def test_however_fast_it_decodes_it_lets_others_run_between_two_tokens() -> None:
+async def test_decoding_at_infinite_rate_lets_other_tasks_run() -> None:
     engine = EmulatorEngine(EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf))
     ran: list[bool] = []
     async with engine.generate([1], compose_answer([1], 4)) as generation:
@@ -236,7 +238,7 @@ visits = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(visits, max_size=12))
-def test_whoever_leaves_and_whenever_the_others_are_served_and_nothing_is_held(history: list[Visit]) -> None:
+def test_requests_are_served_and_blocks_freed_whichever_clients_leave(history: list[Visit]) -> None:
     async def main() -> None:
         engine, log = make_engine(EmulatorConfig(kv_blocks=12, block_size=10, prefill_rate=50, decode_rate=5))
         done: list[Visit] = []
@@ -248,7 +250,7 @@ def test_whoever_leaves_and_whenever_the_others_are_served_and_nothing_is_held(h
             done.append(plan)
 
         await asyncio.gather(*map(visit, history), return_exceptions=True)
-        check_nothing_is_held(engine)
+        check_all_blocks_are_free(engine)
         assert all(plan in done for plan in history if plan.patience is None)
         assert len(log.reasons) - log.reasons.count("abort") == len(done)
 

@@ -1,4 +1,4 @@
-"""vLLM's rules, one at a time."""
+"""The rules of vLLM's prefix cache, one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ A, B, C = ([letter * 100 + number for number in range(12)] for letter in (1, 2, 
 
 
 def serve(cache: PrefixCache, prompt: list[int], generated: list[int] | None = None, salt: str | None = None) -> int:
-    """Run one request to its end; give the cached tokens."""
+    """Run one request to its end, and return the number of cached tokens."""
     sequence = running(cache, prompt, generated, salt)
     cache.free(sequence)
     cache.check_integrity()
@@ -121,14 +121,14 @@ def test_equal_blocks_computed_at_the_same_time_are_not_merged() -> None:
     assert cache.match_prefix([*A, 1]) == 12
 
 
-def test_a_hit_that_nobody_held_takes_room_too() -> None:
+def test_hit_without_a_running_request_takes_room_too() -> None:
     cache = PrefixCache(1 + 3, block_size=4)
     serve(cache, A)
     assert cache.allocate([*A, 1]) is None
     assert serve(cache, [*A[:8], 1]) == 8
 
 
-def test_room_is_set_aside_so_that_decoding_never_fails() -> None:
+def test_room_is_reserved_so_that_decoding_never_fails() -> None:
     cache = PrefixCache(1 + 4, block_size=4)
     first = cache.allocate([1], room_for=11)
     assert first is not None
@@ -139,12 +139,12 @@ def test_room_is_set_aside_so_that_decoding_never_fails() -> None:
     cache.store(first)
     for token in range(11):
         cache.append(first, token)
-    with pytest.raises(ValueError, match="no room left"):
+    with pytest.raises(ValueError, match="sequence must have room left"):
         cache.append(first, 12)
     cache.check_integrity()
 
 
-def test_what_was_not_stored_is_not_a_hit() -> None:
+def test_prompt_that_was_not_stored_is_no_hit() -> None:
     cache = PrefixCache(100, block_size=4)
     sequence = cache.allocate(A)
     assert sequence is not None
@@ -163,22 +163,22 @@ def test_reset_forgets_everything() -> None:
 
 def test_misuse_is_refused() -> None:
     cache = PrefixCache(10, block_size=4)
-    with pytest.raises(ValueError, match="num_blocks is 1"):
+    with pytest.raises(ValueError, match=r"num_blocks must be 2 or more .*, got 1"):
         PrefixCache(1)
-    with pytest.raises(ValueError, match="block_size is 0"):
+    with pytest.raises(ValueError, match="block_size must be 1 or more, got 0"):
         PrefixCache(10, block_size=0)
-    with pytest.raises(ValueError, match="token_ids is empty"):
+    with pytest.raises(ValueError, match="token_ids must have 1 token or more, got none"):
         cache.allocate([])
     sequence = cache.allocate([1])
     assert sequence is not None
-    with pytest.raises(ValueError, match="store the prompt"):
+    with pytest.raises(ValueError, match="sequence must be stored before"):
         cache.append(sequence, 1)
     cache.store(sequence)
-    with pytest.raises(ValueError, match="stored before"):
+    with pytest.raises(ValueError, match="stored already"):
         cache.store(sequence)
     with pytest.raises(ValueError, match="another cache"):
         PrefixCache(10).free(sequence)
     cache.free(sequence)
-    with pytest.raises(ValueError, match="freed before"):
+    with pytest.raises(ValueError, match="freed one"):
         cache.free(sequence)
     cache.check_integrity()

@@ -1,4 +1,4 @@
-"""Concurrency, clients that leave, metrics, and a server that comes and goes without a trace."""
+"""Concurrency, clients that leave, metrics, and a server that cleans up after itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Scrape = Callable[[EmulatorServer], dict[str, float]]
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; that it never does is a failure, that it takes a while is not."""
+    """Wait until the condition is true; fail only if it never is."""
     give_up = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < give_up
@@ -72,7 +72,7 @@ async def test_concurrent_streams_get_their_own_answers_and_the_metrics_add_up(
     assert cached_tokens > 0
 
 
-def test_metrics_have_the_labels_that_vllm_gives_them(shared_server: EmulatorServer, http: httpx.Client) -> None:
+def test_metrics_have_vllms_labels(shared_server: EmulatorServer, http: httpx.Client) -> None:
     text = http.get(f"{shared_server.url}/metrics").text
     config = 'block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="2000"'
     assert f"vllm:cache_config_info{{{config}}} 1.0" in text
@@ -80,9 +80,7 @@ def test_metrics_have_the_labels_that_vllm_gives_them(shared_server: EmulatorSer
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_an_answer_frees_its_blocks(
-    stream: bool, scrape: Scrape, http: httpx.Client
-) -> None:
+async def test_client_that_leaves_an_answer_frees_its_blocks(stream: bool, scrape: Scrape, http: httpx.Client) -> None:
     with EmulatorServer(NEVER_ENDS) as server:
         async with httpx.AsyncClient(timeout=None) as client:
             body = {"messages": [{"role": "user", "content": "warm " * 100}], "stream": stream}
@@ -98,7 +96,7 @@ async def test_a_client_that_leaves_an_answer_frees_its_blocks(
         assert 'finished_reason="abort"' in http.get(f"{server.url}/metrics").text
 
 
-async def test_breaking_out_of_the_sdks_stream_frees_the_blocks(scrape: Scrape) -> None:
+async def test_leaving_the_sdk_stream_frees_the_blocks(scrape: Scrape) -> None:
     with EmulatorServer(NEVER_ENDS) as server:
         async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
             stream = await client.chat.completions.create(
@@ -113,9 +111,7 @@ async def test_breaking_out_of_the_sdks_stream_frees_the_blocks(scrape: Scrape) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_the_queue_is_taken_out_of_it(
-    stream: bool, scrape: Scrape, http: httpx.Client
-) -> None:
+async def test_client_that_leaves_is_removed_from_the_queue(stream: bool, scrape: Scrape, http: httpx.Client) -> None:
     with EmulatorServer(NEVER_BEGINS) as server:
         async with httpx.AsyncClient(timeout=None) as client:
             body = {"messages": [{"role": "user", "content": "Hi."}], "stream": stream}
@@ -150,7 +146,7 @@ def test_reset_prefix_cache_makes_the_next_request_cold(
     assert cached_tokens() == 0
 
 
-def test_a_server_leaves_neither_thread_nor_port_behind(http: httpx.Client) -> None:
+def test_server_leaves_neither_thread_nor_port_behind(http: httpx.Client) -> None:
     before = set(threading.enumerate())
     with EmulatorServer() as server:
         assert http.get(f"{server.url}/health").status_code == 200
@@ -161,7 +157,7 @@ def test_a_server_leaves_neither_thread_nor_port_behind(http: httpx.Client) -> N
     server.close()
 
 
-def test_a_server_that_never_served_can_be_closed_and_a_taken_port_is_an_error() -> None:
+def test_unused_server_can_be_closed_and_occupied_port_is_an_error() -> None:
     server = EmulatorServer()
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(OSError, match="in use"):
@@ -193,16 +189,16 @@ def test_closing_with_a_request_in_progress_ends_it_with_an_error(scrape: Scrape
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"kv_blocks": 1}, "kv_blocks is 1"),
-        ({"block_size": 0}, "block_size is 0"),
-        ({"prefill_rate": 0}, "prefill_rate is 0"),
-        ({"base_ttft_ms": -1}, "base_ttft_ms is -1"),
-        ({"base_ttft_ms": math.inf}, "base_ttft_ms is inf"),
-        ({"decode_rate": math.nan}, "decode_rate is nan"),
-        ({"model": ""}, "model is ''"),
-        ({"kv_blocks": 11, "max_model_len": 161}, "max_model_len is 161; it must be between 2 and 160"),
+        ({"kv_blocks": 1}, "kv_blocks must be 2 or more .*, got 1"),
+        ({"block_size": 0}, "block_size must be 1 or more, got 0"),
+        ({"prefill_rate": 0}, "prefill_rate must be above 0, got 0"),
+        ({"base_ttft_ms": -1}, "base_ttft_ms must be 0 or more, and finite, got -1"),
+        ({"base_ttft_ms": math.inf}, "base_ttft_ms must be 0 or more, and finite, got inf"),
+        ({"decode_rate": math.nan}, "decode_rate must be above 0, got nan"),
+        ({"model": ""}, "model must be a name that is not empty, got ''"),
+        ({"kv_blocks": 11, "max_model_len": 161}, "max_model_len must be from 2 to 160, .*, got 161"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_by_name(wrong: dict[str, Any], named: str) -> None:
+def test_bad_config_is_refused_with_name_value_and_rule(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         EmulatorConfig(**wrong)

@@ -1,17 +1,16 @@
-"""An engine to develop against without a GPU: vLLM's prefix cache behind OpenAI's HTTP, and no model.
+"""An engine to develop against without a GPU: vLLM's prefix cache behind OpenAI's HTTP API, and no model.
 
-The cache and the tokenizer need nothing but the standard library. `EmulatorServer` and `create_app` need the
-`cli` extra and are imported when they are first asked for.
+The cache and the tokenizer need only the standard library. `EmulatorServer` and `create_app` need the extra `cli`, and
+are imported at their first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from warmprefix_tools.emulator.chat import ChatMessage, render_chat
-from warmprefix_tools.emulator.config import EmulatorConfig
+from warmprefix_tools.emulator.engine import EmulatorConfig
 from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache, block_hashes
-from warmprefix_tools.emulator.tokenizer import encode, split
+from warmprefix_tools.emulator.tokenizer import ChatMessage, encode, render_chat, split
 
 if TYPE_CHECKING:
     from warmprefix_tools.emulator.app import create_app

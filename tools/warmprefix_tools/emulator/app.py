@@ -1,4 +1,4 @@
-"""The HTTP side of the engine: vLLM's OpenAI-compatible routes as a Starlette application."""
+"""The engine behind HTTP: vLLM's OpenAI-compatible routes as a Starlette application."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.emulator import payloads
-from warmprefix_tools.emulator.answer import Answer, compose_answer
-from warmprefix_tools.emulator.chat import render_chat
-from warmprefix_tools.emulator.config import EmulatorConfig
-from warmprefix_tools.emulator.disconnect import unless_disconnected
-from warmprefix_tools.emulator.engine import EmulatorEngine, Generation
-from warmprefix_tools.emulator.metrics import EmulatorMetrics
-from warmprefix_tools.emulator.payloads import AnswerPayloads, Json
-from warmprefix_tools.emulator.protocol import ChatCompletionRequest, TokenizeRequest
-from warmprefix_tools.emulator.tokenizer import encode
+from warmprefix_tools.emulator import answers
+from warmprefix_tools.emulator.answers import AnswerPayloads, ComposedAnswer, Json, compose_answer
+from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation
+from warmprefix_tools.emulator.request_bodies import ChatCompletionRequest, TokenizeRequest
+from warmprefix_tools.emulator.tokenizer import encode, render_chat
+from warmprefix_tools.emulator.vllm_metrics import EmulatorMetrics
 
 try:
     from pydantic import BaseModel, ValidationError
@@ -39,9 +35,9 @@ __all__ = ["create_app"]
 
 
 def create_app(config: EmulatorConfig | None = None) -> Starlette:
-    """Make an ASGI application around an engine of its own; `app.state.engine` is that `EmulatorEngine`.
+    """Return an ASGI application with an engine of its own, the `EmulatorEngine` `app.state.engine`.
 
-    Serve it with one worker and in one event loop: the cache is in the process.
+    Serve it with one worker and in one event loop, because the cache is in the process.
     """
     config = EmulatorConfig() if config is None else config
     metrics = EmulatorMetrics(config)
@@ -57,7 +53,7 @@ def create_app(config: EmulatorConfig | None = None) -> Starlette:
             Route("/health", api.health),
             Route("/metrics", api.metrics),
         ],
-        middleware=[Middleware(_SaysItIsAnEmulator)],
+        middleware=[Middleware(_MarksResponses)],
         exception_handlers={HTTPException: _error_response},
     )
     app.state.engine = engine
@@ -65,7 +61,7 @@ def create_app(config: EmulatorConfig | None = None) -> Starlette:
 
 
 class _RefusedError(HTTPException):
-    """A request that gets an error instead of an answer, in OpenAI's shape and vLLM's words."""
+    """A request that is refused, in OpenAI's shape and vLLM's words."""
 
     def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(status, message)
@@ -73,11 +69,12 @@ class _RefusedError(HTTPException):
         self.param = param
 
 
+T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class _Api:
-    """One method a route."""
+    """The routes, one method per route."""
 
     def __init__(self, engine: EmulatorEngine, metrics: EmulatorMetrics) -> None:
         self._engine = engine
@@ -93,11 +90,11 @@ class _Api:
         frame = AnswerPayloads(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), self._config.model)
         if body.stream:
             return _EventStream(self._events(body, prompt, answer, frame))
-        completion = await unless_disconnected(request.receive, self._completion(body, prompt, answer, frame))
-        return JSONResponse(completion)  # None goes to nobody: the client has left
+        completion = await _unless_disconnected(request.receive, self._completion(body, prompt, answer, frame))
+        return JSONResponse(completion)  # None is not delivered, because the client has left
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse(payloads.model_list(self._config, self._created))
+        return JSONResponse(answers.model_list(self._config.model, self._config.context_limit, self._created))
 
     async def tokenize(self, request: Request) -> Response:
         body = await _parsed(request, TokenizeRequest)
@@ -120,7 +117,7 @@ class _Api:
         return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4")
 
     async def _completion(
-        self, body: ChatCompletionRequest, prompt: list[int], answer: Answer, frame: AnswerPayloads
+        self, body: ChatCompletionRequest, prompt: list[int], answer: ComposedAnswer, frame: AnswerPayloads
     ) -> Json:
         async with self._engine.generate(prompt, answer, body.cache_salt) as generation:
             async for _ in generation:
@@ -129,7 +126,7 @@ class _Api:
         return {**completion, "prompt_token_ids": prompt} if body.return_token_ids else completion
 
     async def _events(
-        self, body: ChatCompletionRequest, prompt: list[int], answer: Answer, frame: AnswerPayloads
+        self, body: ChatCompletionRequest, prompt: list[int], answer: ComposedAnswer, frame: AnswerPayloads
     ) -> AsyncGenerator[bytes, None]:
         async with self._engine.generate(prompt, answer, body.cache_salt) as generation:
             first = frame.delta({"role": "assistant", "content": ""})
@@ -176,7 +173,7 @@ async def _parsed(request: Request, model: type[BodyT]) -> BodyT:
 
 
 def _usage(prompt: list[int], generation: Generation) -> Json:
-    return payloads.usage(len(prompt), generation.cached_tokens, generation.generated_tokens)
+    return answers.usage(len(prompt), generation.cached_tokens, generation.generated_tokens)
 
 
 def _event(payload: Json) -> bytes:
@@ -184,9 +181,9 @@ def _event(payload: Json) -> bytes:
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events whose generator is closed, and its KV blocks freed, the moment the client has gone.
+    """Server-sent events whose generator is closed, and its KV blocks freed, as soon as the client leaves.
 
-    Starlette's own class closes it when it is garbage-collected.
+    Starlette's own class leaves that to the garbage collector.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -195,11 +192,33 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await unless_disconnected(receive, self.stream_response(send))
+            await _unless_disconnected(receive, self.stream_response(send))
 
 
-class _SaysItIsAnEmulator:
-    """Marks every response, errors too, and answers for requests that the server's shutdown cancels."""
+async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await `work`, or cancel it and return None as soon as ASGI's `receive` reports a disconnect.
+
+    The request's body must have been read. When this returns or raises, `work` is over, its cleanup included: an
+    engine must not keep KV blocks for a client that has left.
+    """
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class _MarksResponses:
+    """Middleware that marks every response, and answers requests that the server's shutdown cancels."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -218,7 +237,7 @@ class _SaysItIsAnEmulator:
             await self._app(scope, receive, send_marked)
         except asyncio.CancelledError:
             if not started:
-                body = payloads.error(503, "The emulator was stopped.", "ServiceUnavailableError")
+                body = answers.error(503, "The emulator was stopped.", "ServiceUnavailableError")
                 await JSONResponse(body, status_code=503)(scope, receive, send_marked)
 
 
@@ -226,5 +245,5 @@ async def _error_response(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kind, param = (error.kind, error.param) if isinstance(error, _RefusedError) else ("HTTPError", None)
-    body = payloads.error(error.status_code, error.detail, kind, param)
+    body = answers.error(error.status_code, error.detail, kind, param)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)

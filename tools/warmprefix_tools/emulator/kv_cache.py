@@ -2,12 +2,12 @@
 
 The rules are those of vLLM's `BlockPool` and `KVCacheManager` (V1 engine, one full-attention group):
 
-- a full KV block is known by the hash of its parent's hash and its tokens; `cache_salt` enters the first one;
-- a block that no sequence holds waits in the free queue and can still be hit until an allocation reaches it;
-- a freed sequence puts its cached blocks at the back of that queue, last block first, so the tails of the
-  oldest prompts go first; its blocks that were never cached go to the front, as nobody could want them;
-- two blocks with one content are not merged; the older one is the hit;
-- at least the last token of a prompt is computed anew, so a hit never covers the whole prompt.
+- the key of a full KV block is the hash of its parent's hash and its tokens; `cache_salt` enters the first one;
+- a block without a sequence waits in the free queue and can still be hit until an allocation reaches it;
+- a freed sequence puts its cached blocks at the back of that queue, last block first, so that the tails of the oldest
+  prompts go first; its blocks that were never cached go to the front, because no request could hit them;
+- two blocks with the same content are not merged; the older one is the hit;
+- at least the last token of a prompt is always computed, so a hit never covers the whole prompt.
 
 Nothing here waits, reads a clock or does I/O. Not thread-safe: one engine owns one cache.
 """
@@ -24,7 +24,7 @@ __all__ = ["KvBlock", "KvSequence", "PrefixCache", "block_hashes"]
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | None = None) -> Iterator[bytes]:
-    """Give the chained hash of each full KV block of `token_ids`: equal hashes mean equal prefixes and salts.
+    """Yield the chained hash of each full KV block; equal hashes mean equal prefixes and salts.
 
     >>> one, two = block_hashes([1, 2, 3, 4, 5], block_size=2)
     >>> [*block_hashes([1, 2, 9, 9], 2)][0] == one, [*block_hashes([3, 4], 2)] == [two]
@@ -35,7 +35,7 @@ def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | No
 
 @dataclass(slots=True, eq=False)
 class KvBlock:
-    """Room for the KV of `block_size` tokens; `block_hash` is set while the block is full and can be hit."""
+    """Room for the KV of `block_size` tokens; `block_hash` is set as long as the block is full and can be hit."""
 
     index: int
     ref_count: int = 0
@@ -44,13 +44,10 @@ class KvBlock:
 
 @dataclass(slots=True, eq=False)
 class KvSequence:
-    """The blocks that one running request holds, in token order; made by `PrefixCache.allocate`.
-
-    Callers read `cached_tokens`, how much of the prompt was found in the cache; the rest is the cache's own
-    account.
-    """
+    """The blocks of one running request, in token order; only `PrefixCache.allocate` creates it."""
 
     cached_tokens: int
+    """Tokens of the prompt that were found in the cache. The other fields are for the cache."""
     blocks: list[KvBlock]
     tail: list[int]
     """Tokens not in a hashed block yet: the uncached prompt before `store`, less than a block after it."""
@@ -62,17 +59,17 @@ class KvSequence:
 
 
 class PrefixCache:
-    """A pool of `num_blocks` KV blocks, of which one is vLLM's null block and holds nothing.
+    """A pool of `num_blocks` KV blocks, one of them vLLM's null block, which stores nothing.
 
-    A request goes through `allocate`, `store` when its prompt has been computed, `append` for each generated
-    token that is computed, and `free`, which may come at any time. All are O(blocks touched).
+    A request goes through `allocate`, `store` when its prompt has been computed, `append` for each generated token
+    whose KV is computed, and `free`, which may come at any time. All are O(blocks touched).
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
         if num_blocks < 2:
-            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 2: one is the null block")
+            raise ValueError(f"num_blocks must be 2 or more (one is the null block), got {num_blocks}")
         if block_size < 1:
-            raise ValueError(f"block_size is {block_size}; it must be at least 1")
+            raise ValueError(f"block_size must be 1 or more, got {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._pool = [KvBlock(index) for index in range(1, num_blocks)]
@@ -83,28 +80,28 @@ class PrefixCache:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that running requests hold, 0 to 1; merely cached blocks count as free."""
+        """Share of the blocks in use by running requests, 0 to 1; blocks that are only cached count as free."""
         return 1 - len(self._free_queue) / len(self._pool)
 
     @property
     def num_sequences(self) -> int:
-        """Requests that hold blocks now."""
+        """Number of requests that hold blocks."""
         return len(self._sequences)
 
     def match_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
-        """Count the tokens of this prompt that `allocate` would find; a look only, which renews nothing."""
+        """Return the number of tokens that `allocate` would find for this prompt; changes nothing."""
         return len(self._hits(token_ids, cache_salt)) * self.block_size
 
     def allocate(
         self, token_ids: Sequence[int], cache_salt: str | None = None, *, room_for: int = 0
     ) -> KvSequence | None:
-        """Give a prompt its blocks, evicting the least recently used, or return None and change nothing.
+        """Return a sequence with blocks for a prompt, evicting the least recently used blocks.
 
-        None means that running requests hold too much. `room_for` tokens can be appended later: their blocks
-        are set aside, not taken, so `append` never fails and evicts no earlier than vLLM would.
+        Return None, and change nothing, if running requests leave too few blocks. `room_for` tokens can be appended
+        later: their blocks are reserved but not taken, so `append` never fails and evicts no earlier than vLLM.
         """
         if not token_ids:
-            raise ValueError("token_ids is empty; a prompt must have at least one token")
+            raise ValueError("token_ids must have 1 token or more, got none")
         hits = self._hits(token_ids, cache_salt)
         now = self._blocks_for(len(token_ids)) - len(hits)
         later = self._blocks_for(len(token_ids) + room_for) - self._blocks_for(len(token_ids))
@@ -127,21 +124,21 @@ class PrefixCache:
         return sequence
 
     def store(self, sequence: KvSequence) -> None:
-        """Note that the prompt has been computed: its full blocks are hits from here on."""
+        """Record that the prompt has been computed: its full blocks can be hit from now on."""
         if sequence.stored:
-            raise ValueError("this sequence was stored before")
+            raise ValueError("sequence must be stored once, got one that is stored already")
         self._require_live(sequence)
         sequence.stored = True
         self._hash_full_blocks(sequence)
 
     def append(self, sequence: KvSequence, token_id: int) -> None:
-        """Note that the KV of one generated token has been computed; a block that it fills becomes a hit."""
+        """Record the computed KV of one generated token; a block that it fills can be hit."""
         self._require_live(sequence)
         if not sequence.stored:
-            raise ValueError("store the prompt before appending to it")
+            raise ValueError("sequence must be stored before tokens are appended, got one that is not stored")
         if not sequence.tail:
             if not sequence.reserved:
-                raise ValueError("no room left: allocate was called with a smaller room_for")
+                raise ValueError("sequence must have room left, got one whose room_for of allocate is used up")
             sequence.reserved -= 1
             self._reserved -= 1
             sequence.blocks.append(self._take())
@@ -149,7 +146,7 @@ class PrefixCache:
         self._hash_full_blocks(sequence)
 
     def free(self, sequence: KvSequence) -> None:
-        """Let go of all blocks; what is cached stays a possible hit until it is evicted."""
+        """Release all blocks; cached ones can be hit until they are evicted."""
         self._require_live(sequence)
         self._sequences.remove(sequence)
         self._reserved -= sequence.reserved
@@ -167,7 +164,7 @@ class PrefixCache:
             self._free_queue.move_to_end(block.index, last=False)
 
     def reset(self) -> bool:
-        """Forget every cached block; False, and nothing done, while a request holds blocks, as in vLLM."""
+        """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
         if self._sequences:
             return False
         for block in self._pool:
@@ -176,28 +173,23 @@ class PrefixCache:
         return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when the parts contradict each other; O(num_blocks), for tests."""
+        """Raise AssertionError if the parts contradict each other; O(num_blocks), for tests."""
         held = Counter(block.index for sequence in self._sequences for block in sequence.blocks)
         for block in self._pool:
-            _check(block.ref_count == held[block.index], f"block {block.index}: wrong reference count")
-            _check(
-                (block.ref_count == 0) == (block.index in self._free_queue),
-                f"block {block.index}: wrongly free",
-            )
+            assert block.ref_count == held[block.index], f"block {block.index}: wrong reference count"
+            assert (block.ref_count == 0) == (block.index in self._free_queue), f"block {block.index}: wrongly free"
             holders = {} if block.block_hash is None else self._resident.get(block.block_hash, {})
-            _check(
-                (block.block_hash is None) == (block.index not in holders),
-                f"block {block.index}: hash not indexed",
-            )
+            is_hashed = block.block_hash is not None
+            assert is_hashed == (block.index in holders), f"block {block.index}: hash not indexed"
         hashed = sum(block.block_hash is not None for block in self._pool)
-        _check(hashed == sum(map(len, self._resident.values())), "the index holds blocks that have no hash")
-        _check(all(self._resident.values()), "the index holds an empty entry")
+        assert hashed == sum(map(len, self._resident.values())), "the index contains blocks without a hash"
+        assert all(self._resident.values()), "the index contains an empty entry"
         reserved = sum(sequence.reserved for sequence in self._sequences)
-        _check(0 <= self._reserved == reserved <= len(self._free_queue), "more is set aside than is free")
+        assert 0 <= self._reserved == reserved <= len(self._free_queue), "more blocks are reserved than free"
         for sequence in self._sequences:
             in_tail = self._blocks_for(len(sequence.tail))
             hashed = sum(block.block_hash is not None for block in sequence.blocks)
-            _check(hashed + in_tail == len(sequence.blocks), "a sequence has the wrong number of blocks")
+            assert hashed + in_tail == len(sequence.blocks), "a sequence has the wrong number of blocks"
 
     def _hits(self, token_ids: Sequence[int], cache_salt: str | None) -> list[KvBlock]:
         whole_blocks = (len(token_ids) - 1) // self.block_size * self.block_size
@@ -239,7 +231,7 @@ class PrefixCache:
 
     def _require_live(self, sequence: KvSequence) -> None:
         if sequence not in self._sequences:
-            raise ValueError("this sequence was freed before, or belongs to another cache")
+            raise ValueError("sequence must be a running one of this cache, got one of another cache or a freed one")
 
 
 def _root(cache_salt: str | None) -> bytes:
@@ -253,8 +245,3 @@ def _chain(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator
     for end in range(stride, len(packed) + 1, stride):
         parent = blake2b(parent + packed[end - stride : end], digest_size=16).digest()
         yield parent
-
-
-def _check(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise AssertionError(otherwise)

@@ -1,4 +1,4 @@
-"""Serving the emulator: in a thread for tests and demos, or for good for the command line."""
+"""The server of the emulator: in a thread for tests and the demo, or in the main thread for the command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.emulator.app import create_app
-from warmprefix_tools.emulator.config import EmulatorConfig
+from warmprefix_tools.emulator.engine import EmulatorConfig
 
 try:
     import uvicorn
@@ -20,10 +20,10 @@ __all__ = ["EmulatorServer"]
 
 
 class EmulatorServer:
-    """One emulated engine on a port; port 0 takes a free one, which `base_url` tells.
+    """One emulated engine on a port; port 0 takes a free one, which is part of `base_url`.
 
-    The port is bound at once, so `base_url` is final and an occupied port raises OSError here. Then either
-    use it as a context manager, which serves from a thread until the block ends, or call `run`.
+    The constructor binds the port, so `base_url` is final, and an occupied port raises OSError. Then either use the
+    server as a context manager, which serves from a thread until the block ends, or call `run`.
 
         with EmulatorServer(EmulatorConfig(kv_blocks=1024)) as server:
             client = openai.OpenAI(base_url=server.base_url, api_key="none")
@@ -48,26 +48,25 @@ class EmulatorServer:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as `base_url`; `url` is the root, for /metrics and the rest."""
+        """URL for OpenAI clients; `url` is the root, for /metrics and the other routes."""
         return f"{self.url}/v1"
 
     def run(self) -> None:
         """Serve in this thread until `close`, or, in the main thread, until SIGINT or SIGTERM.
 
-        Requests in progress are given a second. SIGINT is raised again as KeyboardInterrupt when all is
-        closed.
+        Requests in progress get a second to finish. SIGINT is raised again as KeyboardInterrupt after closing.
         """
         self._uvicorn.run(sockets=[self._socket])
 
     def close(self) -> None:
-        """Stop serving and free the port; returns when that is done. Closing twice is harmless."""
+        """Stop serving and free the port before returning. Closing twice is harmless."""
         self._uvicorn.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
 
     def __enter__(self) -> EmulatorServer:
-        # The socket listens already: a request that comes before the thread does waits in its queue.
+        # The socket listens already: a request that arrives before the thread runs waits in its queue.
         self._thread.start()
         return self
 
@@ -78,8 +77,8 @@ class EmulatorServer:
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
-    # With the protocol named, asyncio turns Nagle's algorithm off for each connection; unnamed (as from
-    # socket.create_server), it does not, and an answer can be 40 ms late.
+    # If the protocol is named, asyncio turns Nagle's algorithm off for each connection. If it is not named (as by
+    # socket.create_server), asyncio does not, and an answer can be 40 ms late.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

@@ -1,17 +1,19 @@
-"""A tokenizer without a vocabulary file: text is cut as a BPE pre-tokenizer cuts it, and pieces are hashed.
+"""A tokenizer without a vocabulary file, and a chat template in the manner of ChatML.
 
-The cut is greedy and looks one character ahead at most, which gives the two properties that a prefix cache
-needs of a tokenizer: a prefix of a text has a prefix of its tokens (but for the last one), and a text cut
-between two tokens has exactly the tokens before the cut. English prose has a little over four characters a
-token.
+Text is cut as a BPE pre-tokenizer cuts it, and pieces are hashed. The cut is greedy and looks at most one character
+ahead. That gives the two properties that a prefix cache needs: a prefix of a text has a prefix of its tokens (except
+the last one), and a text cut between two tokens has exactly the tokens before the cut. English prose has a little over
+four characters per token.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["MESSAGE_END", "MESSAGE_START", "encode", "split"]
+__all__ = ["MESSAGE_END", "MESSAGE_START", "ChatMessage", "encode", "render_chat", "split"]
 
 MESSAGE_START = 1 << 31
 """The token of ChatML's `<|im_start|>`. Text has ids below 2**31, so no text can forge it."""
@@ -30,7 +32,7 @@ _PIECE = re.compile(
 
 
 def split(text: str) -> list[str]:
-    """Cut `text` into the pieces that become its tokens; joined, they are `text` again.
+    """Return the pieces of a text that become its tokens; joined, they are the text again.
 
     >>> split("Prefix caching pays, 100%!")
     ['Prefix', ' cachin', 'g', ' pays', ',', ' ', '100', '%!']
@@ -39,7 +41,7 @@ def split(text: str) -> list[str]:
 
 
 def encode(text: str) -> list[int]:
-    """Give the token ids of `text`: 0 to 2**31 - 1, the same in every process and on every machine.
+    """Return the token ids of a text: 0 to 2**31 - 1, the same in every process and on every machine.
 
     >>> encode("warm prefix")
     [817094847, 1889714639]
@@ -48,7 +50,7 @@ def encode(text: str) -> list[int]:
 
 
 class _PieceIds(dict[str, int]):
-    """Memo of piece -> id, emptied when full: pieces repeat so much that a better policy would not pay."""
+    """Memo of piece -> id, emptied when full: pieces repeat too often for a better policy to pay off."""
 
     _LIMIT = 1 << 18
 
@@ -60,3 +62,30 @@ class _PieceIds(dict[str, int]):
 
 
 _ids = _PieceIds()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """A message as the template takes it: content parts joined, tool calls written out in `text`."""
+
+    role: str
+    text: str
+
+
+def render_chat(messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
+    r"""Return the tokens of `<|im_start|>role\ntext<|im_end|>\n` for each message, then of the answer's head.
+
+    Header, text and markers are encoded separately. So no text can look like a marker, and an answer sent back as an
+    assistant message has exactly the tokens that were generated: chats hit the cache.
+
+    >>> turn = [ChatMessage("user", "Hello.")]
+    >>> longer = [*turn, ChatMessage("assistant", "Hi!"), ChatMessage("user", "Bye.")]
+    >>> render_chat(longer)[: len(render_chat(turn))] == render_chat(turn)
+    True
+    """
+    tokens: list[int] = []
+    for message in messages:
+        tokens += (MESSAGE_START, *encode(f"{message.role}\n"), *encode(message.text), MESSAGE_END, *encode("\n"))
+    if add_generation_prompt:
+        tokens += (MESSAGE_START, *encode("assistant\n"))
+    return tokens

@@ -1,6 +1,6 @@
-"""The request bodies, parsed: what of OpenAI's and vLLM's fields the emulator reads, and what it refuses.
+"""Request bodies: the fields of OpenAI and vLLM that the emulator reads and checks.
 
-Fields that are not named here are accepted and ignored, as vLLM does.
+Other fields are accepted and ignored, as in vLLM.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.emulator.chat import ChatMessage
+from warmprefix_tools.emulator.tokenizer import ChatMessage
 
 try:
     from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
@@ -28,23 +28,20 @@ def _joined_parts(content: object) -> object:
         return content
     for position, part in enumerate(content):
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise PydanticCustomError(
-                "text_part",
-                'Part {position} should be {{"type": "text", "text": ...}}',
-                {"position": position},
-            )
+            shape = 'Part {position} should be {{"type": "text", "text": ...}}'
+            raise PydanticCustomError("text_part", shape, {"position": position})
     return "\n".join(part["text"] for part in content)
 
 
-class Message(BaseModel):
-    """One chat message; `content` is a string by the time it is read."""
+class RequestMessage(BaseModel):
+    """One chat message, with its content parts joined."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_joined_parts)] = ""
     tool_calls: list[dict[str, Any]] | None = None
 
     def for_template(self) -> ChatMessage:
-        """Write tool calls out behind the text: they are part of the prompt."""
+        """Return the message with its tool calls after the text, because they are part of the prompt."""
         calls = "".join(f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in self.tool_calls or ())
         return ChatMessage(self.role, self.content + calls)
 
@@ -56,10 +53,10 @@ class StreamOptions(BaseModel):
 
 
 class ChatCompletionRequest(BaseModel):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[RequestMessage], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -78,24 +75,24 @@ class ChatCompletionRequest(BaseModel):
 
     @property
     def new_token_limit(self) -> int | None:
-        """What the client allows; OpenAI's newer name wins over the older one."""
+        """Limit of the client; OpenAI's newer name takes precedence over the older one."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def wants_usage_chunk(self) -> bool:
-        """Whether a stream is to end with a chunk that has the usage and no choices."""
+        """True if a stream must end with a chunk that has the usage and no choices."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def for_template(self) -> list[ChatMessage]:
-        """Give what the template renders: the tools, if any, and the messages."""
+        """Return the tools, if any, and the messages."""
         return _with_tools(self.tools, self.messages)
 
 
 class TokenizeRequest(BaseModel):
-    """POST /tokenize: a chat, or a text as it is."""
+    """Body of POST /tokenize: a chat, or a plain text."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[RequestMessage], Field(min_length=1)] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     prompt: Annotated[str | None, Field(validate_default=True)] = None
@@ -108,10 +105,10 @@ class TokenizeRequest(BaseModel):
         return prompt
 
     def for_template(self) -> list[ChatMessage]:
-        """Give what the template renders; empty for a plain prompt."""
+        """Return the tools, if any, and the messages; empty for a plain prompt."""
         return _with_tools(self.tools, self.messages or [])
 
 
-def _with_tools(tools: list[dict[str, Any]] | None, messages: list[Message]) -> list[ChatMessage]:
+def _with_tools(tools: list[dict[str, Any]] | None, messages: list[RequestMessage]) -> list[ChatMessage]:
     rendered = [message.for_template() for message in messages]
     return [ChatMessage("tools", json.dumps(tools)), *rendered] if tools else rendered

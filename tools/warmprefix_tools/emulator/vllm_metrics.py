@@ -1,13 +1,12 @@
-"""Prometheus metrics under vLLM's names, in tokens, from what the engine reports."""
+"""Prometheus metrics with vLLM's names and units, from the events of the engine."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.emulator.answer import FinishReason
-from warmprefix_tools.emulator.config import EmulatorConfig
-from warmprefix_tools.emulator.engine import EmulatorEngine
+from warmprefix_tools.emulator.answers import FinishReason
+from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, EngineObserver
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,8 +22,8 @@ _TTFT_BUCKETS = (
 )
 
 
-class EmulatorMetrics:
-    """An `EngineObserver` that counts, in a registry of its own, so that engines in one process don't mix."""
+class EmulatorMetrics(EngineObserver):
+    """Metrics of one engine, in a registry of its own, so that engines in one process stay separate."""
 
     def __init__(self, config: EmulatorConfig) -> None:
         self._registry = CollectorRegistry()
@@ -34,34 +33,26 @@ class EmulatorMetrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of the requests that were prefilled.")
         self._cached = self._counter("prompt_tokens_cached", "Those of them that were not computed again.")
         self._generated = self._counter("generation_tokens", "Generated tokens.")
-        self._success = Counter(
-            "vllm:request_success",
-            "Finished requests.",
-            (*_LABELS, "finished_reason"),
-            registry=self._registry,
-        )
+        labels = (*_LABELS, "finished_reason")
+        self._success = Counter("vllm:request_success", "Finished requests.", labels, registry=self._registry)
         self._ttft = Histogram(
             "vllm:time_to_first_token_seconds",
             "Time to first token in seconds.",
             _LABELS,
-            buckets=_TTFT_BUCKETS,
             registry=self._registry,
+            buckets=_TTFT_BUCKETS,
         ).labels(*self._values)
-        cache_config = {
+        values = {
             "block_size": config.block_size,
             "num_gpu_blocks": config.kv_blocks,
             "enable_prefix_caching": True,
             "engine": "0",
         }
-        Gauge(
-            "vllm:cache_config_info",
-            "The KV cache's configuration.",
-            tuple(cache_config),
-            registry=self._registry,
-        ).labels(**cache_config).set(1)
+        info = Gauge("vllm:cache_config_info", "The KV cache's configuration.", [*values], registry=self._registry)
+        info.labels(**values).set(1)
 
     def watch(self, engine: EmulatorEngine) -> None:
-        """Read the gauges from `engine` at each scrape; to be called once."""
+        """Read the gauges from `engine` at each scrape; call this once."""
         self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.").set_function(
             lambda: engine.cache.usage
         )
@@ -81,11 +72,11 @@ class EmulatorMetrics:
         self._generated.inc()
 
     def finished(self, reason: FinishReason | Literal["abort"]) -> None:
-        """Count the request under its reason, aborts too, as vLLM does."""
+        """Count the request by reason, including aborts, as vLLM does."""
         self._success.labels(*self._values, reason).inc()
 
     def exposition(self) -> bytes:
-        """Give all of it in Prometheus' text format 0.0.4."""
+        """Return all metrics in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, documentation: str) -> Counter:
