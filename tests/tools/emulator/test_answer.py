@@ -1,4 +1,4 @@
-"""Answers are a function of the prompt, say what they are, and stop where they are told to."""
+"""Answers depend on the prompt only, state that no model ran, and stop at the limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ prompts = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50)
 
 
 @given(prompts)
-def test_a_whole_answer_says_that_no_model_ran_and_ends_by_itself(prompt: list[int]) -> None:
+def test_whole_answer_states_that_no_model_ran_and_stops(prompt: list[int]) -> None:
     answer = compose_answer(prompt, max_tokens=1000)
     assert answer.text.startswith("[warmprefix emulator: no model ran")
     assert f"{len(prompt)} tokens" in answer.text

@@ -1,4 +1,4 @@
-"""The template keeps the one promise that matters: a longer chat begins with the tokens of the shorter one."""
+"""The chat template: a longer chat begins with the tokens of the shorter one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_appending_messages_extends_the_tokens(chat: list[ChatMessage], more: li
 
 
 @given(messages)
-def test_an_answer_sent_back_as_history_has_the_generated_tokens(chat: list[ChatMessage]) -> None:
+def test_answer_sent_back_as_history_has_the_generated_tokens(chat: list[ChatMessage]) -> None:
     prompt = render_chat(chat)
     answer = compose_answer(prompt, max_tokens=1000)
     generated = [*prompt, *answer.token_ids]
@@ -29,7 +29,7 @@ def test_an_answer_sent_back_as_history_has_the_generated_tokens(chat: list[Chat
 
 
 @given(messages, st.integers(1, 60))
-def test_so_has_an_answer_that_was_cut(chat: list[ChatMessage], max_tokens: int) -> None:
+def test_cut_answer_sent_back_as_history_has_the_generated_tokens(chat: list[ChatMessage], max_tokens: int) -> None:
     prompt = render_chat(chat)
     answer = compose_answer(prompt, max_tokens)
     generated = [*prompt, *answer.token_ids]
@@ -42,5 +42,5 @@ def test_markers_are_single_tokens_that_text_cannot_forge() -> None:
     assert tokens.count(MESSAGE_END) == 1
 
 
-def test_role_and_text_are_told_apart() -> None:
+def test_role_and_text_are_distinguished() -> None:
     assert render_chat([ChatMessage("user", "system\n")]) != render_chat([ChatMessage("system", "user\n")])

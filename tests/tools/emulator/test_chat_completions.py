@@ -1,4 +1,4 @@
-"""The OpenAI SDK as the client: what an application sees."""
+"""The API as applications use it, through the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cached_tokens(usage: openai.types.CompletionUsage | None) -> int:
     return usage.prompt_tokens_details.cached_tokens
 
 
-def test_an_answer_says_that_it_comes_from_an_emulator(shared_client: openai.OpenAI) -> None:
+def test_answer_is_marked_as_an_emulators(shared_client: openai.OpenAI) -> None:
     raw = shared_client.chat.completions.with_raw_response.create(model=MODEL, messages=user("Hello."))
     answer = raw.parse()
     assert raw.headers["x-warmprefix-emulator"] == "1"
@@ -33,7 +33,7 @@ def test_an_answer_says_that_it_comes_from_an_emulator(shared_client: openai.Ope
     assert (answer.choices[0].message.content or "").startswith("[warmprefix emulator: no model ran")
 
 
-def test_so_does_the_model_list(shared_client: openai.OpenAI) -> None:
+def test_model_list_is_marked_as_an_emulators(shared_client: openai.OpenAI) -> None:
     (model,) = shared_client.models.list().data
     assert (model.id, model.owned_by) == (MODEL, "warmprefix-emulator")
     assert model.model_dump()["max_model_len"] == 1999 * 16
@@ -52,7 +52,7 @@ def test_usage_counts_the_prompt_the_answer_and_the_hit(client: openai.OpenAI) -
     assert second.choices[0].message == first.choices[0].message
 
 
-def test_a_stream_has_the_same_answer_and_ends_with_the_usage(client: openai.OpenAI) -> None:
+def test_stream_has_the_same_answer_and_ends_with_the_usage(client: openai.OpenAI) -> None:
     messages = user("warm " * 100)
     whole = client.chat.completions.create(model=MODEL, messages=messages)
     chunks = list(
@@ -73,7 +73,7 @@ def test_a_stream_has_the_same_answer_and_ends_with_the_usage(client: openai.Ope
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_without_include_usage_a_stream_has_none(shared_client: openai.OpenAI) -> None:
+def test_stream_without_include_usage_has_no_usage(shared_client: openai.OpenAI) -> None:
     chunks = list(shared_client.chat.completions.create(model=MODEL, messages=user("Hi."), stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
@@ -90,7 +90,7 @@ def test_max_tokens_cuts_the_answer(shared_client: openai.OpenAI) -> None:
         assert answer.usage.completion_tokens == 3
 
 
-def test_a_conversation_hits_all_of_its_history(client: openai.OpenAI) -> None:
+def test_conversation_hits_all_of_its_history(client: openai.OpenAI) -> None:
     messages = user("What is a warm prefix? " * 20)
     computed = 0
     for _ in range(4):
@@ -117,7 +117,7 @@ def test_salts_share_nothing(client: openai.OpenAI) -> None:
 def test_cached_tokens_equal_a_recomputation_from_scratch(
     client: openai.OpenAI, server: EmulatorServer, http: httpx.Client
 ) -> None:
-    """Every prompt is compared, token by token, with all that was computed before it under its salt."""
+    """Compare every prompt, token by token, with all prompts computed before under its salt."""
     rng = random.Random(7)
     words = ["alpha", "beta", "gamma", "delta", "epsilon"]
     documents = [" ".join(rng.choices(words, k=40)) for _ in range(6)]
@@ -149,7 +149,7 @@ def common_prefix(one: list[int], other: list[int]) -> int:
     )
 
 
-def test_content_parts_tools_and_unknown_fields_are_taken(
+def test_content_parts_tools_and_unknown_fields_are_accepted(
     shared_client: openai.OpenAI, shared_server: EmulatorServer, http: httpx.Client
 ) -> None:
     def tokens(**body: object) -> Any:

@@ -1,4 +1,4 @@
-"""What is refused, in the shape that OpenAI clients read, naming the field."""
+"""Refused requests: errors in the shape that OpenAI clients read, with the name of the field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESSAGES = [{"role": "user", "content": "Hi."}]
         ({"messages": [{"role": "user", "content": "word " * 40_000}]}, "input_tokens"),
     ],
 )
-def test_a_bad_field_is_named(
+def test_bad_field_is_named(
     shared_server: EmulatorServer, http: httpx.Client, body: dict[str, Any], param: str
 ) -> None:
     response = http.post(f"{shared_server.base_url}/chat/completions", json=body)
@@ -47,15 +47,13 @@ def test_a_bad_field_is_named(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": "\\ud800"}', b"[" * 100_000])
-def test_a_body_that_is_no_json_object_is_refused(
-    shared_server: EmulatorServer, http: httpx.Client, body: bytes
-) -> None:
+def test_body_that_is_no_json_object_is_refused(shared_server: EmulatorServer, http: httpx.Client, body: bytes) -> None:
     response = http.post(f"{shared_server.base_url}/chat/completions", content=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
 
 
-def test_the_sdk_raises_its_own_errors(shared_client: openai.OpenAI) -> None:
+def test_sdk_raises_its_own_errors(shared_client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="The model `gpt-9` does not exist"):
         shared_client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "Hi."}])
     with pytest.raises(openai.BadRequestError, match="maximum context length is 31984 tokens"):
@@ -64,7 +62,7 @@ def test_the_sdk_raises_its_own_errors(shared_client: openai.OpenAI) -> None:
         )
 
 
-def test_the_prompt_may_fill_the_context_but_for_one_token(http: httpx.Client) -> None:
+def test_prompt_may_fill_the_context_except_one_token(http: httpx.Client) -> None:
     with EmulatorServer(EmulatorConfig(kv_blocks=10, base_ttft_ms=0, prefill_rate=1e9)) as server:
         limit = 9 * 16
         count = http.post(f"{server.url}/tokenize", json={"messages": MESSAGES}).json()["count"]

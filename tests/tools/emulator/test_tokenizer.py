@@ -1,4 +1,4 @@
-"""What a prefix cache needs of a tokenizer, as properties."""
+"""The properties of a tokenizer that a prefix cache needs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_pieces_join_to_the_text(text: str) -> None:
 
 
 @given(texts, texts)
-def test_a_prefix_of_a_text_has_a_prefix_of_its_tokens_but_for_the_last(text: str, more: str) -> None:
+def test_prefix_of_a_text_has_a_prefix_of_its_tokens_except_the_last(text: str, more: str) -> None:
     prefix = encode(text)[:-1]
     assert encode(text + more)[: len(prefix)] == prefix
 
 
 @given(texts, st.data())
-def test_a_text_cut_between_tokens_has_the_tokens_before_the_cut(text: str, data: st.DataObject) -> None:
+def test_text_cut_between_tokens_has_the_tokens_before_the_cut(text: str, data: st.DataObject) -> None:
     pieces = split(text)
     count = data.draw(st.integers(0, len(pieces)))
     assert encode("".join(pieces[:count])) == encode(text)[:count]
@@ -42,7 +42,7 @@ def test_no_text_has_the_id_of_a_marker(text: str) -> None:
     assert min(MESSAGE_START, MESSAGE_END) >= 2**31
 
 
-def test_english_has_about_four_characters_a_token() -> None:
+def test_english_has_about_four_characters_per_token() -> None:
     assert 3.8 < len(PROSE) / len(encode(PROSE)) < 4.8
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from redis_servers import Cluster, SentinelSetup, Server, binaries
 from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
 from warmprefix.stores.redis import RedisSeenStore
 
-COMMAND = [sys.executable, "-W", "error", "-m", "warmprefix_tools", "state"]
+Run = Callable[..., Any]
 
 
 class Fill:
@@ -64,22 +63,18 @@ def fill() -> Iterator[Callable[..., Fill]]:
         each.close()
 
 
-def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`warmprefix state` as an operator runs it: in a process of its own."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMPREFIX_")}
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=60,
-        env={**clean, "PYTHONIOENCODING": "utf-8", **environment},
-    )
-
-
 @pytest.fixture(scope="session")
-def run() -> Callable[..., subprocess.CompletedProcess[str]]:
-    return run_command
+def run(run: Run) -> Run:
+    """Run `warmprefix state`, in an environment without settings; a warning is an error."""
+
+    def run_state(*arguments: str, **environment: str) -> Any:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            for name in [name for name in os.environ if name.startswith("WARMPREFIX_")]:
+                patch.delenv(name)
+            warnings.simplefilter("error")
+            return run("state", *arguments, **environment)
+
+    return run_state
 
 
 @pytest.fixture(scope="session")
