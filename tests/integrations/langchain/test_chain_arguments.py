@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 
 from warmprefix_langchain import ContextReuseCompressor, ContextReuseRetriever, context_prompt, context_reuse
 
-FIND_NOTHING = RunnableLambda(lambda _: [])
+FIND_NOTHING: RunnableLambda[str, list[Any]] = RunnableLambda(lambda _: [])
 MISTAKES: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (
         lambda: context_prompt(placement="middle"),  # type: ignore[arg-type]
