@@ -52,7 +52,7 @@ class SharedSettings(BaseSettings):
     capacity_tokens: int | None = Field(default=500_000, ge=1)
     """Tokens of context that the engine's prefix cache can hold."""
     salt_key: SecretStr = SecretStr("")
-    """Makes cache salts unguessable to those who know a tenant's name."""
+    """Secret that makes cache salts unguessable for those who have a tenant's name."""
 
     @field_validator("redis_url", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""A thread that calls an object's method every so often, and keeps nobody alive."""
+"""A background thread that calls an object's method repeatedly without keeping the object alive."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _run(
 
 
 def _sleep(wake: SimpleQueue[bool], pause: float) -> bool:
-    """Wait until the time is over or somebody wakes; False if it is the end."""
+    """Wait for a wake-up or until the time is over; False to end the thread."""
     try:
         if not wake.get(timeout=max(pause, 0.0)):
             return False

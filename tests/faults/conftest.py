@@ -1,4 +1,4 @@
-"""Planners on real servers, and conversations whose true prompts are known."""
+"""Planners on real servers, and conversations whose true prompts are recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_planner() -> Iterator[OpenPlanner]:
 
 @pytest.fixture
 def dialogue() -> Iterator[Dialogue]:
-    """A conversation; whatever the test does to it, its prompts must hold what they say, and no call may hang."""
+    """A conversation; whatever the test does to it, no reference may dangle and no call may hang."""
     talk = Dialogue()
     yield talk
     assert talk.findings.wrong == 0, talk.findings.examples
@@ -49,7 +49,7 @@ def dialogue() -> Iterator[Dialogue]:
 
 @pytest.fixture
 def recover() -> Callable[[Dialogue, ContextPlanner], int]:
-    """Plays turns until a reference is made again, and says how many that took."""
+    """Play turns until a reference is made again, and return how many that took."""
 
     def recover(dialogue: Dialogue, planner: ContextPlanner) -> int:
         deadline = time.monotonic() + 20

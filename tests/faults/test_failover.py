@@ -50,7 +50,7 @@ def test_a_replica_that_missed_a_cut_takes_over(
         recover(dialogue, other)
         old = setup.master
         replica = next(server for server in setup.servers if server is not old)
-        replica.pause()  # it hears of nothing more
+        replica.pause()  # it receives no more writes
         dialogue.cut(planner)
         old.kill()
         replica.resume()

@@ -1,4 +1,4 @@
-"""The proxy that the fault tests trust: does each fault do what it says, to real sockets?"""
+"""The proxy that the fault tests trust: each fault does what it claims, on real sockets."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def exchange(connection: socket.socket, data: bytes) -> bytes:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or those before the end of the connection."""
+    """Return `size` bytes, or those before the end of the connection."""
     received = b""
     try:
         while len(received) < size and (data := connection.recv(1 << 16)):
@@ -96,7 +96,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def hears_nothing(connection: socket.socket) -> bool:
+def receives_nothing(connection: socket.socket) -> bool:
     connection.settimeout(0.1)
     try:
         connection.recv(1)
@@ -107,7 +107,7 @@ def hears_nothing(connection: socket.socket) -> bool:
     return False
 
 
-def test_passes_bytes_and_farewells(client: socket.socket) -> None:
+def test_passes_bytes_and_closes(client: socket.socket) -> None:
     message = MESSAGE * 10_000
     sending = threading.Thread(target=client.sendall, args=(message,))
     sending.start()
@@ -124,15 +124,13 @@ def test_a_stall_holds_bytes_and_delivers_them_late(
     proxy.set(**{way: Stall()})
     client.sendall(MESSAGE)
     proxy.wait_for_hit("stall")
-    assert hears_nothing(client)
+    assert receives_nothing(client)
     assert echo.received.endswith(MESSAGE) == (way == "replies")
     proxy.heal()
     assert receive(client, len(MESSAGE)) == MESSAGE
 
 
-def test_what_a_stall_held_arrives_although_its_sender_gave_up(
-    echo: Echo, proxy: FaultProxy, client: socket.socket
-) -> None:
+def test_stalled_bytes_arrive_after_their_sender_closed(echo: Echo, proxy: FaultProxy, client: socket.socket) -> None:
     with proxy.breaking(requests=Stall()):
         client.sendall(MESSAGE)
         proxy.wait_for_hit("stall")
@@ -143,14 +141,12 @@ def test_what_a_stall_held_arrives_although_its_sender_gave_up(
         time.sleep(0.01)
 
 
-def test_swallowed_replies_are_to_requests_that_were_served(
-    echo: Echo, proxy: FaultProxy, client: socket.socket
-) -> None:
+def test_swallowed_replies_belong_to_executed_requests(echo: Echo, proxy: FaultProxy, client: socket.socket) -> None:
     with proxy.breaking(replies=Swallow()):
         client.sendall(MESSAGE)
         proxy.wait_for_hit("swallow")
     assert echo.received.endswith(MESSAGE)
-    assert hears_nothing(client)
+    assert receives_nothing(client)
     assert exchange(client, b"and then") == b"and then"
 
 

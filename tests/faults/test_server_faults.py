@@ -73,7 +73,7 @@ def test_killed_between_prepare_and_commit(
     server.kill()
     dialogue.keep(turn)
     assert planner.stats().store_errors > 0
-    assert dialogue.turn(planner, [1, 2, 9]).references == ()  # nothing is known, all is sent
+    assert dialogue.turn(planner, [1, 2, 9]).references == ()  # no record, so all is sent
     server.start()
     recover(dialogue, planner)
 
@@ -108,7 +108,7 @@ def test_killed_during_each_operation(
     proxy.wait_for_hit("swallow" if executed else "stall")
     server.kill()
     operating.join()
-    assert planner.stats().store_errors > failures or operation == "forget"  # that one tells its caller
+    assert planner.stats().store_errors > failures or operation == "forget"  # which raises instead
     proxy.drop()
     proxy.heal()
     assert dialogue.turn(planner, [1, 4, 5]).references == ()
@@ -116,7 +116,7 @@ def test_killed_during_each_operation(
     recover(dialogue, planner)
 
 
-def test_restarted_without_what_it_knew(
+def test_restarted_with_empty_data(
     server: Server, planner: ContextPlanner, other: ContextPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
     turn = dialogue.plan(other, [1, 2, 7])

@@ -126,7 +126,7 @@ class SpoiltLaboratory(Laboratory):
 
 
 @pytest.mark.parametrize("store", Spoilt.__subclasses__())
-def test_a_spoilt_store_is_found_out(store: type[Spoilt]) -> None:
+def test_faulty_store_is_detected(store: type[Spoilt]) -> None:
     application = "obedient" if store in (RecordsWithoutCommit, ForgetsNothing) else "careless"
     world = World(SpoiltLaboratory(store()), application, seed=4)  # type: ignore[arg-type]
     while world.turns < 20_000 and not world.findings.dangling:
@@ -147,7 +147,7 @@ Spoil = Callable[[ContextPlan], ContextPlan]
         ("crossed", lambda plan: relabelled(plan, "globex.3")),
     ],
 )
-def test_a_spoilt_plan_is_found_out(kind: str, spoil: Spoil) -> None:
+def test_faulty_plan_is_detected(kind: str, spoil: Spoil) -> None:
     talk = Dialogue(tenant="acme")
     planner = ContextPlanner()
     talk.turn(planner, [1, 2, 3])
@@ -166,7 +166,7 @@ def relabelled(plan: ContextPlan, label: str) -> ContextPlan:
     return dataclasses.replace(plan, blocks=blocks)
 
 
-def test_evidence_that_is_in_the_plan_and_not_in_the_prompt_is_lost() -> None:
+def test_evidence_missing_from_the_prompt_counts_as_lost() -> None:
     planner = ContextPlanner()
     plan = planner.plan([ContextBlock("one"), ContextBlock("two")])
     findings = Findings()

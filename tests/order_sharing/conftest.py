@@ -17,7 +17,7 @@ SCOPE = Scope("acme", "model", None)
 
 
 class Worker:
-    """A sharing, and what it was taught of each scope."""
+    """A sharing, and the orders that it delivered per scope."""
 
     def __init__(self, sharing: RedisOrderSharing) -> None:
         self.sharing = sharing
@@ -46,7 +46,7 @@ class Worker:
 
 
 def make_orders(count: int, blocks: int = 3, first: int = 0) -> list[LearnedOrder]:
-    """Orders of different blocks, each known by its first."""
+    """Make orders of different blocks, each identified by its first."""
     return [
         LearnedOrder(
             [bytes([block]) + number.to_bytes(15, "big") for block in range(blocks)],

@@ -21,7 +21,7 @@ from warmprefix.stores.redis import RedisSeenStore
 T = TypeVar("T")
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
 (ACL_RULE,) = re.findall(r"^ACL SETUSER warmprefix reset on >PASSWORD (.*)$", PAGE, re.MULTILINE)
-ACL_OF_CLEAR = "+scan"  # which the page says, too
+ACL_OF_CLEAR = "+scan"  # documented on the same page
 FLAVOURS = list(binaries(clock=True))
 NEWEST = FLAVOURS[-1] if FLAVOURS else None
 NETWORKED = [*(FLAVOURS or ["redis"]), "cluster", "sentinel", "minimal-acl", "awaited"]
@@ -37,7 +37,7 @@ class Reachable(Protocol):
 
 
 class MemoryKits:
-    """Of stores in this process, which time passes for when it is told to."""
+    """Kits of stores in this process, with a clock that moves when `wait` is called."""
 
     examples = 150
 
@@ -147,7 +147,7 @@ def running() -> Iterator[Callable[[str], tuple[Reachable, str]]]:
                 clock.close()
                 raise
             started[name] = server, clock, url
-            clock.freeze()  # or a slow machine would let more time pass than a test says
+            clock.freeze()  # or on a slow machine more time would pass than the test expects
         server, _, url = started[name]
         return server, url
 
@@ -220,7 +220,7 @@ def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., Red
 
 @pytest.fixture
 def listener() -> Iterator[Callable[[], tuple[str, Callable[[], int]]]]:
-    """Makes ports that hang up on everybody; tells the URL, and how many connected."""
+    """Return ports that close every connection, each as its URL and a count of connections."""
     opened: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen() -> tuple[str, Callable[[], int]]:
