@@ -19,7 +19,7 @@ OpenPlanner = Callable[..., ContextPlanner]
 
 @pytest.fixture
 def open_planner() -> Iterator[OpenPlanner]:
-    """Makes workers: each has a planner, a store and connections of its own.
+    """Return a function that makes workers, each with its own planner, store and connections.
 
     Their calls get 20 ms, so on a busy machine one may fail where nothing is wrong; who minds asks for a longer budget.
     """
@@ -39,7 +39,7 @@ def open_planner() -> Iterator[OpenPlanner]:
 
 @pytest.fixture
 def dialogue() -> Iterator[Dialogue]:
-    """A conversation; whatever the test does to it, no reference may dangle and no call may hang."""
+    """Return a conversation; whatever the test does, no reference may dangle and no call may hang."""
     talk = Dialogue()
     yield talk
     assert talk.findings.wrong == 0, talk.findings.examples

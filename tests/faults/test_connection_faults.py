@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Of the keys of one test."""
+    """Prefix of the keys of one test."""
     return f"wp-{uuid.uuid4().hex[:8]}"
 
 
@@ -44,7 +44,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 def planner(
     proxy: FaultProxy, prefix: str, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> ContextPlanner:
-    """A worker behind the proxy, in a conversation that holds the blocks 1, 2 and 3."""
+    """Return a worker behind the proxy, in a conversation with the blocks 1, 2 and 3."""
     worker = open_planner(f"redis://127.0.0.1:{proxy.port}", prefix=prefix)
     recover(dialogue, worker)
     return worker
@@ -54,7 +54,7 @@ def planner(
 def other(
     server: Server, prefix: str, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> ContextPlanner:
-    """A worker with a way of its own to the server."""
+    """Return a worker with its own path to the server."""
     worker = open_planner(server.url, prefix=prefix)
     recover(dialogue, worker)
     return worker
@@ -166,7 +166,7 @@ def test_late_answers_are_not_taken_for_the_next_call(
 
 @pytest.fixture
 def patient(server: Server, prefix: str, open_planner: OpenPlanner) -> OpenPlanner:
-    """Makes workers whose calls get all the time they need."""
+    """Return a function that makes workers without time limits."""
 
     def patient(**options: Any) -> ContextPlanner:
         return open_planner(server.url, budget=2, prefix=prefix, **options)

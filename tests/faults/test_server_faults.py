@@ -34,7 +34,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def planner(proxy: FaultProxy, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker behind the proxy, in a conversation that holds the blocks 1, 2 and 3."""
+    """Return a worker behind the proxy, in a conversation with the blocks 1, 2 and 3."""
     worker = open_planner(f"redis://127.0.0.1:{proxy.port}")
     recover(dialogue, worker)
     return worker
@@ -42,7 +42,7 @@ def planner(proxy: FaultProxy, open_planner: OpenPlanner, dialogue: Dialogue, re
 
 @pytest.fixture
 def other(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker with a way of its own to the server."""
+    """Return a worker with its own path to the server."""
     worker = open_planner(server.url)
     recover(dialogue, worker)
     return worker
@@ -50,7 +50,7 @@ def other(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover
 
 @pytest.fixture
 def patient(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker whose calls get all the time they need, for faults that cost none."""
+    """Return a worker without time limits, for faults that cost no time."""
     worker = open_planner(server.url, budget=2)
     recover(dialogue, worker)
     return worker

@@ -69,7 +69,7 @@ def test_damage_is_detected(worker: bytes, batch: list[LearnedOrder], data: st.D
 
 
 def signed(count: int, body: bytes, version: int = 1) -> bytes:
-    """An entry whose checksum holds, whatever else is wrong with it."""
+    """Return an entry with a valid checksum, whatever else is wrong with it."""
     head = struct.pack(">B8sH", version, b"worker 1", count)
     return head + zlib.crc32(body, zlib.crc32(head + bytes(4))).to_bytes(4, "big") + body
 

@@ -1,4 +1,4 @@
-"""What workers do while Redis is away, and when it is back."""
+"""Workers while Redis is away, and when it is back."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_fork_waits_for_learning_planners(own_server: Server, new_worker: NewWor
 
 
 def run_in_a_fork(body: Callable[[], object], seconds: float = 20.0) -> int:
-    """The exit status of a child that does this: 0 if nothing was raised, and -9 if it does not end."""
+    """Return the exit status of a child that makes this call: 0 without exception, -9 if it does not end."""
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -57,7 +57,7 @@ class MemoryKit:
 
 
 class RedisKits:
-    """Of stores in one running server, each kit with keys of its own; time passes when the server's clock jumps."""
+    """Kits of stores in one running server, each with its own keys; time passes when the server's clock jumps."""
 
     examples = 40
     _numbers = itertools.count()
@@ -81,7 +81,7 @@ class RedisKits:
 
 
 class AwaitedKits(RedisKits):
-    """The same, by the methods that are awaited."""
+    """The same kits, through the asynchronous methods."""
 
     def __init__(self, server: Reachable, url: str) -> None:
         super().__init__(server, url)
@@ -185,20 +185,20 @@ def kits(request: pytest.FixtureRequest) -> Iterator[MemoryKits | RedisKits]:
 
 @pytest.fixture(params=FLAVOURS or ["redis"])
 def flavour(request: pytest.FixtureRequest) -> str:
-    """Of a server: each that there is."""
+    """Return each installed server flavour."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def server(flavour: str, running: Callable[[str], tuple[Server, str]]) -> Server:
-    """A running server of that flavour, whose clock stands still."""
+    """Return a running server of that flavour, with a frozen clock."""
     return running(flavour)[0]
 
 
 @pytest.fixture
 def admin(server: Server) -> Iterator[redis.Redis]:
-    """A client that sees all of it, which begins empty."""
+    """Return a client without restrictions, on an empty server."""
     with server.client() as client:
         client.flushall()
         yield client
@@ -206,7 +206,7 @@ def admin(server: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., RedisSeenStore]]:
-    """Opens stores in that server."""
+    """Return a function that opens stores in that server."""
     stores: list[RedisSeenStore] = []
 
     def open_store(**options: Any) -> RedisSeenStore:

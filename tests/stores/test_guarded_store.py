@@ -1,4 +1,4 @@
-"""What `GuardedStore` adds to the store behind it: deadline, breaker, outbox, safe cancellation."""
+"""Deadline, breaker, outbox and safe cancellation of `GuardedStore`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TroubledStore:
 
 
 class TroubledAsyncStore(TroubledStore):
-    """The same, for tasks: it waits without blocking the loop."""
+    """The same store for tasks; it waits without blocking the loop."""
 
     async def aexecute(self, operation: Operation[T]) -> T:
         self.asked.append(operation.name)

@@ -26,7 +26,7 @@ def lanes() -> Iterator[Lanes]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hanging calls wait for; opened at the end at the latest."""
+    """Return an event that hanging calls wait for; it is set at the end."""
     gate = threading.Event()
     yield gate
     gate.set()

@@ -1,4 +1,4 @@
-"""What `MemorySeenStore` adds to the contract: its bounds."""
+"""The bounds of `MemorySeenStore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `RedisSeenStore` adds to the contract, on a server of each flavour."""
+"""Properties of `RedisSeenStore` beyond the contract, on a server of each flavour."""
 
 from __future__ import annotations
 
@@ -447,7 +447,7 @@ def test_a_fingerprint_of_another_size_is_refused(open_store: OpenStore) -> None
 
 @pytest.fixture
 def full(admin: redis.Redis) -> Iterator[Callable[[bool], None]]:
-    """Fills the server's memory, or empties it."""
+    """Return a function that fills the server's memory, or empties it."""
 
     def fill(is_full: bool) -> None:
         admin.config_set("maxmemory", "1" if is_full else "0")
@@ -580,7 +580,7 @@ def test_hanging_server_costs_the_timeout(flavour: str) -> None:
 
 @pytest.fixture
 def forgetful(flavour: str) -> Iterator[Server]:
-    """A server that has a snapshot of a conversation with A, from before something was forgotten."""
+    """Return a server with a snapshot of a conversation with A, from before a forget."""
     with Server(flavour, appendonly="no") as server:
         store = RedisSeenStore(server.url, settle=0, timeout=10)
         serve(store, "p1", "A")
@@ -591,7 +591,7 @@ def forgetful(flavour: str) -> Iterator[Server]:
 
 
 def look(store: RedisSeenStore, names: str) -> tuple[str, str]:
-    """What is seen, and what of it is contested."""
+    """Return the names of the seen blocks and of the contested ones."""
     plan = f"look {next(looks)}"
     prepared = prepare(store, plan, names)
     store.execute(Abandon(CHAT, plan))

@@ -49,7 +49,7 @@ class Kits(Protocol):
     """All that is made with one of them is of the same kind, and starts with nothing."""
 
     examples: int
-    """How many random histories it has the time for."""
+    """Number of random histories to try."""
 
     def __call__(self) -> Kit: ...
 
@@ -288,7 +288,7 @@ def test_abandoned_plan_causes_no_conflict(store: SeenStore) -> None:
 
 
 def contested(store: SeenStore) -> str:
-    """The names of all blocks that are seen and must not be referred to."""
+    """Return the names of all contested blocks."""
     names = "ABCDEFGH"
     prepared = prepare(store, "look", names)
     store.execute(Abandon(CHAT, "look"))
@@ -674,13 +674,13 @@ class Flight:
     sent: str
     turn: int
     bases: frozenset[History]
-    """What the history in front of it may be."""
+    """Possible histories before this turn."""
     commits: int
-    """How many plans of its conversation were committed before."""
+    """Number of commits in its conversation before it."""
     deadline: float
 
     def continued(self) -> frozenset[History]:
-        """What the history is with its answer."""
+        """Return the possible histories with this plan's turn."""
         turn = frozenset(key(name) for name in self.sent)
         return frozenset((*base, turn) for base in self.bases)
 
@@ -759,7 +759,7 @@ class TrueHistories(RuleBasedStateMachine):
 
     @rule(flight=consumes(flights))
     def crash(self, flight: Flight) -> None:
-        """The answer is lost, and the store is not notified."""
+        """Lose the answer without notifying the store."""
         self.open.remove(flight)
 
     @rule(chat=chats)

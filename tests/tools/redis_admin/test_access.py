@@ -139,7 +139,7 @@ def test_all_of_them_together_are_enough(each_server: Server, admin: Admin, user
 
 
 def store_works(url: str, admin: Admin) -> bool:
-    """Whether every operation does, on every path through its script that takes other commands."""
+    """Return whether every operation works, on every path through its script."""
     admin.script_flush()
     future, block = Conversation("acme", "of another version"), SeenBlock(b"f" * 16, "label", 1, 10)
     admin.hset(conversation_key("wp", future), "m", b"\x07")
@@ -162,7 +162,7 @@ def store_works(url: str, admin: Admin) -> bool:
 
 
 def sharing_works(url: str, admin: Admin) -> bool:
-    """Whether orders reach who follows, and who follows later, and again after a failure."""
+    """Return whether orders reach an early and a late follower, also after a failure."""
     received: list[LearnedOrder] = []
     teller, reader, late = (RedisOrderSharing(url, interval=0.005) for _ in range(3))
     sharings = (teller, reader, late)
@@ -251,7 +251,7 @@ def test_cluster_needs_the_documented_permissions(cluster: Cluster, dropped: str
 
 
 def cluster_works(cluster: Cluster, url: str, admins: list[Admin]) -> bool:
-    """Whether a store does, for a slot that is just being moved, too."""
+    """Return whether a store works, also for a slot that is being moved."""
     slot = admins[0].execute_command("CLUSTER KEYSLOT", conversation_key("wp", CHAT))
     owner = cluster.nodes.index(cluster.owner(conversation_key("wp", CHAT)))
     source, target = admins[owner], admins[owner - 1]
