@@ -15,7 +15,7 @@ def test_defaults() -> None:
     assert settings.share_orders
 
 
-def test_the_environment_sets_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_fills_missing_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "REDIS_URL": "redis://elsewhere",
         "STORE_BUDGET": "0.005",
@@ -61,7 +61,7 @@ def test_a_validation_error_shows_no_secret(name: str) -> None:
         ("typo", 1),
     ],
 )
-def test_an_invalid_setting_is_named(name: str, value: object) -> None:
+def test_invalid_setting_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         SharedSettings.model_validate({name: value})
 
@@ -72,6 +72,6 @@ def test_a_planner_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ContextPlanner.from_url()
 
 
-def test_an_invalid_url_is_refused() -> None:
+def test_invalid_url_is_refused() -> None:
     with pytest.raises(ValueError, match="redis://"):
         ContextPlanner.from_url("postgres://localhost")

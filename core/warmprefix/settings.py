@@ -1,4 +1,4 @@
-"""Where planners share their state and for how long, from arguments or from the environment."""
+"""The settings of shared state, from arguments or from the environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["SharedSettings"]
 
 
 class SharedSettings(BaseSettings):
-    """What `ContextPlanner.from_url` goes by.
+    """The settings of `ContextPlanner.from_url`.
 
-    What is not given is taken from the environment: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_STORE_BUDGET`, and so on, where
-    `none` stands for None.
+    Missing ones come from the environment: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_STORE_BUDGET`, and so on, where `none`
+    means None.
 
     Raises:
-        pydantic.ValidationError: A value is out of bounds; names each one. It is a ValueError.
+        pydantic.ValidationError: Values are out of range; names each. It is a ValueError.
     """
 
     model_config = SettingsConfigDict(
@@ -33,12 +33,12 @@ class SharedSettings(BaseSettings):
     )
 
     redis_url: str | None = Field(default=None, repr=False)
-    """As `RedisSeenStore` takes it: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
+    """A URL as for `RedisSeenStore`: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
 
     It may hold a password, so `repr` leaves it out, and dumps show it as they show a `SecretStr`.
     """
     key_prefix: str = Field(default="wp", pattern=r"^[A-Za-z0-9_.:-]+$")
-    """All keys begin with it and a colon. Planners of one prefix share; an ACL can be limited to it."""
+    """Beginning of all keys, before a colon. Planners of one prefix share; an ACL can be limited to it."""
     store_budget: float = Field(default=0.020, gt=0, allow_inf_nan=False)
     """Seconds that a call to the store may take of a request's time."""
     conversation_ttl: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
@@ -46,13 +46,13 @@ class SharedSettings(BaseSettings):
     lease_ttl: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds in which a plan must be committed."""
     max_blocks: int = Field(default=1_024, ge=1)
-    """Blocks remembered a conversation."""
+    """Blocks remembered per conversation."""
     share_orders: bool = True
-    """Whether planners learn from what the others serve."""
+    """True if planners learn from the orders that others serve."""
     capacity_tokens: int | None = Field(default=500_000, ge=1)
     """Tokens of context that the engine's prefix cache can hold."""
     salt_key: SecretStr = SecretStr("")
-    """Makes cache salts unguessable to those who know a tenant's name."""
+    """Secret that makes cache salts unguessable for those who have a tenant's name."""
 
     @field_validator("redis_url", mode="before")
     @classmethod

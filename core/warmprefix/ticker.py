@@ -1,4 +1,4 @@
-"""A thread that calls an object's method every so often, and keeps nobody alive."""
+"""A background thread that calls an object's method repeatedly without keeping the object alive."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Ticker"]
 
 
 class Ticker:
-    """Calls `tick` from a daemon thread, again after as many seconds as it returns, until its object is gone.
+    """A daemon thread that calls `tick`, again after the seconds that it returns, until its object is collected.
 
-    `wake` and `stop` may be called from anywhere, a signal's handler and a finalizer included. A forked process has
-    no such thread: its object needs a ticker of its own there.
+    `wake` and `stop` may be called from anywhere, including signal handlers and finalizers. A forked process does not
+    have the thread: its object needs a new ticker there.
     """
 
     def __init__(self, tick: Callable[[], float], end: Callable[[], object], name: str) -> None:
-        """Nothing runs before `start`.
+        """Create the ticker; nothing runs before `start`.
 
         Args:
-            tick: A bound method. Its object is held only while it is being called.
-            end: Is called last, by the thread; must not hold the object.
-            name: The thread's.
+            tick: A bound method. Its object is referenced only during a call.
+            end: Called last, by the thread; must not reference the object.
+            name: The thread's name.
         """
         owner: Any = getattr(tick, "__self__")  # noqa: B009
         self._owner: weakref.ref[Any] = weakref.ref(owner)
@@ -37,7 +37,7 @@ class Ticker:
         weakref.finalize(owner, self._wake.put, False).atexit = False
 
     def start(self) -> None:
-        """Start the thread unless it was started before; raises RuntimeError if there can be no thread."""
+        """Start the thread unless it was started before. Raises RuntimeError if no thread can start."""
         if self._thread is not None:
             return
         with self._starting:
@@ -60,7 +60,7 @@ class Ticker:
         self._wake.put(True)
 
     def stop(self, timeout: float) -> None:
-        """Have `tick` called once more, then no more; wait for that, but no longer than `timeout` seconds."""
+        """Have `tick` called once more, then end the thread; wait `timeout` seconds for that at most."""
         self._wake.put(False)
         with self._starting:  # another thread may be starting it
             thread = self._thread
@@ -88,7 +88,7 @@ def _run(
 
 
 def _sleep(wake: SimpleQueue[bool], pause: float) -> bool:
-    """Wait until the time is over or somebody wakes; False if it is the end."""
+    """Wait for a wake-up or until the time is over; False to end the thread."""
     try:
         if not wake.get(timeout=max(pause, 0.0)):
             return False

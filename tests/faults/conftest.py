@@ -1,4 +1,4 @@
-"""Planners on real servers, and conversations with a record of their true prompts."""
+"""Planners on real servers, and conversations whose true prompts are recorded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_planner() -> Iterator[OpenPlanner]:
 
 @pytest.fixture
 def dialogue() -> Iterator[Dialogue]:
-    """A conversation whose prompts must contain the text of every reference, and whose calls must not hang."""
+    """Return a conversation; whatever the test does, no reference may dangle and no call may hang."""
     talk = Dialogue()
     yield talk
     assert talk.findings.wrong == 0, talk.findings.examples
@@ -50,7 +50,7 @@ def dialogue() -> Iterator[Dialogue]:
 
 @pytest.fixture
 def recover() -> Callable[[Dialogue, ContextPlanner], int]:
-    """Return a function that plans turns until a reference is made again, and returns their number."""
+    """Play turns until a reference is made again, and return how many that took."""
 
     def recover(dialogue: Dialogue, planner: ContextPlanner) -> int:
         deadline = time.monotonic() + 20

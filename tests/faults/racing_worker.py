@@ -99,7 +99,7 @@ class Racer:
         return None
 
     def cut(self) -> None:
-        """Drop the end of the history, unless the planner can't be told, or another turn came between."""
+        """Drop the end of the history, unless `forget` fails, or another turn came between."""
         cuts, history = self._storage.cuts(), self._storage.load()
         try:
             self._planner.forget(CHAT)

@@ -62,7 +62,7 @@ async def chats() -> AsyncIterator[tuple[FaultProxy, Chats]]:
 
 
 async def cancelled_after(steps: int, work: Awaitable[Any]) -> tuple[bool, Any]:
-    """Cancel work after `steps` turns of the loop; return whether it was done by then, and its result."""
+    """Run `steps` cycles of the loop, then cancel. Return whether it was done before, and its outcome."""
     task = asyncio.ensure_future(work)
     for _ in range(steps):
         if task.done():

@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Prefix of one test's keys."""
+    """Prefix of the keys of one test."""
     return f"wp-{uuid.uuid4().hex[:8]}"
 
 
@@ -44,7 +44,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 def planner(
     proxy: FaultProxy, prefix: str, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> ContextPlanner:
-    """A worker behind the proxy, in a conversation that holds the blocks 1, 2 and 3."""
+    """Return a worker behind the proxy, in a conversation with the blocks 1, 2 and 3."""
     worker = open_planner(f"redis://127.0.0.1:{proxy.port}", prefix=prefix)
     recover(dialogue, worker)
     return worker
@@ -54,7 +54,7 @@ def planner(
 def other(
     server: Server, prefix: str, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover
 ) -> ContextPlanner:
-    """A worker with a direct connection to the server."""
+    """Return a worker with its own path to the server."""
     worker = open_planner(server.url, prefix=prefix)
     recover(dialogue, worker)
     return worker
@@ -102,10 +102,8 @@ def test_a_bad_connection(
 
 
 @pytest.mark.parametrize("way", ["requests", "replies"])
-def test_messages_that_are_damaged_and_still_look_sound(
-    way: str, proxy: FaultProxy, prefix: str, open_planner: OpenPlanner
-) -> None:
-    # TCP's checksums should prevent this. If one slips through, it must not cause a wrong reference.
+def test_damaged_messages_that_look_valid(way: str, proxy: FaultProxy, prefix: str, open_planner: OpenPlanner) -> None:
+    # TCP's checksums are meant to rule this out. What is left must not become a wrong reference.
     planner = open_planner(f"redis://127.0.0.1:{proxy.port}", prefix=prefix, breaker=CircuitBreaker(0, 0))
     rng = random.Random(1)
     answered = 0
@@ -141,7 +139,7 @@ def test_no_connection(
     recover(dialogue, planner)
 
 
-def test_answers_that_come_late_are_not_taken_for_answers_to_the_next_call(
+def test_late_answers_are_not_taken_for_the_next_call(
     proxy: FaultProxy, planner: ContextPlanner, recover: Recover
 ) -> None:
     # Each conversation holds one block of its own when it requests those of all, so that an answer to another
@@ -168,7 +166,7 @@ def test_answers_that_come_late_are_not_taken_for_answers_to_the_next_call(
 
 @pytest.fixture
 def patient(server: Server, prefix: str, open_planner: OpenPlanner) -> OpenPlanner:
-    """Return a function that makes workers whose calls have plenty of time."""
+    """Return a function that makes workers without time limits."""
 
     def patient(**options: Any) -> ContextPlanner:
         return open_planner(server.url, budget=2, prefix=prefix, **options)
@@ -176,7 +174,7 @@ def patient(server: Server, prefix: str, open_planner: OpenPlanner) -> OpenPlann
     return patient
 
 
-def test_a_commit_that_comes_twice(patient: OpenPlanner, dialogue: Dialogue) -> None:
+def test_repeated_commit(patient: OpenPlanner, dialogue: Dialogue) -> None:
     planner = patient()
     dialogue.turn(planner, [1, 2])
     turn = dialogue.plan(planner, [1, 10])
@@ -185,17 +183,17 @@ def test_a_commit_that_comes_twice(patient: OpenPlanner, dialogue: Dialogue) -> 
     assert len(dialogue.turn(planner, [1, 2, 10]).references) == 3
 
 
-def test_a_commit_that_comes_twice_because_its_answer_was_lost(
+def test_repeated_commit_after_a_lost_answer(
     proxy: FaultProxy, planner: ContextPlanner, patient: OpenPlanner, dialogue: Dialogue
 ) -> None:
     turn = dialogue.plan(planner, [1, 10])
     with proxy.breaking(replies=Swallow()):
         dialogue.keep(turn)
-    wait_until(lambda: not planner.stats().untold_notices, "the commit is sent again")
-    assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4  # it was recorded exactly once
+    wait_until(lambda: not planner.stats().untold_notices, "the outbox is empty")
+    assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4  # it was recorded, and once
 
 
-def test_a_commit_that_comes_late(patient: OpenPlanner, dialogue: Dialogue) -> None:
+def test_late_commit(patient: OpenPlanner, dialogue: Dialogue) -> None:
     planner, other = patient(lease_ttl=0.2), patient(lease_ttl=0.2)
     dialogue.turn(planner, [1, 2, 3])
     slow = dialogue.plan(planner, [1, 2, 3, 4])
@@ -205,7 +203,7 @@ def test_a_commit_that_comes_late(patient: OpenPlanner, dialogue: Dialogue) -> N
     assert len(dialogue.turn(planner, [1, 2, 3, 4]).references) == 4
 
 
-def test_a_commit_from_an_old_epoch(patient: OpenPlanner, dialogue: Dialogue) -> None:
+def test_commit_from_an_old_epoch(patient: OpenPlanner, dialogue: Dialogue) -> None:
     planner, other = patient(), patient()
     dialogue.turn(planner, [1, 2])
     old = dialogue.plan(planner, [1, 2, 11])

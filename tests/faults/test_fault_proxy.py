@@ -1,4 +1,4 @@
-"""The proxy of the fault tests: each fault has its documented effect on real sockets."""
+"""The proxy that the fault tests trust: each fault does what it claims, on real sockets."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def exchange(connection: socket.socket, data: bytes) -> bytes:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Return `size` bytes, or fewer if the connection ends before."""
+    """Return `size` bytes, or those before the end of the connection."""
     received = b""
     try:
         while len(received) < size and (data := connection.recv(1 << 16)):
@@ -107,7 +107,7 @@ def receives_nothing(connection: socket.socket) -> bool:
     return False
 
 
-def test_passes_bytes_and_ends_of_connections(client: socket.socket) -> None:
+def test_passes_bytes_and_closes(client: socket.socket) -> None:
     message = MESSAGE * 10_000
     sending = threading.Thread(target=client.sendall, args=(message,))
     sending.start()
@@ -130,9 +130,7 @@ def test_a_stall_holds_bytes_and_delivers_them_late(
     assert receive(client, len(MESSAGE)) == MESSAGE
 
 
-def test_stalled_bytes_arrive_after_their_sender_has_closed(
-    echo: Echo, proxy: FaultProxy, client: socket.socket
-) -> None:
+def test_stalled_bytes_arrive_after_their_sender_closed(echo: Echo, proxy: FaultProxy, client: socket.socket) -> None:
     with proxy.breaking(requests=Stall()):
         client.sendall(MESSAGE)
         proxy.wait_for_hit("stall")
@@ -143,7 +141,7 @@ def test_stalled_bytes_arrive_after_their_sender_has_closed(
         time.sleep(0.01)
 
 
-def test_requests_with_swallowed_replies_are_served(echo: Echo, proxy: FaultProxy, client: socket.socket) -> None:
+def test_swallowed_replies_belong_to_executed_requests(echo: Echo, proxy: FaultProxy, client: socket.socket) -> None:
     with proxy.breaking(replies=Swallow()):
         client.sendall(MESSAGE)
         proxy.wait_for_hit("swallow")

@@ -34,7 +34,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def planner(proxy: FaultProxy, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker behind the proxy, in a conversation that holds the blocks 1, 2 and 3."""
+    """Return a worker behind the proxy, in a conversation with the blocks 1, 2 and 3."""
     worker = open_planner(f"redis://127.0.0.1:{proxy.port}")
     recover(dialogue, worker)
     return worker
@@ -42,7 +42,7 @@ def planner(proxy: FaultProxy, open_planner: OpenPlanner, dialogue: Dialogue, re
 
 @pytest.fixture
 def other(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker with a direct connection to the server."""
+    """Return a worker with its own path to the server."""
     worker = open_planner(server.url)
     recover(dialogue, worker)
     return worker
@@ -50,7 +50,7 @@ def other(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover
 
 @pytest.fixture
 def patient(server: Server, open_planner: OpenPlanner, dialogue: Dialogue, recover: Recover) -> ContextPlanner:
-    """A worker whose calls have plenty of time, for faults that take none."""
+    """Return a worker without time limits, for faults that cost no time."""
     worker = open_planner(server.url, budget=2)
     recover(dialogue, worker)
     return worker
@@ -73,7 +73,7 @@ def test_killed_between_prepare_and_commit(
     server.kill()
     dialogue.keep(turn)
     assert planner.stats().store_errors > 0
-    assert dialogue.turn(planner, [1, 2, 9]).references == ()  # without a record, every block is sent in full
+    assert dialogue.turn(planner, [1, 2, 9]).references == ()  # no record, so all is sent
     server.start()
     recover(dialogue, planner)
 
@@ -108,7 +108,7 @@ def test_killed_during_each_operation(
     proxy.wait_for_hit("swallow" if executed else "stall")
     server.kill()
     operating.join()
-    assert planner.stats().store_errors > failures or operation == "forget"  # `forget` raises instead
+    assert planner.stats().store_errors > failures or operation == "forget"  # which raises instead
     proxy.drop()
     proxy.heal()
     assert dialogue.turn(planner, [1, 4, 5]).references == ()
@@ -116,7 +116,7 @@ def test_killed_during_each_operation(
     recover(dialogue, planner)
 
 
-def test_restarted_without_its_data(
+def test_restarted_with_empty_data(
     server: Server, planner: ContextPlanner, other: ContextPlanner, dialogue: Dialogue, recover: Recover
 ) -> None:
     turn = dialogue.plan(other, [1, 2, 7])

@@ -127,7 +127,7 @@ class SpoiltLaboratory(Laboratory):
 
 
 @pytest.mark.parametrize("store", Spoilt.__subclasses__())
-def test_mistakes_of_a_store_are_found(store: type[Spoilt]) -> None:
+def test_faulty_store_is_detected(store: type[Spoilt]) -> None:
     application = "obedient" if store in (RecordsWithoutCommit, ForgetsNothing) else "careless"
     world = World(SpoiltLaboratory(store()), application, seed=4)  # type: ignore[arg-type]
     while world.turns < 20_000 and not world.findings.dangling:
@@ -148,7 +148,7 @@ Spoil = Callable[[ContextPlan], ContextPlan]
         ("crossed", lambda plan: relabelled(plan, "globex.3")),
     ],
 )
-def test_mistakes_in_a_plan_are_found(kind: str, spoil: Spoil) -> None:
+def test_faulty_plan_is_detected(kind: str, spoil: Spoil) -> None:
     talk = Dialogue(tenant="acme")
     planner = ContextPlanner()
     talk.turn(planner, [1, 2, 3])
@@ -167,7 +167,7 @@ def relabelled(plan: ContextPlan, label: str) -> ContextPlan:
     return dataclasses.replace(plan, blocks=blocks)
 
 
-def test_a_planned_block_that_the_prompt_lacks_is_lost() -> None:
+def test_evidence_missing_from_the_prompt_counts_as_lost() -> None:
     planner = ContextPlanner()
     plan = planner.plan([ContextBlock("one"), ContextBlock("two")])
     findings = Findings()

@@ -93,7 +93,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
         dead = subprocess.run([sys.executable, "-c", script, server.url], env=environment, check=False)
         assert dead.returncode == -signal.SIGKILL
-        # Blocks of the common record are certain. Later ones are not: the dead worker's turn may be stored instead.
+        # Turns that both had seen are certain. Later ones are not: the dead worker's turn may have been stored instead.
         assert len(dialogue.turn(planner, [1, 2, 3]).references) == 2
         assert len(dialogue.turn(planner, [1, 2, 3]).references) == 2
         deadline = time.monotonic() + 10

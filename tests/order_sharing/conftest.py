@@ -17,7 +17,7 @@ SCOPE = Scope("acme", "model", None)
 
 
 class Worker:
-    """A sharing, and what it was taught of each scope."""
+    """A sharing, and the orders that it delivered per scope."""
 
     def __init__(self, sharing: RedisOrderSharing) -> None:
         self.sharing = sharing
@@ -46,7 +46,7 @@ class Worker:
 
 
 def make_orders(count: int, blocks: int = 3, first: int = 0) -> list[LearnedOrder]:
-    """Orders of different blocks, each known by its first."""
+    """Make orders of different blocks, each identified by its first."""
     return [
         LearnedOrder(
             [bytes([block]) + number.to_bytes(15, "big") for block in range(blocks)],
@@ -59,14 +59,14 @@ def make_orders(count: int, blocks: int = 3, first: int = 0) -> list[LearnedOrde
 
 @pytest.fixture(scope="session", params=sorted(binaries()))
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server that is only written to, by every flavour that there is; tests keep apart by their prefix."""
+    """Return a shared server of each flavour; tests use separate prefixes."""
     with Server(request.param) as running:
         yield running
 
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server that may be killed."""
+    """Return a server that may be killed."""
     with Server() as running:
         yield running
 
@@ -81,7 +81,7 @@ def prefix() -> str:
 
 @pytest.fixture
 def new_worker(prefix: str) -> Iterator[Callable[..., Worker]]:
-    """Makes workers that share with all others of the test; closes them, and sees that their threads are gone."""
+    """Return a function that makes workers; closes them, and checks that their threads end."""
     before = set(threading.enumerate())
     made: list[RedisOrderSharing] = []
 

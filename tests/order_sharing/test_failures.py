@@ -1,4 +1,4 @@
-"""What workers do while Redis is away, and when it is back."""
+"""Workers while Redis is away, and when it is back."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_publish_and_follow_return_while_redis_hangs(
     wait_until(lambda: orders(1, first=20_000)[0].keys[0] in two.names(), "it goes on")
 
 
-def test_nobody_is_there(new_worker: NewWorker, orders: MakeOrders, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_server_is_logged_once(
+    new_worker: NewWorker, orders: MakeOrders, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG, "warmprefix"):
         one = new_worker(f"redis://{HOST}:{free_port()}", max_queue=10)
         one.follow()
@@ -95,10 +97,10 @@ def test_nobody_is_there(new_worker: NewWorker, orders: MakeOrders, caplog: pyte
     assert set(levels[1:]) == {logging.DEBUG}
 
 
-def test_a_batch_whose_fate_is_unknown_is_not_sent_again(
+def test_batch_with_unknown_outcome_is_not_resent(
     own_server: Server, new_worker: NewWorker, orders: MakeOrders
 ) -> None:
-    """A server that hangs may still do what it was told; orders that come meanwhile wait until it answers."""
+    """A server that hangs may still execute commands; orders that come meanwhile wait until it answers."""
     one = new_worker(own_server)
     one.publish_and_wait(orders(1))
     own_server.pause()
@@ -143,7 +145,7 @@ def test_a_reader_that_was_away_while_the_stream_was_trimmed(
     assert slow.sharing.stats().errors == 0
 
 
-def test_a_server_that_lost_everything_and_whose_clock_is_late(
+def test_server_with_empty_data_and_a_late_clock(
     own_server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
 ) -> None:
     """A reader does not wait until the entries' numbers are where they were."""
@@ -160,7 +162,7 @@ def test_a_server_that_lost_everything_and_whose_clock_is_late(
     two.wait_for(orders(3, first=10))
 
 
-def test_a_server_that_has_no_memory_left(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_server_out_of_memory(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     one, two = new_worker(own_server), new_worker(own_server)
     two.follow()
     one.publish(orders(5))
@@ -175,7 +177,7 @@ def test_a_server_that_has_no_memory_left(own_server: Server, new_worker: NewWor
     two.wait_for([*orders(5), *orders(5, first=10)])
 
 
-def test_the_caller_s_client_is_gone(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_closed_client_of_the_caller(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     pool = redis.BlockingConnectionPool.from_url(own_server.url, max_connections=1, timeout=0.05)
     with redis.Redis(connection_pool=pool) as client:
         one, two = new_worker(client), new_worker(own_server)
@@ -190,7 +192,7 @@ def test_the_caller_s_client_is_gone(own_server: Server, new_worker: NewWorker, 
     pool.disconnect()
 
 
-def test_the_queue_is_bounded_and_the_oldest_go_first(new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_full_queue_drops_the_oldest(new_worker: NewWorker, orders: MakeOrders) -> None:
     one = new_worker(f"redis://{HOST}:{free_port()}", max_queue=64, batch=256)
     one.publish(orders(1))
     wait_until(lambda: one.sharing.stats().errors, "it is backing off")

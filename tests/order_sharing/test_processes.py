@@ -30,7 +30,7 @@ def threads() -> int:
     return sum(thread.name == NAME for thread in threading.enumerate())
 
 
-def test_nothing_runs_before_it_is_used_nor_after_close(own_server: Server, orders: MakeOrders, scope: Scope) -> None:
+def test_no_thread_before_use_or_after_close(own_server: Server, orders: MakeOrders, scope: Scope) -> None:
     sharing = RedisOrderSharing(own_server.url)
     assert threads() == 0
     sharing.publish(scope, orders(1)[0])
@@ -47,9 +47,7 @@ def test_nothing_runs_before_it_is_used_nor_after_close(own_server: Server, orde
         wait_until(lambda: len(client.client_list()) == 1, "its connection is closed")
 
 
-def test_closing_does_not_wait_long_for_a_server_that_hangs(
-    own_server: Server, orders: MakeOrders, scope: Scope
-) -> None:
+def test_close_does_not_wait_long_for_a_hanging_server(own_server: Server, orders: MakeOrders, scope: Scope) -> None:
     sharing = RedisOrderSharing(own_server.url)
     own_server.pause()
     sharing.publish(scope, orders(1)[0])
@@ -59,7 +57,7 @@ def test_closing_does_not_wait_long_for_a_server_that_hangs(
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_a_planner_that_nobody_holds_ends_its_thread(own_server: Server, is_up: bool) -> None:
+def test_collected_planner_ends_its_thread(own_server: Server, is_up: bool) -> None:
     url = own_server.url if is_up else f"redis://{HOST}:{free_port()}"
     planner = ContextPlanner(sharing=RedisOrderSharing(url))
     with planner.planning([ContextBlock("The sky is blue.")]):
@@ -72,8 +70,7 @@ def test_a_planner_that_nobody_holds_ends_its_thread(own_server: Server, is_up: 
         wait_until(lambda: len(client.client_list()) == 1, "its connection is closed")
 
 
-@pytest.mark.slow
-def test_a_follower_that_holds_its_sharing_keeps_neither_alive(
+def test_learn_function_that_references_its_sharing_keeps_neither_alive(
     own_server: Server, orders: MakeOrders, scope: Scope
 ) -> None:
     class Holder:
@@ -96,7 +93,7 @@ def is_gone(what: weakref.ref[Any]) -> bool:
     return what() is None and threads() == 0
 
 
-def test_a_signal_s_handler_may_publish(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_signal_handler_may_publish(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     import signal
 
     one, two = new_worker(own_server, max_queue=1_000_000), new_worker(own_server)
@@ -124,7 +121,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # it is what is being tested
-def test_a_forked_process_is_another_worker(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_forked_process_is_another_worker(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     one, two = new_worker(own_server), new_worker(own_server)
     for worker in (one, two):
         worker.follow()
@@ -149,7 +146,7 @@ def child_of(worker: Any, orders: MakeOrders) -> None:
 
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_what_a_parent_had_not_sent_is_sent_once(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_unsent_orders_of_a_parent_are_sent_once(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     one, two = new_worker(own_server), new_worker(own_server)
     two.follow()
     one.publish_and_wait(orders(1))
@@ -162,7 +159,7 @@ def test_what_a_parent_had_not_sent_is_sent_once(own_server: Server, new_worker:
 
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_no_child_is_made_while_a_planner_learns(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_fork_waits_for_learning_planners(own_server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     """Or it would inherit the planner's lock, held by a thread that it does not have."""
     one = new_worker(own_server)
     planner = ContextPlanner(sharing=RedisOrderSharing(own_server.url, prefix=one.sharing._prefix))
@@ -191,7 +188,7 @@ def test_no_child_is_made_while_a_planner_learns(own_server: Server, new_worker:
 
 
 def run_in_a_fork(body: Callable[[], object], seconds: float = 20.0) -> int:
-    """The exit status of a child that does this: 0 if nothing was raised, and -9 if it does not end."""
+    """Return the exit status of a child that makes this call: 0 without exception, -9 if it does not end."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -226,7 +223,7 @@ sharing.publish(Scope("acme", "model", None), LearnedOrder([b"k" * 16], [1], [0]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False])
-def test_the_interpreter_ends_cleanly(own_server: Server, new_worker: NewWorker, prefix: str, is_up: bool) -> None:
+def test_interpreter_exits_cleanly(own_server: Server, new_worker: NewWorker, prefix: str, is_up: bool) -> None:
     """Without a close, what was published last is sent all the same."""
     url = own_server.url if is_up else f"redis://{HOST}:{free_port()}"
     for _ in range(3):
@@ -238,7 +235,7 @@ def test_the_interpreter_ends_cleanly(own_server: Server, new_worker: NewWorker,
             check=False,
         )
         assert ended.returncode == 0
-        # The one line is what a library says whose application has set up no logging.
+        # The one line is the log record of a library whose application has not configured logging.
         assert "Traceback" not in ended.stderr if is_up else "sharing of learned orders failed" in ended.stderr
     two = new_worker(own_server)
     two.follow()

@@ -19,9 +19,7 @@ NewWorker = Callable[..., Any]
 MakeOrders = Callable[..., list[LearnedOrder]]
 
 
-def test_each_learns_what_the_others_served_and_nothing_of_its_own(
-    server: Server, new_worker: NewWorker, orders: MakeOrders
-) -> None:
+def test_workers_learn_orders_of_others_only(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     one, two, three = new_worker(server), new_worker(server), new_worker(server)
     for worker in (one, two, three):
         worker.follow()
@@ -38,7 +36,7 @@ def test_each_learns_what_the_others_served_and_nothing_of_its_own(
     assert two.names() == [order.keys[0] for order in ones]
 
 
-def test_who_comes_late_learns_what_was_served_before(
+def test_late_worker_learns_earlier_orders(
     server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
 ) -> None:
     one = new_worker(server)
@@ -72,7 +70,7 @@ def test_only_the_tail_is_learned_and_kept(
     assert late.names()[-1] == orders(1, first=2_999)[0].keys[0]
 
 
-def test_what_waits_is_sent_together(
+def test_queued_orders_are_sent_together(
     own_server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
 ) -> None:
     one = new_worker(own_server)
@@ -86,7 +84,7 @@ def test_what_waits_is_sent_together(
         assert client.xlen(stream_key(prefix, scope)) <= 2 + 1 + -(-len(sent) // 64)
 
 
-def test_a_stream_goes_when_nobody_serves_its_scope_any_more(
+def test_stream_of_an_unused_scope_expires(
     server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
 ) -> None:
     one = new_worker(server, ttl=100.0)
@@ -99,7 +97,7 @@ def test_a_stream_goes_when_nobody_serves_its_scope_any_more(
         assert client.pttl(key) > 90_000
 
 
-def test_scopes_are_apart_whatever_they_are_called(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_scopes_are_separate_whatever_their_names(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     names = [None, "", "a", "a}", "{a}:orders", "*", "a\0b", "\ud800", "ä" * 500, "a\r\nDEL b"]
     scopes = [Scope(tenant, model, None) for tenant in names for model in (None, "", "a")]
     one, two = new_worker(server), new_worker(server)
@@ -126,7 +124,7 @@ def test_only_followed_scopes_are_read(server: Server, new_worker: NewWorker, or
 
 
 class Asked:
-    """The commands that a server was sent, with their first argument, as its slow log tells."""
+    """Return the commands that a server received, with their first argument, from its slow log."""
 
     def __init__(self, client: redis.Redis) -> None:
         client.config_set("slowlog-max-len", 10_000)
@@ -139,9 +137,7 @@ class Asked:
         return {(words[0].decode().upper(), words[1] if len(words) > 1 else b"") for words in entries}
 
 
-def test_who_stops_following_is_told_no_more(
-    server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
-) -> None:
+def test_unfollow_ends_learning(server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope) -> None:
     one, two, witness = new_worker(server), new_worker(server), new_worker(server)
     for worker in (two, witness):
         worker.follow()
@@ -155,7 +151,7 @@ def test_who_stops_following_is_told_no_more(
     assert two.names() == [order.keys[0] for order in first]
 
 
-def test_who_follows_anew_learns_everything_once(
+def test_following_again_learns_everything_once(
     server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
 ) -> None:
     """Also what it served itself, for it was to forget that."""
@@ -172,13 +168,13 @@ def test_who_follows_anew_learns_everything_once(
     two.wait_for(ones + twos + more)
 
 
-def test_entries_that_come_twice_are_learned_twice(
+def test_repeated_entries_are_learned_twice(
     server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
 ) -> None:
     two = new_worker(server)
     two.follow()
     with server.client() as client:
-        entry = encode(b"somebody", [pack(order) for order in orders(2)])
+        entry = encode(b"worker 1", [pack(order) for order in orders(2)])
         for _ in range(2):
             client.xadd(stream_key(prefix, scope), {"o": entry})
     two.wait_for([*orders(2), *orders(2)])
@@ -186,12 +182,12 @@ def test_entries_that_come_twice_are_learned_twice(
 
 
 @pytest.mark.parametrize("there_before", [False, True])
-def test_what_is_none_of_ours_is_skipped_and_counted(
+def test_foreign_entries_are_skipped_and_counted(
     server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope, there_before: bool
 ) -> None:
     one, two = new_worker(server), new_worker(server)
     key = stream_key(prefix, scope)
-    good = encode(b"somebody", [pack(order) for order in orders(1)])
+    good = encode(b"worker 1", [pack(order) for order in orders(1)])
     alien: list[Any] = [
         {"o": b""},
         {"o": b"\2" + good[1:]},
@@ -218,7 +214,7 @@ def test_what_is_none_of_ours_is_skipped_and_counted(
     assert (stats.malformed, stats.errors) == (len(alien), 0)
 
 
-def test_a_key_of_another_type_is_only_its_own_scope_s_trouble(
+def test_key_of_another_type_affects_only_its_scope(
     server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str, scope: Scope
 ) -> None:
     one, two = new_worker(server), new_worker(server)
@@ -239,7 +235,7 @@ def test_a_key_of_another_type_is_only_its_own_scope_s_trouble(
     two.wait_for(orders(3, first=3), taken)
 
 
-def test_orders_that_nobody_could_learn_are_dropped(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
+def test_invalid_orders_are_dropped(server: Server, new_worker: NewWorker, orders: MakeOrders) -> None:
     one, two = new_worker(server), new_worker(server)
     two.follow()
     one.publish([LearnedOrder([b"k" * 16] * 2, [1, 1], [0, 1]), LearnedOrder([b"k" * 16], [1 << 60], [0])])
@@ -249,7 +245,7 @@ def test_orders_that_nobody_could_learn_are_dropped(server: Server, new_worker: 
     assert one.sharing.stats() == SharingStats(published=1, dropped=4)
 
 
-def test_a_follower_that_raises_is_told_of_the_next(
+def test_learning_continues_after_an_exception(
     server: Server, new_worker: NewWorker, orders: MakeOrders, scope: Scope
 ) -> None:
     one, two = new_worker(server), new_worker(server)
@@ -262,13 +258,13 @@ def test_a_follower_that_raises_is_told_of_the_next(
     two.sharing.follow(scope, learn)
     for number in range(3):
         one.publish(orders(1, first=number))
-        wait_until(lambda: len(learned) > number, "it is told")  # noqa: B023
+        wait_until(lambda: len(learned) > number, "it is learned")  # noqa: B023
     wait_until(lambda: two.sharing.stats().errors == 3, "it is counted")
     assert two.sharing.stats().received == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}], ids=str)
-def test_a_client_of_the_caller_s(
+def test_client_of_the_caller(
     server: Server, new_worker: NewWorker, orders: MakeOrders, options: dict[str, Any]
 ) -> None:
     with server.client(**options) as client:
@@ -284,9 +280,7 @@ def test_a_client_of_the_caller_s(
         assert client.ping()
 
 
-def test_a_user_that_may_do_no_more_than_is_needed(
-    server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str
-) -> None:
+def test_user_with_minimal_permissions(server: Server, new_worker: NewWorker, orders: MakeOrders, prefix: str) -> None:
     with server.client() as client:
         allowed = "resetchannels -@all +xadd +pexpire +xrange +xrevrange +ping"
         client.execute_command("ACL SETUSER", "sharer", "on", ">secret", f"~{prefix}:*:orders", *allowed.split())
@@ -365,7 +359,7 @@ def test_arguments_are_checked() -> None:
             RedisOrderSharing("redis://localhost", **{name: 0})  # type: ignore[arg-type]
 
 
-def test_off_is_an_object(scope: Scope, orders: MakeOrders) -> None:
+def test_no_sharing_implements_the_protocol(scope: Scope, orders: MakeOrders) -> None:
     off = NoSharing()
     assert isinstance(off, OrderSharing)
     off.follow(scope, list.append)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from warmprefix.order_sharing.followed_stream import Retention
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 64), max_size=200))
-def test_about_as_many_orders_as_said_are_kept(keep: int, entries: list[int]) -> None:
+def test_retention_keeps_about_the_configured_number_of_orders(keep: int, entries: list[int]) -> None:
     retention = Retention(keep)
     for number, orders in enumerate(entries):
         retention.add(b"%d-0" % number, orders)

@@ -39,7 +39,7 @@ def learned(planner: ContextPlanner, count: int) -> None:
     wait_until(lambda: planner.stats().shared_orders == count, f"{count} orders of others are learned")
 
 
-def test_workers_that_share_plan_as_one_that_sees_everything(planners: list[ContextPlanner]) -> None:
+def test_sharing_workers_plan_like_one_that_sees_everything(planners: list[ContextPlanner]) -> None:
     workers, alone = planners[:2], ContextPlanner()
     for number, blocks in enumerate(requests(60)):
         worker = workers[number % 2]
@@ -52,7 +52,7 @@ def test_workers_that_share_plan_as_one_that_sees_everything(planners: list[Cont
         assert (ours.order, ours.resident_tokens) == (theirs.order, theirs.resident_tokens)
 
 
-def test_a_planner_that_comes_late_starts_warm(planners: list[ContextPlanner]) -> None:
+def test_late_planner_starts_warm(planners: list[ContextPlanner]) -> None:
     first, late, alone = planners[0], planners[1], ContextPlanner()
     for blocks in requests(60):
         serve(first, blocks)
@@ -82,7 +82,7 @@ def test_tenants_learn_nothing_from_each_other(planners: list[ContextPlanner]) -
     assert not plan.reordered
 
 
-def test_forgetting_everything_leaves_what_is_shared(planners: list[ContextPlanner]) -> None:
+def test_reset_keeps_shared_orders(planners: list[ContextPlanner]) -> None:
     first, second = planners[:2]
     for blocks in requests(20):
         serve(first, blocks)

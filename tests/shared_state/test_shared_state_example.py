@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flavour", binaries())
-def test_the_conversation_goes_on_at_the_other_worker(flavour: str) -> None:
+def test_conversation_continues_on_the_other_worker(flavour: str) -> None:
     with Server(flavour) as server, server.client() as client:
         # A server that has just started may be an older copy, which planners do not trust for two seconds.
         wait_until(lambda: client.info("server")["uptime_in_seconds"] > 2, "the server has been there for a while")
@@ -27,5 +27,7 @@ def test_the_conversation_goes_on_at_the_other_worker(flavour: str) -> None:
         )
         assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout == second.stdout
-    told = [line.startswith("  Please also use the context labelled [json.dump") for line in first.stdout.splitlines()]
-    assert told == [False, False, False, False, True, True, False, False, False]
+    are_references = [
+        line.startswith("  Please also use the context labelled [json.dump") for line in first.stdout.splitlines()
+    ]
+    assert are_references == [False, False, False, False, True, True, False, False, False]

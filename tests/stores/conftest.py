@@ -22,7 +22,7 @@ from warmprefix.stores.redis import RedisSeenStore
 T = TypeVar("T")
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
 (ACL_RULE,) = re.findall(r"^ACL SETUSER warmprefix reset on >PASSWORD (.*)$", PAGE, re.MULTILINE)
-ACL_OF_CLEAR = "+scan"  # which the page says, too
+ACL_OF_CLEAR = "+scan"  # documented on the same page
 FLAVOURS = list(binaries(clock=True))
 NEWEST = FLAVOURS[-1] if FLAVOURS else None
 NETWORKED = [*(FLAVOURS or ["redis"]), "cluster", "sentinel", "minimal-acl", "awaited"]
@@ -38,7 +38,7 @@ class Reachable(Protocol):
 
 
 class MemoryKits:
-    """Of stores in this process, which time passes for when it is told to."""
+    """Kits of stores in this process, with a clock that moves when `wait` is called."""
 
     examples = settings().max_examples
 
@@ -58,7 +58,7 @@ class MemoryKit:
 
 
 class RedisKits:
-    """Of stores in one running server, each kit with keys of its own; time passes when the server's clock jumps."""
+    """Kits of stores in one running server, each with its own keys; time passes when the server's clock jumps."""
 
     examples = settings().max_examples // 5
     _numbers = itertools.count()
@@ -82,7 +82,7 @@ class RedisKits:
 
 
 class AwaitedKits(RedisKits):
-    """The same, by the methods that are awaited."""
+    """The same kits, through the asynchronous methods."""
 
     def __init__(self, server: Reachable, url: str) -> None:
         super().__init__(server, url)
@@ -148,7 +148,7 @@ def running() -> Iterator[Callable[[str], tuple[Reachable, str]]]:
                 clock.close()
                 raise
             started[name] = server, clock, url
-            clock.freeze()  # or a slow machine would let more time pass than a test says
+            clock.freeze()  # or on a slow machine more time would pass than the test expects
         server, _, url = started[name]
         return server, url
 
@@ -186,20 +186,20 @@ def kits(request: pytest.FixtureRequest) -> Iterator[MemoryKits | RedisKits]:
 
 @pytest.fixture(params=FLAVOURS or ["redis"])
 def flavour(request: pytest.FixtureRequest) -> str:
-    """Of a server: each that there is."""
+    """Return each installed server flavour."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def server(flavour: str, running: Callable[[str], tuple[Server, str]]) -> Server:
-    """A running server of that flavour, whose clock stands still."""
+    """Return a running server of that flavour, with a frozen clock."""
     return running(flavour)[0]
 
 
 @pytest.fixture
 def admin(server: Server) -> Iterator[redis.Redis]:
-    """A client that sees all of it, which begins empty."""
+    """Return a client without restrictions, on an empty server."""
     with server.client() as client:
         client.flushall()
         yield client
@@ -207,7 +207,7 @@ def admin(server: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., RedisSeenStore]]:
-    """Opens stores in that server."""
+    """Return a function that opens stores in that server."""
     stores: list[RedisSeenStore] = []
 
     def open_store(**options: Any) -> RedisSeenStore:
@@ -221,7 +221,7 @@ def open_store(server: Server, admin: redis.Redis) -> Iterator[Callable[..., Red
 
 @pytest.fixture
 def listener() -> Iterator[Callable[[], tuple[str, Callable[[], int]]]]:
-    """Makes ports that hang up on everybody; tells the URL, and how many connected."""
+    """Return ports that close every connection, each as its URL and a count of connections."""
     opened: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen() -> tuple[str, Callable[[], int]]:

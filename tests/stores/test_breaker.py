@@ -25,26 +25,26 @@ def breaker(clock: Clock) -> CircuitBreaker:
     return CircuitBreaker(first_pause=1, longest_pause=5, clock=clock)
 
 
-def test_it_is_closed_until_something_fails(breaker: CircuitBreaker) -> None:
+def test_breaker_is_closed_until_a_failure(breaker: CircuitBreaker) -> None:
     assert all(breaker.admits() for _ in range(10))
     breaker.succeeded()
     assert breaker.admits()
     assert not breaker.is_open
 
 
-def test_one_failure_opens_it(breaker: CircuitBreaker) -> None:
+def test_one_failure_opens_the_breaker(breaker: CircuitBreaker) -> None:
     breaker.failed()
     assert breaker.is_open
     assert not breaker.admits()
 
 
-def test_after_the_pause_one_probe_goes_ahead(breaker: CircuitBreaker, clock: Clock) -> None:
+def test_one_probe_is_admitted_after_the_pause(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.failed()
     clock.now += 1
     assert [breaker.admits() for _ in range(3)] == [True, False, False]
 
 
-def test_a_success_closes_it(breaker: CircuitBreaker, clock: Clock) -> None:
+def test_success_closes_the_breaker(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.failed()
     clock.now += 1
     assert breaker.admits()
@@ -54,7 +54,7 @@ def test_a_success_closes_it(breaker: CircuitBreaker, clock: Clock) -> None:
     assert breaker.admits()
 
 
-def test_each_pause_is_twice_the_last_up_to_the_longest(breaker: CircuitBreaker, clock: Clock) -> None:
+def test_pauses_double_up_to_the_longest(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.failed()
     started = clock.now
     probes: list[float] = []
@@ -66,14 +66,14 @@ def test_each_pause_is_twice_the_last_up_to_the_longest(breaker: CircuitBreaker,
     assert probes == [1, 3, 7, 12, 17]
 
 
-def test_calls_that_fail_together_open_it_once(breaker: CircuitBreaker, clock: Clock) -> None:
+def test_simultaneous_failures_open_the_breaker_once(breaker: CircuitBreaker, clock: Clock) -> None:
     for _ in range(50):
         breaker.failed()
     clock.now += 1
     assert breaker.admits()
 
 
-def test_a_probe_that_never_comes_back_is_followed_by_another(breaker: CircuitBreaker, clock: Clock) -> None:
+def test_unreported_probe_is_followed_by_another(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.failed()
     clock.now += 1
     assert breaker.admits()
@@ -81,7 +81,7 @@ def test_a_probe_that_never_comes_back_is_followed_by_another(breaker: CircuitBr
     assert breaker.admits()
 
 
-def test_a_later_failure_begins_with_the_first_pause(breaker: CircuitBreaker, clock: Clock) -> None:
+def test_later_failure_starts_with_the_first_pause(breaker: CircuitBreaker, clock: Clock) -> None:
     breaker.failed()
     clock.now += 1
     breaker.admits()
@@ -95,6 +95,6 @@ def test_a_later_failure_begins_with_the_first_pause(breaker: CircuitBreaker, cl
 
 
 @pytest.mark.parametrize(("first", "longest"), [(-1, 5), (6, 5)])
-def test_pauses_that_make_no_sense_are_refused(first: float, longest: float) -> None:
+def test_invalid_pauses_are_refused(first: float, longest: float) -> None:
     with pytest.raises(ValueError, match="first_pause must be 0 to longest_pause"):
         CircuitBreaker(first, longest)

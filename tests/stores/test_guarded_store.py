@@ -1,4 +1,4 @@
-"""What `GuardedStore` adds to the store behind it: deadline, breaker, outbox, safe cancellation."""
+"""Deadline, breaker, outbox and safe cancellation of `GuardedStore`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TroubledStore:
 
 
 class TroubledAsyncStore(TroubledStore):
-    """The same, for tasks: it waits without blocking the loop."""
+    """The same store for tasks; it waits without blocking the loop."""
 
     async def aexecute(self, operation: Operation[T]) -> T:
         self.asked.append(operation.name)
@@ -121,7 +121,7 @@ def leases(store: TroubledStore) -> set[str]:
 # -- in time or not at all -----------------------------------------------------------------------------------------
 
 
-def test_it_answers_as_the_store_does(store: TroubledStore, guard: GuardedStore) -> None:
+def test_guard_returns_the_store_s_results(store: TroubledStore, guard: GuardedStore) -> None:
     assert guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})) == PreparedTurn(0, {}, frozenset())
     assert guard.execute(Commit(CHAT, "p1", [BLOCK]))
     assert not guard.execute(Abandon(CHAT, "p1"))
@@ -132,7 +132,7 @@ def test_it_answers_as_the_store_does(store: TroubledStore, guard: GuardedStore)
     assert guard.inspect(CHAT) is None
 
 
-async def test_it_answers_tasks_as_the_store_does(store: TroubledStore, guard: GuardedStore) -> None:
+async def test_guard_returns_the_store_s_results_to_tasks(store: TroubledStore, guard: GuardedStore) -> None:
     assert await guard.aexecute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"})) == PreparedTurn(0, {}, frozenset())
     assert await guard.aexecute(Commit(CHAT, "p1", [BLOCK]))
     assert not await guard.aexecute(Abandon(CHAT, "p1"))
@@ -141,7 +141,7 @@ async def test_it_answers_tasks_as_the_store_does(store: TroubledStore, guard: G
     assert seen(store) == set()
 
 
-def test_an_error_of_the_store_is_a_store_error(store: TroubledStore, guard: GuardedStore) -> None:
+def test_store_failures_become_store_errors(store: TroubledStore, guard: GuardedStore) -> None:
     store.failing = True
     calls: list[Callable[[], object]] = [
         lambda: guard.execute(Prepare(CHAT, "p", {})),
@@ -157,14 +157,14 @@ def test_an_error_of_the_store_is_a_store_error(store: TroubledStore, guard: Gua
         assert isinstance(caught.value.__cause__, ConnectionError)
 
 
-def test_a_store_that_hangs_costs_its_budget(store: TroubledStore, guard: GuardedStore) -> None:
+def test_hanging_store_costs_the_budget(store: TroubledStore, guard: GuardedStore) -> None:
     store.gate.clear()
     with pytest.raises(StoreError) as caught:
         guard.execute(Prepare(CHAT, "p", {}))
     assert isinstance(caught.value.__cause__, TimeoutError)
 
 
-async def test_a_store_that_hangs_costs_tasks_its_budget(store: TroubledStore, guard: GuardedStore) -> None:
+async def test_hanging_store_costs_tasks_the_budget(store: TroubledStore, guard: GuardedStore) -> None:
     store.gate.clear()
     with pytest.raises(StoreError) as caught:
         await guard.aexecute(Prepare(CHAT, "p", {}))
@@ -172,7 +172,7 @@ async def test_a_store_that_hangs_costs_tasks_its_budget(store: TroubledStore, g
     store.gate.set()
 
 
-def test_while_the_breaker_is_open_the_store_is_not_asked(store: TroubledStore) -> None:
+def test_open_breaker_keeps_calls_from_the_store(store: TroubledStore) -> None:
     guard = GuardedStore(store, breaker=CircuitBreaker(LONG, LONG), interval=LONG, retry=LONG)
     store.failing = True
     with pytest.raises(StoreError):
@@ -191,9 +191,7 @@ def test_while_the_breaker_is_open_the_store_is_not_asked(store: TroubledStore) 
 # -- the outbox ----------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_that_failed_is_told_before_the_record_is_used_again(
-    store: TroubledStore, guard: GuardedStore
-) -> None:
+def test_failed_commit_is_delivered_before_the_next_prepare(store: TroubledStore, guard: GuardedStore) -> None:
     guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
     store.failing = True
     with pytest.raises(StoreError):
@@ -204,9 +202,7 @@ def test_a_commit_that_failed_is_told_before_the_record_is_used_again(
     assert len(guard.outbox) == 0
 
 
-def test_what_was_recorded_beside_a_plan_that_the_store_did_not_hear_of_is_not_trusted(
-    store: TroubledStore, guard: GuardedStore
-) -> None:
+def test_unanswered_plan_contests_later_blocks(store: TroubledStore, guard: GuardedStore) -> None:
     """The answer to that plan may be stored over it before anybody commits it."""
     guard.execute(Prepare(CHAT, "before", {BLOCK.fingerprint: "Doc_A"}))
     guard.execute(Commit(CHAT, "before", [BLOCK]))
@@ -221,9 +217,7 @@ def test_what_was_recorded_beside_a_plan_that_the_store_did_not_hear_of_is_not_t
     assert guard.execute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).contested == set()
 
 
-def test_the_commit_of_a_plan_that_the_store_did_not_hear_of_voids_the_record(
-    store: TroubledStore, guard: GuardedStore
-) -> None:
+def test_commit_of_unanswered_plan_voids_the_record(store: TroubledStore, guard: GuardedStore) -> None:
     """Other workers may have such plans too."""
     store.failing = True
     with pytest.raises(StoreError):
@@ -234,7 +228,7 @@ def test_the_commit_of_a_plan_that_the_store_did_not_hear_of_voids_the_record(
     assert guard.execute(Commit(CHAT, "p2", [BLOCK]))
 
 
-async def test_what_tasks_could_not_tell_is_told_too(store: TroubledStore, guard: GuardedStore) -> None:
+async def test_failed_operations_of_tasks_are_delivered(store: TroubledStore, guard: GuardedStore) -> None:
     await guard.aexecute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
     await guard.aexecute(Commit(CHAT, "p1", [BLOCK]))
     store.failing = True
@@ -245,7 +239,7 @@ async def test_what_tasks_could_not_tell_is_told_too(store: TroubledStore, guard
     assert len(guard.outbox) == 0
 
 
-def test_what_the_store_can_never_take_does_not_hold_up_the_rest(store: TroubledStore, guard: GuardedStore) -> None:
+def test_rejected_operation_does_not_block_the_outbox(store: TroubledStore, guard: GuardedStore) -> None:
     other = Conversation("acme", "other")
     for conversation in (CHAT, other):
         guard.execute(Prepare(conversation, "p1", {}))
@@ -262,7 +256,7 @@ def test_what_the_store_can_never_take_does_not_hold_up_the_rest(store: Troubled
     assert set(guard.execute(Prepare(other, "p2", {BLOCK.fingerprint: "Doc_A"})).seen) == {BLOCK.fingerprint}
 
 
-def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:
+def test_outbox_is_delivered_in_the_background(store: TroubledStore) -> None:
     guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=0.01, retry=0.01)
     guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
     store.failing = True
@@ -275,7 +269,7 @@ def test_it_is_told_in_the_background_too(store: TroubledStore) -> None:
     guard.close()
 
 
-def test_the_lease_of_a_plan_that_got_no_answer_is_given_back(store: TroubledStore, guard: GuardedStore) -> None:
+def test_lease_of_unanswered_plan_is_returned(store: TroubledStore, guard: GuardedStore) -> None:
     store.gate.clear()
     with pytest.raises(StoreError):
         guard.execute(Prepare(CHAT, "p1", {}))
@@ -285,9 +279,7 @@ def test_the_lease_of_a_plan_that_got_no_answer_is_given_back(store: TroubledSto
     assert leases(store) == {"p2"}
 
 
-def test_a_record_is_not_trusted_while_another_thread_is_correcting_it(
-    store: TroubledStore, guard: GuardedStore
-) -> None:
+def test_record_is_not_trusted_while_another_thread_corrects_it(store: TroubledStore, guard: GuardedStore) -> None:
     guard.execute(Prepare(CHAT, "p1", {BLOCK.fingerprint: "Doc_A"}))
     guard.execute(Commit(CHAT, "p1", [BLOCK]))
     store.failing = True
@@ -304,7 +296,7 @@ def test_a_record_is_not_trusted_while_another_thread_is_correcting_it(
     assert guard.execute(Prepare(CHAT, "p3", {BLOCK.fingerprint: "Doc_A"})).seen == {}
 
 
-def test_start_maintains_at_once() -> None:
+def test_start_maintains_the_store_at_once() -> None:
     store = Maintainable()
     guard = GuardedStore(store, interval=LONG)
     guard.start()
@@ -312,7 +304,7 @@ def test_start_maintains_at_once() -> None:
     guard.close()
 
 
-def test_close_tries_once_more(store: TroubledStore) -> None:
+def test_close_delivers_the_outbox_once_more(store: TroubledStore) -> None:
     guard = GuardedStore(store, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
     guard.execute(Prepare(CHAT, "p1", {}))
     store.failing = True
@@ -334,7 +326,7 @@ async def cancelled(call: asyncio.Task[object], store: TroubledStore, asked: int
         await call
 
 
-async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None:
+async def test_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None:
     guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
     store.gate.clear()
     await cancelled(asyncio.ensure_future(guard.aexecute(Prepare(CHAT, "p1", {}))), store, 0)
@@ -346,7 +338,7 @@ async def test_a_cancelled_prepare_leaves_no_lease(store: TroubledStore) -> None
     await asyncio.to_thread(guard.close)
 
 
-async def test_a_cancelled_commit_is_taken_back(store: TroubledStore) -> None:
+async def test_cancelled_commit_is_withdrawn(store: TroubledStore) -> None:
     """Its caller has a CancelledError in place of the answer, so its next prompt may lack the turn."""
     guard = GuardedStore(store, budget=LONG, breaker=CircuitBreaker(0, 0), interval=LONG, retry=LONG)
     await guard.aexecute(Prepare(CHAT, "p1", {}))
@@ -377,7 +369,7 @@ def keepers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "warmprefix-keeper" and thread.is_alive()]
 
 
-def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
+def test_store_is_maintained_while_the_guard_lives() -> None:
     assert eventually(lambda: not keepers())
     store = Maintainable()
     guard = GuardedStore(store, interval=0.01, retry=0.01)
@@ -388,7 +380,7 @@ def test_a_store_is_maintained_as_long_as_the_guard_lives() -> None:
     assert eventually(lambda: not keepers())
 
 
-def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
+def test_maintenance_closes_the_breaker() -> None:
     store = Maintainable()
     guard = GuardedStore(store, breaker=CircuitBreaker(0.05, 0.05), interval=0.01, retry=0.01)
     store.failing = True
@@ -401,7 +393,7 @@ def test_maintenance_closes_the_breaker_so_that_no_request_has_to_try() -> None:
 
 
 @pytest.mark.parametrize("name", ["budget", "interval", "retry"])
-def test_times_that_are_not_positive_are_named(name: str) -> None:
+def test_times_must_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be positive, got 0$"):
         GuardedStore(MemorySeenStore(), **{name: 0})  # type: ignore[arg-type]
 
@@ -410,7 +402,7 @@ def test_times_that_are_not_positive_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-async def test_a_store_that_serves_one_kind_of_caller_serves_planners(kind: str) -> None:
+async def test_store_with_one_kind_of_client_serves_planners(kind: str) -> None:
     with Server() as server:
         client: Any = server.client() if kind == "threads" else redis.asyncio.Redis.from_url(server.url)
         planner = ContextPlanner(store=GuardedStore(RedisSeenStore(client, settle=0), budget=LONG))

@@ -26,7 +26,7 @@ def lanes() -> Iterator[Lanes]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hanging calls wait for; opened at the end at the latest."""
+    """Return an event that hanging calls wait for; it is set at the end."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -45,7 +45,7 @@ def eventually(condition: object) -> bool:
     return True
 
 
-def test_the_outcome_is_the_calls(lanes: Lanes) -> None:
+def test_run_returns_or_raises_what_the_call_does(lanes: Lanes) -> None:
     assert lanes.run(lambda: 1 + 1, LONG) == 2
     with pytest.raises(ZeroDivisionError):
         lanes.run(lambda: 1 // 0, LONG)
@@ -55,7 +55,7 @@ def test_a_call_is_made_in_another_thread(lanes: Lanes) -> None:
     assert lanes.run(threading.get_ident, LONG) != threading.get_ident()
 
 
-def test_who_waits_long_enough_goes_on(lanes: Lanes, gate: threading.Event) -> None:
+def test_timeout_ends_the_wait(lanes: Lanes, gate: threading.Event) -> None:
     with pytest.raises(TimeoutError, match="no answer in 10 ms"):
         lanes.run(gate.wait, 0.01)
     assert lanes.run(lambda: "next", LONG) == "next"
@@ -81,7 +81,7 @@ def test_no_more_threads_than_its_size(gate: threading.Event) -> None:
     lanes.close()
 
 
-def test_a_call_that_had_not_begun_in_its_time_never_will(gate: threading.Event) -> None:
+def test_call_not_started_in_time_never_starts(gate: threading.Event) -> None:
     lanes, made = Lanes(1), []
     with pytest.raises(TimeoutError):
         lanes.run(gate.wait, 0.01)
@@ -93,13 +93,13 @@ def test_a_call_that_had_not_begun_in_its_time_never_will(gate: threading.Event)
     lanes.close()
 
 
-def test_many_threads_share_it(lanes: Lanes) -> None:
+def test_many_threads_share_the_lanes(lanes: Lanes) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda i: lanes.run(lambda: i * i, LONG), range(2_000)))
     assert answers == [i * i for i in range(2_000)]
 
 
-def test_its_threads_end_when_it_is_closed_or_gone(gate: threading.Event) -> None:
+def test_threads_end_on_close_or_collection(gate: threading.Event) -> None:
     for end in ("close", "collect"):
         before = store_threads()
         lanes = Lanes(3)
@@ -113,7 +113,7 @@ def test_its_threads_end_when_it_is_closed_or_gone(gate: threading.Event) -> Non
         assert eventually(lambda started=started: not any(thread.is_alive() for thread in started))
 
 
-def test_it_works_on_after_close(lanes: Lanes) -> None:
+def test_run_works_after_close(lanes: Lanes) -> None:
     lanes.run(lambda: None, LONG)
     lanes.close()
     assert lanes.run(lambda: "again", LONG) == "again"
@@ -121,7 +121,7 @@ def test_it_works_on_after_close(lanes: Lanes) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_it_works_on_in_a_forked_process(lanes: Lanes) -> None:
+def test_run_works_in_a_forked_process(lanes: Lanes) -> None:
     lanes.run(lambda: None, LONG)
     child = os.fork()
     if child == 0:
@@ -130,6 +130,6 @@ def test_it_works_on_in_a_forked_process(lanes: Lanes) -> None:
     assert lanes.run(lambda: "parent", LONG) == "parent"
 
 
-def test_a_size_of_none_is_refused() -> None:
+def test_size_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="size must be 1 or more, got 0"):
         Lanes(0)

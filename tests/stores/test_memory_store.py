@@ -1,4 +1,4 @@
-"""What `MemorySeenStore` adds to the contract: its bounds."""
+"""The bounds of `MemorySeenStore`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_conversation_not_used_longest_is_dropped() -> None:
     assert remembered(store, "one", "two", "three") == ["one", "three"]
 
 
-def test_looking_is_not_using() -> None:
+def test_inspect_does_not_renew_a_conversation() -> None:
     store = MemorySeenStore(max_conversations=2)
     for chat in ("one", "two"):
         serve(store, chat)
@@ -57,7 +57,7 @@ def test_labels_are_bounded_too() -> None:
     assert len(store._states[chat].labels) <= 20
 
 
-def test_a_label_is_kept_as_long_as_its_block() -> None:
+def test_label_is_kept_as_long_as_its_block() -> None:
     """Turns that were sent and not recorded take labels too, and could push out those of the record."""
     now = 0.0
     store = MemorySeenStore(max_blocks=2, lease_ttl=1, clock=lambda: now)
@@ -73,7 +73,7 @@ def test_a_label_is_kept_as_long_as_its_block() -> None:
     assert len(store._states[chat].labels) <= 8
 
 
-def test_conversations_whose_time_is_over_are_not_kept() -> None:
+def test_expired_conversations_are_dropped() -> None:
     now = 0.0
     store = MemorySeenStore(ttl=10, clock=lambda: now)
     for i in range(100):
@@ -88,7 +88,7 @@ class Interrupted(list[SeenBlock]):
         raise KeyboardInterrupt
 
 
-def test_a_commit_that_is_interrupted_leaves_nothing_half_recorded() -> None:
+def test_interrupted_commit_leaves_no_partial_record() -> None:
     store = MemorySeenStore()
     serve(store, "chat")
     chat = Conversation(None, "chat")

@@ -1,4 +1,4 @@
-"""What waits to be told."""
+"""The outbox of operations that a store has not executed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warmprefix.stores.outbox import Outbox, Settlement, UnansweredPlan, operati
 CHAT, OTHER = Conversation("acme", "chat"), Conversation("acme", "other")
 
 
-def test_notices_wait_in_order_and_by_conversation() -> None:
+def test_operations_wait_in_order_per_conversation() -> None:
     outbox = Outbox()
     first, second, third = Abandon(CHAT, "p1"), Commit(CHAT, "p2", []), Forget(OTHER)
     outbox.add(first)
@@ -22,7 +22,7 @@ def test_notices_wait_in_order_and_by_conversation() -> None:
     assert len(outbox) == 3
 
 
-def test_a_notice_stays_until_it_is_delivered_and_only_it_goes() -> None:
+def test_remove_takes_only_that_operation() -> None:
     outbox = Outbox()
     first, second = Abandon(CHAT, "same"), Abandon(CHAT, "same")
     outbox.add(first)
@@ -36,7 +36,7 @@ def test_a_notice_stays_until_it_is_delivered_and_only_it_goes() -> None:
     assert len(outbox) == 0
 
 
-def test_beyond_the_bound_those_that_wait_longest_are_lost_and_counted() -> None:
+def test_overflow_drops_the_longest_waiting_and_counts_them() -> None:
     outbox = Outbox(max_pending=2)
     for chat in ("one", "two", "three"):
         outbox.add(Forget(Conversation(None, chat)))
@@ -45,7 +45,7 @@ def test_beyond_the_bound_those_that_wait_longest_are_lost_and_counted() -> None
     assert len(outbox) == 2
 
 
-def test_dozens_for_one_conversation_become_one_that_settles_them() -> None:
+def test_dozens_of_operations_become_one_settlement() -> None:
     outbox = Outbox()
     for i in range(1_000):
         outbox.add(Abandon(CHAT, f"p{i}"))
@@ -57,8 +57,8 @@ def test_dozens_for_one_conversation_become_one_that_settles_them() -> None:
 
 
 @pytest.mark.parametrize("turns", [10, 64, 200])
-def test_a_long_outage_leaves_no_lease_behind_and_no_label_unknown(turns: int) -> None:
-    """Of a plan that the store has leased, and of many that it did not hear of, but that the model saw."""
+def test_long_outage_leaves_no_lease_and_keeps_labels_taken(turns: int) -> None:
+    """One plan has a lease; many others are unanswered, but the model saw them."""
     store, outbox = MemorySeenStore(), Outbox()
     store.execute(Prepare(CHAT, "before", {b"a": "doc-a"}))
     outbox.add(Commit(CHAT, "before", [SeenBlock(b"a", "doc-a", 1, 5)]))
@@ -80,7 +80,7 @@ def test_a_long_outage_leaves_no_lease_behind_and_no_label_unknown(turns: int) -
     assert prepared.contested == frozenset()
 
 
-def test_plans_that_are_open_outlast_the_settlement_of_others() -> None:
+def test_open_plans_survive_the_settlement_of_others() -> None:
     outbox = Outbox()
     outbox.add(UnansweredPlan(CHAT, unanswered_id("open")))
     for i in range(100):
@@ -90,8 +90,8 @@ def test_plans_that_are_open_outlast_the_settlement_of_others() -> None:
     for notice in outbox.waiting(CHAT):
         for operation in operations_of(notice):
             store.execute(operation)
-    store.execute(Prepare(CHAT, "beside", {}))
-    store.execute(Commit(CHAT, "beside", [SeenBlock(b"a", "doc-a", 1, 5)]))
+    store.execute(Prepare(CHAT, "parallel", {}))
+    store.execute(Commit(CHAT, "parallel", [SeenBlock(b"a", "doc-a", 1, 5)]))
     assert store.execute(Prepare(CHAT, "later", {b"a": "doc-a"})).contested == frozenset([b"a"])
     assert not store.execute(Commit(CHAT, unanswered_id("open"), []))
     assert store.execute(Prepare(CHAT, "last", {b"a": "doc-a"})).seen == {}
@@ -105,6 +105,6 @@ def test_clear() -> None:
     assert outbox.waiting(CHAT) == ()
 
 
-def test_a_bound_of_none_is_refused() -> None:
+def test_bound_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="max_pending must be 1 or more, got 0"):
         Outbox(0)

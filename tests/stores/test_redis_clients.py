@@ -33,7 +33,7 @@ async def aserve(store: RedisSeenStore, plan: str) -> bool:
     return await store.aexecute(Commit(CHAT, plan, [BLOCK]))
 
 
-async def test_both_kinds_of_method_have_one_state(open_store: OpenStore) -> None:
+async def test_execute_and_aexecute_share_state(open_store: OpenStore) -> None:
     store = open_store()
     assert await aserve(store, "p1")
     assert serve(store, "p2")
@@ -48,7 +48,7 @@ async def test_both_kinds_of_method_have_one_state(open_store: OpenStore) -> Non
     await store.aclose()
 
 
-def test_each_event_loop_has_connections_of_its_own(open_store: OpenStore, admin: redis.Redis) -> None:
+def test_each_event_loop_has_its_own_connections(open_store: OpenStore, admin: redis.Redis) -> None:
     store = open_store()
 
     async def in_a_loop(plan: str) -> bool:
@@ -76,14 +76,14 @@ async def test_a_given_client_is_left_open(server: Server, admin: redis.Redis) -
         assert serve(store, "p4")
 
 
-def test_without_an_asyncio_client_nothing_is_awaited(admin: redis.Redis) -> None:
+def test_sync_client_alone_refuses_aexecute(admin: redis.Redis) -> None:
     store = RedisSeenStore(admin, settle=0)
     serve(store, "p1")
     with pytest.raises(TypeError, match=r"^this store was given no redis\.asyncio client"):
         asyncio.run(store.aexecute(Prepare(CHAT, "p2", PROPOSED)))
 
 
-async def test_with_an_asyncio_client_alone_all_is_awaited(server: Server) -> None:
+async def test_asyncio_client_alone_refuses_execute(server: Server) -> None:
     async with redis.asyncio.Redis(host="127.0.0.1", port=server.port) as client:
         store = RedisSeenStore(client, settle=0)
         await aserve(store, "p1")
@@ -92,7 +92,7 @@ async def test_with_an_asyncio_client_alone_all_is_awaited(server: Server) -> No
         store.maintain()
 
 
-def test_a_client_that_decodes_is_refused(server: Server) -> None:
+def test_decoding_client_is_refused(server: Server) -> None:
     with server.client(decode_responses=True) as client, pytest.raises(ValueError, match=r"decode_responses=False"):
         RedisSeenStore(client)
     with pytest.raises(ValueError, match=r"decode_responses=False"):
@@ -100,7 +100,7 @@ def test_a_client_that_decodes_is_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("target", [None, 6379, b"redis://localhost", object()])
-def test_what_is_no_target_is_refused(target: object) -> None:
+def test_invalid_target_is_refused(target: object) -> None:
     with pytest.raises(TypeError, match=r"^target must be a URL, a Redis or RedisCluster"):
         RedisSeenStore(target)
 
@@ -112,7 +112,7 @@ def test_two_clients_of_one_kind_are_refused(admin: redis.Redis) -> None:
         RedisSeenStore("redis://localhost", async_client=redis.asyncio.Redis())
 
 
-def test_clients_of_resp3_serve_too(server: Server, admin: redis.Redis) -> None:
+def test_resp3_clients_work(server: Server, admin: redis.Redis) -> None:
     with server.client(protocol=3) as client:
         store = RedisSeenStore(client, settle=0)
         serve(store, "p1")
@@ -121,7 +121,7 @@ def test_clients_of_resp3_serve_too(server: Server, admin: redis.Redis) -> None:
         store.maintain()
 
 
-def test_threads_share_it(open_store: OpenStore) -> None:
+def test_threads_share_a_store(open_store: OpenStore) -> None:
     store = open_store()
     barrier = threading.Barrier(8)
 
@@ -136,7 +136,7 @@ def test_threads_share_it(open_store: OpenStore) -> None:
         list(pool.map(work, range(8)))
 
 
-async def test_a_cancelled_call_spoils_no_connection(open_store: OpenStore) -> None:
+async def test_cancelled_call_leaves_connection_usable(open_store: OpenStore) -> None:
     """The next answer is that to the next question."""
     store = open_store()
     random_delay = random.Random(0)
@@ -163,7 +163,7 @@ def cluster(running: Callable[[str], tuple[Cluster, str]]) -> Cluster:
     return running("cluster")[0]
 
 
-async def test_clients_of_a_cluster_serve_too(cluster: Cluster) -> None:
+async def test_cluster_clients_work(cluster: Cluster) -> None:
     node = cluster.nodes[0]
     async with redis.asyncio.RedisCluster(host="127.0.0.1", port=node.port) as for_tasks:
         with cluster.client() as for_threads:
@@ -179,7 +179,7 @@ async def test_clients_of_a_cluster_serve_too(cluster: Cluster) -> None:
             assert not list(for_threads.scan_iter(match="clients:*"))
 
 
-def test_scripts_unknown_to_some_nodes_of_a_cluster_are_sent_again(cluster: Cluster) -> None:
+def test_scripts_missing_on_some_cluster_nodes_are_resent(cluster: Cluster) -> None:
     store = RedisSeenStore(cluster.url, prefix="scripts", settle=0, timeout=10)
     for round_ in range(2):
         for node in cluster.nodes:
@@ -190,7 +190,7 @@ def test_scripts_unknown_to_some_nodes_of_a_cluster_are_sent_again(cluster: Clus
     store.close()
 
 
-def test_each_primary_of_a_cluster_is_told_what_was_forgotten_there(flavour: str) -> None:
+def test_journal_is_replayed_to_each_cluster_primary(flavour: str) -> None:
     with Cluster(flavour) as cluster:
         store = RedisSeenStore(cluster.url, settle=1, timeout=10)
         chats = [Conversation("acme", str(number)) for number in range(30)]
@@ -206,17 +206,17 @@ def test_each_primary_of_a_cluster_is_told_what_was_forgotten_there(flavour: str
         victim.kill()
         victim.restart()
 
-        def is_repeated() -> bool:
+        def is_replayed() -> bool:
             store.maintain()
             return store.execute(Prepare(chats[0], "p2", PROPOSED)).seen == {}
 
-        wait_until(is_repeated, "the node is told again what was forgotten")
+        wait_until(is_replayed, "the journal is replayed to the node")
         for chat in chats:
             assert store.execute(Prepare(chat, "p3", PROPOSED)).seen == {}
         store.close()
 
 
-async def test_after_a_failover_the_new_master_is_found(flavour: str) -> None:
+async def test_failover_leads_to_the_new_master(flavour: str) -> None:
     with SentinelSetup(flavour) as sentinels:
         store = RedisSeenStore(sentinels.url, settle=0.5, timeout=1)
         assert serve(store, "p1")
@@ -234,7 +234,7 @@ async def test_after_a_failover_the_new_master_is_found(flavour: str) -> None:
         assert prepared.contested == prepared.seen.keys()
         wait_until(lambda: not store.execute(Prepare(CHAT, "p3", PROPOSED)).contested, "the new master is trusted")
         awaited: PreparedTurn | None = None
-        while awaited is None:  # that its connection has gone, this client learns only when it asks
+        while awaited is None:  # this client notices only on use that its connection is gone
             with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
                 awaited = await store.aexecute(Prepare(CHAT, "p3", PROPOSED))
         assert awaited.seen == {BLOCK.fingerprint: BLOCK._replace(turn=2)}

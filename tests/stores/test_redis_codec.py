@@ -1,4 +1,4 @@
-"""Lua and Python read what the other has packed: random records travel both ways through a real server."""
+"""Lua and Python unpack each other's values: random records travel both ways through a real server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max
 @given(
     tenant=st.none() | texts, id=texts, plans=st.lists(texts, min_size=3, max_size=3, unique=True), sent=distinct_blocks
 )
-def test_whatever_is_sent_is_told_again(
+def test_blocks_survive_the_round_trip(
     open_store: Callable[..., RedisSeenStore],
     admin: redis.Redis,
     tenant: str | None,
@@ -42,8 +42,8 @@ def test_whatever_is_sent_is_told_again(
     proposed = {block.fingerprint: block.label for block in sent}
     assert store.execute(Prepare(conversation, first, proposed)) == PreparedTurn(0, {}, frozenset())
     assert store.execute(Commit(conversation, first, sent))
-    told = {block.fingerprint: block for block in sent}
-    assert store.execute(Prepare(conversation, second, proposed)) == PreparedTurn(1, told, frozenset())
+    recorded = {block.fingerprint: block for block in sent}
+    assert store.execute(Prepare(conversation, second, proposed)) == PreparedTurn(1, recorded, frozenset())
     others = {bytes(byte ^ 255 for byte in block.fingerprint): block.label for block in sent}
     expected = frozenset(label for fingerprint, label in others.items() if fingerprint not in proposed)
     assert store.execute(Prepare(conversation, third, others)).taken == expected
@@ -52,10 +52,10 @@ def test_whatever_is_sent_is_told_again(
 
 @once
 @given(sent=distinct_blocks.filter(bool), which=st.sets(st.integers(0, 39)))
-def test_each_seen_block_is_told_with_what_it_is_asked_with(
+def test_each_seen_block_is_matched_to_its_proposal(
     open_store: Callable[..., RedisSeenStore], admin: redis.Redis, sent: list[SeenBlock], which: set[int]
 ) -> None:
-    """Whatever lies between them in the answer."""
+    """However many bytes are between them in the answer."""
     admin.flushall()
     store = open_store()
     conversation = Conversation("acme", "chat")
@@ -66,7 +66,7 @@ def test_each_seen_block_is_told_with_what_it_is_asked_with(
     assert list(prepared.seen.values()) == recorded
 
 
-def test_who_a_server_is_does_not_depend_on_how_it_is_asked(
+def test_script_and_info_agree_on_server_identity(
     open_store: Callable[..., RedisSeenStore], admin: redis.Redis
 ) -> None:
     store = open_store()
@@ -77,22 +77,22 @@ def test_who_a_server_is_does_not_depend_on_how_it_is_asked(
     store.execute(Prepare(Conversation("acme", "chat"), "p1", {}))
     answer = unpack_prepared(raw[-1], {}, b"p1")
     assert answer is not None
-    told = answer.server
-    asked = read_info(admin.info("server"), admin.info("replication"))
-    assert told.identity == asked.identity
-    assert told.promoted == asked.promoted
-    assert told.uptime == asked.uptime
-    assert len(told.identity) == 40
+    from_script = answer.server
+    from_info = read_info(admin.info("server"), admin.info("replication"))
+    assert from_script.identity == from_info.identity
+    assert from_script.promoted == from_info.promoted
+    assert from_script.uptime == from_info.uptime
+    assert len(from_script.identity) == 40
 
 
-def test_what_is_no_record_is_nothing() -> None:
+def test_invalid_records_are_treated_as_missing() -> None:
     good = b"\x01" + bytes(20)
     assert unpack_hash({b"m": good, b"p": b"", b"c": b""}) == Snapshot(0, 0, (), ())
     for fields in ({}, {b"m": good}, {b"m": good, b"p": b""}, {b"m": b"\x02" + good[1:], b"p": b"", b"c": b""}):
         assert unpack_hash(fields) is None
 
 
-def test_more_tokens_than_four_bytes_hold_are_as_many_as_they_hold() -> None:
-    """A commit that can never be told would be told again for ever."""
+def test_token_counts_are_capped_at_four_bytes() -> None:
+    """A commit that always fails would be retried for ever."""
     _, tokens = pack_sent([SeenBlock(b"A" * 16, "Doc_A", 1, 1 << 40)])
     assert tokens == b"\xff" * 4

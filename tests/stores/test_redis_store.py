@@ -1,4 +1,4 @@
-"""What `RedisSeenStore` adds to the contract, on a server of each flavour."""
+"""Properties of `RedisSeenStore` beyond the contract, on a server of each flavour."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def only_key(admin: redis.Redis) -> bytes:
     return found
 
 
-def test_it_is_what_it_says(open_store: OpenStore) -> None:
+def test_store_implements_its_protocols(open_store: OpenStore) -> None:
     store = open_store()
     assert isinstance(store, SeenStore)
     assert isinstance(store, AsyncSeenStore)
@@ -86,14 +86,14 @@ def test_it_is_what_it_says(open_store: OpenStore) -> None:
 
 @pytest.fixture
 def monitored(server: Server, admin: redis.Redis) -> Iterator[Callable[[], list[str]]]:
-    """Tells which commands clients have sent since the last time."""
+    """Return the commands that clients have sent since the last call."""
     with server.client() as client, client.monitor() as monitor:
 
         def commands() -> list[str]:
             admin.echo("that is all")
             found: list[str] = []
-            heard: Any = monitor.listen()
-            for command in heard:
+            received: Any = monitor.listen()
+            for command in received:
                 if command["client_type"] != "lua":
                     if command["command"] == "ECHO that is all":
                         return found
@@ -121,7 +121,7 @@ def test_each_operation_is_one_round_trip(open_store: OpenStore, monitored: Call
     assert monitored() == ["EVALSHA", "EVALSHA", "EVALSHA", "HGETALL"]
 
 
-def test_scripts_that_the_server_forgot_are_sent_again(
+def test_flushed_scripts_are_resent(
     open_store: OpenStore, admin: redis.Redis, monitored: Callable[[], list[str]]
 ) -> None:
     store = open_store()
@@ -142,7 +142,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(
     assert state(store).turn == 2
 
 
-async def test_awaited_scripts_that_the_server_forgot_are_sent_again(open_store: OpenStore, admin: redis.Redis) -> None:
+async def test_flushed_scripts_are_resent_to_tasks(open_store: OpenStore, admin: redis.Redis) -> None:
     store = open_store()
     try:
         for name in ("p1", "p2"):
@@ -208,7 +208,7 @@ def test_every_write_renews_the_time_to_live(open_store: OpenStore, admin: redis
         admin.pexpire(name, 5_000)
 
 
-def test_two_prefixes_do_not_see_each_other(open_store: OpenStore, admin: redis.Redis) -> None:
+def test_prefixes_are_separate(open_store: OpenStore, admin: redis.Redis) -> None:
     ours, theirs = open_store(prefix="wp"), open_store(prefix="wp*")
     serve(ours, "p1", "A")
     serve(theirs, "p1", "B")
@@ -281,7 +281,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("spoil", UNREADABLE)
-def test_what_another_version_left_is_treated_as_nothing(
+def test_other_formats_are_treated_as_missing(
     open_store: OpenStore, admin: redis.Redis, spoil: Callable[[redis.Redis, bytes], None]
 ) -> None:
     store = open_store()
@@ -310,7 +310,7 @@ def test_what_another_version_left_is_treated_as_nothing(
 # -- what may be taken back ----------------------------------------------------------------------------------------
 
 
-def test_a_plan_that_timed_out_alone_stays(open_store: OpenStore, server: Server) -> None:
+def test_timed_out_plan_without_parallel_commits_keeps_its_lease(open_store: OpenStore, server: Server) -> None:
     store = open_store(lease_ttl=60)
     serve(store, "p1", "A")
     prepare(store, "slow", "B")
@@ -320,7 +320,7 @@ def test_a_plan_that_timed_out_alone_stays(open_store: OpenStore, server: Server
     assert state(store).epoch == 0
 
 
-def test_a_plan_that_is_one_too_many_is_settled(open_store: OpenStore) -> None:
+def test_plan_beyond_the_bound_is_settled(open_store: OpenStore) -> None:
     store = open_store(max_leases=2)
     serve(store, "p1", "A")
     prepare(store, "slow", "B")
@@ -347,7 +347,7 @@ def labels_of(admin: redis.Redis) -> set[bytes]:
     return {field for field in fields if field.startswith(b"l")}
 
 
-def test_many_blocks_are_trimmed_once_they_are_an_eighth_too_many(open_store: OpenStore) -> None:
+def test_blocks_are_trimmed_an_eighth_above_the_bound(open_store: OpenStore) -> None:
     store = open_store(max_blocks=80)
     commit(store, "p1", numbered(range(80)))
     commit(store, "p2", numbered(range(80, 90)))
@@ -363,7 +363,7 @@ def test_labels_are_bounded_too(open_store: OpenStore, admin: redis.Redis) -> No
     assert labels_of(admin) == {f"lDoc_{turn}".encode() for turn in range(80, 100)}
 
 
-def test_a_label_is_kept_as_long_as_its_block(open_store: OpenStore, admin: redis.Redis, server: Server) -> None:
+def test_label_is_kept_as_long_as_its_block(open_store: OpenStore, admin: redis.Redis, server: Server) -> None:
     """Turns that were sent and not recorded take labels too, and could push out those of the record."""
     store = open_store(max_blocks=2, lease_ttl=1, ttl=10_000)
     serve(store, "p1", "A")
@@ -389,7 +389,7 @@ def test_labels_of_two_recorded_blocks_are_kept_too(open_store: OpenStore, admin
     assert store.execute(Prepare(CHAT, "p3", {key("C"): "x"})).taken == {"x"}
 
 
-def test_what_is_sent_twice_counts_once(open_store: OpenStore, admin: redis.Redis) -> None:
+def test_block_sent_twice_counts_once(open_store: OpenStore, admin: redis.Redis) -> None:
     store = open_store(max_blocks=3)
     for turn in range(5):
         commit(store, f"p{turn}", [*sent("AB"), *sent("AB")])
@@ -398,7 +398,7 @@ def test_what_is_sent_twice_counts_once(open_store: OpenStore, admin: redis.Redi
     assert names_of({block.fingerprint for block in state(store).blocks}) == "ABC"
 
 
-def test_a_conflict_keeps_count(open_store: OpenStore) -> None:
+def test_conflict_keeps_counts_right(open_store: OpenStore) -> None:
     store = open_store(max_blocks=3)
     for turn in range(10):
         prepare(store, f"slow{turn}")
@@ -447,7 +447,7 @@ def test_a_fingerprint_of_another_size_is_refused(open_store: OpenStore) -> None
 
 @pytest.fixture
 def full(admin: redis.Redis) -> Iterator[Callable[[bool], None]]:
-    """Fills the server's memory, or empties it."""
+    """Return a function that fills the server's memory, or empties it."""
 
     def fill(is_full: bool) -> None:
         admin.config_set("maxmemory", "1" if is_full else "0")
@@ -457,9 +457,7 @@ def full(admin: redis.Redis) -> Iterator[Callable[[bool], None]]:
     fill(False)
 
 
-def test_what_adds_fails_when_memory_is_full_and_changes_nothing(
-    open_store: OpenStore, full: Callable[[bool], None]
-) -> None:
+def test_full_memory_rejects_additions_without_change(open_store: OpenStore, full: Callable[[bool], None]) -> None:
     store = open_store()
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
@@ -476,16 +474,14 @@ def test_what_adds_fails_when_memory_is_full_and_changes_nothing(
     assert store.execute(Commit(CHAT, "p2", sent("B"))), "it is still to come"
 
 
-def test_what_takes_back_works_when_memory_is_full(
-    open_store: OpenStore, full: Callable[[bool], None], server: Server
-) -> None:
+def test_full_memory_allows_rollbacks(open_store: OpenStore, full: Callable[[bool], None], server: Server) -> None:
     store = open_store(lease_ttl=60, ttl=10_000)
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
     serve(store, "p3", "C")
     prepare(store, "p4")
     full(True)
-    assert not store.execute(Commit(CHAT, "p2", sent("B"))), "it was prepared beside p3"
+    assert not store.execute(Commit(CHAT, "p2", sent("B"))), "it was prepared in parallel to p3"
     assert names_of({block.fingerprint for block in state(store).blocks}) == "A"
     assert store.execute(Abandon(CHAT, "p4"))
     store.execute(Forget(CHAT))
@@ -493,7 +489,7 @@ def test_what_takes_back_works_when_memory_is_full(
     assert state(store).leases == ()
 
 
-def test_a_plan_in_doubt_is_settled_when_memory_is_full(
+def test_full_memory_allows_settling_a_plan(
     open_store: OpenStore, full: Callable[[bool], None], server: Server
 ) -> None:
     store = open_store(lease_ttl=60, ttl=10_000)
@@ -505,7 +501,7 @@ def test_a_plan_in_doubt_is_settled_when_memory_is_full(
     assert names_of(prepare(store, "p3", "AB").seen) == "A"
 
 
-def test_a_replica_says_that_it_is_one(flavour: str) -> None:
+def test_replica_raises_read_only_error(flavour: str) -> None:
     with (
         Server(flavour, repl_diskless_sync_delay="0") as master,
         Server(flavour, replicaof=f"127.0.0.1 {master.port}") as replica,
@@ -526,7 +522,7 @@ def test_a_replica_says_that_it_is_one(flavour: str) -> None:
         store.close()
 
 
-def test_who_is_told_that_it_is_a_replica_asks_anew_where_the_master_is(flavour: str) -> None:
+def test_read_only_error_leads_to_the_new_master(flavour: str) -> None:
     with Server(flavour) as server, server.client() as client:
         store = RedisSeenStore(server.url, timeout=10)
         serve(store, "p1", "A")
@@ -539,7 +535,7 @@ def test_who_is_told_that_it_is_a_replica_asks_anew_where_the_master_is(flavour:
         store.close()
 
 
-def test_a_missing_permission_is_told(server: Server, admin: redis.Redis) -> None:
+def test_missing_permission_is_raised(server: Server, admin: redis.Redis) -> None:
     admin.acl_setuser("half", enabled=True, nopass=True, commands=["+evalsha", "+eval", "+hmget"], keys=["wp:*"])
     store = RedisSeenStore(f"redis://half:x@{server.address}", timeout=10)
     with pytest.raises(exceptions.ResponseError, match=r"executing the script|ACL failure in script"):
@@ -548,8 +544,8 @@ def test_a_missing_permission_is_told(server: Server, admin: redis.Redis) -> Non
     store.close()
 
 
-def test_it_does_not_try_again(listener: Callable[[], tuple[str, Callable[[], int]]]) -> None:
-    """Whoever waits has milliseconds, and decides."""
+def test_execute_does_not_retry(listener: Callable[[], tuple[str, Callable[[], int]]]) -> None:
+    """The caller has milliseconds, and decides what a failure means."""
     url, connections = listener()
     store = RedisSeenStore(url, timeout=5, connect_timeout=5)
     with pytest.raises(exceptions.ConnectionError):
@@ -558,7 +554,7 @@ def test_it_does_not_try_again(listener: Callable[[], tuple[str, Callable[[], in
     store.close()
 
 
-async def test_awaited_it_does_not_try_again_either(listener: Callable[[], tuple[str, Callable[[], int]]]) -> None:
+async def test_aexecute_does_not_retry(listener: Callable[[], tuple[str, Callable[[], int]]]) -> None:
     url, connections = listener()
     store = RedisSeenStore(url, timeout=5, connect_timeout=5)
     with pytest.raises(exceptions.ConnectionError):
@@ -567,7 +563,7 @@ async def test_awaited_it_does_not_try_again_either(listener: Callable[[], tuple
     await store.aclose()
 
 
-def test_a_server_that_hangs_is_not_waited_for(flavour: str) -> None:
+def test_hanging_server_costs_the_timeout(flavour: str) -> None:
     with Server(flavour) as server:
         store = RedisSeenStore(server.url, timeout=0.2)
         serve(store, "p1", "A")
@@ -584,7 +580,7 @@ def test_a_server_that_hangs_is_not_waited_for(flavour: str) -> None:
 
 @pytest.fixture
 def forgetful(flavour: str) -> Iterator[Server]:
-    """A server that has a snapshot of a conversation with A, from before something was forgotten."""
+    """Return a server with a snapshot of a conversation with A, from before a forget."""
     with Server(flavour, appendonly="no") as server:
         store = RedisSeenStore(server.url, settle=0, timeout=10)
         serve(store, "p1", "A")
@@ -595,7 +591,7 @@ def forgetful(flavour: str) -> Iterator[Server]:
 
 
 def look(store: RedisSeenStore, names: str) -> tuple[str, str]:
-    """What is seen, and what of it is contested."""
+    """Return the names of the seen blocks and of the contested ones."""
     plan = f"look {next(looks)}"
     prepared = prepare(store, plan, names)
     store.execute(Abandon(CHAT, plan))
@@ -605,7 +601,7 @@ def look(store: RedisSeenStore, names: str) -> tuple[str, str]:
 looks = itertools.count()
 
 
-def test_after_a_restart_nothing_counts_as_seen_until_what_was_forgotten_is_repeated(forgetful: Server) -> None:
+def test_restart_contests_everything_until_the_journal_is_replayed(forgetful: Server) -> None:
     ours, theirs = (RedisSeenStore(forgetful.url, settle=1, timeout=10) for _ in range(2))
     for store in (ours, theirs):
         store.maintain()
@@ -617,7 +613,7 @@ def test_after_a_restart_nothing_counts_as_seen_until_what_was_forgotten_is_repe
     for store in (ours, theirs):
         assert look(store, "A") == ("A", "A")
     ours.maintain()
-    assert look(theirs, "A") == ("", ""), "now it knows"
+    assert look(theirs, "A") == ("", ""), "now it has learned"
     serve(ours, "p2", "B")
     assert look(ours, "B") == ("B", "B"), "others may have forgotten something, too"
     time.sleep(1.1)
@@ -629,7 +625,7 @@ def test_after_a_restart_nothing_counts_as_seen_until_what_was_forgotten_is_repe
         store.close()
 
 
-def test_who_forgot_nothing_waits_for_the_others_only(forgetful: Server) -> None:
+def test_worker_without_forgets_waits_only_for_others(forgetful: Server) -> None:
     store = RedisSeenStore(forgetful.url, settle=1, timeout=10)
     wait_until_so(lambda: look(store, "A") == ("A", ""), "the first server is trusted")
     forgetful.kill()
@@ -656,7 +652,7 @@ def test_a_fresh_worker_trusts_a_server_that_has_run_for_long(open_store: OpenSt
 
 
 def test_a_fresh_worker_does_not_trust_a_replica_that_was_made_the_master(flavour: str) -> None:
-    """Nobody knows when, and it may have lost the last writes."""
+    """Redis does not report when, and the last writes may be lost."""
     with Clock() as clock, Server(flavour, clock=clock, repl_diskless_sync_delay="0") as master:
         options: dict[str, Any] = {"clock": clock, "replicaof": f"127.0.0.1 {master.port}"}
         with Server(flavour, **options) as replica, replica.client() as client:
@@ -672,7 +668,7 @@ def test_a_fresh_worker_does_not_trust_a_replica_that_was_made_the_master(flavou
                 opened.close()
 
 
-async def test_tasks_alone_repeat_what_was_forgotten(forgetful: Server) -> None:
+async def test_tasks_alone_replay_the_journal(forgetful: Server) -> None:
     async with redis.asyncio.Redis(host="127.0.0.1", port=forgetful.port) as client:
         store = RedisSeenStore(client, settle=0.5)
         while (await store.aexecute(Prepare(CHAT, "look", labelled("A")))).contested:
@@ -682,7 +678,7 @@ async def test_tasks_alone_repeat_what_was_forgotten(forgetful: Server) -> None:
         forgetful.restart()
         try:
             prepared = await store.aexecute(Prepare(CHAT, "p2", labelled("A")))
-        except redis.ConnectionError:  # that its connection has gone, the client may learn only now
+        except redis.ConnectionError:  # the client may notice only now that its connection is gone
             prepared = await store.aexecute(Prepare(CHAT, "p2", labelled("A")))
         assert names_of(prepared.contested) == "A"
         await store.aclose()
@@ -706,6 +702,6 @@ except MissingExtraError as error:
     assert answer.stdout == f"{MissingExtraError('redis', 'redis')}\n"
 
 
-def test_who_needs_no_redis_does_not_import_it() -> None:
+def test_import_without_redis_store_does_not_import_redis() -> None:
     program = "import sys, warmprefix, warmprefix.stores; assert 'redis' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -31,12 +31,12 @@ def server(name: str, uptime: int = 1_000, promoted: bool = False) -> ServerIden
     return ServerIdentity(name.encode(), uptime, promoted)
 
 
-def test_the_first_is_trusted_if_it_has_run_for_long(world: World) -> None:
+def test_first_server_is_trusted_after_a_long_uptime(world: World) -> None:
     assert world.trust.is_trusted(server("a"))
 
 
 @pytest.mark.parametrize("young", [server("a", uptime=2), server("a", promoted=True)])
-def test_the_first_is_not_trusted_if_it_may_be_another_s_successor(world: World, young: ServerIdentity) -> None:
+def test_first_server_is_not_trusted_if_it_may_be_a_successor(world: World, young: ServerIdentity) -> None:
     assert not world.trust.is_trusted(young)
     world.now += 1.9
     assert not world.trust.is_trusted(young)
@@ -44,13 +44,13 @@ def test_the_first_is_not_trusted_if_it_may_be_another_s_successor(world: World,
     assert world.trust.is_trusted(young)
 
 
-def test_its_siblings_of_a_cluster_are_first_too(world: World) -> None:
+def test_other_primaries_of_a_cluster_count_as_first(world: World) -> None:
     assert world.trust.is_trusted(server("a"))
     world.now += 1
     assert world.trust.is_trusted(server("b"))
 
 
-def test_one_that_is_met_later_is_not_trusted_however_long_it_has_run(world: World) -> None:
+def test_later_server_is_not_trusted_whatever_its_uptime(world: World) -> None:
     assert world.trust.is_trusted(server("a"))
     world.now += 2.1
     assert not world.trust.is_trusted(server("b"))
@@ -59,7 +59,7 @@ def test_one_that_is_met_later_is_not_trusted_however_long_it_has_run(world: Wor
     assert world.trust.is_trusted(server("a"))
 
 
-def test_who_has_forgotten_something_repeats_it_when_it_is_met_and_when_it_has_settled(world: World) -> None:
+def test_journal_replays_forgets_after_failover(world: World) -> None:
     world.trust.is_trusted(server("a"))
     world.journal.add(b"chat")
     assert not world.replay(server("a")), "it was there"
@@ -74,7 +74,7 @@ def test_who_has_forgotten_something_repeats_it_when_it_is_met_and_when_it_has_s
     assert not world.replay(server("b"))
 
 
-def test_a_repetition_that_failed_is_due_again(world: World) -> None:
+def test_failed_replay_is_due_again(world: World) -> None:
     world.trust.is_trusted(server("a"))
     world.journal.add(b"chat")
     world.now += 10
@@ -84,13 +84,13 @@ def test_a_repetition_that_failed_is_due_again(world: World) -> None:
     assert not world.trust.is_trusted(server("b"))
 
 
-def test_what_is_forgotten_once_it_is_trusted_changes_nothing(world: World) -> None:
+def test_forgetting_on_a_trusted_server_changes_nothing(world: World) -> None:
     world.trust.is_trusted(server("a"))
     world.journal.add(b"chat")
     assert world.trust.is_trusted(server("a"))
 
 
-def test_nobody_is_waited_for_if_nobody_is_to_be() -> None:
+def test_settle_of_zero_trusts_at_once() -> None:
     world = World(settle=0)
     assert world.trust.is_trusted(server("a", uptime=0, promoted=True))
     world.now += 10
@@ -101,14 +101,14 @@ def test_nobody_is_waited_for_if_nobody_is_to_be() -> None:
     assert world.trust.is_trusted(server("c"))
 
 
-def test_only_so_many_servers_are_known(world: World) -> None:
+def test_number_of_remembered_servers_is_bounded(world: World) -> None:
     for number in range(1_000):
         world.now += 10
         world.trust.is_trusted(server(str(number)))
     assert len(world.trust._met) <= 256
 
 
-def test_the_journal_keeps_the_last_in_order_and_each_once() -> None:
+def test_journal_keeps_recent_keys_in_order_once() -> None:
     journal = ForgetJournal(size=3)
     for name in (b"a", b"b", b"a", b"c", b"d"):
         journal.add(name)

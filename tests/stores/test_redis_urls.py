@@ -1,4 +1,4 @@
-"""Where a URL leads."""
+"""Redis URLs and the clients opened from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warmprefix.stores.redis import connect, parse_redis_url
         ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
     ],
 )
-def test_one_server_is_left_to_redis_py(url: str, same: str) -> None:
+def test_url_of_one_server_is_passed_to_redis_py(url: str, same: str) -> None:
     target = parse_redis_url(url)
     assert (target.kind, target.url) == ("redis", same)
 
@@ -40,11 +40,11 @@ def test_sentinels_name_the_master_of_a_service() -> None:
 
 
 @pytest.mark.parametrize("url", ["rediss+cluster://one", "valkeys+cluster://one"])
-def test_a_cluster_by_tls(url: str) -> None:
+def test_cluster_url_with_tls(url: str) -> None:
     assert parse_redis_url(url).options == {"ssl": True}
 
 
-def test_sentinels_by_tls_are_asked_by_tls() -> None:
+def test_tls_applies_to_sentinels_too() -> None:
     target = parse_redis_url("rediss+sentinel://one/service")
     assert target.options["ssl"] is target.sentinel_options["ssl"] is True
 
@@ -69,16 +69,16 @@ def test_sentinels_by_tls_are_asked_by_tls() -> None:
         ("redis+sentinel://one/service/first", r"url's database must be a number, got 'first'"),
     ],
 )
-def test_a_bad_url_is_told_what_is_allowed(url: str, message: str) -> None:
+def test_bad_url_error_lists_what_is_allowed(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         parse_redis_url(url)
 
 
 @pytest.mark.parametrize("url", ["redis+cluster://user:secret@one:x", "redis+sentinel://user:secret@one", "x:secret@y"])
-def test_no_error_tells_a_password(url: str) -> None:
-    with pytest.raises(ValueError, match=r"^url must") as told:
+def test_errors_never_quote_a_password(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^url must") as caught:
         parse_redis_url(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_no_error_tells_a_password(url: str) -> None:
         "rediss+sentinel://one/s",
     ],
 )
-async def test_no_client_tries_again_or_connects_at_once(url: str) -> None:
+async def test_clients_neither_retry_nor_connect_at_once(url: str) -> None:
     target = parse_redis_url(url)
     clients, async_clients = connect(target, 0.1, 0.5), connect(target, 0.1, 0.5, is_async=True)
     for client in clients + async_clients:

@@ -1,4 +1,4 @@
-"""What every `SeenStore` promises. Another store joins by adding its kit to `KITS` in `conftest.py`."""
+"""The contract of every `SeenStore`. Another store joins by adding its kit to `KITS` in `conftest.py`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Kits(Protocol):
     """All that is made with one of them is of the same kind, and starts with nothing."""
 
     examples: int
-    """How many random histories it has the time for."""
+    """Number of random histories to try."""
 
     def __call__(self) -> Kit: ...
 
@@ -86,7 +86,7 @@ def serve(store: SeenStore, plan: str, names: str, conversation: Conversation = 
 
 
 def seen(store: SeenStore, conversation: Conversation = CHAT) -> str:
-    """The names of all blocks that a plan would be told it may refer to."""
+    """Return the names of all blocks that a new plan would find seen."""
     names = "ABCDEFGH"
     found = prepare(store, "look", names, conversation).seen
     store.execute(Abandon(conversation, "look"))
@@ -113,7 +113,7 @@ def test_a_block_is_seen_only_once_a_plan_that_sent_it_is_committed(store: SeenS
     assert seen(store) == "AB"
 
 
-def test_the_record_is_told_as_it_was_sent(store: SeenStore) -> None:
+def test_prepare_returns_seen_blocks_as_sent(store: SeenStore) -> None:
     serve(store, "p1", "AB")
     prepared = prepare(store, "p2", "BC")
     assert prepared.turn == 1
@@ -121,7 +121,7 @@ def test_the_record_is_told_as_it_was_sent(store: SeenStore) -> None:
     assert prepared.taken == frozenset()
 
 
-def test_what_was_prepared_does_not_matter_but_what_was_sent(store: SeenStore) -> None:
+def test_sent_blocks_count_not_proposed_ones(store: SeenStore) -> None:
     prepare(store, "p1", "AB")
     store.execute(Commit(CHAT, "p1", sent("C")))
     assert seen(store) == "C"
@@ -157,7 +157,7 @@ def test_a_committed_plan_cannot_be_abandoned(store: SeenStore) -> None:
     assert seen(store) == "A"
 
 
-def test_an_unknown_conversation_is_valid_everywhere(store: SeenStore) -> None:
+def test_every_operation_accepts_an_unknown_conversation(store: SeenStore) -> None:
     assert not store.execute(Commit(CHAT, "p1", sent("A")))
     assert not store.execute(Abandon(CHAT, "p1"))
     store.execute(Forget(CHAT))
@@ -168,12 +168,12 @@ def test_abandoning_an_unknown_plan_changes_nothing(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
     before = state(store)
-    assert not store.execute(Abandon(CHAT, "nobody"))
+    assert not store.execute(Abandon(CHAT, "unknown"))
     assert state(store) == before
 
 
-def test_a_commit_whose_lease_is_gone_voids_the_record(store: SeenStore) -> None:
-    """The history may go on from a past of which the store knows nothing."""
+def test_commit_without_lease_voids_the_record(store: SeenStore) -> None:
+    """The history may continue from a past that the store has not recorded."""
     prepare(store, "p1", "A")
     store.execute(Forget(CHAT))
     serve(store, "p2", "B")
@@ -184,7 +184,7 @@ def test_a_commit_whose_lease_is_gone_voids_the_record(store: SeenStore) -> None
     assert serve(store, "p4", "D")
 
 
-def test_a_label_that_two_plans_gave_to_two_texts_is_taken_for_both(store: SeenStore) -> None:
+def test_label_of_two_texts_is_taken_for_both(store: SeenStore) -> None:
     prepare(store, "p1")
     prepare(store, "p2")
     store.execute(Commit(CHAT, "p1", [SeenBlock(key("A"), "x", 1, 1)]))
@@ -193,7 +193,7 @@ def test_a_label_that_two_plans_gave_to_two_texts_is_taken_for_both(store: SeenS
         assert store.execute(Prepare(CHAT, "p3", {key(name): "x"})).taken == {"x"}
 
 
-def test_a_plan_is_known_to_its_own_conversation_alone(store: SeenStore) -> None:
+def test_plan_ids_belong_to_one_conversation(store: SeenStore) -> None:
     other = Conversation("acme", "other")
     prepare(store, "p1", "A")
     prepare(store, "p2", "A", other)
@@ -203,7 +203,7 @@ def test_a_plan_is_known_to_its_own_conversation_alone(store: SeenStore) -> None
     assert seen(store, other) == ""
 
 
-def test_an_answer_is_not_changed_by_what_comes_later(store: SeenStore) -> None:
+def test_results_do_not_change_later(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepared = prepare(store, "p2", "AB")
     snapshot = state(store)
@@ -213,7 +213,7 @@ def test_an_answer_is_not_changed_by_what_comes_later(store: SeenStore) -> None:
     assert [block.fingerprint for block in snapshot.blocks] == [key("A")]
 
 
-def test_inspect_tells_the_whole_state(store: SeenStore) -> None:
+def test_inspect_returns_the_whole_state(store: SeenStore) -> None:
     serve(store, "p1", "AB")
     prepare(store, "p2", "C")
     prepare(store, "p3", "C")
@@ -223,7 +223,7 @@ def test_inspect_tells_the_whole_state(store: SeenStore) -> None:
     assert snapshot.turn == 1
 
 
-def test_any_bytes_and_any_names_will_do(store: SeenStore) -> None:
+def test_any_bytes_and_names_are_accepted(store: SeenStore) -> None:
     for i, name in enumerate(["", "\x00", "a\nb", "{chat}", "é\U0001f600", "x" * 500]):
         chat = Conversation(name, name)
         fingerprint = bytes([0, 255, 10, 13, i] + [0] * 11)
@@ -236,7 +236,7 @@ def test_any_bytes_and_any_names_will_do(store: SeenStore) -> None:
 # -- plans side by side --------------------------------------------------------------------------------------------
 
 
-def test_of_two_plans_side_by_side_neither_stays_seen(store: SeenStore) -> None:
+def test_two_parallel_plans_are_both_forgotten(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
     prepare(store, "p3", "C")
@@ -247,7 +247,7 @@ def test_of_two_plans_side_by_side_neither_stays_seen(store: SeenStore) -> None:
     assert state(store).epoch > epoch
 
 
-def test_all_since_the_common_past_is_forgotten(store: SeenStore) -> None:
+def test_conflict_forgets_everything_since_the_common_past(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "slow", "H")
     serve(store, "p2", "B")
@@ -276,7 +276,7 @@ def test_after_a_conflict_the_next_turn_is_recorded(store: SeenStore) -> None:
     assert seen(store) == "AB"
 
 
-def test_an_abandoned_plan_is_no_conflict(store: SeenStore) -> None:
+def test_abandoned_plan_causes_no_conflict(store: SeenStore) -> None:
     prepare(store, "p1", "A")
     prepare(store, "p2", "B")
     store.execute(Abandon(CHAT, "p1"))
@@ -288,7 +288,7 @@ def test_an_abandoned_plan_is_no_conflict(store: SeenStore) -> None:
 
 
 def contested(store: SeenStore) -> str:
-    """The names of all blocks that are seen and must not be referred to."""
+    """Return the names of all contested blocks."""
     names = "ABCDEFGH"
     prepared = prepare(store, "look", names)
     store.execute(Abandon(CHAT, "look"))
@@ -296,7 +296,7 @@ def contested(store: SeenStore) -> str:
     return "".join(name for name in names if key(name) in prepared.contested)
 
 
-def test_what_was_recorded_beside_an_open_plan_is_contested(store: SeenStore) -> None:
+def test_blocks_recorded_during_an_open_plan_are_contested(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "slow", "H")
     assert contested(store) == ""
@@ -306,7 +306,7 @@ def test_what_was_recorded_beside_an_open_plan_is_contested(store: SeenStore) ->
     assert contested(store) == "BC"
 
 
-def test_it_no_longer_is_once_that_plan_is_abandoned(store: SeenStore) -> None:
+def test_abandoning_the_plan_ends_the_contest(store: SeenStore) -> None:
     prepare(store, "slow", "H")
     serve(store, "p1", "A")
     store.execute(Abandon(CHAT, "slow"))
@@ -314,13 +314,13 @@ def test_it_no_longer_is_once_that_plan_is_abandoned(store: SeenStore) -> None:
     assert contested(store) == ""
 
 
-def test_a_plan_does_not_contest_what_it_asks_about_itself(store: SeenStore) -> None:
+def test_plan_does_not_contest_its_own_blocks(store: SeenStore) -> None:
     prepare(store, "p1", "A")
     serve(store, "p2", "B")
     assert prepare(store, "p1", "AB").contested == frozenset()
 
 
-def test_the_earliest_open_plan_decides(store: SeenStore) -> None:
+def test_earliest_open_plan_decides_what_is_contested(store: SeenStore) -> None:
     serve(store, "p1", "A")
     prepare(store, "early", "")
     serve(store, "p2", "B")
@@ -331,7 +331,7 @@ def test_the_earliest_open_plan_decides(store: SeenStore) -> None:
     assert contested(store) == "C"
 
 
-def test_a_plan_that_forget_ended_could_still_take_back_what_came_after(store: SeenStore) -> None:
+def test_plan_ended_by_forget_still_contests_later_blocks(store: SeenStore) -> None:
     prepare(store, "slow", "H")
     store.execute(Forget(CHAT))
     serve(store, "p1", "A")
@@ -341,7 +341,7 @@ def test_a_plan_that_forget_ended_could_still_take_back_what_came_after(store: S
     assert contested(store) == ""
 
 
-def test_an_open_plan_whose_time_is_over_is_taken_for_committed(kit: Kit) -> None:
+def test_timed_out_plan_counts_as_committed(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     serve(store, "p1", "A")
     prepare(store, "crashed", "H")
@@ -354,7 +354,7 @@ def test_an_open_plan_whose_time_is_over_is_taken_for_committed(kit: Kit) -> Non
     assert state(store).leases == ()
 
 
-def test_one_that_forget_ended_is_too(kit: Kit) -> None:
+def test_timed_out_plan_ended_by_forget_counts_as_committed(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     prepare(store, "crashed", "H")
     store.execute(Forget(CHAT))
@@ -366,7 +366,7 @@ def test_one_that_forget_ended_is_too(kit: Kit) -> None:
     assert contested(store) == ""
 
 
-def test_one_beside_which_nothing_was_committed_costs_nothing_when_its_time_is_over(kit: Kit) -> None:
+def test_timed_out_plan_without_parallel_commits_costs_nothing(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     serve(store, "p1", "A")
     prepare(store, "crashed", "H")
@@ -375,7 +375,7 @@ def test_one_beside_which_nothing_was_committed_costs_nothing_when_its_time_is_o
     assert contested(store) == ""
 
 
-def test_an_open_plan_pushed_out_by_the_bound_is_taken_for_committed(kit: Kit) -> None:
+def test_plan_dropped_by_the_bound_counts_as_committed(kit: Kit) -> None:
     store = kit.store(max_leases=2)
     serve(store, "p1", "A")
     prepare(store, "first", "H")
@@ -386,7 +386,7 @@ def test_an_open_plan_pushed_out_by_the_bound_is_taken_for_committed(kit: Kit) -
     assert {block.fingerprint for block in state(store).blocks} == {key("A")}
 
 
-def test_a_plan_that_is_prepared_after_its_end_holds_no_lease(store: SeenStore) -> None:
+def test_prepare_after_the_end_takes_no_lease(store: SeenStore) -> None:
     """Its question was on its way for longer than its planner waited."""
     serve(store, "p1", "A")
     store.execute(Abandon(CHAT, "late"))
@@ -399,7 +399,7 @@ def test_a_plan_that_is_prepared_after_its_end_holds_no_lease(store: SeenStore) 
 # -- forget and clear ----------------------------------------------------------------------------------------------
 
 
-def test_forget_leaves_nothing_seen_and_begins_an_epoch(store: SeenStore) -> None:
+def test_forget_empties_the_record_and_starts_an_epoch(store: SeenStore) -> None:
     serve(store, "p1", "AB")
     serve(store, "p2", "C")
     epoch = state(store).epoch
@@ -426,7 +426,7 @@ def test_after_forget_the_next_turn_is_recorded(store: SeenStore) -> None:
     assert seen(store) == "AB"
 
 
-def test_forget_is_about_one_conversation_and_clear_about_all(store: SeenStore) -> None:
+def test_forget_affects_one_conversation_and_clear_all(store: SeenStore) -> None:
     other = Conversation(None, "chat")
     serve(store, "p1", "A")
     serve(store, "p2", "B", other)
@@ -488,7 +488,7 @@ def test_labels_are_taken_in_one_conversation_alone(store: SeenStore) -> None:
 # -- isolation -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_shared_between_tenants_or_conversations(store: SeenStore) -> None:
+def test_tenants_and_conversations_share_nothing(store: SeenStore) -> None:
     """Whatever the names are, joining tenant and id to one string must not make two conversations one."""
     chats = [
         Conversation(tenant, id)
@@ -515,7 +515,7 @@ def test_nothing_is_shared_between_tenants_or_conversations(store: SeenStore) ->
 # -- time ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_holds_for_its_time(kit: Kit) -> None:
+def test_lease_lasts_for_its_time(kit: Kit) -> None:
     store = kit.store(lease_ttl=60)
     prepare(store, "p1", "A")
     kit.wait(59)
@@ -531,22 +531,22 @@ def test_a_lease_that_timed_out_commits_nothing(kit: Kit) -> None:
     assert serve(store, "p2", "A")
 
 
-def test_a_late_plan_conflicts_with_those_beside_it_all_the_same(kit: Kit) -> None:
+def test_late_commit_conflicts_with_parallel_plans(kit: Kit) -> None:
     """The model did see its prompt, so it may be its answer that the history goes on from."""
     store = kit.store(lease_ttl=60)
     serve(store, "p0", "A")
     prepare(store, "slow", "B")
     kit.wait(50)
-    prepare(store, "beside", "D")
+    prepare(store, "parallel", "D")
     serve(store, "p1", "C")
     kit.wait(20)
     assert not store.execute(Commit(CHAT, "slow", sent("B", 2)))
     assert seen(store) == "A"
-    assert not store.execute(Commit(CHAT, "beside", sent("D", 2)))
+    assert not store.execute(Commit(CHAT, "parallel", sent("D", 2)))
     assert seen(store) == "A"
 
 
-def test_a_conversation_is_dropped_when_it_was_not_used_for_its_time(kit: Kit) -> None:
+def test_unused_conversation_expires(kit: Kit) -> None:
     store = kit.store(ttl=600)
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
@@ -557,7 +557,7 @@ def test_a_conversation_is_dropped_when_it_was_not_used_for_its_time(kit: Kit) -
 
 
 @pytest.mark.parametrize("use", ["prepare", "commit"])
-def test_use_keeps_a_conversation(kit: Kit, use: str) -> None:
+def test_use_renews_a_conversation(kit: Kit, use: str) -> None:
     store = kit.store(ttl=600, lease_ttl=10_000)
     serve(store, "p1", "A")
     prepare(store, "p2", "B")
@@ -581,7 +581,7 @@ def test_the_oldest_blocks_beyond_the_bound_are_sent_again(kit: Kit) -> None:
     assert len(state(store).blocks) == 3
 
 
-def test_a_block_sent_again_is_young_again(kit: Kit) -> None:
+def test_resending_a_block_makes_it_the_newest(kit: Kit) -> None:
     store = kit.store(max_blocks=2)
     for plan, names in enumerate(["A", "B", "A", "C"]):
         serve(store, f"p{plan}", names)
@@ -601,10 +601,10 @@ def test_the_oldest_leases_beyond_the_bound_commit_nothing(kit: Kit) -> None:
         prepare(store, plan, "A")
     assert len(state(store).leases) == 2
     assert not store.execute(Commit(CHAT, "p1", sent("A")))
-    assert not store.execute(Commit(CHAT, "p3", sent("A"))), "it was prepared beside p1"
+    assert not store.execute(Commit(CHAT, "p3", sent("A"))), "it was prepared in parallel to p1"
 
 
-def test_thousands_of_turns_hold_no_more_than_the_bounds(kit: Kit) -> None:
+def test_thousands_of_turns_stay_within_the_bounds(kit: Kit) -> None:
     store = kit.store(max_blocks=10, max_leases=5)
     for turn in range(2_000):
         fingerprint = turn.to_bytes(16, "big")
@@ -674,13 +674,13 @@ class Flight:
     sent: str
     turn: int
     bases: frozenset[History]
-    """What the history in front of it may be."""
+    """Possible histories before this turn."""
     commits: int
-    """How many plans of its conversation were committed before."""
+    """Number of commits in its conversation before it."""
     deadline: float
 
     def continued(self) -> frozenset[History]:
-        """What the history is with its answer."""
+        """Return the possible histories with this plan's turn."""
         turn = frozenset(key(name) for name in self.sent)
         return frozenset((*base, turn) for base in self.bases)
 
@@ -722,7 +722,7 @@ class TrueHistories(RuleBasedStateMachine):
         prepared = prepare(self.store, plan, names, chat)
         for history in self.history(chat):
             assert set(prepared.seen) <= set().union(*history)
-        for history in self.untold_histories(chat):
+        for history in self.uncommitted_histories(chat):
             assert set(prepared.seen) - prepared.contested <= set().union(*history)
         new = "".join(name for name in names if key(name) not in set(prepared.seen) - prepared.contested)
         commits = self.commits.get(chat, 0)
@@ -734,7 +734,7 @@ class TrueHistories(RuleBasedStateMachine):
     def serve(self, chat: Conversation, names: str) -> None:
         self.commit(self.prepare(chat, names))
 
-    def untold_histories(self, chat: Conversation) -> Iterator[History]:
+    def uncommitted_histories(self, chat: Conversation) -> Iterator[History]:
         for flight in self.open:
             if flight.conversation == chat and self.now < flight.deadline and self.all_are_leased:
                 yield from flight.continued()
@@ -759,7 +759,7 @@ class TrueHistories(RuleBasedStateMachine):
 
     @rule(flight=consumes(flights))
     def crash(self, flight: Flight) -> None:
-        """The answer is lost, and nobody tells the store."""
+        """Lose the answer without notifying the store."""
         self.open.remove(flight)
 
     @rule(chat=chats)
@@ -781,7 +781,7 @@ class TrueHistories(RuleBasedStateMachine):
                 assert recorded <= set().union(*history)
 
 
-def test_nothing_is_called_seen_that_is_not_in_the_history(kits: Kits) -> None:
+def test_seen_blocks_are_always_in_the_history(kits: Kits) -> None:
     machine = type("TrueHistoriesOfKit", (TrueHistories,), {"kit": staticmethod(kits)})
     examples = settings(max_examples=kits.examples)
     run_state_machine_as_test(machine, settings=examples)

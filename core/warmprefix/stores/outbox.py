@@ -93,7 +93,7 @@ def operations_of(pending: PendingOperation) -> tuple[Operation[Any], ...]:
 class Outbox:
     """Pending operations by conversation, oldest first. Thread-safe; each method takes O(1).
 
-    An operation stays until it is known to be executed: while one thread executes it, another must not trust the
+    An operation stays until it was executed: while one thread executes it, another must not trust the
     conversation's record. If a conversation has dozens of them, one `Settlement` replaces them.
 
     Args:

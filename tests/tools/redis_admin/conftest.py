@@ -79,7 +79,7 @@ def run(run: Run) -> Run:
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Any]:
-    """The same with `--json`, in this process; returns the exit status and what was printed."""
+    """Return a function that runs a command with `--json` and returns its exit status and output."""
     from typer.testing import CliRunner
 
     from warmprefix_tools.cli import app
@@ -95,7 +95,7 @@ def ask() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The newest flavour."""
+    """Return a server of the newest flavour."""
     with Server(list(binaries())[-1]) as server:
         yield server
 

@@ -28,9 +28,12 @@ ADDED = {
     row: re.findall(r"\+[a-z|]+", cell.replace("\\|", "|"))
     for row, cell in re.findall(r"^\| (`?[a-zA-Z].*) \| `(\+.*)` \|$", PAGE, re.MULTILINE)
 }
-STATS, INSPECT = "`warmprefix state stats`", "`warmprefix state inspect`, to tell memory and expiry too"
-RESET = "`planner.reset()`, which clears all conversations; it sees the names of all keys, those of others too"
-CLUSTER, SENTINELS = "a Cluster", "Sentinels, which have users of their own"
+STATS, INSPECT = "`warmprefix state stats`", "`warmprefix state inspect`, with memory and expiry"
+RESET = (
+    "`planner.reset()`, which clears all conversations; "
+    "it sees the names of all keys, including those of other applications"
+)
+CLUSTER, SENTINELS = "a Cluster", "Sentinels, which have their own users"
 CHAT = Conversation("acme", "chat-42")
 SCOPE = Scope("acme", None, None)
 
@@ -50,7 +53,7 @@ class User:
         self.password = secrets.token_hex(8)
 
     def may(self, *commands: str) -> None:
-        """These commands, and what else the rule says."""
+        """Permit these commands, with the rest of the documented rule."""
         words = [word for word in RULE.split() if not word.startswith("+")]
         rule = [word.replace("PASSWORD", self.password) for word in words]
         for admin in self._admins:
@@ -90,8 +93,8 @@ def test_a_planner_needs_no_more(each_server: Server, admin: Admin, user: User, 
         with one.planning(["a", "b"], tenant="acme"):
             pass
         wait_until(lambda: other.stats().shared_orders > 0, "orders are shared")
-        status, told = ask("inspect", url, "--conversation", "chat-42", "--tenant", "acme")
-        assert (status, len(told["blocks"]), told["may_ask"]) == (0, 2, False)
+        status, answer = ask("inspect", url, "--conversation", "chat-42", "--tenant", "acme")
+        assert (status, len(answer["blocks"]), answer["may_ask"]) == (0, 2, False)
         one.forget("chat-42", tenant="acme")
         assert not other.plan(["a"], conversation="chat-42", placement="tail", tenant="acme").references
         with pytest.raises(StoreError):
@@ -103,7 +106,7 @@ def test_a_planner_needs_no_more(each_server: Server, admin: Admin, user: User, 
     assert refused <= {("command", "client"), ("command", "scan"), ("command", "pttl"), ("command", "memory")}
 
 
-def test_the_commands_on_the_state_need_no_more(
+def test_state_commands_need_no_more(
     each_server: Server, user: User, fill: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
     fill(each_server.url).turns(CHAT)
@@ -123,7 +126,7 @@ def test_other_keys_are_out_of_reach(each_server: Server, user: User) -> None:
 
 
 @pytest.mark.parametrize("dropped", COMMANDS)
-def test_no_command_is_too_much(each_server: Server, admin: Admin, user: User, dropped: str) -> None:
+def test_every_permission_is_needed(each_server: Server, admin: Admin, user: User, dropped: str) -> None:
     url = user.url(each_server.url)
     user.may(*(command for command in COMMANDS if command != dropped))
     assert not (store_works(url, admin) and sharing_works(url, admin))
@@ -136,7 +139,7 @@ def test_all_of_them_together_are_enough(each_server: Server, admin: Admin, user
 
 
 def store_works(url: str, admin: Admin) -> bool:
-    """Whether every operation does, on every path through its script that takes other commands."""
+    """Return whether every operation works, on every path through its script."""
     admin.script_flush()
     future, block = Conversation("acme", "of another version"), SeenBlock(b"f" * 16, "label", 1, 10)
     admin.hset(conversation_key("wp", future), "m", b"\x07")
@@ -159,24 +162,24 @@ def store_works(url: str, admin: Admin) -> bool:
 
 
 def sharing_works(url: str, admin: Admin) -> bool:
-    """Whether orders reach who follows, and who follows later, and again after a failure."""
-    heard: list[LearnedOrder] = []
-    teller, hearer, late = (RedisOrderSharing(url, interval=0.005) for _ in range(3))
-    sharings = (teller, hearer, late)
+    """Return whether orders reach an early and a late follower, also after a failure."""
+    received: list[LearnedOrder] = []
+    teller, reader, late = (RedisOrderSharing(url, interval=0.005) for _ in range(3))
+    sharings = (teller, reader, late)
 
     def errors() -> int:
         return max(sharing.stats().errors for sharing in sharings)
 
     def comes(count: int, most_errors: int) -> bool:
-        wait_until(lambda: len(heard) >= count or errors() > most_errors, "an order comes, or an error")
+        wait_until(lambda: len(received) >= count or errors() > most_errors, "an order comes, or an error")
         return errors() <= most_errors
 
     try:
-        hearer.follow(SCOPE, heard.extend)
+        reader.follow(SCOPE, received.extend)
         teller.publish(SCOPE, order(1))
         if not comes(1, most_errors=0):
             return False
-        late.follow(SCOPE, heard.extend)
+        late.follow(SCOPE, received.extend)
         if not comes(2, most_errors=0):
             return False
         admin.execute_command("ACL SETUSER warmprefix off")
@@ -200,7 +203,7 @@ def order(number: int) -> LearnedOrder:
 # -- what more there is to allow ---------------------------------------------------------------------------------------
 
 
-def test_a_reset_needs_what_the_page_says(each_server: Server, user: User) -> None:
+def test_reset_needs_the_documented_permissions(each_server: Server, user: User) -> None:
     assert ADDED[RESET] == ["+scan"]
     user.may(*COMMANDS, *ADDED[RESET])
     store = RedisSeenStore(user.url(each_server.url), settle=0)
@@ -211,7 +214,7 @@ def test_a_reset_needs_what_the_page_says(each_server: Server, user: User) -> No
 
 
 @pytest.mark.parametrize("dropped", [None, *ADDED[STATS]])
-def test_stats_need_what_the_page_says(
+def test_stats_need_the_documented_permissions(
     each_server: Server, user: User, fill: Callable[..., Any], run: Callable[..., Any], dropped: str | None
 ) -> None:
     fill(each_server.url).turns(CHAT)
@@ -225,17 +228,17 @@ def test_stats_need_what_the_page_says(
 
 
 @pytest.mark.parametrize("dropped", [None, *ADDED[INSPECT]])
-def test_inspecting_needs_what_the_page_says(
+def test_inspect_needs_the_documented_permissions(
     each_server: Server, user: User, fill: Callable[..., Any], ask: Callable[..., Any], dropped: str | None
 ) -> None:
     fill(each_server.url).turns(CHAT)
     user.may(*COMMANDS, *(command for command in ADDED[INSPECT] if command != dropped))
-    status, told = ask("inspect", user.url(each_server.url), "--conversation", CHAT.id, "--tenant", CHAT.tenant)
-    assert (status, told["may_ask"]) == (0, dropped is None)
+    status, answer = ask("inspect", user.url(each_server.url), "--conversation", CHAT.id, "--tenant", CHAT.tenant)
+    assert (status, answer["may_ask"]) == (0, dropped is None)
 
 
 @pytest.mark.parametrize("dropped", [None, *ADDED[CLUSTER]])
-def test_a_cluster_needs_what_the_page_says(cluster: Cluster, dropped: str | None) -> None:
+def test_cluster_needs_the_documented_permissions(cluster: Cluster, dropped: str | None) -> None:
     admins: list[Admin] = [node.client() for node in cluster.nodes]
     user = User(*admins)
     try:
@@ -248,7 +251,7 @@ def test_a_cluster_needs_what_the_page_says(cluster: Cluster, dropped: str | Non
 
 
 def cluster_works(cluster: Cluster, url: str, admins: list[Admin]) -> bool:
-    """Whether a store does, for a slot that is just being moved, too."""
+    """Return whether a store works, also for a slot that is being moved."""
     slot = admins[0].execute_command("CLUSTER KEYSLOT", conversation_key("wp", CHAT))
     owner = cluster.nodes.index(cluster.owner(conversation_key("wp", CHAT)))
     source, target = admins[owner], admins[owner - 1]
@@ -272,7 +275,7 @@ def cluster_works(cluster: Cluster, url: str, admins: list[Admin]) -> bool:
 
 
 @pytest.mark.parametrize("dropped", [None, *ADDED[SENTINELS]])
-def test_sentinels_need_what_the_page_says(sentinels: SentinelSetup, dropped: str | None) -> None:
+def test_sentinels_need_the_documented_permissions(sentinels: SentinelSetup, dropped: str | None) -> None:
     (sentinel,) = sentinels.sentinels
     with sentinel.client() as admin:
         allowed = [command for command in ADDED[SENTINELS] if command != dropped]

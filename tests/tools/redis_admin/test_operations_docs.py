@@ -1,4 +1,4 @@
-"""docs/operations.md says what is so."""
+"""The claims of docs/operations.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs/operations.md").read_text()
 
 
 def section(title: str) -> str:
-    """What stands under a heading of the second level."""
+    """Return the text under a heading of the second level."""
     return re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:][TITLES.index(title)]
 
 
@@ -44,7 +44,7 @@ def test_the_code_runs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         assert names["prompt"].endswith("A passage.")
 
 
-def test_the_settings_are_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_settings_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SharedSettings.model_fields:
         monkeypatch.delenv(f"WARMPREFIX_{name.upper()}", raising=False)
     rows = re.findall(r"^\| `WARMPREFIX_(\w+)` \| `?(\S+?)`? \|", PAGE, re.MULTILINE)
@@ -76,7 +76,7 @@ def test_every_kind_of_url_can_be_used(server: Server, cluster: Cluster, sentine
             assert planner.stats().store_errors == 0
 
 
-def test_what_a_conversation_takes_is_what_was_measured() -> None:
+def test_documented_sizes_match_the_measurement() -> None:
     text = section("What a turn costs")
     rows = [row.split(" | ") for row in re.findall(r"^\| ([^|]+ \| \d.*) \|$", text, re.MULTILINE)]
     measured = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["memory"]
@@ -88,22 +88,22 @@ def test_what_a_conversation_takes_is_what_was_measured() -> None:
     assert rows == [[*what, *(f"{size:,}" for size in found)] for what, found in sizes.items()]
 
 
-def test_the_load_is_what_was_measured() -> None:
+def test_documented_load_matches_the_measurement() -> None:
     load = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["load"]
-    assert "some 2,500 turns a second for a minute" in section("What a turn costs")
+    assert "about 2,500 turns per second for a minute" in section("What a turn costs")
     assert max(round(row["turns/s"], -2) for row in load) == 2_500
 
 
-def test_what_to_watch_is_there_to_be_watched() -> None:
+def test_documented_fields_exist() -> None:
     fields = {field.name for field in dataclasses.fields(PlannerStats)}
-    shown = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", section("What to watch"), re.MULTILINE))))
+    shown = set(
+        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", section("Metrics to watch"), re.MULTILINE)))
+    )
     assert len(shown) > 6
     assert shown <= fields
 
 
-def test_the_json_has_the_keys_that_are_promised(
-    server: Server, fill: Callable[..., Any], ask: Callable[..., Any]
-) -> None:
+def test_json_has_the_documented_keys(server: Server, fill: Callable[..., Any], ask: Callable[..., Any]) -> None:
     filled = fill(server.url)
     filled.turns(Conversation("acme", "chat-42"))
     filled.open(Conversation("acme", "chat-42"))
@@ -123,14 +123,14 @@ def test_the_json_has_the_keys_that_are_promised(
 
 
 def keys(value: object) -> set[str]:
-    """All that there are, on every level."""
+    """Return all keys, on every level."""
     if isinstance(value, dict):
         return set(value).union(*map(keys, value.values()))
     return set().union(*map(keys, value)) if isinstance(value, list) else set()
 
 
-def test_what_is_stored_is_what_the_page_lists(server: Server) -> None:
-    secret = "The text, which nobody may store."
+def test_stored_data_matches_the_documentation(server: Server) -> None:
+    secret = "The text, which must not be stored."
     with ContextPlanner.from_url(settings=SharedSettings(redis_url=server.url, store_budget=10.0)) as planner:
         names = {"tenant": "the-tenant", "model": "the-model", "preamble": "the-preamble"}
         with planner.planning([secret], conversation="the-conversation", placement="tail", **names):  # type: ignore[arg-type]

@@ -112,9 +112,7 @@ async def test_tasks_speak_tls(front: TlsFront) -> None:
     [("127.0.0.1", ""), ("localhost", f"?ssl_ca_certs={AUTHORITY}&ssl_check_hostname=true")],
     ids=["by an unknown authority", "for another name"],
 )
-def test_a_certificate_that_is_wrong_is_refused(
-    front: TlsFront, host: str, options: str, run: Callable[..., Any]
-) -> None:
+def test_wrong_certificate_is_refused(front: TlsFront, host: str, options: str, run: Callable[..., Any]) -> None:
     url = f"rediss://{host}:{front.port}{options}"
     store = RedisSeenStore(url, timeout=10, connect_timeout=10)
     with pytest.raises(redis.ConnectionError, match=r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"):
@@ -126,7 +124,7 @@ def test_a_certificate_that_is_wrong_is_refused(
     assert front.handshakes == 0
 
 
-def test_what_does_not_speak_tls_is_refused(front: TlsFront, server: Server) -> None:
+def test_plain_connection_to_tls_and_back_is_refused(front: TlsFront, server: Server) -> None:
     for url in (f"redis://127.0.0.1:{front.port}", f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={AUTHORITY}"):
         store = RedisSeenStore(url, timeout=2, connect_timeout=2)
         with pytest.raises(redis.RedisError):

@@ -122,7 +122,7 @@ def parse_redis_url(url: str) -> RedisTarget:
 def _options(url: str) -> dict[str, Any]:
     options: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
     if "decode_responses" in options:
-        raise ValueError("url must not have the option decode_responses: stored values are binary")
+        raise ValueError("url must not have the option decode_responses, because stored values are binary")
     return options
 
 
@@ -220,7 +220,10 @@ class Clients:
         """By whether it is for tasks."""
         if isinstance(target, str):
             if async_client is not None:
-                raise TypeError("async_client must be None if target is a URL, which serves threads and tasks")
+                raise TypeError(
+                    "async_client must be None if target is a URL, which serves threads and tasks,"
+                    f" got {type(async_client).__name__}"
+                )
             self._own = parse_redis_url(target)
         else:
             for client in (target,) if async_client is None else (target, async_client):
@@ -231,7 +234,8 @@ class Clients:
                         f"with async_client; got {type(target).__name__} and {type(async_client).__name__}"
                     )
                 if client.get_encoder().decode_responses:
-                    raise ValueError("the client must have decode_responses=False: stored values are binary")
+                    name = "target" if client is target else "async_client"
+                    raise ValueError(f"{name} must have decode_responses=False, as stored values are binary, got True")
                 self._given[is_async] = client
         self.serve_threads = self._own is not None or False in self._given
         self.serve_tasks = self._own is not None or True in self._given

@@ -91,7 +91,7 @@ class RedisSeenStore:
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
         if settle < 0:
-            raise ValueError(f"settle must not be negative, got {settle}")
+            raise ValueError(f"settle must be 0 or more, got {settle}")
         self._prefix = wire.check_prefix(prefix)
         self._bounds = wire.pack_bounds(max_blocks, max_leases, ttl, lease_ttl)
         self._journal = ForgetJournal()

@@ -1,4 +1,4 @@
--- Give a plan's lease back. Returns 1 if there was one.
+-- Return a plan's lease. Returns 1 if there was one.
 
 return run(function()
   local plan, digest = ARGV[2], ARGV[3]
@@ -9,7 +9,7 @@ return run(function()
     return 0
   end
   local lease = end_plan(state, plan, digest)
-  if lease then call('HDEL', key, 'p') end  -- as in roll_back: what gives back must not fail when memory is full
+  if lease then call('HDEL', key, 'p') end  -- as in roll_back: returning a lease must not fail when memory is full
   save(state, {})
   return lease and lease.turn ~= ENDED and 1 or 0
 end)

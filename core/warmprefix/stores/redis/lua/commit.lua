@@ -1,8 +1,8 @@
--- The model saw a plan's prompt: record the blocks that it holds in full. Returns 1 if they were recorded.
+-- Record the blocks that a plan sent in full, because the model saw its prompt. Returns 1 if they were recorded.
 --
 -- ARGV[5]  tokens of each block, 4 bytes each
 
--- The fields of the blocks, all of the turn that begins.
+-- Add the fields of the blocks, all of the new turn.
 local function record_blocks(state, items, fields, values)
   local tokens, counted = ARGV[5], {}
   for i = 1, #fields, 2 do
@@ -17,7 +17,7 @@ local function record_blocks(state, items, fields, values)
   end
 end
 
--- The fields of their labels. One that names two texts, after plans that did not know of each other, is nobody's.
+-- Add the fields of their labels. A label that two parallel plans gave to two texts has no owner any more.
 local function take_labels(state, items, fields, values)
   local owners = {}
   for i = 1, #fields, 2 do
@@ -31,19 +31,19 @@ local function take_labels(state, items, fields, values)
   end
 end
 
--- By how much the bounds may be exceeded before it is worth a look at the whole hash.
+-- Excess over the bounds that is worth reading the whole hash.
 local slack = max_blocks < 64 and 0 or math.floor(max_blocks / 8)
 local max_labels = 4 * max_blocks
 
--- Of sequence numbers, the last of the oldest few.
+-- Return the highest of the `few` lowest sequence numbers.
 local function last_of_oldest(numbers, few)
   if few <= 0 then return 0 end
   table.sort(numbers)
   return numbers[math.min(few, #numbers)] or 0
 end
 
--- Drop the oldest beyond the bounds. A label outlives its block's record, since the history may still show the text
--- that it names; never the other way round.
+-- Drop the oldest beyond the bounds. A label outlives its block's record, because the history may still show
+-- the text that it names. A block never outlives its label.
 local function trim(state)
   local hash, dropped, in_use = call('HGETALL', key), {}, {}
 
@@ -92,7 +92,7 @@ return run(function()
   local is_next = lease and lease.turn == state.turn and now() < lease.ends
   if is_next then
     record_blocks(state, items, fields, values)
-  else  -- late or not, the model saw it: plans prepared beside it may not be in the history
+  else  -- late or not, the model saw it: the history may lack plans prepared in parallel
     roll_back(state, lease and lease.turn or 0)
   end
   take_labels(state, items, fields, values)

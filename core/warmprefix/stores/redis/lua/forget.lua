@@ -1,5 +1,5 @@
--- The history is no longer what was recorded: nothing is seen any more, and every lease ends. The plans may still be
--- committed, and would take back what comes later; so they are kept.
+-- Mark every block as unseen, because the history was changed, and end every lease. The leases are kept, because their
+-- plans may still be committed, which rolls back later turns.
 
 return run(function()
   local state = load({})

@@ -1,15 +1,15 @@
--- What every script begins with. Numbers are big-endian, times are milliseconds of the server's clock.
+-- The beginning of every script. Numbers are big-endian, times are milliseconds of the server's clock.
 --
 -- KEYS[1]  the hash of one conversation:
 --   m               the record: format, epoch, turn, last sequence number, count of blocks, count of labels
---   p               plans in flight, oldest first: turn (-1: `forget` ended it), end of the lease, length of the id, id
---   c               digests of the plans that ended last
+--   p               plans in flight, oldest first: turn (-1: ended by forget), end of the lease, length of the id, id
+--   c               digests of the plans that ended most recently
 --   b<fingerprint>  a block: sequence number, turn, tokens, length of the label, label
 --   l<label>        sequence number, fingerprint of the block that it names; no fingerprint if it names two
 -- ARGV[1]  bounds: blocks, plans in flight, time to live, time of a lease
 -- ARGV[2]  a plan's id, ARGV[3] its digest
 -- ARGV[4]  the fields of each block and its label, a msgpack array
--- ARGV[#ARGV]  a seal on all of these, for bytes may be lost or swapped on the way
+-- ARGV[#ARGV]  a checksum of all of these, because bytes may be lost or swapped on the way
 
 local FORMAT, RECORD, RECORD_SIZE = 1, '>BI4I4I4I4I4', 21
 local LEASE, LEASE_SIZE, ENDED = '>i4I8I4', 16, -1
@@ -22,7 +22,7 @@ local function seal(text)
 end
 
 -- Run a script's body. An error of Redis reaches the client with its own code, such as READONLY or OOM: so it is raised
--- in a table, of which Redis makes nothing.
+-- in a table, which Redis does not interpret.
 local function run(body)
   if seal(table.concat(ARGV, '', 1, #ARGV - 1) .. key) ~= ARGV[#ARGV] then
     return redis.error_reply('WARMPREFIX the request was damaged')
@@ -39,7 +39,7 @@ local function call(...)
   return answer
 end
 
--- HSET or HDEL, whatever the number of arguments; returns how many fields came or went.
+-- Call HSET or HDEL with any number of arguments; return the number of fields added or removed.
 local function call_in_parts(command, arguments)
   local count = 0
   for first = 1, #arguments, PART do
@@ -63,8 +63,8 @@ local function read_leases(packed)
   return leases
 end
 
--- The conversation's state, or nil if there is none that this version can read; and the values of further fields,
--- from the fourth element on.
+-- Return the conversation's state, or nil if it is missing or unreadable for this version; and the values of further
+-- fields, from the fourth element on.
 local function load(fields)
   local values = redis.pcall('HMGET', key, 'm', 'p', 'c', unpack(fields, 1, math.min(#fields, PART)))
   if values.err then
@@ -84,7 +84,7 @@ local function load(fields)
   }, values
 end
 
--- Remove what can't be read, so that no other version goes on trusting a record that this plan contradicts.
+-- Remove an unreadable record, so that no other version trusts it although this plan contradicts it.
 local function discard()
   if call('EXISTS', key) == 1 then call('UNLINK', key) end
 end
@@ -110,7 +110,7 @@ local function has_ended(state, digest)
   return at ~= nil
 end
 
--- End a plan; returns its lease, if it has one.
+-- End a plan; return its lease, or nil.
 local function end_plan(state, plan, digest)
   state.ended = sub(state.ended .. digest, -16 * max_leases)
   for i, lease in ipairs(state.leases) do
@@ -122,8 +122,8 @@ local function turn_of(block)
   return (struct.unpack('>I4', block, 5))
 end
 
--- Forget every block recorded after a turn. It begins with a deletion (which `save` makes good) because once a script
--- has written, Redis no longer stops it when memory is full: what takes back must never fail for that.
+-- Forget every block recorded after a turn. It starts with a deletion (which `save` repairs), because Redis does not
+-- stop a script for lack of memory once it has written: a roll-back must never fail for that.
 local function roll_back(state, turn)
   call('HDEL', key, 'p')
   state.epoch = state.epoch + 1

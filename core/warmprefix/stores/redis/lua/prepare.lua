@@ -1,20 +1,20 @@
--- Lease the next turn to a plan, and tell what the history holds.
+-- Lease the next turn to a plan, and return what the history contains of the proposed blocks.
 --
--- ARGV[5]  whether to tell the server's uptime
+-- ARGV[5]  '1' to return the server's uptime
 --
--- Returns the server's uptime in seconds, whether it was ever made a master, the length of its identity and the turn;
--- the identity; a byte for each block; the values of those that are seen; and a seal on all that and the plan's id.
+-- Returns the server's uptime in seconds, whether it was ever promoted, the length of its identity and the turn; the
+-- identity; one byte per block; the values of the seen blocks; and a checksum of all that and the plan's id.
 
 local UNKNOWN, SEEN, SEEN_CONTESTED, TAKEN = '\0', '\1', '\3', '\4'
 
--- What stands in a line of INFO. (Patterns would be slow.)
+-- Return the value of a line of INFO. (Patterns would be slow.)
 local function line_of(info, name)
   local _, last = string.find(info, name .. ':', 1, true)
   return last and sub(info, last + 1, string.find(info, '\r', last, true) - 1) or ''
 end
 
--- Which line of data this is: a master gets a new name for it whenever it starts or is made one. Another than before
--- may lack the last writes.
+-- Return the server's identity: a master gets a new one whenever it starts or is promoted. A server with another one
+-- than before may lack the last writes.
 local function describe_server()
   local replication = call('INFO', 'replication')
   local promoted = string.find(line_of(replication, 'master_replid2'), '[1-9a-f]') and 1 or 0
@@ -22,9 +22,9 @@ local function describe_server()
   return math.max(uptime, 0), promoted, line_of(replication, 'master_replid')
 end
 
--- Take a lease for the plan, unless it has ended already, and end the leases that timed out or are too many. Whether
--- the model saw those plans nobody knows. If others were committed beside them, all since then is in doubt: returns the
--- last turn that is not.
+-- Take a lease for the plan, unless it has ended already, and end the leases that timed out or exceed the bound.
+-- Whether the model saw those plans is unknown. If others were committed meanwhile, everything since then is in doubt: returns
+-- the last turn that is not.
 local function take_lease(state, plan, digest)
   local time, held, kept = now(), {}, state.turn
   local own = {turn = state.turn, ends = time + lease_ttl, plan = plan}
@@ -59,7 +59,7 @@ return run(function()
   if kept < state.turn then roll_back(state, kept) end
   save(state, {})
 
-  local certain = state.turn  -- what came later may be taken back by the commit of a plan prepared before it
+  local certain = state.turn  -- later turns may be rolled back by the commit of a plan prepared before them
   for _, lease in ipairs(state.leases) do
     if lease.plan ~= plan then certain = math.min(certain, lease.turn) end
   end

@@ -1,0 +1,74 @@
+"""Messages of errors for bad arguments: each names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import redis
+
+from warmprefix.order_sharing import MAX_BLOCKS, LearnedOrder
+from warmprefix.order_sharing.codec import MAX_ORDERS, pack
+from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.settings import SharedSettings
+from warmprefix.stores import CircuitBreaker, Conversation, GuardedStore, MemorySeenStore, Prepare
+from warmprefix.stores.outbox import Outbox
+from warmprefix.stores.redis import RedisSeenStore, check_prefix, parse_redis_url
+
+URL = "redis://localhost"
+CHAT = Conversation(None, "chat")
+KEY = b"k" * 16
+OPERATIONS = "operation must be a Prepare, Commit, Abandon or Forget, got str"
+
+MEMORY = ["max_conversations", "max_blocks", "max_leases", "max_entries", "ttl", "lease_ttl"]
+REDIS = ["max_blocks", "max_leases", "ttl", "lease_ttl", "timeout", "connect_timeout"]
+SHARING = ["interval", "max_queue", "tail", "ttl"]
+GUARD = ["budget", "interval", "retry"]
+
+
+def positive(make: Callable[..., object], names: list[str], value: int = 0) -> list[tuple[Callable[[], object], str]]:
+    return [(partial(make, **{name: value}), f"{name} must be positive, got {value}") for name in names]
+
+
+CASES: list[tuple[Callable[[], object], str]] = [
+    *positive(MemorySeenStore, MEMORY),
+    *positive(partial(RedisSeenStore, URL), REDIS, -1),
+    *positive(partial(RedisOrderSharing, URL), SHARING),
+    *positive(partial(GuardedStore, MemorySeenStore()), GUARD),
+    (lambda: GuardedStore(MemorySeenStore(), threads=0), "threads must be 1 or more, got 0"),
+    (lambda: GuardedStore(MemorySeenStore(), max_pending=0), "max_pending must be 1 or more, got 0"),
+    (lambda: Outbox(0), "max_pending must be 1 or more, got 0"),
+    (lambda: CircuitBreaker(6, 5), "first_pause must be 0 to longest_pause, which is 5, got 6"),
+    (lambda: RedisSeenStore(URL, settle=-1), "settle must be 0 or more, got -1"),
+    (lambda: RedisSeenStore(6379), "target must be a URL, a Redis or RedisCluster.*; got int and NoneType"),
+    (lambda: RedisSeenStore(redis.Redis(decode_responses=True)), "target must have decode_responses=False.*, got True"),
+    (lambda: RedisSeenStore(URL, async_client=1), "async_client must be None if target is a URL.*, got int"),
+    (lambda: check_prefix(""), "prefix must not be empty, nor have braces.*; got ''"),
+    (lambda: check_prefix("{a}"), "prefix must not be empty, nor have braces.*; got '{a}'"),
+    (lambda: check_prefix(b"wp"), "prefix must be a str, got bytes"),  # type: ignore[arg-type]
+    (lambda: parse_redis_url("http://host"), "url must begin with one of redis://, .*, got 'http://'"),
+    (lambda: parse_redis_url("redis://host/first"), "url's database must be a number, got 'first'"),
+    (lambda: parse_redis_url("redis+cluster://one,,two"), "url must list its hosts as host:port,host:port; got ''"),
+    (lambda: RedisOrderSharing(6379), "client must be a synchronous redis client or a URL, got int"),  # type: ignore[arg-type]
+    (lambda: RedisOrderSharing(URL, batch=0), f"batch must be 1 to {MAX_ORDERS}, got 0"),
+    (lambda: pack(LearnedOrder([], [], [])), f"order must have 1 to {MAX_BLOCKS} blocks.*, got 0 blocks"),
+    (lambda: pack(LearnedOrder([b"k"], [1], [0])), r"order's keys must have 16 bytes, got \[1\]"),
+    (lambda: pack(LearnedOrder([KEY], [-1], [0])), "order's tokens must be 0 to 16777215, got -1 to -1"),
+    (lambda: MemorySeenStore().execute("forget"), OPERATIONS),  # type: ignore[arg-type]
+    (lambda: RedisSeenStore(URL).execute("forget"), OPERATIONS),  # type: ignore[arg-type]
+    (lambda: GuardedStore(MemorySeenStore()).execute("forget"), OPERATIONS),  # type: ignore[arg-type]
+    (lambda: asyncio.run(GuardedStore(MemorySeenStore()).aexecute("forget")), OPERATIONS),  # type: ignore[arg-type]
+    (lambda: RedisSeenStore(URL).execute(Prepare(CHAT, "p", {b"x": "x"})), "fingerprint must be 16 bytes, got 1"),
+    (lambda: SharedSettings(store_budget=0), r"(?s)store_budget\n.*greater than 0"),
+    (lambda: SharedSettings(key_prefix="{a}"), r"(?s)key_prefix\n.*match pattern"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CASES, ids=[message[:40] for _, message in CASES])
+def test_bad_argument_is_named_with_its_value_and_what_is_allowed(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert re.search(message, str(caught.value))
