@@ -148,7 +148,7 @@ def meet(client: redis.Redis, place: int) -> bool:
 
 
 def write_format(version: int) -> None:
-    """Let this process act as a release that stores other values under the same keys."""
+    """Make this process one of a release that stores other values under the same keys."""
     for script in (scripts.PREPARE, scripts.COMMIT, scripts.ABANDON, scripts.FORGET):
         text = re.sub(rb"(local FORMAT\b[^=]*= )1\b", rb"\g<1>%d" % version, script.text)
         assert text != script.text
