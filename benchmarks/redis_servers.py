@@ -514,7 +514,7 @@ class Cluster(_Running):
 
 
 def _count_of_nodes(client: redis.Redis) -> int:
-    return int(_call(client, "CLUSTER INFO")["cluster_known_nodes"])
+    return len(_call(client, "CLUSTER NODES"))
 
 
 def _serves_all_slots(client: redis.Redis) -> bool:

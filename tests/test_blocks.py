@@ -1,4 +1,4 @@
-"""Context blocks: identity, length, and what is refused."""
+"""Context blocks: identity, length, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_the_fingerprint_of_a_text_never_changes() -> None:
     assert fingerprint("\ud800").hex() == "b4fe3de0239399efbfffc79686f435f9"
 
 
-def test_other_spellings_of_the_same_characters_are_other_blocks() -> None:
+def test_texts_that_only_look_the_same_are_different_blocks() -> None:
     assert ContextBlock("é") != ContextBlock("e\u0301")
     assert ContextBlock("\U00010000") != ContextBlock("\ud800\udc00")
     assert ContextBlock("a\n") != ContextBlock("a\r\n")
 
 
-def test_identity_is_the_text_alone() -> None:
+def test_only_the_text_decides_identity() -> None:
     block = ContextBlock("evidence", id="a", tokens=7, score=0.5, pinned="start")
     assert block == ContextBlock("evidence")
     assert hash(block) == hash(ContextBlock("evidence"))
@@ -62,7 +62,7 @@ def test_tokens_are_a_quarter_of_the_bytes_rounded_up(text: str) -> None:
     assert ContextBlock("").tokens == 0
 
 
-def test_a_given_length_is_taken() -> None:
+def test_a_given_number_of_tokens_is_used() -> None:
     class Index:
         def __index__(self) -> int:
             return 12
@@ -73,7 +73,7 @@ def test_a_given_length_is_taken() -> None:
     assert type(tokens) is int
 
 
-def test_an_int_id_stands_for_its_digits() -> None:
+def test_an_int_id_becomes_its_digits() -> None:
     assert ContextBlock("evidence", id=7).id == "7"
     assert ContextBlock("evidence", id=-7).id == "-7"
     assert ContextBlock("evidence", id="").id == ""
@@ -106,6 +106,6 @@ def test_blocks_are_frozen() -> None:
         ({"pinned": ""}, ValueError, "pinned must be 'start', 'end' or None, got ''"),
     ],
 )
-def test_a_bad_argument_is_named(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_name_the_argument(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{message}$"):
         ContextBlock(**{"text": "evidence", **arguments})

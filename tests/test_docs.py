@@ -25,7 +25,7 @@ CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @pytest.fixture
 def application() -> Any:
-    """The names that a reader has in the application around the examples."""
+    """Names of the application around the examples."""
     passages = [SimpleNamespace(id=f"Doc_{n}", text=f"Passage {n}. " * 20) for n in range(3)]
     instant = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
     with EmulatorServer(instant) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
@@ -45,7 +45,7 @@ def application() -> Any:
 def test_the_readmes_code_runs(
     application: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Those of the frameworks run where they are installed.
+    # Blocks for frameworks run in the tests of the frameworks.
     blocks = [block for block in CODE.findall((ROOT / "README.md").read_text()) if "from warmprefix_" not in block]
     *single, shared, linked, batch = blocks
     assert len(single) == 3
@@ -73,7 +73,7 @@ def test_the_readmes_code_runs(
     exec(compile(linked, "README.md", "exec"), application)
     stats = application["planner"].stats()
     assert (stats.commits, stats.reports) == (4, 1)
-    monkeypatch.chdir(tmp_path)  # it keeps a journal
+    monkeypatch.chdir(tmp_path)  # the batch example writes a journal
     exec(compile(batch, "README.md", "exec"), application)
     assert application["planner"].stats().commits == 6
     assert (tmp_path / "night.journal").stat().st_size > 0
@@ -93,7 +93,7 @@ def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.Monkey
     page = (ROOT / "docs/record.md").read_text()
     planned, *recorded = CODE.findall(page)
     names: dict[str, Any] = {
-        # What the frameworks' retrievers return, in the fields that the page uses.
+        # Results of the frameworks' retrievers, with the fields that the page uses.
         "retriever": SimpleNamespace(
             search=lambda question: [SimpleNamespace(text="Passage.", id="plain", score=0.5)],
             invoke=lambda question: [SimpleNamespace(page_content="Document.", id="langchain")],
@@ -125,7 +125,7 @@ def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len({request.scope for request in trace.requests}) == 4
 
 
-def test_the_trace_that_is_shown_is_one(tmp_path: Path) -> None:
+def test_the_shown_trace_is_valid(tmp_path: Path) -> None:
     (shown,) = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/record.md").read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "day.jsonl").write_text(shown)
     with TraceRecorder(tmp_path / "ours.jsonl") as recorder:

@@ -1,4 +1,4 @@
-"""Files that a replay writes."""
+"""Output files: complete, or absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.parametrize("name", ["orders.jsonl", "orders.jsonl.gz"])
-def test_a_file_is_there_when_it_is_whole(tmp_path: Path, name: str) -> None:
+def test_a_file_appears_only_when_it_is_complete(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("older")
     with text_file(path) as write:
@@ -38,7 +38,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_packed_bytes_do_not_depend_on_name_or_time(tmp_path: Path) -> None:
+def test_compressed_bytes_do_not_depend_on_name_or_time(tmp_path: Path) -> None:
     paths = [tmp_path / "a.gz", tmp_path / "b.gz"]
     for path in paths:
         with text_file(path) as write:
@@ -46,7 +46,7 @@ def test_packed_bytes_do_not_depend_on_name_or_time(tmp_path: Path) -> None:
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_a_device_is_written_to_as_it_is(tmp_path: Path) -> None:
+def test_a_device_is_written_to_directly(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -59,7 +59,7 @@ def test_a_device_is_written_to_as_it_is(tmp_path: Path) -> None:
         os.close(reader)
 
 
-def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+def test_writing_to_a_link_writes_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "latest.json"
     link.symlink_to(tmp_path / "real" / "today.json")
@@ -81,6 +81,6 @@ def test_an_unwritable_path_fails_before_anything_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
-def test_a_full_disk_is_one_error() -> None:
+def test_a_full_disk_raises_an_output_error() -> None:
     with pytest.raises(OutputError, match="Cannot write /dev/full: No space left on device"), text_file(FULL) as write:
         write("x" * 100_000)
