@@ -22,8 +22,9 @@ batches = st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), max_siz
 
 
 def most_saved(contexts: Contexts, held: set[Path]) -> int:
-    """By the best of all plans, for a cache without bounds that holds these prefixes before: when each runs is all one,
-    for every prefix is prefilled once.
+    """Return the most tokens that any plan saves with an unbounded cache.
+
+    The cache holds the prefixes `held` before. Every other prefix is prefilled once, in any execution order.
     """
     everything = sum(TOKENS[block] for context in contexts for block in context)
     least = everything
@@ -43,7 +44,7 @@ def best_held(context: Sequence[int], held: set[Path]) -> Path:
 
 
 @given(few)
-def test_no_plan_saves_more(contexts: Contexts) -> None:
+def test_no_plan_saves_more_than_the_bound(contexts: Contexts) -> None:
     most = most_saved(contexts, set())
     full, quick = upper_bound(contexts, TOKENS), upper_bound(contexts, TOKENS, quick=True)
     assert most <= full.tokens <= quick.tokens
@@ -52,7 +53,7 @@ def test_no_plan_saves_more(contexts: Contexts) -> None:
 
 
 @given(few, held_orders)
-def test_no_plan_saves_more_where_much_is_cached(contexts: Contexts, orders: list[Path]) -> None:
+def test_no_plan_saves_more_than_the_bound_with_a_warm_cache(contexts: Contexts, orders: list[Path]) -> None:
     held = prefixes_of(orders)
     resident = [best_held(context, held) for context in contexts]
     most = most_saved(contexts, held)
@@ -65,7 +66,7 @@ def test_no_plan_saves_more_where_much_is_cached(contexts: Contexts, orders: lis
 @example([], [])
 @example([[]], [(0,)])
 @example([[0, 1], [1, 0], [0, 1, 2]], [])
-def test_best_partners_are_a_looser_bound(contexts: Contexts, orders: list[Path]) -> None:
+def test_best_partners_give_a_looser_bound(contexts: Contexts, orders: list[Path]) -> None:
     resident = [best_held(context, prefixes_of(orders)) for context in contexts]
     forest = upper_bound(contexts, TOKENS, resident)
     with pytest.MonkeyPatch.context() as patch:
@@ -85,15 +86,15 @@ def test_best_partners_are_a_looser_bound(contexts: Contexts, orders: list[Path]
         pytest.param([[0, 1], [0, 2], [1, 2], [0, 1, 2]], Bound(6, "spanning forest"), id="all in the last"),
     ],
 )
-def test_by_example(contexts: Contexts, expected: Bound) -> None:
+def test_examples(contexts: Contexts, expected: Bound) -> None:
     assert upper_bound(contexts, [1] * 6) == expected
 
 
-def test_what_is_cached_needs_no_earlier_request() -> None:
+def test_cached_tokens_need_no_earlier_request() -> None:
     assert upper_bound([[0, 1], [0, 2]], [5, 3, 1], [(0,), (0, 2)]) == Bound(11, "spanning forest")
 
 
-def test_beyond_its_means_it_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_of_a_large_batch_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     popular = [1 / (1 + block) for block in range(400)]
     contexts = [list(dict.fromkeys(rng.choices(range(400), popular, k=12))) for _ in range(2_000)]
@@ -114,12 +115,12 @@ def test_beyond_its_means_it_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None
     assert abs(sampled.tokens - partners.tokens) < 0.1 * partners.tokens
 
 
-def test_blocks_of_no_length_bound_nothing() -> None:
+def test_blocks_without_tokens_add_nothing() -> None:
     assert upper_bound([[0, 1], [1, 0], [0]], [0, 0]).tokens == 0
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_no_contexts(quick: bool) -> None:
+def test_bound_of_no_contexts_is_zero(quick: bool) -> None:
     assert upper_bound([], [], quick=quick).tokens == 0
     assert upper_bound([[]], [], quick=quick).tokens == 0
     assert upper_bound([[]], [], [()], quick=quick).tokens == 0

@@ -31,7 +31,7 @@ def arrange(contexts: Sequence[Sequence[int]], linkage: Linkage = "average") -> 
 
 
 def orders(contexts: Sequence[Sequence[int]], linkage: Linkage = "average") -> list[list[int]]:
-    """By context, not in execution order."""
+    """Return the planned orders by context, not in execution order."""
     return [list(placed.order) for placed in sorted(arrange(contexts, linkage))]
 
 
@@ -45,8 +45,8 @@ def test_the_worked_example(linkage: Linkage) -> None:
     assert orders(BUILD, linkage) == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
 
 
-def test_the_worked_example_as_a_tree() -> None:
-    """The first two contexts are nearest and make {1, 2}; with the third that makes {1}."""
+def test_tree_of_the_worked_example() -> None:
+    """The first two contexts are nearest and make {1, 2}; the third makes {1} of it."""
     indexed = index_contexts(BUILD, [(0, 1), (2, 3)])
     assert [context.prefix for context in indexed] == [(1, 2), (1, 2), (1,)]
     assert [context.path for context in indexed] == [(0, 0, 0), (0, 0, 1), (0, 1)]
@@ -54,7 +54,7 @@ def test_the_worked_example_as_a_tree() -> None:
 
 
 @linkages
-def test_the_figure_of_scheduling(linkage: Linkage) -> None:
+def test_example_of_scheduling(linkage: Linkage) -> None:
     """C6, C3, C7 and C8 run as C6, C8, C3, C7."""
     contexts = [[1, 2, 4], [1, 4, 0], [5, 7, 8], [1, 2, 9]]
     assert arrange(contexts, linkage) == [
@@ -65,7 +65,7 @@ def test_the_figure_of_scheduling(linkage: Linkage) -> None:
     ]
 
 
-def test_batches_begin_as_their_online_contexts_do() -> None:
+def test_planned_orders_begin_like_those_of_the_online_index() -> None:
     contexts = [*BUILD, [2, 1, 4], [5, 7, 8], [1, 2, 9]]
     assert orders(contexts) == [[1, 2, 3], [1, 2, 6], [1, 4, 0], [1, 2, 4], [5, 7, 8], [1, 2, 9]]
 
@@ -73,51 +73,51 @@ def test_batches_begin_as_their_online_contexts_do() -> None:
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_merge_that_shares_nothing_makes_no_node() -> None:
+def test_merge_without_shared_blocks_makes_no_node() -> None:
     indexed = index_contexts([[1, 2], [3, 4], [2, 1, 5], [4, 6]], [(0, 2), (1, 3), (4, 5)])
     assert [context.path for context in indexed] == [(0,), (1, 0), (0, 0), (1, 1)]
     assert [context.order for context in indexed] == [(1, 2), (4, 3), (1, 2, 5), (4, 6)]
 
 
-def test_equal_nodes_are_one_wherever_they_were_merged() -> None:
+def test_equal_nodes_of_different_merges_are_one() -> None:
     indexed = index_contexts([[1, 9], [8, 9], [3], [7, 9], [6, 9]], [(0, 1), (3, 4), (2, 5), (6, 7)])
     assert [context.path for context in indexed] == [(0, 0), (0, 1), (1,), (0, 2), (0, 3)]
     assert [context.prefix for context in indexed] == [(9,), (9,), (), (9,), (9,)]
 
 
-def test_a_lifted_node_hangs_from_the_largest_one_that_it_extends() -> None:
-    # {5, 6} and {5} are merged with what shares nothing, so both are lifted; {5, 6} begins as {5} does.
+def test_lifted_node_hangs_from_the_largest_node_that_it_extends() -> None:
+    # {5, 6} and {5} are merged with contexts that share nothing, so both are lifted; {5, 6} begins like {5}.
     contexts = [[7, 6, 5], [5, 6, 8], [1, 2], [5, 3], [4, 5], [0]]
     indexed = index_contexts(contexts, [(0, 1), (2, 6), (3, 4), (5, 8), (7, 9)])
     assert [context.prefix for context in indexed] == [(5, 6), (5, 6), (), (5,), (5,), ()]
     assert [context.path for context in indexed] == [(0, 0, 0), (0, 0, 1), (1,), (0, 1), (0, 2), (2,)]
 
 
-def test_of_several_nodes_that_it_extends_the_largest_counts() -> None:
+def test_lifted_node_chooses_the_largest_of_several_parents() -> None:
     contexts = [[2, 10], [11, 2], [1, 2, 12], [13, 2, 1], [3, 2, 1], [0], [20], [21]]
     indexed = index_contexts(contexts, [(0, 1), (2, 3), (4, 5), (8, 6), (9, 7), (11, 12), (10, 13)])
     assert indexed[4].order == (2, 1, 3)
     assert indexed[4].prefix == indexed[2].prefix == (2, 1)
 
 
-def test_of_equal_nodes_the_one_below_more_blocks_stays() -> None:
+def test_equal_nodes_keep_the_deepest_place() -> None:
     contexts = [[5, 6, 7, 1], [5, 6, 7, 2], [5, 6, 7, 3], [5, 6, 7, 4], [7, 5, 8], [6, 9]]
     indexed = index_contexts(contexts, [(0, 1), (2, 3), (6, 4), (7, 5), (8, 9)])
     assert [context.prefix for context in indexed] == [*[(5, 7, 6)] * 4, (5, 7), ()]
 
 
-def test_what_a_node_adds_stands_in_ascending_order() -> None:
+def test_added_blocks_are_in_ascending_order() -> None:
     indexed = index_contexts([[8, 1, 64, 2], [64, 8, 3, 1], [9, 64]], [(0, 1), (2, 3)])
     assert [context.order for context in indexed] == [(64, 1, 8, 2), (64, 1, 8, 3), (64, 9)]
 
 
-def test_a_context_may_be_a_node_itself() -> None:
+def test_context_may_itself_be_a_node() -> None:
     indexed = index_contexts([[1, 2], [2, 1, 4], [1, 2, 5]], [(1, 2), (0, 3)])
     assert [context.path for context in indexed] == [(0,), (0, 0), (0, 1)]
     assert [context.order for context in indexed] == [(1, 2), (1, 2, 4), (1, 2, 5)]
 
 
-def test_without_a_merge_everything_hangs_from_the_root() -> None:
+def test_contexts_hang_from_the_root_without_merges() -> None:
     indexed = index_contexts([[3, 1], [], [2]], [])
     assert [context.path for context in indexed] == [(0,), (), (1,)]
     assert [context.order for context in indexed] == [(3, 1), (), (2,)]
@@ -125,7 +125,7 @@ def test_without_a_merge_everything_hangs_from_the_root() -> None:
 
 @st.composite
 def merged(draw: st.DrawFn) -> tuple[list[list[int]], list[tuple[int, int]]]:
-    """Contexts, and any dendrogram over them."""
+    """Draw contexts and any dendrogram over them."""
     contexts = draw(contexts_of_few)
     merges: list[tuple[int, int]] = []
     clusters = list(range(len(contexts)))
@@ -137,7 +137,7 @@ def merged(draw: st.DrawFn) -> tuple[list[list[int]], list[tuple[int, int]]]:
 
 
 @given(merged())
-def test_every_context_begins_as_the_nodes_that_lead_to_it(
+def test_contexts_begin_with_the_blocks_of_their_nodes(
     given: tuple[list[list[int]], list[tuple[int, int]]],
 ) -> None:
     contexts, merges = given
@@ -156,13 +156,13 @@ def test_every_context_begins_as_the_nodes_that_lead_to_it(
         assert children == list(range(len(children)))
         first = [min(i for i in members if indexed[i].path[: len(path) + 1] == (*path, child)) for child in children]
         assert first == sorted(first)
-        if len(members) > 1:  # a node: its contexts begin alike, for at least as many blocks as it is deep
+        if len(members) > 1:  # a node: its contexts share at least as many first blocks as it is deep
             beginnings = {indexed[i].order[: len(path)] for i in members}
             assert len(beginnings) == 1
 
 
 @given(merged())
-def test_contexts_begin_with_all_that_each_of_their_clusters_shares(
+def test_contexts_begin_with_all_blocks_that_their_clusters_share(
     given: tuple[list[list[int]], list[tuple[int, int]]],
 ) -> None:
     contexts, merges = given
@@ -170,7 +170,7 @@ def test_contexts_begin_with_all_that_each_of_their_clusters_shares(
     for number, (a, b) in enumerate(merges, len(contexts)):
         held[number] = held[a] | held[b]
     shared = {number: frozenset.intersection(*(frozenset(contexts[i]) for i in held[number])) for number in held}
-    # Equal nodes are one, so of two in different places one loses its parent: not here.
+    # Equal nodes are one, so one of two in different places would lose its parent; excluded here.
     outermost: dict[frozenset[int], set[int]] = {}
     for number in reversed(held):
         outermost.setdefault(shared[number], held[number])
@@ -182,7 +182,7 @@ def test_contexts_begin_with_all_that_each_of_their_clusters_shares(
 
 
 @given(merged())
-def test_contexts_of_the_same_blocks_are_at_the_same_place(
+def test_contexts_with_the_same_blocks_share_a_place(
     given: tuple[list[list[int]], list[tuple[int, int]]],
 ) -> None:
     contexts, merges = given
@@ -208,7 +208,7 @@ def test_copies_run_next_to_each_other_and_keep_relevance_order() -> None:
 @linkages
 @given(contexts=contexts_of_few)
 @example(contexts=[[], [], [1]])
-def test_contexts_that_share_nothing_keep_relevance_order(linkage: Linkage, contexts: list[list[int]]) -> None:
+def test_contexts_without_shared_blocks_keep_relevance_order(linkage: Linkage, contexts: list[list[int]]) -> None:
     for context, order in zip(contexts, orders(contexts, linkage), strict=True):
         others = [set(other) for other in contexts if set(other) != set(context)]
         if not any(other & set(context) for other in others) and contexts.count(context) == sum(
@@ -224,7 +224,7 @@ def test_5000_contexts_that_share_one_block() -> None:
     assert all(placed.order == (0, *contexts[placed.context][:3]) for placed in planned)
 
 
-def test_a_chain_of_contexts_each_within_the_next_needs_no_recursion() -> None:
+def test_chain_of_nested_contexts_needs_no_recursion() -> None:
     contexts = [list(reversed(range(length))) for length in range(1, 2_000)]
     last = len(contexts) - 1
     merges = [(last, last - 1), *((len(contexts) + i, last - 2 - i) for i in range(last - 1))]
@@ -238,17 +238,17 @@ def test_1100_disjoint_contexts() -> None:
     assert arrange(contexts) == [Placed(i, tuple(context)) for i, context in enumerate(contexts)]
 
 
-def test_too_many_distinct_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_distinct_contexts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "MAX_DISTINCT", 3)
     assert len(arrange([[1], [2], [3], [1], [2]])) == 5
     with pytest.raises(ValueError, match="at most 3 distinct contexts, got 4; the planner 'merge'"):
         arrange([[1], [2], [3], [1], [4]])
 
 
-def test_it_tells_how_far_it_is() -> None:
-    told: list[tuple[str, int, int]] = []
-    ContextIndexPlanner(device="cpu").arrange([[1], [2], [2, 1]], [1] * 3, lambda *step: told.append(step))
-    assert told == [("distances", 3, 3), ("linkage", 0, 2), ("linkage", 2, 2)]
+def test_progress_reports_distances_and_linkage() -> None:
+    steps: list[tuple[str, int, int]] = []
+    ContextIndexPlanner(device="cpu").arrange([[1], [2], [2, 1]], [1] * 3, lambda *step: steps.append(step))
+    assert steps == [("distances", 3, 3), ("linkage", 0, 2), ("linkage", 2, 2)]
 
 
 @pytest.mark.parametrize(("linkage", "of_pairs"), [("average", fmean), ("complete", max), ("single", min)])
@@ -272,7 +272,7 @@ def test_clusters_are_merged_by_the_distances_of_their_pairs(
 
 
 @linkages
-def test_the_last_bit_of_a_distance_does_not_matter(linkage: Linkage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_bit_of_a_distance_does_not_change_the_plan(linkage: Linkage, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(2)
     contexts = [rng.sample(range(60), 10) for _ in range(150)]
     planned = arrange(contexts, linkage)
@@ -296,13 +296,13 @@ def test_the_last_bit_of_a_distance_does_not_matter(linkage: Linkage, monkeypatc
         ({"device": "gpu"}, "device must be one of auto, cpu, cuda, got 'gpu'"),
     ],
 )
-def test_bad_settings(arguments: dict[str, object], message: str) -> None:
+def test_bad_settings_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ContextIndexPlanner(**arguments)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("module", ["numpy", "scipy"])
-def test_without_the_extra(module: str) -> None:
+def test_missing_extra_is_named(module: str) -> None:
     code = f"""
 import sys
 sys.modules["{module}"] = None
@@ -311,5 +311,5 @@ try:
 except ImportError as error:
     print(type(error).__name__, error)
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told == f"{MissingExtraError.__name__} {MissingExtraError('batch', module)}\n"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == f"{MissingExtraError.__name__} {MissingExtraError('batch', module)}\n"

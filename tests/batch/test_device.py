@@ -1,6 +1,6 @@
-"""Whether a device is used, and what reaches it.
+"""Use of a CUDA device, and the arrays that reach it.
 
-torch and the kernels are stood in for: machines without a device have to hold to this too.
+torch and the kernels are replaced, so that these tests run without a device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> 
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_device_is_used_when_asked_for_or_when_it_pays() -> None:
+def test_device_is_used_on_request_or_if_it_pays() -> None:
     assert not use_cuda("cpu", 1_000_000, 100)
     assert not use_cuda("auto", 99, 100)
     assert use_cuda("auto", 100, 100)
@@ -51,14 +51,14 @@ def test_a_device_is_used_when_asked_for_or_when_it_pays() -> None:
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_without_a_cuda_device() -> None:
+def test_cpu_is_used_without_a_cuda_device() -> None:
     assert not use_cuda("auto", 100, 100)
     with pytest.raises(ValueError, match="torch finds no CUDA device"):
         use_cuda("cuda", 100, 100)
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_without_torch() -> None:
+def test_missing_torch_is_named_if_cuda_is_requested() -> None:
     assert not use_cuda("cpu", 100, 100)
     assert not use_cuda("auto", 100, 100)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[gpu\]") as caught:
@@ -68,13 +68,13 @@ def test_without_torch() -> None:
         ContextIndexPlanner(device="cuda").arrange([[0], [1]], [1, 1], lambda *_: None)
 
 
-def test_an_unknown_device() -> None:
+def test_unknown_device_is_refused() -> None:
     with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda, got 'tpu'"):
         use_cuda("tpu", 100, 100)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.usefixtures("cuda")
-def test_distances_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_are_computed_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = [[4, 1, 2], [2, 4], [], [1, 9]]
 
     def on_device(offsets: Any, ids: Any, positions: Any, alpha: float, *, device: str) -> object:
@@ -85,10 +85,10 @@ def test_distances_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None
         return np.array([context_distance(a, b, alpha) for a, b in combinations(given, 2)], np.float32)
 
     stand_in(monkeypatch, "warmprefix_kernels", context_distance=on_device)
-    told: list[tuple[str, int, int]] = []
-    found = condensed_distances(ragged(contexts), 0.002, "cuda", progress=lambda *step: told.append(step))
+    steps: list[tuple[str, int, int]] = []
+    found = condensed_distances(ragged(contexts), 0.002, "cuda", progress=lambda *step: steps.append(step))
     assert found.tolist() == condensed_distances(ragged(contexts), 0.002, "cpu").tolist()
-    assert told == [("distances", 4, 4)]
+    assert steps == [("distances", 4, 4)]
 
     monkeypatch.setattr(distances, "DISTANCES_PAY_FROM", 4)
     assert condensed_distances(ragged(contexts), 0.002, "auto").tolist() == found.tolist()
@@ -96,7 +96,7 @@ def test_distances_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     assert planned == ContextIndexPlanner(device="cpu").arrange(contexts, [1] * 10, lambda *_: None)
 
 
-def test_overlaps_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlaps_are_computed_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts, tokens = [[1, 2], [2], [1, 2]], [0, 5, 7]
 
     def on_device(offsets: Any, ids: Any, lengths: Any, m: int, *, device: str) -> object:

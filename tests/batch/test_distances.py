@@ -46,26 +46,26 @@ def test_worked_examples(a: list[int], b: list[int], distance: float) -> None:
 
 
 @given(batches, alphas)
-def test_all_pairs_are_what_one_pair_is(contexts: list[list[int]], alpha: float) -> None:
+def test_condensed_distances_equal_those_of_single_pairs(contexts: list[list[int]], alpha: float) -> None:
     found = condensed_distances(ragged(contexts), alpha, "cpu")
     assert found.dtype == np.float32
     assert found.tolist() == one_by_one(contexts, alpha)
 
 
 @pytest.mark.parametrize("cells", [1, 7, 64, 1 << 20])
-def test_the_same_whatever_is_looked_at_together(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_does_not_depend_on_the_size_of_parts(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distances, "_CELLS_AT_ONCE", cells)
     rng = random.Random(3)
     contexts = [rng.sample(range(40), rng.randrange(12)) for _ in range(30)]
-    told: list[int] = []
-    found = condensed_distances(ragged(contexts), device="cpu", progress=lambda stage, done, total: told.append(done))
+    steps: list[int] = []
+    found = condensed_distances(ragged(contexts), device="cpu", progress=lambda stage, done, total: steps.append(done))
     assert found.tolist() == one_by_one(contexts, 0.001)
-    assert told[-1] == 30
-    assert told == sorted(set(told))
+    assert steps[-1] == 30
+    assert steps == sorted(set(steps))
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_no_pairs(count: int) -> None:
+def test_no_pairs_give_an_empty_array(count: int) -> None:
     assert condensed_distances(ragged([[1, 2]] * count), device="cpu").shape == (0,)
 
 
@@ -77,7 +77,7 @@ def test_long_contexts_with_large_block_numbers() -> None:
 
 
 @given(batches)
-def test_ragged_contexts_can_be_read_back(contexts: list[list[int]]) -> None:
+def test_ragged_arrays_can_be_read_back(contexts: list[list[int]]) -> None:
     offsets, ids, positions = ragged(contexts)
     assert [array.dtype.name for array in (offsets, ids, positions)] == ["int64", "int32", "int32"]
     for i, context in enumerate(contexts):

@@ -26,17 +26,17 @@ def test_blocks_of_most_contexts_come_first() -> None:
     ]
 
 
-def test_as_frequent_blocks_keep_the_order_in_which_they_first_came() -> None:
+def test_ties_keep_the_order_of_first_appearance() -> None:
     assert arrange([[8, 3, 5], [3, 8]]) == [Placed(1, (8, 3)), Placed(0, (8, 3, 5))]
 
 
-def test_contexts_that_share_nothing_stay_as_they_are() -> None:
+def test_contexts_without_shared_blocks_are_unchanged() -> None:
     contexts = [[3, 1], [0, 2], [9]]
     assert arrange(contexts) == [Placed(i, tuple(context)) for i, context in enumerate(contexts)]
 
 
 @given(batches)
-def test_every_context_follows_one_order_of_all_blocks(contexts: list[list[int]]) -> None:
+def test_all_contexts_follow_one_order_of_blocks(contexts: list[list[int]]) -> None:
     occurrences = list(chain.from_iterable(contexts))
     for placed in arrange(contexts):
         assert list(placed.order) == sorted(
@@ -45,6 +45,6 @@ def test_every_context_follows_one_order_of_all_blocks(contexts: list[list[int]]
 
 
 @given(batches)
-def test_the_execution_order_is_depth_first(contexts: list[list[int]]) -> None:
+def test_execution_order_is_depth_first(contexts: list[list[int]]) -> None:
     orders = [placed.order for placed in arrange(contexts)]
     assert depth_first(orders) == list(range(len(orders)))

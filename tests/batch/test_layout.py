@@ -11,7 +11,7 @@ from warmprefix.batch.planners import Placed, laid_out
 batches = st.lists(st.lists(st.integers(0, 8), max_size=6, unique=True), min_size=1, max_size=9)
 
 
-def test_by_example() -> None:
+def test_example() -> None:
     """1 and 2 share {7, 8}; 0 shares {7} with both; 3 is alone."""
     contexts = [[1, 7], [2, 8, 7], [7, 3, 8], [4, 5]]
     left, right = [1, 4, -1, -1], [2, 0, -1, -1]
@@ -23,7 +23,7 @@ def test_by_example() -> None:
     ]
 
 
-def test_what_is_shared_stands_as_the_earliest_context_has_it() -> None:
+def test_shared_blocks_follow_the_order_of_the_earliest_context() -> None:
     contexts = [[5, 6, 7], [7, 6, 9], [6, 9, 7, 5]]
     assert laid_out([1, 3], [2, 0], [[0], [1], [2]], contexts) == [
         Placed(0, (6, 7, 5)),
@@ -32,18 +32,18 @@ def test_what_is_shared_stands_as_the_earliest_context_has_it() -> None:
     ]
 
 
-def test_nothing_merged_nothing_moved() -> None:
+def test_plan_without_merges_moves_nothing() -> None:
     contexts = [[3, 1], [], [2]]
     assert laid_out([-1] * 3, [-1] * 3, [[0], [1], [2]], contexts) == [
         Placed(i, tuple(context)) for i, context in enumerate(contexts)
     ]
 
 
-def test_no_contexts() -> None:
+def test_plan_of_no_contexts_is_empty() -> None:
     assert laid_out([], [], [], []) == []
 
 
-def test_equal_sets_stand_together_in_the_order_of_the_first() -> None:
+def test_equal_sets_run_together_in_the_first_order() -> None:
     contexts = [[2, 1], [9], [1, 2]]
     assert laid_out([-1, -1], [-1, -1], [[0, 2], [1]], contexts) == [
         Placed(0, (2, 1)),
@@ -53,7 +53,7 @@ def test_equal_sets_stand_together_in_the_order_of_the_first() -> None:
 
 
 def grown(n: int, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Random trees over n nodes, with gaps among the merges."""
+    """Return random trees over n nodes, with unused merges between."""
     left, right = [-1] * n, [-1] * n
     roots = list(range(n))
     for merge in sorted(rng.sample(range(n), rng.randrange(n))):
@@ -70,7 +70,7 @@ def contexts_below(v: int, left: Sequence[int], right: Sequence[int], n: int) ->
 
 
 @given(batches, st.randoms(use_true_random=False))
-def test_every_merge_is_a_prefix_and_a_run(contexts: list[list[int]], rng: random.Random) -> None:
+def test_each_merge_is_a_prefix_of_consecutive_contexts(contexts: list[list[int]], rng: random.Random) -> None:
     by_set: dict[frozenset[int], list[int]] = {}
     for i, context in enumerate(contexts):
         by_set.setdefault(frozenset(context), []).append(i)
@@ -91,7 +91,7 @@ def test_every_merge_is_a_prefix_and_a_run(contexts: list[list[int]], rng: rando
         assert len(prefixes) == 1
         assert set(prefixes.pop()) == shared
     for same in members:
-        # What nobody is merged for stands in the order of relevance.
+        # Blocks that no merge shares stay in relevance order.
         x = members.index(same)
         if all(x not in (a, b) for a, b in zip(left, right, strict=True)):
             assert {order_of[i] for i in same} == {tuple(contexts[same[0]])}

@@ -1,4 +1,4 @@
-"""The hot loops against plain references, as they stand and compiled."""
+"""The hot loops, in plain Python and compiled, compared with simple references."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Instance(NamedTuple):
     tokens: list[int]
 
     def shared(self, *contexts: int) -> int:
-        """Tokens that all of these contexts have in common."""
+        """Return the tokens that all of these contexts share."""
         return weight(set.intersection(*(set(self.contexts[x]) for x in contexts)), self.tokens)
 
 
@@ -37,18 +37,18 @@ def weight(blocks: Sequence[int] | set[int], tokens: Sequence[int]) -> int:
 
 @st.composite
 def instances(draw: st.DrawFn, contexts: int = 9, blocks: int = 8) -> Instance:
-    """Few blocks and few different lengths, so that much is shared and much ties."""
+    """Draw contexts of few blocks with few lengths, which share much and tie often."""
     tokens = draw(st.lists(st.sampled_from([1, 2, 2, 3, 7, 1_000_000_007]), min_size=1, max_size=blocks))
     sets = st.sets(st.integers(0, len(tokens) - 1))
     return Instance([sorted(each) for each in draw(st.lists(sets, min_size=1, max_size=contexts))], tokens)
 
 
 def large_instance(seed: int, contexts: int, blocks: int, size: int) -> Instance:
-    """Zipf-like, so that some lists are long enough for each of the ways in which a partner is looked for."""
+    """Return Zipf-like contexts, with lists that are long enough for all branches."""
     rng = random.Random(seed)
     popular = [1 / (1 + block) for block in range(blocks)]
     chosen = [sorted(set(rng.choices(range(blocks), popular, k=rng.randrange(size)))) for _ in range(contexts)]
-    # Rare blocks first, as the planner numbers them.
+    # Rare blocks get low numbers, as in the planner.
     return Instance(
         [sorted(blocks - 1 - block for block in each) for each in chosen], [rng.randrange(1, 50) for _ in range(blocks)]
     )
@@ -66,7 +66,7 @@ def set_of(v: int, sets: Sets) -> list[int]:
 
 
 def check_index(sets: Sets, index: Index) -> None:
-    """Every block's list names those who hold it and where, and nobody else."""
+    """Check that every block's list has exactly its holders and their places."""
     holders: dict[int, list[int]] = {}
     for v in range(len(sets.start)):
         for i in range(sets.start[v], sets.start[v] + sets.size[v]):
@@ -78,7 +78,7 @@ def check_index(sets: Sets, index: Index) -> None:
         assert sorted(listed) == holders.get(block, [])
 
 
-# -- who shares most ---------------------------------------------------------------------------------------------------
+# -- best partners -----------------------------------------------------------------------------------------------------
 
 
 def check_partners(instance: Instance, machine_: Machine, slack: int) -> None:
@@ -97,20 +97,20 @@ def check_partners(instance: Instance, machine_: Machine, slack: int) -> None:
 
 @machines
 @given(instance=instances(), slack=st.sampled_from([0, 1, 10**12]))
-def test_the_best_partner_is_exact(machine_: Machine, instance: Instance, slack: int) -> None:
+def test_best_partner_is_exact(machine_: Machine, instance: Instance, slack: int) -> None:
     check_partners(instance, machine_, slack)
 
 
 @machines
 @pytest.mark.parametrize("size", [5, 25])
-def test_the_best_partner_is_exact_where_lists_are_long(machine_: Machine, size: int) -> None:
+def test_best_partner_is_exact_with_long_lists(machine_: Machine, size: int) -> None:
     check_partners(large_instance(size, 120, 60, size), machine_, slack=0)
     check_partners(large_instance(size, 120, 60, size), machine_, slack=10**12)
 
 
 @machines
 @given(instance=instances(), begin=st.integers(0, 3), step=st.integers(1, 4))
-def test_the_best_overlaps(machine_: Machine, instance: Instance, begin: int, step: int) -> None:
+def test_best_overlaps_are_exact_in_their_range(machine_: Machine, instance: Instance, begin: int, step: int) -> None:
     sets, index, room = indexed(instance, machine_)
     n = len(instance.contexts)
     best = machine_.ints([weight(context, instance.tokens) for context in instance.contexts])
@@ -140,7 +140,7 @@ def agglomerated(instance: Instance, machine_: Machine) -> tuple[Merges, Sets, I
 
 
 def check_greedy(instance: Instance, merges: Merges) -> None:
-    """Each merge is of two clusters that share most of all pairs, and the last leaves none that share anything."""
+    """Check that each merge joins a pair that shares most, until none shares any."""
     clusters = {x: set(context) for x, context in enumerate(instance.contexts)}
 
     def most() -> int:
@@ -157,7 +157,7 @@ def check_greedy(instance: Instance, merges: Merges) -> None:
 @given(instance=instances())
 @example(instance=Instance([[0]] * 9, [5]))
 @example(instance=Instance([[]], [5]))
-def test_what_shares_most_is_merged_first(machine_: Machine, instance: Instance) -> None:
+def test_pair_that_shares_most_is_merged_first(machine_: Machine, instance: Instance) -> None:
     merges, sets, index = agglomerated(instance, machine_)
     check_greedy(instance, merges)
     check_index(sets, index)
@@ -165,19 +165,19 @@ def test_what_shares_most_is_merged_first(machine_: Machine, instance: Instance)
 
 @machines
 @pytest.mark.parametrize("size", [5, 25])
-def test_what_shares_most_is_merged_first_of_many(machine_: Machine, size: int) -> None:
+def test_pair_that_shares_most_is_merged_first_in_a_large_batch(machine_: Machine, size: int) -> None:
     instance = large_instance(size, 100, 60, size)
     merges, sets, index = agglomerated(instance, machine_)
     check_greedy(instance, merges)
     check_index(sets, index)
 
 
-# -- the most that any plan could save ---------------------------------------------------------------------------------
+# -- upper bound -------------------------------------------------------------------------------------------------------
 
 
 @machines
 @given(instance=instances(), data=st.data())
-def test_the_spanning_forest_is_a_heaviest_one(machine_: Machine, instance: Instance, data: st.DataObject) -> None:
+def test_spanning_forest_has_maximum_weight(machine_: Machine, instance: Instance, data: st.DataObject) -> None:
     n = len(instance.contexts)
     held = data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))
     sets, index, room = indexed(instance, machine_)
@@ -187,7 +187,7 @@ def test_the_spanning_forest_is_a_heaviest_one(machine_: Machine, instance: Inst
 
 
 def kruskal(instance: Instance, held: Sequence[int]) -> int:
-    """The weight of a heaviest tree over the contexts and a last node that shares with each what is held of it."""
+    """Return the weight of a maximum spanning tree of contexts and the cache."""
     n = len(instance.contexts)
     edges = [(instance.shared(a, b), a, b) for a, b in combinations(range(n), 2)]
     edges += [(tokens, x, n) for x, tokens in enumerate(held)]
@@ -204,9 +204,9 @@ def kruskal(instance: Instance, held: Sequence[int]) -> int:
 
 
 def check_forest(instance: Instance, forest: Forest, exact: bool) -> None:
-    """Trees are trees, a merge's set is shared by all below it, and weights and spare merges are what they should be.
+    """Check trees, the sets and weights of merges, and the stack of unused merges.
 
-    `exact`: a merge's set is all that is shared, as there was always room.
+    With `exact`, a merge's set must be the whole intersection, because there was always room for it.
     """
     n = len(instance.contexts)
     sets, tokens = forest.sets, instance.tokens
@@ -241,7 +241,7 @@ def check_forest(instance: Instance, forest: Forest, exact: bool) -> None:
 
 
 def planted(instance: Instance, rng: random.Random, machine_: Machine, spare_sets: int) -> Forest:
-    """Trees of random merges, with room for so many of the greatest sets to come."""
+    """Return trees of random merges, with room for some sets of the largest size."""
     merges = Merges(len(instance.contexts))
     roots = list(range(merges.first))
     for _ in range(rng.randrange(merges.first)):
@@ -259,7 +259,7 @@ def saved(forest: Forest, n: int) -> int:
 
 
 def has_room(forest: Forest, room: Room) -> bool:
-    """What the callers of `detach` and `attach` owe them."""
+    """Check the preconditions of `detach` and `attach`."""
     return bool(forest.used[0] + len(room.buffer) <= len(forest.sets.items))
 
 
@@ -270,14 +270,14 @@ class Step(NamedTuple):
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[Step]:
-    """What to do, with which nodes, modulo how many there are."""
+    """An operation and its nodes, modulo the number of nodes."""
     nodes = st.lists(st.integers(0, 63), min_size=1, max_size=20)
     step = st.builds(Step, st.sampled_from(["regraft", "uproot", "move"]), nodes)
     return draw(st.lists(step, min_size=1, max_size=8))
 
 
 def take(step: Step, instance: Instance, forest: Forest, index: Index, room: Room, machine_: Machine) -> int:
-    """The tokens that it reports to have gained."""
+    """Do one step; return the tokens that it reports as gained."""
     n, run = len(instance.contexts), machine_.run
     nodes = machine_.ints([node % (2 * n) for node in step.nodes])
     if step.what == "regraft":
@@ -295,7 +295,7 @@ def take(step: Step, instance: Instance, forest: Forest, index: Index, room: Roo
 
 def below(u: int, forest: Forest, n: int) -> list[int]:
     nodes = [u]
-    for v in nodes:  # grows as it is read
+    for v in nodes:  # the list grows while it is read
         if v >= n:
             nodes += [int(forest.left[v]), int(forest.right[v])]
     return nodes
@@ -307,12 +307,14 @@ def plain(forest: Forest) -> dict[str, Any]:
 
 
 @given(instances(), st.randoms(use_true_random=False), steps())
-def test_forests_stay_whole_and_gains_are_as_told(instance: Instance, rng: random.Random, todo: list[Step]) -> None:
+def test_forests_stay_consistent_and_gains_are_correct(
+    instance: Instance, rng: random.Random, todo: list[Step]
+) -> None:
     check_steps(instance, planted(instance, rng, PLAIN, 10_000), todo, exact=True)
 
 
 @given(instances(), st.randoms(use_true_random=False), steps(), st.integers(0, 12))
-def test_forests_stay_whole_where_there_is_little_room(
+def test_forests_stay_consistent_with_little_room(
     instance: Instance, rng: random.Random, todo: list[Step], spare_sets: int
 ) -> None:
     check_steps(instance, planted(instance, rng, PLAIN, spare_sets), todo, exact=False)
@@ -332,7 +334,7 @@ def check_steps(instance: Instance, forest: Forest, todo: list[Step], exact: boo
 
 
 @given(instances(), st.randoms(use_true_random=False), steps(), st.integers(0, 12))
-def test_compiled_or_not_the_forest_is_the_same(
+def test_compiled_and_plain_loops_give_the_same_forest(
     instance: Instance, rng: random.Random, todo: list[Step], spare_sets: int
 ) -> None:
     state = rng.getstate()
@@ -347,8 +349,8 @@ def test_compiled_or_not_the_forest_is_the_same(
 
 
 @machines
-def test_a_set_that_had_no_room_to_grow_is_still_set_right(machine_: Machine) -> None:
-    """The root can't take up {0, 1, 2} when the first context leaves; with [1] in its stead {1} is what is shared."""
+def test_set_without_room_to_grow_is_updated_later(machine_: Machine) -> None:
+    """The root has no room for {0, 1, 2}; after [1] joins, the contexts share {1}."""
     instance = Instance([[0], [0, 1, 2], [0, 1, 2], [1]], [1, 1, 1])
     merges = Merges(4)
     merges.left, merges.right = [0, 4], [1, 2]
@@ -363,7 +365,7 @@ def test_a_set_that_had_no_room_to_grow_is_still_set_right(machine_: Machine) ->
 
 
 @machines
-def test_what_is_better_off_alone_is_left_alone(machine_: Machine) -> None:
+def test_node_that_saves_more_alone_stays_a_root(machine_: Machine) -> None:
     instance = Instance([[0, 1], [0, 1, 2], [2]], [3, 2, 1])
     merges = Merges(3)
     merges.left, merges.right = [2, 3], [1, 0]
@@ -375,7 +377,7 @@ def test_what_is_better_off_alone_is_left_alone(machine_: Machine) -> None:
 
 @machines
 @pytest.mark.parametrize("size", [4, 12])
-def test_regrafting_gains_and_gains_less_each_time(machine_: Machine, size: int) -> None:
+def test_each_pass_of_regrafting_gains_less(machine_: Machine, size: int) -> None:
     instance = large_instance(size, 150, 60, size)
     n = len(instance.contexts)
     forest = planted(instance, random.Random(size), machine_, 10_000)
@@ -391,15 +393,15 @@ def test_regrafting_gains_and_gains_less_each_time(machine_: Machine, size: int)
 
 
 @given(instances(contexts=7, blocks=6), st.randoms(use_true_random=False), st.integers(0, 63))
-def test_a_move_is_to_the_best_place_of_all(instance: Instance, rng: random.Random, number: int) -> None:
-    """With nominees and entries enough for all, nothing is overlooked."""
+def test_node_moves_to_the_best_place_of_all(instance: Instance, rng: random.Random, number: int) -> None:
+    """With enough nominees and entries, no place is missed."""
     n = len(instance.contexts)
     u = number % (2 * n)
     forest = planted(instance, rng, PLAIN, 10_000)
     assume(forest.sets.size[u] > 0)
     _, index, room = indexed(instance, PLAIN)
     room = room._replace(nominees=[0] * n)
-    assume(tree_loops.nominate(u, n, forest, index, room, 10_000) > 0)  # who shares with nobody is not looked at
+    assume(tree_loops.nominate(u, n, forest, index, room, 10_000) > 0)  # nodes without partners do not move
     base = saved(forest, n)
     best = base
     if forest.parent[u] >= 0:
@@ -426,8 +428,8 @@ def copied(forest: Forest) -> Forest:
     return Forest(**parts, sets=Sets(*map(list, forest.sets)))
 
 
-def test_a_place_too_deep_to_tell_is_left() -> None:
-    """Every context holds the next one's blocks; the way up from the last is longer than `PATH`."""
+def test_place_below_the_longest_path_is_not_considered() -> None:
+    """Each context holds the next one's blocks; the way up is longer than `PATH`."""
     n = PATH + 50
     instance = Instance([list(range(x + 1)) for x in range(n)], [1] * n)
     merges = Merges(n)
@@ -441,18 +443,18 @@ def test_a_place_too_deep_to_tell_is_left() -> None:
     check_forest(instance, forest, exact=False)
 
 
-def test_more_walked_entries_are_counted() -> None:
+def test_walked_entries_are_counted() -> None:
     _, index, room = indexed(Instance([[0, 1], [0], [1]], [2, 3]), PLAIN)
     sets = sets_of([[0, 1], [0], [1]], PLAIN)
     overlap_loops.best_partner(0, 5, -1, sets, index, room)
     assert room.walked[0] > 0
 
 
-def test_other_threads_go_on_while_a_compiled_loop_runs() -> None:
+def test_compiled_loops_release_the_gil() -> None:
     assert COMPILED.compiled
     assert all(getattr(COMPILED.run, name).targetoptions["nogil"] for name in overlap_loops.HOT + tree_loops.HOT)
 
 
-def test_numbers_that_64_bits_may_not_hold_are_left_to_python() -> None:
+def test_numbers_beyond_64_bits_are_computed_in_python() -> None:
     assert machine(10**12, (1 << 62) - 1).compiled
     assert not machine(10**12, 1 << 62).compiled

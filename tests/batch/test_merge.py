@@ -46,15 +46,15 @@ def zipf(seed: int, contexts: int, blocks: int = 300, k: int = 10) -> tuple[Cont
     return listed, [rng.randrange(50, 400) for _ in range(blocks)]
 
 
-def test_the_papers_example() -> None:
-    """ContextPilot's contexts of section 4: {2, 1} in the first three, 4 beside it in two of them."""
+def test_example_of_the_paper() -> None:
+    """ContextPilot, section 4: three contexts share {2, 1}, two of them also 4."""
     contexts = [[2, 1, 3], [2, 6, 1], [4, 1, 0]]
     plan = arrange(contexts, [10] * 7)
     assert saved(plan, [10] * 7) == 30
     assert [order[0] for _, order in plan] == [1, 1, 1]
 
 
-def test_it_saves_what_can_be_saved_of_few() -> None:
+def test_plans_of_small_batches_are_optimal() -> None:
     found = most = 0
     for seed in range(60):
         rng = random.Random(seed)
@@ -68,7 +68,7 @@ def test_it_saves_what_can_be_saved_of_few() -> None:
 
 
 @pytest.mark.parametrize("contexts", [60, 400])
-def test_it_saves_more_than_simpler_orders(contexts: int) -> None:
+def test_plan_saves_more_than_simpler_planners(contexts: int) -> None:
     listed, tokens = zipf(1, contexts)
     simpler = [
         saved(planner.arrange(listed, tokens, no_progress), tokens)
@@ -79,7 +79,7 @@ def test_it_saves_more_than_simpler_orders(contexts: int) -> None:
 
 @settings(max_examples=settings().max_examples // 3)
 @given(contexts=batches)
-def test_compiled_or_not_the_plan_is_the_same(contexts: Contexts) -> None:
+def test_compiled_and_plain_loops_give_the_same_plan(contexts: Contexts) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "machine", lambda *_: PLAIN)
         expected = arrange(contexts)
@@ -88,9 +88,11 @@ def test_compiled_or_not_the_plan_is_the_same(contexts: Contexts) -> None:
 
 
 @pytest.mark.parametrize("work", [None, 20_000, 0], ids=["whole", "in groups", "top-down"])
-def test_compiled_or_not_the_plan_of_many_is_the_same(work: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_and_plain_loops_give_the_same_plan_of_a_large_batch(
+    work: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed, tokens = zipf(2, 300)
-    monkeypatch.setattr(merge, "COMPILING_PAYS_FROM", 10**15)  # so that both try as long
+    monkeypatch.setattr(merge, "COMPILING_PAYS_FROM", 10**15)  # the same effort for both
     if work is not None:
         monkeypatch.setattr(merge, "_PLAIN", merge._PLAIN._replace(group_work=work, start_entries=0))
     monkeypatch.setattr(merge, "machine", lambda *_: PLAIN)
@@ -101,13 +103,13 @@ def test_compiled_or_not_the_plan_of_many_is_the_same(work: int | None, monkeypa
 
 
 @given(contexts=batches)
-def test_in_groups_nothing_is_lost(contexts: Contexts) -> None:
+def test_grouped_plan_is_complete(contexts: Contexts) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "_PLAIN", merge._PLAIN._replace(group_work=20))
         assert is_complete(arrange(contexts), contexts)
 
 
-def test_sparse_batches_are_grouped_without_looking_at_all_blocks_each_time() -> None:
+def test_groups_of_a_sparse_batch_do_not_read_all_blocks() -> None:
     """A ring: every block in two contexts, thousands of groups of two."""
     n = 6_000
     contexts = [[i, (i + 1) % n] for i in range(n)]
@@ -117,28 +119,28 @@ def test_sparse_batches_are_grouped_without_looking_at_all_blocks_each_time() ->
 
 
 @given(contexts=batches)
-def test_blocks_of_no_length_are_worth_nothing(contexts: Contexts) -> None:
+def test_blocks_without_tokens_do_not_change_the_plan(contexts: Contexts) -> None:
     nothing = [0] * 8
     plan = arrange(contexts, nothing)
     assert [order for _, order in sorted(plan)] == [tuple(context) for context in canonical(contexts)]
 
 
 def canonical(contexts: Contexts) -> Iterator[list[int]]:
-    """Each in the order of the first context that has the same set."""
+    """Return each context in the order of the first one with the same set."""
     first: dict[frozenset[int], list[int]] = {}
     for context in contexts:
         yield first.setdefault(frozenset(context), context)
 
 
 @given(contexts=batches)
-def test_what_nobody_shares_stays_behind_in_order(contexts: Contexts) -> None:
+def test_unshared_blocks_stay_behind_in_order(contexts: Contexts) -> None:
     for i, order in arrange(contexts):
         own = [block for block in contexts[i] if sum(block in context for context in contexts) == 1]
         assert [block for block in order if block in own] == own
 
 
 @pytest.mark.parametrize("length", [1_000_000_000, 10**18, 10**30])
-def test_huge_blocks(length: int) -> None:
+def test_huge_blocks_do_not_overflow(length: int) -> None:
     contexts, _ = zipf(3, 300, k=15)
     tokens = [length + block for block in range(300)]
     plan = arrange(contexts, tokens)
@@ -146,8 +148,8 @@ def test_huge_blocks(length: int) -> None:
     assert saved(plan, tokens) > 0.9 * saved(arrange(contexts, [1_000] * 300), [length] * 300)
 
 
-def test_a_budget_is_kept_by_the_clock() -> None:
-    """The clock ticks once a look, so that the number of looks is bounded by the budget."""
+def test_time_budget_bounds_the_search() -> None:
+    """The clock advances per reading, so the budget bounds the number of readings."""
     contexts, tokens = zipf(4, 100)
     blocks = sum(map(len, contexts))
     for seconds in (0, 3, 30):
@@ -157,7 +159,7 @@ def test_a_budget_is_kept_by_the_clock() -> None:
         assert next(looks) == seconds + 2
 
 
-def test_a_seed_is_all_the_chance_there_is() -> None:
+def test_seed_determines_the_plan() -> None:
     contexts, tokens = zipf(5, 150)
     plans = [MergePlanner(device="cpu", seed=seed).arrange(contexts, tokens, no_progress) for seed in (0, 0, 1, 2, 3)]
     assert plans[0] == plans[1]
@@ -165,7 +167,7 @@ def test_a_seed_is_all_the_chance_there_is() -> None:
     assert all(is_complete(plan, contexts) for plan in plans)
 
 
-def test_the_order_in_which_requests_come_makes_little_difference() -> None:
+def test_order_of_requests_changes_savings_little() -> None:
     contexts, tokens = zipf(6, 200)
     totals: list[int] = []
     for seed in range(4):
@@ -174,15 +176,15 @@ def test_the_order_in_which_requests_come_makes_little_difference() -> None:
     assert min(totals) > 0.97 * max(totals)
 
 
-def test_progress_is_told_in_stages() -> None:
-    told: list[tuple[str, int, int]] = []
+def test_progress_is_reported_in_stages() -> None:
+    steps: list[tuple[str, int, int]] = []
     contexts, tokens = zipf(7, 100)
-    MergePlanner(device="cpu").arrange(contexts, tokens, lambda *step: told.append(step))
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["merging", "moving", "replanting"]
-    assert all(0 <= done <= total for _, done, total in told)
+    MergePlanner(device="cpu").arrange(contexts, tokens, lambda *step: steps.append(step))
+    assert list(dict.fromkeys(stage for stage, _, _ in steps)) == ["merging", "moving", "replanting"]
+    assert all(0 <= done <= total for _, done, total in steps)
 
 
-def test_what_progress_raises_is_raised() -> None:
+def test_errors_of_the_progress_callback_are_raised() -> None:
     class CancelledError(Exception): ...
 
     def cancel(stage: str, done: int, total: int) -> None:
@@ -220,11 +222,11 @@ def run(requests: int, blocked: bool = False, compiled: bool = False, hash_seed:
     return int(total), digest
 
 
-def test_every_process_plans_the_same() -> None:
+def test_all_processes_plan_the_same() -> None:
     assert run(150, hash_seed="1") == run(150, hash_seed="2")
 
 
-def test_without_numba_or_numpy_it_works_as_well() -> None:
-    total, _ = run(2_500, compiled=True)
-    without, _ = run(2_500, blocked=True)
+def test_plan_needs_neither_numba_nor_numpy() -> None:
+    total, _ = run(1_000, compiled=True)
+    without, _ = run(1_000, blocked=True)
     assert abs(total - without) < 0.03 * total

@@ -1,4 +1,4 @@
-"""Which plans of batches can still be committed or abandoned."""
+"""Open plans of batches: which can still be committed or abandoned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_of(planner: ContextPlanner, requests: int, tenants: Sequence[str | Non
     )
 
 
-def test_every_plan_of_a_batch_beyond_the_bound_can_be_committed_once() -> None:
+def test_plans_of_a_batch_beyond_the_bound_can_be_committed_once() -> None:
     planner = ContextPlanner(max_open_plans=10)
     batch = batch_of(planner, 25, ["acme", None])
     assert planner.stats().open_plans == planner.stats().plans == 25
@@ -34,7 +34,7 @@ def test_every_plan_of_a_batch_beyond_the_bound_can_be_committed_once() -> None:
     assert (stats.reports, stats.reported_cached_tokens) == (25, 25 * 7)
 
 
-def test_what_was_abandoned_can_be_neither_abandoned_nor_committed() -> None:
+def test_abandoned_plans_are_closed() -> None:
     planner = ContextPlanner()
     first, *others = batch_of(planner, 3)
     assert [planner.abandon(first.plan) for _ in range(2)] == [True, False]
@@ -44,10 +44,10 @@ def test_what_was_abandoned_can_be_neither_abandoned_nor_committed() -> None:
     assert (planner.stats().abandons, planner.stats().open_plans) == (1, 0)
 
 
-def test_a_commit_of_a_batch_that_was_dropped_is_late_and_teaches_nothing() -> None:
+def test_late_commit_of_a_dropped_batch_changes_nothing() -> None:
     planner = ContextPlanner(max_open_plans=10)
     oldest, older, newest = (batch_of(planner, size) for size in (4, 6, 1))
-    assert planner.stats().open_plans == 7  # the oldest is out, the other two fit
+    assert planner.stats().open_plans == 7  # the oldest is dropped, the other two fit
     assert not any(planner.commit(planned.plan, cached_tokens=7) for planned in oldest)
     assert not any(planner.abandon(planned.plan) for planned in oldest)
     stats = planner.stats()
@@ -57,7 +57,7 @@ def test_a_commit_of_a_batch_that_was_dropped_is_late_and_teaches_nothing() -> N
     assert planner.stats().tree_nodes > 0
 
 
-def test_a_batch_beyond_the_bound_leaves_no_room_for_others() -> None:
+def test_batch_beyond_the_bound_drops_all_others() -> None:
     planner = ContextPlanner(max_open_plans=10)
     large = batch_of(planner, 25)
     window = planner.plan_window([BatchRequest("one", ["text"])])
@@ -66,7 +66,7 @@ def test_a_batch_beyond_the_bound_leaves_no_room_for_others() -> None:
     assert planner.commit(window["one"].plan) is True
 
 
-def test_batches_and_single_plans_leave_each_other_room() -> None:
+def test_batches_and_single_plans_share_the_bound() -> None:
     planner = ContextPlanner(max_open_plans=2)
     batch = batch_of(planner, 2)
     plans = [planner.plan(["text"]) for _ in range(3)]
@@ -75,7 +75,7 @@ def test_batches_and_single_plans_leave_each_other_room() -> None:
     assert all(planner.commit(planned.plan) for planned in batch)
 
 
-def test_batches_of_nothing_and_closed_ones_do_not_pile_up() -> None:
+def test_empty_and_closed_batches_are_not_kept() -> None:
     planner = ContextPlanner(max_open_plans=10)
     for _ in range(50):
         planner.plan_batch([])
@@ -91,7 +91,7 @@ def test_batches_of_nothing_and_closed_ones_do_not_pile_up() -> None:
     "number",
     ["", "x", "-1", "+1", "1.0", " 1", "1 ", "1_0", "0x1", "1e0", "²", "½", "12", "9" * 30, "9" * 5_000, "\ud83d"],
 )
-def test_an_id_that_no_planner_made_is_of_no_plan(number: str) -> None:
+def test_malformed_id_is_no_open_plan(number: str) -> None:
     planner = ContextPlanner()
     batch = batch_of(planner, 12)
     made = replace(batch.requests[0].plan, id=f"{batch.id}.{number}")
@@ -101,7 +101,7 @@ def test_an_id_that_no_planner_made_is_of_no_plan(number: str) -> None:
 
 
 @pytest.mark.parametrize("id", ["", ".", ".0", "0", "x.0", "..", "no-batch"])
-def test_an_id_of_no_batch_is_of_no_plan(id: str) -> None:
+def test_id_of_no_batch_is_no_open_plan(id: str) -> None:
     planner = ContextPlanner()
     batch = batch_of(planner, 2)
     for made in (replace(batch.requests[0].plan, id=id), replace(batch.requests[0].plan, id=batch.id)):
@@ -110,7 +110,7 @@ def test_an_id_of_no_batch_is_of_no_plan(id: str) -> None:
     assert planner.stats().open_plans == 2
 
 
-def test_another_planners_batch_is_none_of_this_one() -> None:
+def test_batch_of_another_planner_is_ignored() -> None:
     one, other = ContextPlanner(), ContextPlanner()
     batch = batch_of(one, 2)
     batch_of(other, 2)
@@ -118,7 +118,7 @@ def test_another_planners_batch_is_none_of_this_one() -> None:
     assert one.stats().open_plans == other.stats().open_plans == 2
 
 
-def test_a_reset_closes_every_batch() -> None:
+def test_reset_closes_all_batches() -> None:
     planner = ContextPlanner()
     before = batch_of(planner, 3)
     planner.commit(before.requests[0].plan)
@@ -127,7 +127,7 @@ def test_a_reset_closes_every_batch() -> None:
     assert not any(planner.abandon(planned.plan) for planned in before)
     assert not any(planner.commit(planned.plan) for planned in before)
     after = batch_of(planner, 3)
-    assert after.saved_tokens == before.saved_tokens  # nothing is held to be cached any more
+    assert after.saved_tokens == before.saved_tokens  # nothing is predicted to be cached any more
     assert all(planner.commit(planned.plan) for planned in after)
     stats = planner.stats()
     assert (stats.plans, stats.commits, stats.late_commits, stats.abandons, stats.open_plans) == (3, 3, 3, 0, 0)
@@ -141,7 +141,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, most=st.integers(1, 12))
-def test_what_counts_as_open_is_what_can_be_closed(steps: list[tuple[str, int]], most: int) -> None:
+def test_open_plans_are_exactly_those_that_can_be_closed(steps: list[tuple[str, int]], most: int) -> None:
     planner = ContextPlanner(max_open_plans=most)
     batches = [planner.plan_batch({"first": ["text"]})]
     closed: set[str] = set()

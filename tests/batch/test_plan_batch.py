@@ -1,4 +1,4 @@
-"""`ContextPlanner.plan_batch`, recounted by a list of prefixes and held against what `plan` would do."""
+"""`ContextPlanner.plan_batch`, recounted with a list of prefixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from warmprefix.telemetry import PlannerStats
 from warmprefix.traces import NoRecorder
 
 LENGTHS = {"alpha": 3, "beta": 5, "gamma": 1, "delta": 0, "epsilon": 8, "zeta": 13}
-"""Tokens of the texts; one has none, as far as it is told."""
+"""Tokens of the texts; one is declared to have none."""
 
 Path = tuple[bytes, ...]
 
@@ -52,14 +52,14 @@ def texts(planned: PlannedRequest) -> list[str]:
 
 
 class Cache:
-    """Every cached prefix in one list, the next to be dropped first, and who computed it."""
+    """Cached prefixes, the next to evict first, and the requests that computed them."""
 
     def __init__(self, capacity_tokens: int | None) -> None:
         self.capacity_tokens = capacity_tokens
         self.held: dict[Path, tuple[int, str | None]] = {}
 
     def serve(self, keys: Path, tokens: Sequence[int], by: str | None) -> tuple[int, str | None]:
-        """The tokens that are found, and who computed the last of them."""
+        """Return the tokens found, and the request that computed the last of them."""
         found = next((end for end in range(len(keys), 0, -1) if keys[:end] in self.held), 0)
         warmed_by = self.held[keys[:found]][1] if found else None
         for end in range(len(keys), 0, -1):
@@ -74,9 +74,9 @@ class Cache:
 
 
 def check(plan: BatchPlan, requests: Sequence[BatchRequest], caches: Mapping[str | None, Cache] | None = None) -> None:
-    """That a plan is one of these requests, and saves what it says, beginning with what the caches hold.
+    """Check that a plan has exactly these requests, and that its savings are correct.
 
-    There is one cache a tenant, as if each had an engine.
+    Each tenant has a cache of its own, as if it had its own engine.
     """
     by_tenant = {request.tenant: Cache(plan.capacity_tokens) for request in requests} if caches is None else caches
     assert sorted(planned.id for planned in plan) == sorted(request.id for request in requests)
@@ -106,7 +106,7 @@ def check(plan: BatchPlan, requests: Sequence[BatchRequest], caches: Mapping[str
 
 
 def check_order(planned: PlannedRequest) -> None:
-    """All blocks once; the pinned in their places; relevance order where it is to be kept."""
+    """Check that all blocks come once, pinned in place, locked in relevance order."""
     listed = planned.request.blocks
     first: dict[bytes, int] = {}
     for i, each in enumerate(listed):
@@ -125,11 +125,11 @@ def check_order(planned: PlannedRequest) -> None:
     assert (planned.order_annotation is None) == (list(planned.order) == sorted(planned.order))
 
 
-# -- what must always hold -----------------------------------------------------------------------------------------
+# -- invariants ----------------------------------------------------------------------------------------------------
 
 
 @given(one_tenants, planner_names, capacities)
-def test_a_batch_saves_what_it_says(listed: Listed, planner: str, capacity_tokens: int | None) -> None:
+def test_reported_savings_are_correct(listed: Listed, planner: str, capacity_tokens: int | None) -> None:
     requests = requests_of(listed)
     check(ContextPlanner().plan_batch(requests, planner, capacity_tokens=capacity_tokens), requests)
 
@@ -151,7 +151,7 @@ def test_tenants_share_nothing(listed: Listed, planner: str, capacity_tokens: in
 
 
 @given(one_tenants, one_tenants, planner_names, capacities)
-def test_a_warm_planner_begins_with_what_the_engine_holds(
+def test_warm_planner_counts_resident_blocks(
     before: Listed, listed: Listed, planner: str, capacity_tokens: int | None
 ) -> None:
     warm = ContextPlanner(capacity_tokens=None)
@@ -162,7 +162,7 @@ def test_a_warm_planner_begins_with_what_the_engine_holds(
         keys = tuple(each.block.fingerprint for each in plan.blocks)
         cache.serve(keys, [each.block.tokens for each in plan.blocks], None)
     if not any(tokens for tokens, _ in cache.held.values()):
-        cache.held.clear()  # who warms what has no length is all one
+        cache.held.clear()  # the request that warms blocks without tokens does not matter
     cache.capacity_tokens = capacity_tokens
     cache.fit()
     requests = requests_of(listed)
@@ -175,7 +175,7 @@ def test_a_warm_planner_begins_with_what_the_engine_holds(
 
 
 @given(one_tenants, planner_names)
-def test_the_same_again(listed: Listed, planner: str) -> None:
+def test_same_requests_give_the_same_plan(listed: Listed, planner: str) -> None:
     requests = requests_of(listed)
     plans = [ContextPlanner().plan_batch(requests, planner) for _ in range(2)]
     assert [(p.request, p.order, p.render(), p.warmed_by) for p in plans[0]] == [
@@ -184,7 +184,7 @@ def test_the_same_again(listed: Listed, planner: str) -> None:
 
 
 @given(one_tenants, planner_names)
-def test_committing_teaches_and_abandoning_does_not(listed: Listed, planner: str) -> None:
+def test_commits_are_learned_and_abandoned_plans_are_not(listed: Listed, planner: str) -> None:
     requests = requests_of(listed)
     learner, same = ContextPlanner(), ContextPlanner()
     batch = learner.plan_batch(requests, planner)
@@ -206,8 +206,8 @@ def test_committing_teaches_and_abandoning_does_not(listed: Listed, planner: str
 
 
 @given(one_tenants, planner_names)
-def test_labels_are_those_of_plan(listed: Listed, planner: str) -> None:
-    """Whichever is asked first, and though one text comes with several ids."""
+def test_labels_equal_those_of_plan(listed: Listed, planner: str) -> None:
+    """Whichever plans first, and also for one text with several ids."""
     batches, singles = ContextPlanner(), ContextPlanner()
     requests = requests_of(listed)
     expected = {each.block.fingerprint: each.label for context, _, _ in listed for each in singles.plan(context).blocks}
@@ -218,7 +218,7 @@ def test_labels_are_those_of_plan(listed: Listed, planner: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4, unique=True), max_size=8), planner_names)
-def test_nothing_is_done_where_nothing_is_shared(shape: list[list[int]], planner: str) -> None:
+def test_batch_without_shared_blocks_is_unchanged(shape: list[list[int]], planner: str) -> None:
     contexts = [[block(f"{i} {number}", id=f"{i}-{number}") for number in own] for i, own in enumerate(shape)]
     batch = ContextPlanner().plan_batch({str(i): context for i, context in enumerate(contexts)}, planner)
     assert [planned.id for planned in batch] == [str(i) for i in range(len(contexts))] or not all(contexts)
@@ -227,10 +227,10 @@ def test_nothing_is_done_where_nothing_is_shared(shape: list[list[int]], planner
         assert batch[str(i)].render() == ContextPlanner().plan(context).render()
 
 
-# -- by example ----------------------------------------------------------------------------------------------------
+# -- examples ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_shared_comes_first_and_requests_that_share_it_run_together() -> None:
+def test_shared_blocks_come_first_and_their_requests_run_together() -> None:
     a, b, c, d = (block(text) for text in "abcd")
     batch = ContextPlanner().plan_batch({"1": [a, b], "2": [c], "3": [d, b]})
     assert [(planned.id, "".join(texts(planned)), planned.saved_tokens, planned.warmed_by) for planned in batch] == [
@@ -244,21 +244,21 @@ def test_what_is_shared_comes_first_and_requests_that_share_it_run_together() ->
     assert (batch.planner, batch.device, len(batch)) == ("auto", "cpu", 3)
 
 
-def test_the_first_of_equal_texts_names_them_all() -> None:
+def test_first_of_equal_texts_gives_the_label() -> None:
     requests = {"1": [block("same", id="first")], "2": [block("same", id="second")], "3": [block("same")]}
     batch = ContextPlanner().plan_batch(requests)
     assert {each.label for planned in batch for each in planned.blocks} == {"first"}
     assert batch.saved_tokens == 20
 
 
-def test_one_id_for_two_texts_is_two_blocks() -> None:
+def test_one_id_with_two_texts_is_two_blocks() -> None:
     batch = ContextPlanner().plan_batch({"1": [block("one", id="x")], "2": [block("two", id="x")]})
     labels = [each.label for planned in batch for each in planned.blocks]
     assert len(set(labels)) == 2
     assert batch.saved_tokens == 0
 
 
-def test_a_block_that_comes_twice_counts_once() -> None:
+def test_repeated_block_counts_once() -> None:
     a, b = block("a"), block("b")
     batch = ContextPlanner().plan_batch({"1": [a, b, a, a], "2": [b, b]})
     assert batch.total_tokens == 30
@@ -266,8 +266,8 @@ def test_a_block_that_comes_twice_counts_once() -> None:
     assert [each.positions for each in batch["1"].blocks] == [(1,), (0, 2, 3)]
 
 
-def test_pinned_beginnings_are_shared_and_so_is_what_moved_there() -> None:
-    """Two requests begin with a by force, and one is moved behind it."""
+def test_pinned_and_moved_beginnings_are_shared() -> None:
+    """Two requests pin `a` to the start, and a third is moved behind it."""
     a, b, c = (block(text) for text in "abc")
     first = block("a", pinned="start")
     batch = ContextPlanner().plan_batch({"1": [b, first], "2": [c], "3": [first, c], "4": [b, a], "5": [a]})
@@ -282,14 +282,14 @@ def test_pinned_beginnings_are_shared_and_so_is_what_moved_there() -> None:
     )
 
 
-def test_with_little_room_a_plan_is_measured_by_what_fits() -> None:
+def test_savings_count_only_blocks_that_fit_in_the_cache() -> None:
     contexts = {str(i): [block(f"own {i}", 60), block("shared by all", 50)] for i in range(4)}
     assert ContextPlanner().plan_batch(contexts, capacity_tokens=110).saved_tokens == 150
     assert ContextPlanner().plan_batch(contexts, capacity_tokens=49).saved_tokens == 0
     assert ContextPlanner().plan_batch(contexts, capacity_tokens=1).upper_bound == 0
 
 
-def test_a_pinned_end_that_is_cached_is_within_the_bound() -> None:
+def test_bound_includes_a_cached_pinned_end() -> None:
     a, b, last = block("a"), block("b"), block("last", 100, pinned="end")
     warm = ContextPlanner()
     warm.commit(warm.plan([a, b, last]))
@@ -298,7 +298,7 @@ def test_a_pinned_end_that_is_cached_is_within_the_bound() -> None:
     assert batch.upper_bound == 130
 
 
-def test_models_and_preambles_share_nothing_either() -> None:
+def test_models_and_preambles_share_nothing() -> None:
     planner = ContextPlanner()
     for planned in planner.plan_batch({"1": ["some text"]}, model="m", preamble="You are kind."):
         assert planner.commit(planned.plan)
@@ -310,7 +310,7 @@ def test_models_and_preambles_share_nothing_either() -> None:
     assert messages[1]["content"].endswith("some text\n\nWhy?")
 
 
-def test_a_planner_of_ones_own() -> None:
+def test_custom_planner_is_used_and_checked() -> None:
     class Backwards:
         def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
             return [Placed(i, tuple(reversed(contexts[i]))) for i in reversed(range(len(contexts)))]
@@ -320,16 +320,16 @@ def test_a_planner_of_ones_own() -> None:
     assert batch.planner == "Backwards"
 
 
-def test_progress_is_told() -> None:
-    told: list[tuple[str, int, int]] = []
+def test_progress_is_reported() -> None:
+    steps: list[tuple[str, int, int]] = []
     requests = {str(i): [f"{j} text" for j in range(i % 3, i % 3 + 4)] for i in range(20)}
-    ContextPlanner().plan_batch(requests, "merge", progress=lambda *step: told.append(step))
-    assert told
-    assert all(0 <= done <= total for _, done, total in told)
+    ContextPlanner().plan_batch(requests, "merge", progress=lambda *step: steps.append(step))
+    assert steps
+    assert all(0 <= done <= total for _, done, total in steps)
 
 
 @pytest.mark.parametrize("time_budget", [0, 0.05])
-def test_a_time_budget(time_budget: float) -> None:
+def test_time_budget_is_accepted(time_budget: float) -> None:
     requests = requests_of([([block(f"{(i * j) % 37}") for j in range(1, 9)], None, False) for i in range(60)])
     check(ContextPlanner().plan_batch(requests, time_budget=time_budget), requests)
 
@@ -349,7 +349,7 @@ def test_a_time_budget(time_budget: float) -> None:
         {"1": [""], "2": ["x", " "]},
     ],
 )
-def test_hardly_anything(planner: str, requests: Any) -> None:
+def test_tiny_batches(planner: str, requests: Any) -> None:
     batch = ContextPlanner().plan_batch(requests, planner)
     assert len(batch) == len(requests)
     assert batch.saved_tokens == 0
@@ -375,7 +375,7 @@ def test_large_batches(planner: str, listed: list[list[ContextBlock]], saved_tok
     assert (batch.saved_tokens, batch.upper_bound) == (saved_tokens, saved_tokens)
 
 
-def test_one_block_in_all_and_each_within_the_next() -> None:
+def test_one_shared_block_and_nested_contexts() -> None:
     shared = {str(i): [block(f"{i}"), block("in all")] for i in range(5_000)}
     batch = ContextPlanner().plan_batch(shared)
     assert batch.saved_tokens == batch.upper_bound == 49_990
@@ -389,7 +389,7 @@ def test_huge_token_counts() -> None:
     assert batch.saved_tokens == 49 * 10**18
 
 
-def test_ids_that_are_given_twice_are_named() -> None:
+def test_repeated_ids_are_named() -> None:
     requests = [BatchRequest(id, []) for id in ("a", "b", "a", "c", "b", "a")]
     planner = ContextPlanner()
     with pytest.raises(ValueError, match=r"got these repeated, with their places: 'a' \(0, 2, 5\), 'b' \(1, 4\)$"):
@@ -449,12 +449,12 @@ def test_a_bad_request_is_refused(arguments: dict[str, Any], error: type[Excepti
         BatchRequest(**{"id": "a", "blocks": [], **arguments})
 
 
-def test_an_id_that_is_not_there() -> None:
-    with pytest.raises(KeyError, match="nobody"):
-        ContextPlanner().plan_batch({"a": []})["nobody"]
+def test_missing_id_raises_key_error() -> None:
+    with pytest.raises(KeyError, match="absent"):
+        ContextPlanner().plan_batch({"a": []})["absent"]
 
 
-# -- what is kept --------------------------------------------------------------------------------------------------
+# -- state of the planner ------------------------------------------------------------------------------------------
 
 
 def test_batches_are_counted_as_plans() -> None:
@@ -480,7 +480,7 @@ def test_batches_are_counted_as_plans() -> None:
     assert not planner.commit(batch["3"].plan)
 
 
-def test_only_so_many_batches_stay_open() -> None:
+def test_number_of_open_batches_is_bounded() -> None:
     planner = ContextPlanner(max_open_plans=5)
     batches = [planner.plan_batch({str(i): [f"text {i}"] for i in range(3)}) for _ in range(4)]
     assert planner.stats().open_plans == 3
@@ -490,7 +490,7 @@ def test_only_so_many_batches_stay_open() -> None:
     assert all(planner.commit(planned.plan) for planned in large), "the last batch's plans can all be committed"
 
 
-def test_nothing_is_kept_of_a_batch_that_is_over() -> None:
+def test_finished_batch_leaves_no_state() -> None:
     planner = ContextPlanner()
     for _ in range(100):
         planner.plan_batch({})
@@ -499,19 +499,19 @@ def test_nothing_is_kept_of_a_batch_that_is_over() -> None:
     assert planner._open_plans.open_batches == 0
 
 
-def test_another_planners_batch_is_not_ours() -> None:
+def test_batch_of_another_planner_is_not_committed() -> None:
     batch = ContextPlanner().plan_batch({"1": ["a"]})
     assert not ContextPlanner().commit(batch["1"].plan)
 
 
-def test_the_recorder_is_told_of_every_request() -> None:
+def test_recorder_receives_every_request() -> None:
     class Recorder:
         def __init__(self) -> None:
-            self.told: list[tuple[Sequence[ContextBlock], Mapping[str, object]]] = []
+            self.records: list[tuple[Sequence[ContextBlock], Mapping[str, object]]] = []
 
         def record(self, blocks: Sequence[ContextBlock], **options: object) -> None:
-            self.told.append((tuple(blocks), options))
-            if len(self.told) == 2:
+            self.records.append((tuple(blocks), options))
+            if len(self.records) == 2:
                 raise OSError
 
     recorder = Recorder()
@@ -521,7 +521,7 @@ def test_the_recorder_is_told_of_every_request() -> None:
         [BatchRequest("1", [a, b], tenant="t"), BatchRequest("2", [b]), BatchRequest("3", [])], model="m"
     )
     shared = {"conversation": None, "model": "m", "preamble": None}
-    assert recorder.told == [
+    assert recorder.records == [
         ((a, b), {**shared, "tenant": "t"}),
         ((b,), {**shared, "tenant": None}),
         ((), {**shared, "tenant": None}),
@@ -529,12 +529,12 @@ def test_the_recorder_is_told_of_every_request() -> None:
     assert planner.stats().recorder_errors == 1
 
 
-# -- at one time ---------------------------------------------------------------------------------------------------
+# -- concurrency ---------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=max(1, settings().max_examples // 60), suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1_000))
-def test_batches_beside_each_other_and_beside_other_requests(seed: int) -> None:
+def test_batches_run_concurrently_with_batches_and_requests(seed: int) -> None:
     planner = ContextPlanner(capacity_tokens=2_000)
     requests = requests_of([([block(f"{(seed + i * j) % 41}") for j in range(1, 9)], None, False) for i in range(120)])
     failures: list[BaseException] = []
@@ -579,12 +579,12 @@ def check_order_of_window(planner: ContextPlanner, requests: Sequence[BatchReque
         planner.abandon(planned.plan)
 
 
-def test_the_recorder_is_told_of_each_block_once() -> None:
-    told: list[list[str]] = []
+def test_recorder_receives_each_block_once() -> None:
+    records: list[list[str]] = []
 
     class Recorder(NoRecorder):
         def record(self, blocks: Sequence[ContextBlock], **options: str | None) -> None:
-            told.append([block.text for block in blocks])
+            records.append([block.text for block in blocks])
 
     ContextPlanner(recorder=Recorder()).plan_batch({"a": ["x", "y", "x"]})
-    assert told == [["x", "y"]]
+    assert records == [["x", "y"]]

@@ -15,7 +15,7 @@ windows = st.lists(st.lists(st.sampled_from("abcdefg"), max_size=5), max_size=10
 
 
 def served(plan: BatchPlan, held: set[str]) -> list[int]:
-    """Letters, of one token each, that a cache without bounds finds of each request, beginning with these prefixes."""
+    """Return the letters, one token each, that an unbounded cache finds."""
     found: list[int] = []
     for planned in plan:
         order = "".join(each.text for each in planned.blocks)
@@ -30,7 +30,7 @@ def requests_of(window: list[list[str]]) -> list[BatchRequest]:
 
 
 @given(windows, windows)
-def test_a_window_saves_what_it_says(before: list[list[str]], window: list[list[str]]) -> None:
+def test_reported_savings_are_correct(before: list[list[str]], window: list[list[str]]) -> None:
     planner = ContextPlanner(capacity_tokens=None)
     held: set[str] = set()
     for own in before:
@@ -46,7 +46,7 @@ def test_a_window_saves_what_it_says(before: list[list[str]], window: list[list[
     assert batch.saved_tokens <= batch.upper_bound <= batch.total_tokens
 
 
-def test_by_example() -> None:
+def test_example() -> None:
     batch = ContextPlanner().plan_window({"1": ["aaaa", "bbbb"], "2": ["cccc"], "3": ["dddd", "bbbb"]})
     assert [(planned.id, [each.text for each in planned.blocks]) for planned in batch] == [
         ("1", ["bbbb", "aaaa"]),
@@ -57,7 +57,7 @@ def test_by_example() -> None:
     assert batch["3"].warmed_by == "1"
 
 
-def test_what_the_engine_holds_comes_first() -> None:
+def test_resident_blocks_come_first() -> None:
     planner = ContextPlanner()
     with planner.planning(["xxxx", "yyyy"]):
         pass
@@ -66,7 +66,7 @@ def test_what_the_engine_holds_comes_first() -> None:
     assert (batch.saved_tokens, batch["1"].warmed_by) == (2, None)
 
 
-def test_a_planner_plans_window_after_window() -> None:
+def test_windows_are_planned_one_after_another() -> None:
     rng = random.Random(0)
     planner = ContextPlanner()
     texts = [f"text {i}" for i in range(60)]
@@ -83,7 +83,7 @@ def test_a_planner_plans_window_after_window() -> None:
 
 
 @pytest.mark.parametrize("window", [{}, {"1": []}, {"1": ["text"]}, {"1": [], "2": []}])
-def test_hardly_anything(window: dict[str, list[str]]) -> None:
+def test_tiny_windows(window: dict[str, list[str]]) -> None:
     batch = ContextPlanner().plan_window(window)
     assert (len(batch), batch.saved_tokens, batch.upper_bound) == (len(window), 0, 0)
 
@@ -99,7 +99,7 @@ def test_bad_input_is_refused_and_leaves_no_trace() -> None:
     assert planner.stats() == PlannerStats()
 
 
-def test_what_is_no_window_any_more_is_planned_all_the_same() -> None:
+def test_window_of_too_many_requests_is_planned_too() -> None:
     requests = [BatchRequest(i, ["shared", f"own {i}"]) for i in range(MOST_REQUESTS + 1)]
     window = ContextPlanner().plan_window(requests)
     assert [planned.saved_tokens for planned in window] == [0, *[2] * MOST_REQUESTS]

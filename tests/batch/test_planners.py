@@ -1,4 +1,4 @@
-"""What every batch planner owes its caller, held against each that is shipped."""
+"""The contract of batch planners, checked for each of them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def arrange(planner: BatchPlanner, contexts: Contexts) -> list[Placed]:
 
 
 def is_complete(planned: list[Placed], contexts: Contexts) -> bool:
-    """Every context once, with all its blocks."""
+    """Return True if every context comes once, with all its blocks."""
     return sorted(placed.context for placed in planned) == list(range(len(contexts))) and all(
         sorted(placed.order) == sorted(contexts[placed.context]) for placed in planned
     )
 
 
 @planners
-def test_it_is_a_batch_planner(planner: BatchPlanner) -> None:
+def test_planner_satisfies_the_protocol(planner: BatchPlanner) -> None:
     assert isinstance(planner, BatchPlanner)
 
 
@@ -53,7 +53,7 @@ def test_it_is_a_batch_planner(planner: BatchPlanner) -> None:
 @example(contexts=[[], []])
 @example(contexts=[[3, 1, 2]])
 @example(contexts=[[3, 1, 2], [], [3, 1, 2], [1, 2, 3]])
-def test_every_context_comes_once_with_all_its_blocks(planner: BatchPlanner, contexts: Contexts) -> None:
+def test_each_context_is_placed_once_with_all_blocks(planner: BatchPlanner, contexts: Contexts) -> None:
     given = [list(context) for context in contexts]
     planned = arrange(planner, contexts)
     assert is_complete(planned, contexts)
@@ -87,5 +87,5 @@ def test_copies_run_next_to_each_other_in_one_order(planner: BatchPlanner, conte
 )
 def test_large_batches(planner: BatchPlanner, contexts: Contexts) -> None:
     if isinstance(planner, WindowPlanner):
-        contexts = contexts[-200:]  # it is for no more
+        contexts = contexts[-200:]  # it is made for a few hundred requests
     assert is_complete(arrange(planner, contexts), contexts)

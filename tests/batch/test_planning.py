@@ -18,7 +18,7 @@ plans = st.lists(orders, max_size=8)
 
 
 class LeastRecentlyUsed:
-    """Every cached prefix in one list, the next to be dropped first, and who computed it."""
+    """Cached prefixes, the next to evict first, and the contexts that computed them."""
 
     def __init__(self, capacity_tokens: int | None) -> None:
         self.capacity_tokens = capacity_tokens
@@ -40,7 +40,7 @@ class LeastRecentlyUsed:
 
 
 def placed(plan: Sequence[Path]) -> list[Placed]:
-    """With numbers that are not those of the places."""
+    """Return a plan in which numbers of contexts differ from their places."""
     return [Placed(100 - i, order) for i, order in enumerate(plan)]
 
 
@@ -48,19 +48,19 @@ def paths(plan: Sequence[Path]) -> list[tuple[Path, list[int]]]:
     return [(path, [LENGTHS[block] for block in path]) for path in plan]
 
 
-def test_by_example() -> None:
+def test_example() -> None:
     plan = [Placed(7, (0, 1)), Placed(4, (0, 1, 2)), Placed(9, (0, 1, 2, 3)), Placed(5, (2, 0))]
     assert serve(plan, LENGTHS, None, ()) == [(0, 0, None), (2, 8, 7), (3, 9, 4), (0, 0, None)]
 
 
-def test_a_cache_that_is_too_small_has_to_compute_again() -> None:
+def test_small_cache_computes_blocks_again() -> None:
     plan = [Placed(0, (0, 1)), Placed(1, (4,)), Placed(2, (0, 1))]
     assert serve(plan, LENGTHS, 16, ())[2] == (2, 8, 0)
     assert serve(plan, LENGTHS, 11, ())[2] == (1, 3, 0)
     assert serve(plan, LENGTHS, 8, ())[2] == (0, 0, None)
 
 
-def test_what_was_computed_again_is_owed_to_the_last() -> None:
+def test_blocks_computed_again_are_warmed_by_the_last_context() -> None:
     plan = [Placed(0, (0, 1)), Placed(1, (4, 2)), Placed(2, (0, 1)), Placed(3, (0, 1))]
     assert [found.warmed_by for found in serve(plan, LENGTHS, 9, ())] == [None, None, None, 2]
 
@@ -68,7 +68,7 @@ def test_what_was_computed_again_is_owed_to_the_last() -> None:
 @given(plans, st.none() | st.integers(1, 20), plans)
 @example([], None, [])
 @example([(), ()], 1, [])
-def test_as_by_a_list_of_prefixes(plan: list[Path], capacity_tokens: int | None, before: list[Path]) -> None:
+def test_serve_equals_a_list_of_prefixes(plan: list[Path], capacity_tokens: int | None, before: list[Path]) -> None:
     model = LeastRecentlyUsed(capacity_tokens)
     for path in before:
         model.serve(path, None)
@@ -77,7 +77,7 @@ def test_as_by_a_list_of_prefixes(plan: list[Path], capacity_tokens: int | None,
 
 
 @given(plans, plans)
-def test_without_bounds_what_was_there_stays_there(plan: list[Path], before: list[Path]) -> None:
+def test_unbounded_cache_keeps_resident_blocks(plan: list[Path], before: list[Path]) -> None:
     model = LeastRecentlyUsed(None)
     for path in before:
         model.serve(path, None)
@@ -89,14 +89,14 @@ def test_without_bounds_what_was_there_stays_there(plan: list[Path], before: lis
 
 
 @given(plans)
-def test_depth_first_the_longest_context_is_room_enough(plan: list[Path]) -> None:
+def test_depth_first_plan_needs_room_for_the_longest_context_only(plan: list[Path]) -> None:
     ordered = [plan[i] for i in depth_first(plan)]
     longest = max((sum(LENGTHS[block] for block in order) for order in plan), default=0)
     assert serve(placed(ordered), LENGTHS, max(longest, 1), ()) == serve(placed(ordered), LENGTHS, None, ())
 
 
-def test_long_contexts_take_no_longer_a_block() -> None:
-    """Every prefix of each is asked for by another: compared as tuples, these would be a hundred million blocks."""
+def test_cost_per_block_does_not_grow_with_length() -> None:
+    """Contexts request prefixes of others; comparing tuples would read 1e8 blocks."""
     ladder = [Placed(i, tuple(range(i))) for i in range(700)]
     ladder += [Placed(700 + i, (1_000, *range(i))) for i in range(700)]
     lengths = [1] * 1_001

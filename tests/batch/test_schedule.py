@@ -15,7 +15,7 @@ searched = st.lists(st.lists(st.integers(0, 3), max_size=5).map(tuple), max_size
 @pytest.mark.parametrize(
     ("paths", "execution"),
     [
-        # ContextPilot, the figure of C6, C3, C7 and C8, which run as C6, C8, C3, C7.
+        # ContextPilot's figure: C6, C3, C7 and C8 run as C6, C8, C3, C7.
         pytest.param([[0, 0, 2], [0, 1], [1], [0, 0, 3]], [0, 3, 1, 2], id="figure"),
         pytest.param([[0, 1], [0, 1, 2, 3], [0, 1, 2]], [1, 2, 0], id="longest path first"),
         pytest.param(
@@ -27,11 +27,11 @@ def test_worked_examples(paths: list[list[int]], execution: list[int]) -> None:
     assert schedule(paths) == execution
 
 
-def test_groups_run_by_number_however_long_their_paths() -> None:
+def test_groups_run_by_number_whatever_their_length() -> None:
     assert schedule([[1, 0, 0], [2, 0], [0], [1, 1]]) == [2, 0, 3, 1]
 
 
-def test_shorter_paths_do_not_split_what_shares_more() -> None:
+def test_shorter_paths_do_not_separate_contexts_that_share_more() -> None:
     paths = [[0, 1, 0], [0, 0, 0, 0], [0, 1, 1], [0, 0, 1], [0, 1]]
     assert schedule(paths) == [1, 3, 0, 2, 4]
 
@@ -40,7 +40,7 @@ def test_contexts_at_the_root_run_last() -> None:
     assert schedule([[], [3], [], [0, 1]]) == [3, 1, 0, 2]
 
 
-def test_nothing_to_schedule() -> None:
+def test_schedule_of_no_paths_is_empty() -> None:
     assert schedule([]) == []
 
 
@@ -53,11 +53,11 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @given(searched)
-def test_every_path_stands_by_those_it_has_most_in_common_with(paths: list[tuple[int, ...]]) -> None:
+def test_paths_with_common_beginnings_run_together(paths: list[tuple[int, ...]]) -> None:
     execution = schedule(paths)
     assert sorted(execution) == list(range(len(paths)))
     executed = [paths[i] for i in execution]
-    for length in range(1, 6):  # whatever begins alike is one run
+    for length in range(1, 6):  # paths with an equal beginning are consecutive
         beginnings = [path[:length] for path in executed if len(path) >= length]
         runs = sum(a != b for a, b in pairwise(beginnings)) + bool(beginnings)
         assert runs == len(set(beginnings))
@@ -67,7 +67,7 @@ def test_every_path_stands_by_those_it_has_most_in_common_with(paths: list[tuple
 
 
 @given(searched)
-def test_the_longest_path_of_a_group_runs_first_and_equal_ones_as_they_came(paths: list[tuple[int, ...]]) -> None:
+def test_longest_path_of_a_group_runs_first_and_ties_keep_their_order(paths: list[tuple[int, ...]]) -> None:
     execution = schedule(paths)
     for number in range(4):
         group = [paths[i] for i in execution if paths[i][:1] == (number,)]

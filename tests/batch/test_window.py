@@ -19,7 +19,7 @@ def weight(blocks: frozenset[int]) -> int:
 
 
 @given(batches)
-def test_what_shares_most_is_merged_first(sets: list[frozenset[int]]) -> None:
+def test_pair_that_shares_most_is_merged_first(sets: list[frozenset[int]]) -> None:
     left, right = _merged(list(sets), TOKENS)
     clusters = dict(enumerate(sets))
 
@@ -33,11 +33,11 @@ def test_what_shares_most_is_merged_first(sets: list[frozenset[int]]) -> None:
     assert most() == 0
 
 
-def test_of_equals_the_earliest() -> None:
+def test_earliest_of_equal_pairs_is_merged_first() -> None:
     assert _merged([frozenset({0}), frozenset({1, 3}), frozenset({0, 3}), frozenset({1})], [1] * 4)[0][0] == 0
 
 
-def test_by_example() -> None:
+def test_example() -> None:
     contexts = [[0, 4], [5, 3], [4, 2, 3], [3, 4, 1]]
     assert WindowPlanner().arrange(contexts, TOKENS, no_progress) == [
         Placed(0, (4, 0)),
@@ -48,6 +48,6 @@ def test_by_example() -> None:
 
 
 @pytest.mark.parametrize("requests", [64, 200])
-def test_one_block_in_all(requests: int) -> None:
+def test_one_block_shared_by_all(requests: int) -> None:
     plan = WindowPlanner().arrange([[1 + i, 0] for i in range(requests)], [5] * (requests + 1), no_progress)
     assert sorted(plan) == [Placed(i, (0, 1 + i)) for i in range(requests)]

@@ -1,4 +1,4 @@
-"""What is learned of ranks, against shares worked out by hand."""
+"""`RecurrenceByRank`, compared with shares computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_ranks_are_cut_into_thirds(blocks: int, parts: list[int]) -> None:
     assert [part_of(rank, blocks) for rank in range(blocks)] == parts
 
 
-def test_before_anything_is_learned_chances_fall_with_rank() -> None:
+def test_chances_fall_with_rank_before_learning() -> None:
     chances = RecurrenceByRank().chances(15)
     assert chances == sorted(chances, reverse=True)
     assert chances[0] == pytest.approx(0.633)
@@ -24,14 +24,14 @@ def test_before_anything_is_learned_chances_fall_with_rank() -> None:
     assert chances[14] == pytest.approx(0.367)
 
 
-def test_shares_are_learned_and_joined_by_straight_lines() -> None:
+def test_learned_shares_are_interpolated_linearly() -> None:
     recurrence = RecurrenceByRank()
     recurrence.learn([(0, False), (1, True)] * 60_000)
     assert recurrence.chances(3) == pytest.approx([0.02, 0.98, 0.367], abs=0.001)
     assert recurrence.chances(6)[1:5] == pytest.approx([0.26, 0.74, 0.82725, 0.52025], abs=0.001)
 
 
-def test_the_latest_request_alike_counts_for_more_and_only_here() -> None:
+def test_latest_similar_request_counts_more_and_is_not_kept() -> None:
     recurrence = RecurrenceByRank()
     before = recurrence.chances(3)
     assert recurrence.chances(3, [(0, False), (2, True)]) == pytest.approx(
@@ -40,7 +40,7 @@ def test_the_latest_request_alike_counts_for_more_and_only_here() -> None:
     assert recurrence.chances(3) == before
 
 
-def test_a_change_is_noticed_however_much_was_learned_before() -> None:
+def test_change_is_noticed_after_much_learning() -> None:
     recurrence = RecurrenceByRank()
     recurrence.learn([(2, False)] * 100_000)
     recurrence.learn([(2, True)] * 20_000)
@@ -48,7 +48,7 @@ def test_a_change_is_noticed_however_much_was_learned_before() -> None:
 
 
 @given(learned=outcomes, latest=outcomes, blocks=st.integers(0, 40))
-def test_chances_are_chances(learned: list[Outcome], latest: list[Outcome], blocks: int) -> None:
+def test_chances_are_probabilities(learned: list[Outcome], latest: list[Outcome], blocks: int) -> None:
     recurrence = RecurrenceByRank()
     recurrence.learn(learned)
     chances = recurrence.chances(blocks, latest)

@@ -1,4 +1,4 @@
-"""What every ordering policy owes its caller, held against each that is shipped."""
+"""The contract of ordering policies, checked for each of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def blocks(*names: object, tokens: int = 10) -> list[Block]:
 
 
 class Served:
-    """What a planner does with a policy: order, let the engine serve, observe."""
+    """The calls of a planner: order, serve from the engine, observe."""
 
     def __init__(self, policy: OrderingPolicy, **bounds: int) -> None:
         self.policy = policy
@@ -65,7 +65,7 @@ class Served:
         return order
 
 
-# -- a permutation, and nothing but ----------------------------------------------------------------------------------
+# -- permutations ----------------------------------------------------------------------------------------------------
 
 some_blocks = st.permutations([Block(bytes([65 + i]), tokens) for i, tokens in enumerate([3, 0, 7, 1, 0, 400, 2, 9])])
 requests = st.tuples(some_blocks, st.integers(0, 8)).map(lambda drawn: drawn[0][: drawn[1]])
@@ -86,7 +86,7 @@ def after(policy: OrderingPolicy, history: Sequence[tuple[Sequence[Block], str]]
 
 @policies
 @given(history=histories, request=requests, placed=st.integers(0, 2))
-def test_any_state_gives_a_permutation_and_stays_as_it_was(
+def test_order_is_a_permutation_and_changes_no_state(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block], placed: int
 ) -> None:
     served = after(policy(), history)
@@ -101,7 +101,7 @@ def test_any_state_gives_a_permutation_and_stays_as_it_was(
 
 @pytest.mark.parametrize("policy", [CoAccessPolicy, OraclePolicy])
 @given(history=histories, request=requests)
-def test_no_request_finds_less_than_in_relevance_order(
+def test_order_finds_at_least_as_much_as_relevance_order(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:
     served = after(policy(), history)
@@ -111,14 +111,14 @@ def test_no_request_finds_less_than_in_relevance_order(
 
 
 def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int], bool]]:
-    """Every node, the next to be evicted first."""
+    """Return all nodes, the next to be evicted first."""
     return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in warmprefix.prefix.tree._ring(tree._root)]
 
 
 @policies
 @given(history=histories, request=requests)
-@settings(max_examples=settings().max_examples // 4)
-def test_two_policies_fed_the_same_answer_the_same(
+@settings(max_examples=50)
+def test_equal_observations_give_equal_orders(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:
     assert after(policy(), history).order(request) == after(policy(), history).order(request)
@@ -126,8 +126,8 @@ def test_two_policies_fed_the_same_answer_the_same(
 
 @policies
 @given(history=histories, request=requests)
-@settings(max_examples=settings().max_examples // 4)
-def test_an_observed_list_may_change_afterwards(
+@settings(max_examples=50)
+def test_observed_list_may_change_later(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:
     kept, changed = policy(), policy()
@@ -155,7 +155,7 @@ for name, make in o.POLICIES.items():
 """
 
 
-def test_no_order_depends_on_the_hash_seed() -> None:
+def test_orders_do_not_depend_on_the_hash_seed() -> None:
     replays = [
         subprocess.run(
             [sys.executable, "-c", REPLAY],
@@ -190,7 +190,7 @@ def test_blocks_without_tokens(policy: NewPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", [make for make in POLICIES.values() if make is not SortedPolicy])
-def test_without_evidence_of_reuse_the_relevance_order_stays(policy: NewPolicy) -> None:
+def test_relevance_order_stays_without_evidence_of_reuse(policy: NewPolicy) -> None:
     served = Served(policy())
     assert served.order(blocks(*"CAB")) == [0, 1, 2]
     served.serve(blocks(*"XYZ"))
@@ -224,8 +224,8 @@ def test_one_block_shared_by_all_requests(policy: NewPolicy) -> None:
 
 
 @policies
-def test_requests_that_each_extend_the_last(policy: NewPolicy) -> None:
-    """A chain of nodes deeper than the interpreter's recursion limit."""
+def test_requests_that_extend_the_last_one(policy: NewPolicy) -> None:
+    """Use a chain of nodes deeper than the interpreter's recursion limit."""
     served = Served(policy())
     request = blocks(*range(1_100))
     for end in range(1_100, 0, -10):
@@ -260,7 +260,7 @@ def test_memory_stops_growing_at_the_configured_bounds(policy: NewPolicy) -> Non
 
 
 def entries(held: object) -> int:
-    """Items of all containers that can be reached."""
+    """Return the number of items in all reachable containers."""
     seen: set[int] = set()
     waiting, count = [held], 0
     while waiting:
@@ -299,7 +299,7 @@ BUDGETED: dict[NewPolicy, NewPolicy] = {OraclePolicy: lambda: OraclePolicy(max_b
 
 
 def work(task: Callable[[], object]) -> int:
-    """Lines of Python executed: the cost of a task as a number that no machine changes."""
+    """Return the executed lines of Python, a cost that does not depend on the machine."""
     lines = 0
 
     def count(frame: FrameType, event: str, argument: object) -> Any:
@@ -326,7 +326,7 @@ def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind:
             return blocks("shared", *[(i, j) for j in range(4)])
         return list(dict.fromkeys(blocks(*[(i * j) % 23 for j in (1, 5, 7)], *[(i, j) for j in range(2)])))
 
-    # Past all windows, so that what is left to grow is the number of requests alone.
+    # After all windows are full, only the number of requests still grows.
     served = Served(SHORT_SIGHTED.get(policy, policy)())
     costs: list[int] = []
     for i in range(1_200):
@@ -338,8 +338,8 @@ def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind:
 
 
 @policies
-def test_cost_is_bounded_where_no_search_can_be_cut_short(policy: NewPolicy) -> None:
-    """Each of 5,040 served orders leads on to a heavy block that is not asked for; the heavy one asked for is new."""
+def test_cost_is_bounded_if_no_subtree_can_be_skipped(policy: NewPolicy) -> None:
+    """Each of 5,040 orders continues with a heavy block that is not requested."""
     served = Served(BUDGETED.get(policy, policy)())
     names = blocks(*range(7))
     for order in permutations(names):
@@ -351,8 +351,8 @@ def test_cost_is_bounded_where_no_search_can_be_cut_short(policy: NewPolicy) -> 
     assert work(lambda: served.policy.observe(request)) <= 1_000
 
 
-def test_the_exhaustive_search_beyond_its_bound_would_show() -> None:
-    """The measure above tells a bounded search from an unbounded one."""
+def test_cost_of_an_exhaustive_search_exceeds_the_bound() -> None:
+    """So the measure above can detect an unbounded search."""
     served = Served(OraclePolicy())
     for order in permutations(range(7)):
         path = [*blocks(*order), Block(b"heavy", 10_000)]

@@ -1,4 +1,4 @@
-"""What sets each ordering policy apart."""
+"""Behaviour that is specific to each ordering policy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_relevance_never_reorders() -> None:
     assert planned(observed(RelevancePolicy(), "CBA", "CBA"), "ABC", "CBA") == "ABC"
 
 
-def test_sorted_gives_every_set_of_blocks_one_order() -> None:
+def test_sorted_gives_each_set_of_blocks_one_order() -> None:
     orders = {planned(SortedPolicy(), "".join(request), "CAB") for request in permutations("ABCD")}
     assert len(orders) == 1
     order = orders.pop()
@@ -68,7 +68,7 @@ def test_sorted_gives_every_set_of_blocks_one_order() -> None:
     assert planned(SortedPolicy(), order[::2]) == order[::2], "a subset is in another order"
 
 
-def test_recency_puts_the_most_recently_served_first_in_served_order() -> None:
+def test_recency_puts_the_latest_blocks_first_in_served_order() -> None:
     policy = observed(RecencyPolicy(), "AB", "DC")
     assert planned(policy, "XABCDY") == "DCABXY"
     assert planned(observed(policy, "BE"), "XABCDY") == "BDCAXY"
@@ -81,7 +81,7 @@ def test_bounds_below_one_are_rejected() -> None:
         FrequencyPolicy(promotion_threshold=0)
 
 
-def test_recency_forgets_the_least_recently_served() -> None:
+def test_recency_drops_the_least_recently_served() -> None:
     policy = observed(RecencyPolicy(max_blocks=2), "A", "B", "A", "C")
     assert planned(policy, "XABC") == "CAXB"
 
@@ -100,14 +100,14 @@ def test_frequency_counts_a_sliding_window() -> None:
 
 
 def test_frequency_follows_a_promoted_prefix_before_more_frequent_blocks() -> None:
-    """A, B was promoted; C came up more often since, but never first."""
+    """A, B was promoted; C was more frequent since, but never first."""
     policy = observed(FrequencyPolicy(promotion_threshold=2), "AB", "AB", *["XC"] * 5)
     assert planned(policy, "CBA") == "ABC"
 
 
 def test_frequency_promotes_only_the_leading_run() -> None:
     policy = FrequencyPolicy(promotion_threshold=2)
-    observed(policy, "B", "AB")  # B has reached the threshold, A in front of it has not
+    observed(policy, "B", "AB")  # B has reached the threshold, but A in front of it has not
     assert policy._promoted.nodes == 0
 
 
@@ -118,7 +118,7 @@ def test_greedy_takes_the_first_resident_child_and_appends_the_rest() -> None:
     assert planned(GreedyPolicy(), "XCBA", "ABC", "AC") == "ACXB"
 
 
-def test_greedy_continues_behind_what_is_placed() -> None:
+def test_greedy_continues_behind_placed_blocks() -> None:
     assert planned(GreedyPolicy(), "CB", "ABC", "CB", after="A") == "BC"
     assert planned(GreedyPolicy(), "CB", "BC", after="X") == "CB"
 
@@ -128,7 +128,7 @@ def test_greedy_continues_behind_what_is_placed() -> None:
     request=st.permutations("ABCDEF").flatmap(lambda order: st.integers(0, 6).map(lambda k: "".join(order[:k]))),
     lengths=st.lists(st.integers(1, 50), min_size=6, max_size=6),
 )
-def test_the_oracle_is_the_best_of_all_permutations(cached: list[str], request: str, lengths: list[int]) -> None:
+def test_oracle_is_the_best_of_all_permutations(cached: list[str], request: str, lengths: list[int]) -> None:
     length = dict(zip("ABCDEF", lengths, strict=True))
     tree = PrefixTree[bytes]()
     for names in cached:
@@ -142,7 +142,7 @@ def test_the_oracle_is_the_best_of_all_permutations(cached: list[str], request: 
     assert rest == sorted(rest), "the tail is not in relevance order"
 
 
-def test_the_oracle_is_exhaustive_up_to_its_bound_and_budgeted_beyond() -> None:
+def test_oracle_is_exhaustive_up_to_its_bound_and_budgeted_beyond() -> None:
     """200 paths of one block come first in rank order; the deepest is last."""
     names = [*(f"x{i}" for i in range(200)), "A", "B"]
     tree = tree_of("AB")
@@ -157,7 +157,7 @@ def test_the_oracle_is_exhaustive_up_to_its_bound_and_budgeted_beyond() -> None:
 # -- context-index -----------------------------------------------------------------------------------------------------
 
 
-def test_context_index_puts_what_the_best_match_shares_first() -> None:
+def test_context_index_puts_blocks_of_the_best_match_first() -> None:
     policy = observed(ContextIndexPolicy(), "ABCD", "EFGH")
     assert planned(policy, "XDBA") == "ABDX"
     assert planned(policy, "HXFA") == "FHXA"
@@ -172,7 +172,7 @@ def test_context_index_rejects_weights_and_bounds_out_of_range() -> None:
         ContextIndexPolicy(max_nodes=0)
 
 
-def test_context_index_compares_few_children_however_many_share_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_index_compares_a_bounded_number_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
 
     def counted(a: Sequence[bytes], b: Sequence[bytes], alpha: float) -> float:
@@ -194,9 +194,7 @@ def test_context_index_compares_few_children_however_many_share_a_block(monkeypa
     max_nodes=st.integers(1, 6) | st.just(1_000),
     context=st.permutations("ABCDE"),
 )
-def test_the_context_index_stays_a_tree_of_prefixes(
-    served: list[list[str]], max_nodes: int, context: list[str]
-) -> None:
+def test_context_index_stays_a_tree_of_prefixes(served: list[list[str]], max_nodes: int, context: list[str]) -> None:
     index = ContextIndex[str](max_nodes=max_nodes)
     for order in served:
         path = index.insert(order)
@@ -239,7 +237,7 @@ def by_requests(window: int = 1_000) -> CoAccessPolicy:
     return CoAccessPolicy(window, trust=0.001)
 
 
-def test_coaccess_leaves_a_cold_request_in_relevance_order() -> None:
+def test_coaccess_keeps_a_cold_request_in_relevance_order() -> None:
     assert planned(CoAccessPolicy(), "CAB") == "CAB"
     assert planned(observed(by_requests(), "XY", "YZ"), "CAB", "XYZ") == "CAB"
 
@@ -256,25 +254,25 @@ def test_coaccess_groups_blocks_that_were_requested_together() -> None:
     assert planned(policy, "DXC") == "DCX"
 
 
-def test_coaccess_counts_only_requests_that_hold_everything_placed() -> None:
-    """B is frequent, but never came up with A, which is resident."""
+def test_coaccess_counts_only_requests_that_hold_all_placed_blocks() -> None:
+    """B is frequent, but was never requested with A, which is resident."""
     policy = observed(by_requests(), "AC", *["B"] * 5)
     assert planned(policy, "ABC", "A") == "ACB"
 
 
-def test_requests_count_by_how_much_they_share() -> None:
-    """Each of the two holds a third of what the one has in common with the request."""
+def test_coaccess_weighs_requests_by_shared_blocks() -> None:
+    """Each of the two shares a third as many blocks as the one does."""
     policy = observed(by_requests(), "BCD", "AX", "AY")
     assert planned(policy, "ABCD") == "BCDA"
     assert planned(observed(policy, "AZ", "AW"), "ABCD") == "ABCD"
 
 
-def test_a_request_that_shares_less_than_a_third_of_the_most_does_not_count() -> None:
+def test_coaccess_ignores_requests_that_share_less_than_a_third_of_the_most() -> None:
     assert planned(observed(by_requests(), "BCDE", *["A"] * 9), "ABCDE") == "BCDEA"
     assert planned(observed(by_requests(), "BCD", *["A"] * 9), "ABCD") == "ABCD"
 
 
-def test_of_blocks_equally_likely_the_longer_comes_first() -> None:
+def test_coaccess_puts_the_longer_of_equally_likely_blocks_first() -> None:
     policy = observed(CoAccessPolicy(), "ABC")
     request = [ContextBlock("A", tokens=100), ContextBlock("B", tokens=5_000), ContextBlock("X", tokens=100)]
     assert list(policy.order(request, PrefixView(PrefixTree[bytes]()))) == [1, 0, 2]
@@ -286,29 +284,29 @@ def test_coaccess_breaks_ties_by_rank() -> None:
         assert planned(policy, "".join(request)) == "".join(request)
 
 
-def test_rank_outweighs_few_requests_and_many_outweigh_rank() -> None:
+def test_coaccess_follows_rank_with_few_requests_and_requests_with_many() -> None:
     assert planned(observed(CoAccessPolicy(trust=50), "D", "C", "B", "A", "X"), "ABCD") == "ABCD"
     assert planned(observed(CoAccessPolicy(trust=50), *["D"] * 100), "ABCD") == "DABC"
 
 
 def test_coaccess_learns_which_ranks_recur() -> None:
-    """Of each request only the last blocks come up again; so the last is put first, though no request holds it."""
+    """Only the last blocks recur, so the last comes first though no request holds it."""
     policy = CoAccessPolicy()
     for i in range(300):
         policy.observe(blocks([f"x{i}", f"y{i}", f"z{i}", "A", "B"]))
     assert planned(observed(policy, "UVSTQ"), "WVPRO") == "OWVPR"
 
 
-def test_coaccess_forgets_what_the_window_has_passed() -> None:
+def test_coaccess_forgets_requests_outside_the_window() -> None:
     policy = observed(by_requests(window=3), "B", "X", "Y")
     assert planned(policy, "AB") == "BA"
     assert planned(observed(policy, "Z"), "AB") == "AB"
 
 
-def test_behind_the_first_places_all_are_ordered_by_one_estimate() -> None:
-    """Of a hundred blocks each is requested once more often than the one before it in rank."""
+def test_coaccess_orders_later_places_by_one_estimate() -> None:
+    """Each of a hundred blocks is requested once more than the one ranked before it."""
     policy = by_requests()
-    for start in range(66):  # so that each shares at least a third
+    for start in range(66):  # each shares at least a third
         policy.observe(blocks(range(start, 100)))
     order = list(policy.order(blocks(range(100)), PrefixView(PrefixTree[bytes]())))
     assert order[:35] == [65, 66, 67, 68, *range(69, 100)], "all requests hold these"
@@ -316,15 +314,15 @@ def test_behind_the_first_places_all_are_ordered_by_one_estimate() -> None:
 
 
 @pytest.mark.parametrize("trust", [0, -1, float("nan")])
-def test_trust_must_be_positive(trust: float) -> None:
+def test_coaccess_refuses_trust_of_zero_or_less(trust: float) -> None:
     with pytest.raises(ValueError, match=f"trust must be above 0, got {trust}"):
         CoAccessPolicy(trust=trust)
 
 
-# -- what a policy is shown --------------------------------------------------------------------------------------------
+# -- PrefixView --------------------------------------------------------------------------------------------------------
 
 
-def test_the_view_starts_behind_the_blocks_placed_in_front() -> None:
+def test_view_starts_behind_placed_blocks() -> None:
     view = PrefixView(tree_of("ABC"), keys("A"))
     assert view.match_prefix(blocks("BCX")) == (2, 200)
     assert view.match_prefix(blocks("C")) == (0, 0)

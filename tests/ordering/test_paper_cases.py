@@ -1,4 +1,4 @@
-"""Worked examples of the papers behind the policies. Blocks go by the papers' numbers and letters."""
+"""Worked examples of the policies' papers, with the papers' names for blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def planned(policy: OrderingPolicy, request: Names, tree: PrefixTree[bytes] | No
 
 
 def insert(tree: PrefixTree[bytes], served: Names) -> int:
-    """Blocks that were resident before."""
+    """Return the number of blocks that were resident before."""
     return tree.insert([block.fingerprint for block in blocks(served)], [100] * len(served)).blocks
 
 
@@ -60,7 +60,7 @@ def insert(tree: PrefixTree[bytes], served: Names) -> int:
         ([], [], 1.0),
     ],
 )
-def test_context_distance(a: list[int], b: list[int], distance: float) -> None:
+def test_context_distance_of_worked_examples(a: list[int], b: list[int], distance: float) -> None:
     assert context_distance(a, b) == pytest.approx(distance, abs=1e-6)
     assert context_distance(b, a) == pytest.approx(distance, abs=1e-6)
 
@@ -80,7 +80,7 @@ def built_index() -> ContextIndex[int]:
     return index
 
 
-def test_the_context_index_holds_shared_prefixes_as_inner_nodes() -> None:
+def test_context_index_holds_shared_prefixes_as_inner_nodes() -> None:
     inner: set[tuple[int, ...]] = set()
     leaves: set[tuple[int, ...]] = set()
     waiting = [built_index()._root]
@@ -94,11 +94,11 @@ def test_the_context_index_holds_shared_prefixes_as_inner_nodes() -> None:
 
 
 @pytest.mark.parametrize(("context", "order"), BUILT.items())
-def test_the_context_index_plans_what_it_was_built_from(context: tuple[int, ...], order: list[int]) -> None:
+def test_context_index_orders_the_contexts_that_it_holds(context: tuple[int, ...], order: list[int]) -> None:
     assert [context[i] for i in built_index().order(context)] == order
 
 
-def test_the_context_index_online() -> None:
+def test_context_index_online() -> None:
     """ContextPilot, Alg. 1 and 2, with the contexts C6, C7 and C8 of figure 7."""
     index = built_index()
     found = index.search([2, 1, 4])
@@ -112,7 +112,7 @@ def test_the_context_index_online() -> None:
         assert index.insert(order) == search_path
 
 
-def test_the_context_index_policy_plans_the_same() -> None:
+def test_context_index_policy_gives_the_same_order() -> None:
     policy = ContextIndexPolicy()
     for order in BUILT.values():
         policy.observe(blocks(order))
@@ -126,7 +126,7 @@ def test_the_context_index_policy_plans_the_same() -> None:
 
 @pytest.mark.parametrize("threshold", [2, 100])
 def test_craft_orders_by_frequency(threshold: int) -> None:
-    """Counts 5, 4 and 1 for the blocks 2, 3 and 1."""
+    """The counts of the blocks 2, 3 and 1 are 5, 4 and 1."""
     policy = FrequencyPolicy(promotion_threshold=threshold)
     for request in ([2, 3], [2, 3], [2, 3], [2, 3], [2, 1]):
         policy.observe(blocks(request))
@@ -134,7 +134,7 @@ def test_craft_orders_by_frequency(threshold: int) -> None:
 
 
 def test_craft_promotes_blocks_that_reach_the_threshold() -> None:
-    """CRAFT's chunk-access table and chunk-prefix tree over three requests, threshold 2."""
+    """CRAFT's access table and prefix tree over three requests, threshold 2."""
     policy = FrequencyPolicy(promotion_threshold=2)
     policy.observe(blocks([1, 2]))
     for request, reused, promoted, counts in (
@@ -151,7 +151,7 @@ def test_craft_promotes_blocks_that_reach_the_threshold() -> None:
         assert {name: policy._window.count(blocks([name])[0].fingerprint) for name in counts} == counts
 
 
-def test_craft_reuses_a_part_of_a_promoted_prefix() -> None:
+def test_craft_reuses_part_of_a_promoted_prefix() -> None:
     """Prefix slicing."""
     policy = FrequencyPolicy(promotion_threshold=2)
     for _ in range(2):
@@ -168,7 +168,7 @@ def promoted_prefix(policy: FrequencyPolicy, names: Names) -> int:
 
 
 def test_cacheweaver_walks_cached_children_and_appends_the_rest() -> None:
-    """Alg. 1. F was cached, and has been evicted since."""
+    """Alg. 1. F was cached and has been evicted."""
     tree = PrefixTree[bytes]()
     insert(tree, "F")
     insert(tree, "ABCD")
@@ -176,7 +176,7 @@ def test_cacheweaver_walks_cached_children_and_appends_the_rest() -> None:
     assert planned(GreedyPolicy(), "ABCFD", tree) == list("ABCDF")
 
 
-def test_cacheweaver_passes_by_what_the_engine_no_longer_holds() -> None:
+def test_cacheweaver_skips_evicted_blocks() -> None:
     tree = PrefixTree[bytes]()
     insert(tree, "F")
     insert(tree, "ABCD")
@@ -187,7 +187,7 @@ def test_cacheweaver_passes_by_what_the_engine_no_longer_holds() -> None:
 @pytest.mark.parametrize(
     ("policy", "order"), [(GreedyPolicy(), "BAC"), (OraclePolicy(), "ABC"), (CoAccessPolicy(), "ABC")]
 )
-def test_the_greedy_walk_can_miss_the_deepest_path(policy: OrderingPolicy, order: str) -> None:
+def test_greedy_walk_can_miss_the_deepest_path(policy: OrderingPolicy, order: str) -> None:
     tree = PrefixTree[bytes]()
     insert(tree, "BX")
     insert(tree, "ABC")
@@ -198,7 +198,7 @@ def test_the_greedy_walk_can_miss_the_deepest_path(policy: OrderingPolicy, order
 
 
 def reused_blocks(policy: OrderingPolicy, requests: int = 6) -> list[int]:
-    """What each request `[x, x', x'', A, B]` with fresh x reuses."""
+    """Return the reuse of each request `[x, x', x'', A, B]` with new x."""
     tree = PrefixTree[bytes]()
     reused: list[int] = []
     for i in range(requests):
@@ -209,10 +209,10 @@ def reused_blocks(policy: OrderingPolicy, requests: int = 6) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", [RelevancePolicy(), GreedyPolicy(), OraclePolicy()])
-def test_leaving_the_tail_in_relevance_order_never_hits(policy: OrderingPolicy) -> None:
+def test_policy_with_a_tail_in_relevance_order_never_hits(policy: OrderingPolicy) -> None:
     assert reused_blocks(policy) == [0] * 6
 
 
 @pytest.mark.parametrize("policy", [CoAccessPolicy(), FrequencyPolicy(), ContextIndexPolicy()])
-def test_looking_ahead_hits_from_the_third_request_on(policy: OrderingPolicy) -> None:
+def test_policy_that_looks_ahead_hits_from_the_third_request(policy: OrderingPolicy) -> None:
     assert reused_blocks(policy) == [0, 0, 2, 2, 2, 2]

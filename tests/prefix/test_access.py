@@ -1,4 +1,4 @@
-"""`AccessWindow` against the last requests themselves, in a list."""
+"""`AccessWindow`, compared with a list of the last requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from warmprefix.prefix.access import AccessWindow
 requests = st.lists(st.sampled_from("ABCDE"), unique=True, max_size=5)
 
 
-@given(size=st.integers(1, 6), observed=st.lists(requests, max_size=20), asked=st.lists(st.sampled_from("ABCDEX")))
-def test_counts_are_those_of_the_last_requests(size: int, observed: list[list[str]], asked: list[str]) -> None:
+@given(size=st.integers(1, 6), observed=st.lists(requests, max_size=20), keys=st.lists(st.sampled_from("ABCDEX")))
+def test_counts_are_those_of_the_last_requests(size: int, observed: list[list[str]], keys: list[str]) -> None:
     window = AccessWindow[str](size)
     for seen in range(len(observed)):
         window.observe(observed[seen])
         recent = observed[max(0, seen + 1 - size) : seen + 1]
         for key in "ABCDEX":
             assert window.count(key) == sum(key in request for request in recent)
-        if asked:
-            assert window.together(*asked) == sum(set(asked) <= set(request) for request in recent)
+        if keys:
+            assert window.together(*keys) == sum(set(keys) <= set(request) for request in recent)
         assert len(window) == len(set().union(*recent))
 
 
@@ -37,7 +37,7 @@ def test_requests_are_bitsets_of_the_window_places(size: int, observed: list[lis
 
 
 @given(size=st.integers(1, 6), observed=st.lists(requests, min_size=1, max_size=20), data=st.data())
-def test_the_latest_of_some_requests(size: int, observed: list[list[str]], data: st.DataObject) -> None:
+def test_latest_of_some_requests(size: int, observed: list[list[str]], data: st.DataObject) -> None:
     window = AccessWindow[str](size)
     places: list[int] = []
     for request in observed:
@@ -48,21 +48,21 @@ def test_the_latest_of_some_requests(size: int, observed: list[list[str]], data:
     assert window.latest(sum(1 << recent[i] for i in chosen)) == recent[max(chosen)]
 
 
-def test_nothing_was_requested_together_with_nothing() -> None:
+def test_no_blocks_are_in_no_request() -> None:
     window = AccessWindow[str]()
     window.observe(["A"])
     assert window.together() == 0
     assert window.requests([]) == []
 
 
-def test_a_request_is_forgotten_when_the_window_has_passed() -> None:
+def test_request_is_dropped_when_it_leaves_the_window() -> None:
     window = AccessWindow[str](2)
     for request in (["A", "B"], ["A"], ["C"]):
         window.observe(request)
     assert (window.count("A"), window.count("B"), window.together("A", "B")) == (1, 0, 0)
 
 
-def test_an_empty_request_takes_a_place_in_the_window() -> None:
+def test_empty_request_takes_a_place_in_the_window() -> None:
     window = AccessWindow[str](2)
     requests: list[Sequence[str]] = [["A"], [], []]
     for request in requests:
@@ -70,7 +70,7 @@ def test_an_empty_request_takes_a_place_in_the_window() -> None:
     assert len(window) == window.count("A") == 0
 
 
-def test_later_changes_to_an_observed_list_do_not_reach_the_window() -> None:
+def test_observed_list_may_change_later() -> None:
     window = AccessWindow[str](1)
     request = ["A"]
     window.observe(request)
@@ -88,6 +88,6 @@ def test_memory_is_bounded_by_the_blocks_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -3])
-def test_a_window_of_no_size_is_rejected(size: int) -> None:
+def test_window_of_size_below_one_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"size must be 1 or more, got {size}"):
         AccessWindow[str](size)

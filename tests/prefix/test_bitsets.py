@@ -1,4 +1,4 @@
-"""`BitCounter` against counting bit by bit."""
+"""`BitCounter`, compared with counting single bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ bitsets = st.lists(st.integers(0, 2**70 - 1) | st.just(0) | st.just(2**70 - 1), 
 
 
 @given(bitsets)
-def test_counts_are_those_of_the_single_bits(given_bitsets: list[int]) -> None:
+def test_counts_equal_those_of_single_bits(given_bitsets: list[int]) -> None:
     counts = [sum(bitset >> bit & 1 for bitset in given_bitsets) for bit in range(70)]
     counter = BitCounter(given_bitsets)
     assert counter.highest == max(counts)
@@ -21,6 +21,6 @@ def test_counts_are_those_of_the_single_bits(given_bitsets: list[int]) -> None:
 
 
 @pytest.mark.parametrize("nothing", [[], [0], [0, 0]])
-def test_of_no_bits_none_is_counted(nothing: list[int]) -> None:
+def test_no_bits_count_zero(nothing: list[int]) -> None:
     assert BitCounter(nothing).highest == 0
     assert BitCounter(nothing).at_least(1) == 0

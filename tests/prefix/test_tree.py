@@ -1,4 +1,4 @@
-"""`PrefixTree` by example, and against a plain list of prefixes."""
+"""`PrefixTree` by example, and compared with a plain list of prefixes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def picked(keys: str, indices: Sequence[int]) -> str:
 # -- match_prefix and insert ---------------------------------------------------------------------------------------
 
 
-def test_an_empty_tree_matches_nothing() -> None:
+def test_empty_tree_matches_nothing() -> None:
     tree = PrefixTree[str]()
     assert tree.match_prefix("ABC") == PrefixMatch(0, 0)
     assert tree.deepest_path("ABC") == tree.greedy_path("ABC") == []
     assert (tree.nodes, tree.resident_tokens) == (0, 0)
 
 
-def test_a_served_order_matches_as_far_as_it_is_followed() -> None:
+def test_served_order_matches_its_prefix() -> None:
     tree = tree_of("ABC")
     assert tree.match_prefix("ABC") == PrefixMatch(3, 9)
     assert tree.match_prefix("ABX") == PrefixMatch(2, 8)
@@ -55,29 +55,29 @@ def test_a_served_order_matches_as_far_as_it_is_followed() -> None:
     assert tree.match_prefix("BAC") == PrefixMatch(0, 0)
 
 
-def test_insert_returns_what_was_resident_before() -> None:
+def test_insert_returns_the_resident_part_before() -> None:
     tree = tree_of("ABC")
     assert tree.insert("ABD", [3, 5, 0]) == PrefixMatch(2, 8)
     assert tree.insert("ABD", [3, 5, 0]) == PrefixMatch(3, 8)
 
 
-def test_an_empty_order_changes_nothing() -> None:
+def test_empty_order_changes_nothing() -> None:
     tree = tree_of("AB")
     assert tree.insert([], []) == PrefixMatch(0, 0)
     assert (tree.nodes, tree.resident_tokens) == (1, 8)
 
 
-def test_a_request_that_shares_nothing_costs_one_node() -> None:
+def test_request_without_shared_blocks_costs_one_node() -> None:
     assert tree_of("ABC", "DEF").nodes == 2
 
 
-def test_an_edge_is_split_where_orders_part() -> None:
+def test_edge_is_split_where_orders_differ() -> None:
     tree = tree_of("ABC", "ABD")
     assert tree.nodes == 3
     assert tree.match_prefix("ABC").blocks == tree.match_prefix("ABD").blocks == 3
 
 
-def test_a_block_on_the_path_keeps_the_length_it_was_first_given() -> None:
+def test_block_on_the_path_keeps_its_first_length() -> None:
     tree = PrefixTree[str]()
     tree.insert("AB", [10, 10])
     tree.insert("ABC", [99, 99, 1])
@@ -101,7 +101,7 @@ def test_bounds_below_one_are_rejected(value: int) -> None:
         PrefixTree[str](max_nodes=value)
 
 
-def test_clear_forgets_everything() -> None:
+def test_clear_removes_everything() -> None:
     tree = tree_of("ABC", "ABD", "E")
     tree.clear()
     tree.check_integrity()
@@ -112,27 +112,27 @@ def test_clear_forgets_everything() -> None:
 # -- eviction ------------------------------------------------------------------------------------------------------
 
 
-def test_the_tail_of_the_least_recently_served_path_goes_first() -> None:
+def test_tail_of_the_least_recently_served_path_is_evicted_first() -> None:
     tree = tree_of("ABC", "EF")
     assert tree.evict(1) == 1
     assert tree.match_prefix("ABC").blocks == 2
     assert tree.match_prefix("EF").blocks == 2
 
 
-def test_serving_a_path_again_saves_it() -> None:
+def test_path_served_again_is_kept() -> None:
     tree = tree_of("ABC", "EF", "ABC")
     tree.evict(2)
     assert tree.match_prefix("ABC").blocks == 3
     assert tree.match_prefix("EF").blocks == 1
 
 
-def test_a_shared_prefix_outlives_every_branch_below_it() -> None:
+def test_shared_prefix_is_evicted_after_its_branches() -> None:
     tree = tree_of("AB", "AE", "F")
     tree.evict(LENGTHS["B"] + LENGTHS["E"])
     assert tree.match_prefix("AB").blocks == tree.match_prefix("AE").blocks == 1
 
 
-def test_evict_frees_whole_blocks_and_says_how_many_tokens() -> None:
+def test_evict_frees_whole_blocks_and_returns_their_tokens() -> None:
     tree = tree_of("EB")
     assert tree.evict(1) == 5
     assert tree.evict(0) == 0
@@ -149,7 +149,7 @@ def test_capacity_holds_after_every_insert() -> None:
     assert tree.match_prefix("EF").blocks == 2
 
 
-def test_an_order_larger_than_the_capacity_keeps_its_beginning() -> None:
+def test_order_larger_than_the_capacity_keeps_its_beginning() -> None:
     tree = PrefixTree[str](capacity_tokens=8)
     tree.insert("ABE", lengths("ABE"))
     assert tree.match_prefix("ABE") == PrefixMatch(2, 8)
@@ -165,10 +165,10 @@ def test_nodes_are_bounded() -> None:
     assert tree.match_prefix([0]).blocks == 0
 
 
-# -- the engine's word ---------------------------------------------------------------------------------------------
+# -- corrections by the engine -------------------------------------------------------------------------------------
 
 
-def test_nothing_beyond_the_resident_blocks_of_a_stale_path_matches() -> None:
+def test_stale_path_matches_only_its_resident_blocks() -> None:
     tree = tree_of("ABC", "ABD", "AE")
     tree.mark_stale("ABC", resident_blocks=1)
     tree.check_integrity()
@@ -176,7 +176,7 @@ def test_nothing_beyond_the_resident_blocks_of_a_stale_path_matches() -> None:
     assert tree.match_prefix("AE").blocks == 2
 
 
-def test_a_stale_path_is_remembered_and_can_be_marked_resident_again() -> None:
+def test_stale_path_stays_and_can_be_marked_resident_again() -> None:
     tree = tree_of("ABC", stale=["ABC"])
     assert tree.resident_tokens == 0
     assert tree.mark_resident("AB") == 2
@@ -184,15 +184,15 @@ def test_a_stale_path_is_remembered_and_can_be_marked_resident_again() -> None:
     assert tree.match_prefix("ABC") == PrefixMatch(2, 8)
 
 
-def test_mark_resident_says_how_much_the_tree_knows_and_adds_nothing() -> None:
+def test_mark_resident_returns_the_marked_blocks_and_adds_none() -> None:
     tree = tree_of("AB")
     assert tree.mark_resident("ABC") == 2
     assert tree.mark_resident("X") == 0
     assert (tree.nodes, tree.resident_tokens) == (1, 8)
 
 
-def test_mark_resident_stops_where_the_path_leaves_a_stale_edge() -> None:
-    """The edge is A, B, C with X below it: `ABX` follows two of its blocks and then leaves it."""
+def test_mark_resident_stops_where_the_path_leaves_an_edge() -> None:
+    """The edge is A, B, C with X below: `ABX` follows two of its blocks."""
     tree = tree_of("ABCX", "ABC", stale=["ABC"])
     assert tree.mark_resident("ABX") == 2
     tree.check_integrity()
@@ -207,7 +207,7 @@ def test_mark_resident_does_not_make_a_path_more_recent() -> None:
     assert tree.match_prefix("B").blocks == 1
 
 
-def test_serving_a_stale_path_makes_it_resident_again_and_nothing_else() -> None:
+def test_served_stale_path_is_resident_again_and_others_are_not() -> None:
     tree = tree_of("ABC", "ABD", stale=["A"])
     assert tree.insert("ABC", lengths("ABC")) == PrefixMatch(0, 0)
     tree.check_integrity()
@@ -215,7 +215,7 @@ def test_serving_a_stale_path_makes_it_resident_again_and_nothing_else() -> None
     assert tree.match_prefix("ABD").blocks == 2
 
 
-def test_marking_an_unknown_path_changes_nothing() -> None:
+def test_marking_an_absent_path_changes_nothing() -> None:
     tree = tree_of("AB")
     tree.mark_stale("XY")
     tree.mark_stale("AB", resident_blocks=2)
@@ -225,13 +225,13 @@ def test_marking_an_unknown_path_changes_nothing() -> None:
 # -- paths ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_deepest_path_is_not_always_the_first_child() -> None:
+def test_deepest_path_need_not_be_the_first_child() -> None:
     tree = tree_of("BX", "ABC")
     assert picked("BAC", tree.deepest_path("BAC")) == "ABC"
     assert picked("BAC", tree.greedy_path("BAC")) == "B"
 
 
-def test_the_deepest_path_may_end_within_an_edge() -> None:
+def test_deepest_path_may_end_within_an_edge() -> None:
     tree = tree_of("ABCX")
     assert picked("CBA", tree.deepest_path("CBA")) == "ABC"
     assert picked("BA", tree.deepest_path("BA")) == "AB"
@@ -243,13 +243,13 @@ def test_depth_is_measured_in_tokens_not_blocks() -> None:
     assert picked("ACFE", tree.deepest_path("ACFE")) == "E"
 
 
-def test_of_two_paths_with_as_many_tokens_the_more_relevant_wins() -> None:
+def test_more_relevant_of_two_equal_paths_wins() -> None:
     tree = tree_of("BA", "AB")
     assert picked("AB", tree.deepest_path("AB")) == "AB"
     assert picked("BA", tree.deepest_path("BA")) == "BA"
 
 
-def test_paths_continue_from_the_blocks_already_placed() -> None:
+def test_paths_continue_behind_placed_blocks() -> None:
     tree = tree_of("ABC", "CB")
     assert picked("CB", tree.deepest_path("CB", after="A")) == "BC"
     assert picked("CB", tree.greedy_path("CB", after="A")) == "BC"
@@ -257,7 +257,7 @@ def test_paths_continue_from_the_blocks_already_placed() -> None:
     assert tree.deepest_path("AB", after="C") == [1]
 
 
-def test_nothing_follows_blocks_that_are_not_resident() -> None:
+def test_no_path_follows_blocks_that_are_not_resident() -> None:
     tree = tree_of("ABC", stale=["ABC"])
     assert tree.deepest_path("BC", after="A") == []
     assert tree.greedy_path("BC", after="A") == []
@@ -272,14 +272,14 @@ def test_stale_edges_are_not_followed() -> None:
     assert picked("BCA", tree.greedy_path("BCA")) == "AC"
 
 
-def test_no_budget_no_path() -> None:
+def test_budget_of_zero_gives_no_path() -> None:
     assert tree_of("A").deepest_path("A", budget=0) == []
 
 
 # -- scale ---------------------------------------------------------------------------------------------------------
 
 
-def test_disjoint_contexts_cost_a_node_each() -> None:
+def test_disjoint_contexts_cost_one_node_each() -> None:
     tree = PrefixTree[int]()
     for i in range(1_100):
         keys = range(15 * i, 15 * i + 15)
@@ -298,7 +298,7 @@ def test_one_block_shared_by_thousands_of_requests() -> None:
     assert tree.greedy_path([4_711, 0]) == [1, 0]
 
 
-def test_repeating_a_request_grows_nothing() -> None:
+def test_repeated_request_adds_nothing() -> None:
     tree = tree_of("ABC")
     for _ in range(10_000):
         assert tree.insert("ABC", [3, 5, 1]).blocks == 3
@@ -306,7 +306,7 @@ def test_repeating_a_request_grows_nothing() -> None:
     assert (tree.nodes, tree.resident_tokens) == (1, 9)
 
 
-def test_a_path_of_thousands_of_blocks() -> None:
+def test_path_of_thousands_of_blocks() -> None:
     tree = PrefixTree[int]()
     keys = list(range(5_000))
     tree.insert(keys, [1] * 5_000)
@@ -334,8 +334,8 @@ def test_thousands_of_nested_nodes() -> None:
     tree.check_integrity()
 
 
-def test_the_search_keeps_to_its_budget_where_nothing_can_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of 5,040 orders seems to lead on to more tokens than were found, so only the budget ends the search."""
+def test_search_keeps_to_its_budget_if_no_subtree_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 5,040 orders could lead to more tokens; only the budget ends the search."""
     tree = PrefixTree[int]()
     for order in permutations(range(7)):
         tree.insert([*order, 100], [1] * 7 + [1_000])
@@ -369,7 +369,7 @@ trees = st.builds(
 
 
 @given(tree=trees, keys=orders, placed=st.integers(0, 2))
-def test_the_deepest_path_is_the_best_of_all_permutations(tree: PrefixTree[str], keys: Path, placed: int) -> None:
+def test_deepest_path_is_the_best_of_all_permutations(tree: PrefixTree[str], keys: Path, placed: int) -> None:
     after, keys = keys[:placed], keys[placed:]
     path = [keys[i] for i in tree.deepest_path(keys, after, budget=None)]
     front = tree.match_prefix(after)
@@ -383,7 +383,7 @@ def test_the_deepest_path_is_the_best_of_all_permutations(tree: PrefixTree[str],
 
 
 @given(tree=trees, keys=st.permutations("ABCEF"))
-def test_ties_go_to_the_path_that_is_first_in_rank_order(tree: PrefixTree[str], keys: list[str]) -> None:
+def test_ties_go_to_the_first_path_in_rank_order(tree: PrefixTree[str], keys: list[str]) -> None:
     resident = {order[: tree.match_prefix([keys[i] for i in order]).blocks] for order in permutations(range(5))}
     tokens = {order: sum(LENGTHS[keys[i]] for i in order) for order in resident}
     best = min(order for order, total in tokens.items() if total == max(tokens.values()))
@@ -391,7 +391,7 @@ def test_ties_go_to_the_path_that_is_first_in_rank_order(tree: PrefixTree[str], 
 
 
 @given(tree=trees, keys=orders, budget=st.integers(0, 8))
-def test_a_budget_costs_depth_but_never_truth(tree: PrefixTree[str], keys: Path, budget: int) -> None:
+def test_path_within_a_budget_is_resident_and_may_be_shorter(tree: PrefixTree[str], keys: Path, budget: int) -> None:
     exact = [keys[i] for i in tree.deepest_path(keys, budget=None)]
     path = [keys[i] for i in tree.deepest_path(keys, budget=budget)]
     assert len(set(path)) == len(path)
@@ -400,7 +400,7 @@ def test_a_budget_costs_depth_but_never_truth(tree: PrefixTree[str], keys: Path,
 
 
 @given(tree=trees, keys=orders, placed=st.integers(0, 2))
-def test_the_greedy_path_takes_the_first_resident_child(tree: PrefixTree[str], keys: Path, placed: int) -> None:
+def test_greedy_path_takes_the_first_resident_child(tree: PrefixTree[str], keys: Path, placed: int) -> None:
     after, keys = keys[:placed], keys[placed:]
     expected: list[str] = []
     if tree.match_prefix(after).blocks == len(after):
@@ -418,7 +418,7 @@ def follows(tree: PrefixTree[str], front: Sequence[str], key: str) -> bool:
 
 
 @given(tree=trees, keys=orders)
-def test_asking_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
+def test_reading_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
     before = ring(tree), edges(tree)
     tree.match_prefix(keys)
     tree.deepest_path(keys)
@@ -427,11 +427,11 @@ def test_asking_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
     assert (ring(tree), edges(tree)) == before
 
 
-# -- against a model -----------------------------------------------------------------------------------------------
+# -- comparison with a model ---------------------------------------------------------------------------------------
 
 
 def ring(tree: PrefixTree[str]) -> list[tuple[Path, bool]]:
-    """Every known path and whether its last block is resident, the next to be evicted first."""
+    """Return the paths, the next to evict first, each with its last block's residency."""
     listed: list[tuple[Path, bool]] = []
     for node in warmprefix.prefix.tree._ring(tree._root):
         path = path_to(node)
@@ -454,7 +454,7 @@ def path_to(node: warmprefix.prefix.tree._Node[str]) -> Path:
 
 
 class NaiveTree:
-    """Every prefix of every served order in one list, next to be evicted first. No nodes, no pointers."""
+    """Prefixes of all served orders in one list, the next to evict first; no nodes."""
 
     def __init__(self, capacity_tokens: int | None, max_nodes: int) -> None:
         self.capacity_tokens = capacity_tokens
@@ -467,22 +467,22 @@ class NaiveTree:
         return self._longest(keys, self.resident)
 
     def insert(self, keys: Path) -> None:
-        known = self._longest(keys, self.paths)
-        self._cut(keys[:known])
-        if known < len(keys):
-            self.begins_edge.add(keys[: known + 1])
+        length = self._longest(keys, self.paths)
+        self._cut(keys[:length])
+        if length < len(keys):
+            self.begins_edge.add(keys[: length + 1])
         prefixes = [keys[:end] for end in range(len(keys), 0, -1)]
         self.paths = [path for path in self.paths if path not in prefixes] + prefixes
         self.resident.update(prefixes)
         self._fit()
 
     def mark_resident(self, keys: Path) -> int:
-        known = self._longest(keys, self.paths)
-        if keys[:known] not in self.resident:
-            self._cut(keys[:known])
-        self.resident.update(keys[:end] for end in range(1, known + 1))
+        length = self._longest(keys, self.paths)
+        if keys[:length] not in self.resident:
+            self._cut(keys[:length])
+        self.resident.update(keys[:end] for end in range(1, length + 1))
         self._fit()
-        return known
+        return length
 
     def mark_stale(self, keys: Path, resident_blocks: int) -> None:
         if self._longest(keys, self.paths) > resident_blocks:
@@ -515,7 +515,7 @@ class NaiveTree:
         return tokens
 
     def _cut(self, path: Path) -> None:
-        """An edge must not run on through the end of `path`."""
+        """Split the edge at the end of `path`."""
         if path:
             self.begins_edge.update(below for below in self.paths if below[:-1] == path)
 
@@ -525,7 +525,7 @@ class NaiveTree:
 
 
 few_orders = st.permutations("ABCD").flatmap(lambda order: st.integers(0, 4).map(lambda end: tuple(order[:end])))
-"""Of so few blocks that orders often meet."""
+"""Orders of few blocks, so that they often meet."""
 
 
 class TreeAgainstModel(RuleBasedStateMachine):

@@ -177,7 +177,7 @@ def _arranged(
         places = {place for place, _ in arranged}
         if not len(arranged) == len(places) == len(members):
             raise ValueError(
-                f"{name} must place each of {len(members)} contexts once, got {len(arranged)} places of {len(places)}"
+                f"{name} must place each of {len(members)} contexts once, got {len(arranged)} places, {len(places)} distinct"
             )
         for place, order in arranged:
             i = members[place]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from warmprefix.errors import check_count
 from warmprefix.ordering.policies import BlockView, PrefixView, by_rank, is_resident, then_the_rest
 from warmprefix.prefix.access import AccessWindow
 from warmprefix.prefix.bitsets import BitCounter
@@ -42,8 +43,10 @@ class CoAccessPolicy:
             trust: Number of similar requests that weigh as much as rank; above 0.
 
         Raises:
+            TypeError: `window` is not an int.
             ValueError: An argument is too small.
         """
+        check_count("window", window)
         if not trust > 0:
             raise ValueError(f"trust must be above 0, got {trust}")
         self.trust = trust

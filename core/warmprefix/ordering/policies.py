@@ -191,6 +191,7 @@ class FrequencyPolicy:
     """
 
     def __init__(self, window: int = 1_000, promotion_threshold: int = 2, max_nodes: int = 65_536) -> None:
+        check_count("window", window)
         check_count("promotion_threshold", promotion_threshold)
         self.promotion_threshold = promotion_threshold
         self._window = AccessWindow[bytes](window)
