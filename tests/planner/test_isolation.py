@@ -541,7 +541,7 @@ def command_inspect(world: World, loot: Loot, me: Conversation) -> object:
     for conversation in (me.id, VICTIM.id):
         status, output = state(world, "inspect", *named(conversation, me.tenant), "--json")
         found = json.loads(output)
-        told.append((status, found["known"], [found.get(name) for name in ("epoch", "turn")], found.get("blocks")))
+        told.append((status, found["usable"], [found.get(name) for name in ("epoch", "turn")], found.get("blocks")))
         told.append(len(found.get("leases", ())))
     return told
 
