@@ -117,7 +117,7 @@ def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int],
 
 @policies
 @given(history=histories, request=requests)
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 4)
 def test_equal_observations_give_equal_orders(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:
@@ -126,7 +126,7 @@ def test_equal_observations_give_equal_orders(
 
 @policies
 @given(history=histories, request=requests)
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 4)
 def test_observed_list_may_change_later(
     policy: NewPolicy, history: list[tuple[list[Block], str]], request: list[Block]
 ) -> None:

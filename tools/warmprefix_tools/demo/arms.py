@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 INSTRUCTIONS = (
     "You answer questions about the Python standard library. Rely on the documentation in the context, name the"
-    " passages that you used by the labels in brackets, and say so if the answer is not there."
+    " passages that you used by the labels in brackets, and point it out if the answer is not there."
 )
 
 

@@ -137,14 +137,14 @@ def _first_wordings(entry: LibraryEntry) -> list[QuestionWording]:
             f"What is {name} for?",
             f"When should I use the {name} class?",
             f"How do I work with a {name}?",
-            f"What do I need to know before I subclass {name}?",
+            f"What should I check before I subclass {name}?",
         ]
     else:
         asked = [
             f"What does {name} do?",
             f"When would I call {name}?",
             f"How is {name} meant to be used?",
-            f"I found {name} in somebody's code. What is it for?",
+            f"I found {name} in other people's code. What is it for?",
         ]
         asked += [f"What do I pass to {name} as {parameter.name}?" for parameter in entry.parameters[:3]]
     what = goal(entry)

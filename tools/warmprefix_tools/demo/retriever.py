@@ -19,8 +19,8 @@ _STOP_WORDS = frozenset(
         r"\w+",
         """
         a about an and any anything are as at be been before but by call can code could did do does do else example find
-        for found from good had has have here how i if in into is it its know like me mean meant module my need of off
-        offer on or other otherwise out pass python rather same self should show so some somebody something standard
+        for found from good had has have here how i if in into is it its like me mean meant module my need of off
+        offer on or other otherwise out pass python rather same self should show so some something standard
         start than that the their them then there these this those to too use used using usual want was way what when
         where which while will with work would write you your
         """,
