@@ -24,7 +24,7 @@ text { fill: #444 } .title { font-weight: 600; fill: #111 } .quiet { fill: #777 
 
 
 def load_chart(workload: str, series: Mapping[str, Sequence[tuple[int, Sequence[float]]]]) -> str:
-    """An SVG: a panel for each way, a line for each agent, the highest drawn out, and the bound.
+    """Return an SVG with a panel for each way, a line for each agent, the highest load and the bound.
 
     Args:
         workload: Its name.

@@ -147,7 +147,7 @@ def _held(part: Part) -> KvSequence:
 
 
 def prompt_tokens(part: Part) -> list[int]:
-    """The preamble, the documents, then the question and what to do: the longest beginning that can recur."""
+    """Return the prompt: preamble, documents, then question and instructions, so that the longest prefix recurs."""
     prompt = [*range(1 << 30, (1 << 30) + PREAMBLE)]
     for block in part.blocks:
         prompt += _document(block.fingerprint, block.tokens)
@@ -322,7 +322,7 @@ class _Simulation:
             self._start(part.agent)
 
     def _allowed(self, loads: Sequence[float]) -> float:
-        """The highest load that the router's bound has nothing against."""
+        """Return the highest load that the router's bound allows."""
         return max(self.loads.free, (1 + self.eps) * sum(loads) / len(loads))
 
     def _start(self, agent: int) -> None:

@@ -84,7 +84,7 @@ class Questions:
     asked: Sequence[str]
 
     def messages(self, part: Part) -> list[dict[str, str]]:
-        """The document stands in front of all that changes from question to question."""
+        """Return a chat with the documents before everything that changes from question to question."""
         documents = "\n\n".join(block.text for block in part.blocks)
         question = self.asked[part.request.number]
         return [
@@ -93,7 +93,7 @@ class Questions:
         ]
 
     def tokens(self, part: Part) -> list[int]:
-        """The prompt as the emulator makes it."""
+        """Return the prompt as the emulator makes it."""
         return render_chat([ChatMessage(message["role"], message["content"]) for message in self.messages(part)])
 
 
@@ -129,7 +129,7 @@ async def ask_all(asked: Questions, arm: Arm, agents: Servers, kill_at: int | No
     async with httpx.AsyncClient(limits=limits, timeout=60) as client:
 
         async def read(part: Part) -> Part | None:
-            """Returns the part if its agent can't be reached."""
+            """Return the part if its agent can't be reached."""
             body = {"model": MODEL, "messages": asked.messages(part), "max_tokens": 2}
             try:
                 answer = await client.post(f"{agents.urls[part.agent]}/chat/completions", json=body)

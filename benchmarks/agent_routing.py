@@ -92,7 +92,7 @@ class Cell:
 
 
 def cells(paths: Sequence[Path], only: Sequence[str], limit: int | None) -> Iterator[Cell]:
-    """What there is to run, the longest first."""
+    """Yield the runs, the longest first."""
     sources = [*map(str, paths), "generated_topics", "generated_single", "generated_control"]
     for source in sources:
         name = Path(source).name.partition(".")[0]
@@ -202,7 +202,7 @@ def _mean(values: Sequence[float], digits: int) -> float:
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:
-    """What was to be shown, the least that was found, and whether it holds."""
+    """Yield each claim, the smallest measured figure, and True if the claim holds."""
     ours = [(row, row["arms"][OURS]) for row in rows if OURS in row["arms"]]
     recurring = [pair for pair in ours if pair[0]["setting"] == "sessions" and pair[0]["recurring_percent"] > 50]
     control = [pair for pair in ours if pair[0]["setting"] == "sessions" and pair[0]["recurring_percent"] <= 50]
@@ -268,7 +268,7 @@ def measure_chain(count: int, agents: int) -> list[dict[str, Any]]:
 
 
 def chart(results: dict[str, Any]) -> str:
-    """The picture that belongs to the results."""
+    """Return the chart of the results."""
     row = next(row for row in results["simulated"] if "series" in row["arms"].get(OURS, {}))
     series = {name: row["arms"][name]["series"] for name in CHARTED}
     return load_chart(f"{row['workload']}, {row['agents']} agents", series)

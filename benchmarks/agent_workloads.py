@@ -78,7 +78,7 @@ GENERATED: dict[str, Callable[[], Trace]] = {
 
 @lru_cache(maxsize=2)
 def load(source: str, limit: int | None = None) -> AgentWorkload:
-    """The workload of a trace file, or a generated one; with `+hot` behind it, one document is in most requests."""
+    """Return the workload of a trace file, or a generated one; `+hot` puts one document into most requests."""
     base, _, kind = source.partition(_SEPARATOR)
     generated = GENERATED.get(base)
     trace = read_trace(Path(base)) if generated is None else replace(generated(), name=base)
@@ -97,7 +97,7 @@ def _requests(trace: Trace, limit: int | None) -> Iterator[AgentRequest]:
 
 
 def _with_hot_document(requests: Sequence[AgentRequest], seed: int = 1) -> Iterator[AgentRequest]:
-    """It takes the last document's place, and is twice as long as they are on average."""
+    """Replace the last document of most requests by one of twice the average length."""
     rng = random.Random(seed)
     mean = _mean(block.tokens for request in requests for block in request.blocks)
     hot = ContextBlock("the document that most requests are about", id="hot", tokens=2 * mean)

@@ -3,24 +3,24 @@
     python benchmarks/batch_quality.py [TRACE_OR_FOLDER ...] [--check] [--limit N] [--budget SECONDS]
 
 Without an argument the traces are those in the folder that the environment variable WARMPREFIX_TRACES names, or, if
-there is none, three generated ones. Each is planned as one batch, of blocks with the trace's own lengths, by every
+there are none, three generated ones. Each is planned as one batch, of blocks with the trace's own lengths, by every
 planner of warmprefix and by the published `contextpilot` package where that is installed. Each plan is then run through
 the same model of a prefix cache (`PrefixTree`: least recently used path first, tails first), in the execution
 order that its planner gave, one request after the other. A plan serves for both caches, unless there are requests that
-the smaller one cannot hold: then ours are made for each. `k` is the trace's own, 15 at most, unless `REPORTED_K` says
+the smaller one cannot hold: then ours are made for each. `k` is the trace's own, 15 at most, unless `REPORTED_K` has
 otherwise.
 
 *as it comes*: blocks in relevance order, requests in order of arrival. *relevance*: only the requests are ordered.
 *top-down*: the greedy rule of GGR (arXiv 2403.05821), by count times tokens. *merge, 10 s*: with a time budget, to show
-what is left to find. *bound*: no plan can save more, as `BatchPlan.upper_bound` has it; its kind stands beside it.
+what is left to find. *bound*: no plan can save more, as `BatchPlan.upper_bound` has it; its kind stands next to it.
 Seconds are those of the whole call, for ours with the bound, labels, and what warms what; for `contextpilot` those of
 `reorder()` with one worker. Nothing else runs on a second core.
 
-Then random small batches are solved exactly (`exact.py`), to tell how near to the optimum the planners come.
+Then random small batches are solved exactly (`exact.py`), to measure how near to the optimum the planners come.
 
 `--check` ends with status 1 unless merge saves more than contextpilot on every trace in both caches, no less than
 `FLOORS`, and within 2 % of the optimum on every small batch. Only a run of whole traces that were given, with
-contextpilot beside, is written to `results/`.
+contextpilot, is written to `results/`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def budgeted(seconds: float) -> str:
 
 
 def with_cuts(traces: Sequence[Trace]) -> list[tuple[Trace, str]]:
-    """The traces with their names, and again the first requests of some."""
+    """Return the traces with their names, and again the first requests of some."""
     found: list[tuple[Trace, str]] = []
     for trace in traces:
         found.append((trace, trace.name))
@@ -170,7 +170,7 @@ def measure(workload: Workload, name: str, planners: Sequence[str], budget: floa
 
 
 def plans_for(workload: Workload, planner: str, budget: float | None = None) -> dict[int | None, Planned]:
-    """A plan for each cache; one for all that hold the longest request, or if the planner is told of no cache."""
+    """Return a plan per cache size; one plan serves all that hold the longest request, or ignore the size."""
     unbounded = made(workload, planner, None, budget)
     longest = max((request.context_tokens for request in workload.requests), default=0)
     return {
@@ -262,7 +262,7 @@ def warm_up() -> None:
 
 
 def measure_small(planners: Sequence[str]) -> dict[str, Any]:
-    """What share of what can be saved each planner saves, and the batches on which ours is not near it."""
+    """Return each planner's share of the possible saving, and the batches on which ours is not near it."""
     shares: dict[str, list[float]] = {planner: [] for planner in planners}
     misses: list[dict[str, Any]] = []
     for contexts, tokens in small_batches(SMALL):

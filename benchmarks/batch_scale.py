@@ -18,11 +18,11 @@ overlapping pairs were examined, those again that were examined again. *pairs*: 
 requests once for each block that it shares. *growth*: the slopes of CPU seconds over requests and over entries walked,
 all logarithmic: 1 is linear, 2 quadratic.
 
-Then, beside it: without anything compiled in the cache; in plain Python, as if numba were missing; the context-index
+Then without anything compiled in the cache; in plain Python, as if numba were missing; the context-index
 planner; and `reorder()` of the published `contextpilot` package where that is installed, with one worker, whose memory
 is not counted.
 
-`--check` ends with status 1 if a call of merge takes longer than `TARGETS` say, or more than 2 GiB. `--quick` measures
+`--check` ends with status 1 if merge takes longer than `TARGETS` allow, or more than 2 GiB. `--quick` measures
 the smallest batches only; a run of all is written to `results/`.
 """
 
@@ -52,7 +52,7 @@ K = 15
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 QUICK_SIZES = (1_000, 2_000)
 TARGETS: Mapping[int, float] = {2_000: 1.0, 10_000: 5.0, 100_000: 30.0}
-"""Most seconds for so many requests."""
+"""Most seconds, by number of requests."""
 MOST_MEGABYTES = 2_048.0
 RUNS = 3
 SHORT = 5.0
@@ -79,10 +79,10 @@ def main() -> None:
     print_rows(rows)
     print_stages(rows)
     print_growth(growth)
-    beside = [measured(way, generator, count) for way, generator, count in comparisons(sizes)]
-    print_beside(rows, beside)
+    compared_rows = [measured(way, generator, count) for way, generator, count in comparisons(sizes)]
+    print_comparisons(rows, compared_rows)
     if not options.quick and find_spec("contextpilot") is not None:
-        results = {"load_at_start": round(load, 2), "merge": rows, "growth": growth, "beside": beside}
+        results = {"load_at_start": round(load, 2), "merge": rows, "growth": growth, "compared": compared_rows}
         write_results("batch_scale", results)
     if options.check:
         missed = [line for row in rows for line in misses(row)]
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def comparisons(sizes: Sequence[int]) -> Iterator[tuple[str, str, int]]:
-    """What is measured beside merge: the way, the generator and the number of requests."""
+    """Yield what is compared with merge: the way, the generator and the number of requests."""
     yield "merge, nothing compiled", "clustered", max(size for size in sizes if size <= 10_000)
     ways = {"merge, plain Python": 10_000, "context-index": 10_000, "contextpilot": 2_000}
     for way, most in ways.items():
@@ -219,7 +219,7 @@ def planned(
 class Watch:
     """Looks on while a batch is planned: which stage began when, and how many entries were walked.
 
-    Not all of these are stages that anybody is told of. So functions of the planner are replaced by some that call
+    Not all of these stages are reported. So functions of the planner are replaced by some that call
     them and note the time, and the working space of the loops, where they count what they walk, is remembered.
     """
 
@@ -406,9 +406,9 @@ def print_growth(growth: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def print_beside(rows: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str, Any]]) -> None:
+def print_comparisons(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
     print("\nbeside it\n")
-    compared = {(row["generator"], row["requests"]) for row in beside}
+    compared = {(row["generator"], row["requests"]) for row in others}
     lines = [
         [
             f"{row['generator']}, {row['requests']:,}",
@@ -417,7 +417,7 @@ def print_beside(rows: Sequence[Mapping[str, Any]], beside: Sequence[Mapping[str
             row["peak_megabytes"],
             row["hit_percent"],
         ]
-        for row in sorted([*rows, *beside], key=lambda row: (row["generator"], row["requests"]))
+        for row in sorted([*rows, *others], key=lambda row: (row["generator"], row["requests"]))
         if (row["generator"], row["requests"]) in compared
     ]
     print_table(["", "", "seconds", "CPU", "first", "peak MB", "hit %"], lines)

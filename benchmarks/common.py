@@ -1,4 +1,4 @@
-"""What every benchmark needs: a workload, percentiles, a table, and a result file that says where it was made."""
+"""What every benchmark needs: a workload, percentiles, a table, and a result file that names its machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 def zipf_requests(
     count: int, k: int = 15, topics: int = 400, per_topic: int = 60, seed: int = 0
 ) -> Iterator[list[int]]:
-    """Retrievals of `k` distinct block numbers: four fifths from a Zipf-distributed topic, the rest from anywhere."""
+    """Yield retrievals of `k` distinct block numbers: four fifths from a Zipf-distributed topic."""
     rng = random.Random(seed)
     weights = [1 / rank for rank in range(1, topics + 1)]
     for topic in rng.choices(range(topics), weights, k=count):
@@ -42,7 +42,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def size(capacity: int | None) -> str:
-    """How result files name a cache of so many tokens."""
+    """Return the name of a cache of `capacity` tokens in result files."""
     return "unbounded" if capacity is None else str(capacity)
 
 
@@ -122,11 +122,11 @@ def _named(row: Row, identity: Sequence[str]) -> tuple[object, ...]:
 def measured_all(name: str, part: str, field: str, measured: Iterable[Row]) -> bool:
     """Whether these rows have all that the rows of `results/NAME.json` have in a field, such as all traces.
 
-    If they lack some, it says so: a file that is written whole must not lose what was not measured.
+    If they lack some, it reports that: a file that is written whole must not lose what was not measured.
     """
     path = RESULTS / f"{name}.json"
-    known = json.loads(path.read_text())["results"][part] if path.exists() else []
-    lacking = sorted({row[field] for row in known} - {row[field] for row in measured})
+    earlier = json.loads(path.read_text())["results"][part] if path.exists() else []
+    lacking = sorted({row[field] for row in earlier} - {row[field] for row in measured})
     if lacking:
         print(f"\n{path.name} stays as it is: not measured were {', '.join(lacking)}")
     return not lacking
@@ -159,7 +159,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """What is checked out, and whether the packages differ from it."""
+    """Return the checked-out commit, marked if the packages differ from it."""
     head = git("rev-parse", "--short=12", "HEAD")
     return f"{head}-dirty" if git("status", "--porcelain", "--", "core", "integrations") else head or "unknown"
 

@@ -1,6 +1,6 @@
 """The best plan of a few small requests, found by trying everything that could matter.
 
-It knows nothing of the planners: a plan is an order of each request's blocks, and an unbounded prefix cache prefills
+It shares no code with the planners: a plan is an order of each request's blocks, and an unbounded prefix cache prefills
 every prefix of these orders once, so the best plan is the one whose prefixes, each counted with its last block, have
 the fewest tokens.
 """
@@ -38,8 +38,8 @@ def fewest_prefilled(contexts: Contexts, tokens: Sequence[int]) -> int:
             for together in product((True, False), repeat=len(able)):
                 joined = {x for x, joins in zip(able, together, strict=True) if joins}
                 behind = (first, *[x for x in others if x in joined])
-                beside = tuple([x for x in others if x not in joined])
-                cost = tokens[block] + fewest(behind, prefix | 1 << block) + fewest(beside, prefix)
+                rest = tuple([x for x in others if x not in joined])
+                cost = tokens[block] + fewest(behind, prefix | 1 << block) + fewest(rest, prefix)
                 least = cost if least is None else min(least, cost)
         assert least is not None
         return least
@@ -55,7 +55,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def fewest_prefilled_of_all(contexts: Contexts, tokens: Sequence[int]) -> int:
-    """The same from every order of every request: what `fewest_prefilled` is checked against on tiny batches."""
+    """Compute the same from every order of every request, to check `fewest_prefilled` on tiny batches."""
     plans = product(*[list(permutations(context)) for context in contexts])
     return min(_prefilled(orders, tokens) for orders in plans)
 

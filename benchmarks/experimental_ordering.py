@@ -174,7 +174,7 @@ class ExperimentalPolicy:
         return head
 
     def _levels(self, now: Situation) -> list[int]:
-        """The requests that count, as often as they do."""
+        """Return bit sets of the requests that count, one per level."""
         rule, overlap, counted = self.rule, now.overlap, now.requests
         if rule.rare is not None:
             counted = [held for held in counted if held.bit_count() <= rule.rare]
@@ -191,7 +191,7 @@ class ExperimentalPolicy:
         return levels
 
     def _last(self, count: int) -> int:
-        """The last places of the window."""
+        """Return the last `count` places of the window."""
         size, places = self.rule.window, (1 << count) - 1
         turned = places << (self._window.next_place - count) % size
         return (turned | turned >> size) & ((1 << size) - 1)
@@ -239,7 +239,7 @@ class ExperimentalPolicy:
         return candidates
 
     def _chances(self) -> list[float]:
-        """What is expected of each rank."""
+        """Return the chance of each rank."""
         now = self._now
         chances = self._ranks.chances(len(now.keys), now.outcomes)
         if self.rule.by_novelty:
@@ -248,7 +248,7 @@ class ExperimentalPolicy:
         return chances
 
     def _tail(self, candidates: list[BlockEstimate], common: int, served: int) -> list[int]:
-        """Indices of the candidates, each the best behind those before it, as long as a request holds all of these."""
+        """Return candidates, each the best after those before it, as long as one request holds all of them."""
         rule = self.rule
         order: list[int] = []
         while candidates and common:
@@ -272,7 +272,7 @@ class ExperimentalPolicy:
         return order
 
     def _served_behind(self, head: Sequence[int]) -> int:
-        """The requests that hold a block that was ever served right behind this head, at all levels."""
+        """Return the requests with a block that was ever served right after this head, at all levels."""
         if not self.rule.discount:
             return 0
         followers = self._followers.get(tuple([self._now.keys[i] for i in head]), ())

@@ -5,7 +5,7 @@
 
 Each trace is made of files at one commit of a public repository, whose SHA-256 sums are checked; a file that is in the
 folder already is not fetched again. The script prints where a trace comes from and under which licence, and the trace's
-header says both. Nothing is written into the clone: by default the folder is `~/.cache/warmprefix/traces`.
+header has both. Nothing is written into the clone: by default the folder is `~/.cache/warmprefix/traces`.
 
 - `ragpulse_rag`: the retrievals of a real question-answering service, as it published them (identifiers and lengths, no
   text). The same trace as the row of that name in README.md.
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SOURCES)}; all by default")
     parser.add_argument("--folder", type=Path, default=default_folder(), help="by default %(default)s")
-    parser.add_argument("--list", action="store_true", help="only say what there is, and under which licence")
+    parser.add_argument("--list", action="store_true", help="only list the traces and their licences")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - SOURCES.keys()):
         parser.error(f"NAME must be of {', '.join(SOURCES)}; got {', '.join(unknown)}")
@@ -120,7 +120,7 @@ def make(source: Source, folder: Path, host: str = HOST) -> Path:
 
 
 def fetch(file: File, folder: Path, host: str) -> bytes:
-    """The file's bytes, from the folder or else from the host."""
+    """Return the file's bytes, from the folder or else from the host."""
     path = folder / file.sha256
     data = path.read_bytes() if path.exists() else download(f"{host}/{file.path}")
     found = hashlib.sha256(data).hexdigest()
@@ -132,7 +132,7 @@ def fetch(file: File, folder: Path, host: str) -> bytes:
 
 
 def download(url: str) -> bytes:
-    """The one place that uses the network."""
+    """Download a URL; nothing else here uses the network."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             data: bytes = answer.read()
@@ -159,7 +159,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def ragpulse_lines(data: Data) -> Iterator[Line]:
-    """The first 2,800 requests with three passages or more, in order of arrival; a repeated passage counts once."""
+    """Yield the first 2,800 requests with three passages or more, by arrival; a repeated passage counts once."""
     passages, trace = map(json_lines, data)
     for passage in passages:
         yield {"block": passage["passage_id"], "tokens": passage["token_length"]}
@@ -181,7 +181,7 @@ def xquad_lines(data: Data) -> Iterator[Line]:
 
 
 def xquad_texts(data: Data) -> Iterator[Line]:
-    """The paragraphs, then the questions, each with its answers and the paragraph that has them."""
+    """Yield the paragraphs, then the questions, each with its answers and the paragraph that has them."""
     paragraphs = xquad_paragraphs(data)
     for number, paragraph in enumerate(paragraphs):
         yield {"block": number, "text": paragraph["context"]}

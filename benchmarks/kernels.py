@@ -4,7 +4,7 @@
 
 Contexts of 15 blocks over 400 Zipf-distributed topics, seeded; `top_overlap` looks for 16 partners. On the CPU, more
 than 10,000 contexts are left out unless `--contexts` asks for them, as is the numpy reference beyond 2,000. On a CUDA
-device Triton's kernels are measured beside torch's; the distances stay on the device, tile by tile, as 100,000 contexts
+device Triton's kernels are compared with torch's; the distances stay on the device, tile by tile, as 100,000 contexts
 have 20 GB of them. Medians of some runs, the input's checks and the inverted index included; compilation and tuning go
 into a run before the first that counts, whose time is given as well.
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def cases(arrays: Arrays, device: torch.device, count: int) -> Iterator[tuple[str, str, Callable[[], object]]]:
-    """What is measured, where, and how."""
+    """Yield each measured operation, its device and its call."""
     implementations = ["torch", "triton"] if device.type == "cuda" else ["torch"]
     for what, run in (("top_overlap", overlaps), ("context_distance", distances)):
         if device.type == "cpu" and count <= MOST_FOR_NUMPY:

@@ -45,7 +45,7 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             results.append({"bounds": bounds, "workload": workload, "megabytes": json.loads(done.stdout)})
     points = [str(arguments.requests * step // STEPS) for step in range(1, STEPS + 1)]
-    print("MB after so many requests\n")
+    print("MB by number of requests\n")
     print_table(["", *points], [[f"{r['bounds']}, {r['workload']}", *r["megabytes"]] for r in results])
     if arguments.requests == parser.get_default("requests"):
         write_results("memory", {"requests": points, "rows": results})

@@ -7,8 +7,8 @@ Without an argument the traces are those that any clone can make, `generated_top
 own standard library, whose numbers depend on the version of Python); and those in the folder that the environment
 variable WARMPREFIX_TRACES names, which `fetch_traces.py` can fill. Each is replayed in order of arrival through every
 policy of warmprefix, and through the online path of the published `contextpilot` package where that is installed, each
-beside a prefix cache of its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15
-at most, unless `REPORTED_K` or `--k NAME=K` says otherwise.
+with a prefix cache of its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15
+at most, unless `REPORTED_K` or `--k NAME=K` changes it.
 
 *counts*: the rule that the default began with: the deepest path, then co-access counts (docs/ordering.md). *bound*: no
 order can find more, whatever the cache: of each request, what it shares with the earlier request that it
@@ -147,12 +147,12 @@ def measure(workload: Workload, policies: Sequence[str], identity: dict[str, obj
 
 
 def counts() -> OrderingPolicy:
-    """The rule that the default began with: deepest path, then most requests in common with all before it."""
+    """Return the rule that the default began with: deepest path, then most requests in common with all before it."""
     return ExperimentalPolicy(Rule(odds=False, prior=2.0, levels=(), learn="none"))
 
 
 def bound(workload: Workload) -> float:
-    """The share of tokens that no order can exceed: a hit is a set of blocks shared with one earlier request."""
+    """Return the share of tokens that no order can exceed, as each hit is shared with one earlier request."""
     holders: dict[int, list[int]] = {}
     most = total = 0
     for number, request in enumerate(workload.requests):
@@ -168,7 +168,7 @@ def bound(workload: Workload) -> float:
 
 
 def margin(row: dict[str, object], capacity: int | None) -> float | None:
-    """The default's points above the best of the others; None where it was not run."""
+    """Return the default's points above the best of the others; None where it was not run."""
     ratios = row["hit_percent"]
     assert isinstance(ratios, dict)
     others = [ratio[size(capacity)] for policy, ratio in ratios.items() if policy != DEFAULT]
@@ -224,7 +224,7 @@ def peer_is_there() -> bool:
 class Peer:
     """The orders of ContextPilot's online path, one instance for the trace, its prints discarded.
 
-    It knows no cache size, so its orders are worked out once. A request in which it raises counts in relevance order.
+    It takes no cache size, so its orders are worked out once. A request in which it raises counts in relevance order.
     """
 
     def __init__(self, workload: Workload) -> None:

@@ -3,7 +3,7 @@
     python benchmarks/ordering_experiments.py [TRACE_OR_FOLDER ...] [--only NAME ...] [--limit N] [--markdown]
 
 Where the traces come from: as for `online_hit_ratio.py`. Each experiment is one change to another. All of them, and the
-policies to beat, replay every trace as recorded and in the variants `VARIED`, with two cache sizes, each beside a
+policies to beat, replay every trace as recorded and in the variants `VARIED`, with two cache sizes, each with a
 prefix cache of its own. All figures are token-weighted hit ratios in %:
 
 *as recorded*, *varied*: means over traces and caches. *gain*: what the change gave, the mean over all rows; a row is a
@@ -13,8 +13,8 @@ the best of `TO_BEAT`, within 0.05 points. *where it shows*: the two traces, as 
 cost most, over both caches.
 
 Most experiments are settings of one policy (`experimental_ordering.py`). Set like the default policy it must find
-exactly what that one finds, in every row, or the run fails. The last part tells how much of one small trace's figures
-is noise.
+exactly what that one finds, in every row, or the run fails. The last part measures the noise in the figures of
+one small trace.
 
 Only a run of all experiments on traces that were given, without `--limit`, is written to `results/`.
 """
@@ -63,7 +63,7 @@ NOISY_TRACE = "synth_bursty_500docs_k5_shuffle"
 NOISY_SEEDS = 60
 
 Make = Callable[[int | None], OrderingPolicy]
-"""Makes a policy for a cache of so many tokens."""
+"""Makes a policy for a cache of a number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Experiment:
 
 
 def series() -> Series:
-    """The steps in order, each followed by what else was tried in its place."""
+    """Return the steps in order, each followed by what else was tried in its place."""
     e = Series()
     plain = Rule(odds=False, prior=2.0, levels=(), learn="none")
     e.start(
@@ -129,7 +129,7 @@ def series() -> Series:
         DEFAULT, "likeness by rank", "In the overlap the upper half of the ranks counts twice.", first_half_twice=True
     )
     e.change(DEFAULT, "likeness by rare blocks", "Only blocks of at most 50 requests count in the overlap.", rare=50)
-    e.change(DEFAULT, "every place", "p is estimated anew for every place, not for the first 4.", estimates=0)
+    e.change(DEFAULT, "every place", "p is estimated again for every place, not for the first 4.", estimates=0)
     e.change(DEFAULT, "look-ahead", "Compare the best 3 by joint counts, not as if independent.", look_ahead=3)
     e.change(DEFAULT, "seen and unseen apart", "Learn the ranks apart for blocks new to the window.", by_novelty=True)
     discount = "For the first place, requests with a block that was ever served behind this head {}."
@@ -195,9 +195,9 @@ class Row:
 
 
 def main() -> None:
-    known = series().experiments
-    options = arguments(known)
-    chosen = with_what_they_need(options.only, known) if options.only else known
+    experiments = series().experiments
+    options = arguments(experiments)
+    chosen = with_what_they_need(options.only, experiments) if options.only else experiments
     policies = {name: shipped(name) for name in BASELINES}
     policies |= {name: experiment.make for name, experiment in chosen.items()}
     paths = given_files(options.traces)
@@ -218,9 +218,9 @@ def main() -> None:
         print(f"{NOISY_TRACE}, the blocks of each request in {NOISY_SEEDS} random orders:\n")
         show(("policy", "mean", "s.d.", "less oracle", "s.d."), [list(line.values()) for line in noise])
     else:
-        print(f"Nothing is said of noise: {NOISY_TRACE} is not among the traces.")
+        print(f"Noise was not measured: {NOISY_TRACE} is not among the traces.")
     as_rows = [as_json(row) for row in rows]
-    whole = paths and options.limit is None and chosen is known
+    whole = paths and options.limit is None and chosen is experiments
     if whole and measured_all("ordering_experiments", "rows", "trace", as_rows):
         write_results(
             "ordering_experiments",
@@ -234,24 +234,26 @@ def main() -> None:
         )
 
 
-def arguments(known: Mapping[str, Experiment]) -> argparse.Namespace:
+def arguments(experiments: Mapping[str, Experiment]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path, help="trace files, or folders of them")
-    parser.add_argument("--only", action="append", choices=known, metavar="NAME", help="this experiment; repeatable")
+    parser.add_argument(
+        "--only", action="append", choices=experiments, metavar="NAME", help="this experiment; repeatable"
+    )
     parser.add_argument("--limit", type=int, help="requests of each given trace")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, with the ideas")
     return parser.parse_args()
 
 
-def with_what_they_need(names: Sequence[str], known: Mapping[str, Experiment]) -> dict[str, Experiment]:
-    """These, the default, and all that led to them."""
+def with_what_they_need(names: Sequence[str], experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
+    """Return these experiments, the default, and all steps that led to them."""
     wanted: set[str] = set()
     for name in (DEFAULT, *names):
         step: str | None = name
         while step is not None:
             wanted.add(step)
-            step = known[step].after
-    return {name: experiment for name, experiment in known.items() if name in wanted}
+            step = experiments[step].after
+    return {name: experiment for name, experiment in experiments.items() if name in wanted}
 
 
 def shipped(name: str) -> Make:
@@ -378,7 +380,7 @@ def where_it_shows(gains: Mapping[str, float]) -> str:
 
 
 def short(trace: str) -> str:
-    """A trace's name without how it was made."""
+    """Return a trace's name without the way it was made."""
     return re.sub(r"(^|_)(psi|synth|bm25|k\d+|\d+|\d+docs|\d+topics)(?=_|$)", "", trace).strip("_")
 
 

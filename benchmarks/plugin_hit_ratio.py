@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def served(arm: Arm, turns: Sequence[Turn], plugin: bool) -> dict[str, float]:
-    """What the engine counted while the application ran."""
+    """Run the application and return what the engine counted."""
     config = EmulatorConfig(kv_blocks=32_768, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
     with EmulatorServer(config) as server:
         arm.serve(server.base_url, config.model, turns, plugin)
@@ -166,7 +166,7 @@ def langchain_stuff_chain(base_url: str, model: str, turns: Sequence[Turn], opti
 
 
 def langchain_agent(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
-    """An agent that a script makes search once per turn: the emulator answers only noise."""
+    """Run an agent that a script makes search once per turn: the emulator answers only noise."""
     messages, core = import_module("langchain_core.messages"), import_module("langchain_core.documents")
     base: Any = import_module("langchain_openai").ChatOpenAI
     found: list[Any] = []
@@ -271,7 +271,7 @@ def mem0_system_prompt(base_url: str, model: str, turns: Sequence[Turn], plugin:
 
 
 def mem0_memory_chat(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
-    """The same, with `MemoryChat`."""
+    """Do the same with `MemoryChat`."""
     memory = mem0_memory(turns)
     if not plugin:
         mem0_chat(base_url, model, turns, memory)
@@ -309,7 +309,7 @@ def mem0_answer(client: Any, model: str, messages: list[Any]) -> str:
 
 
 def mem0_memory(turns: Sequence[Turn]) -> Any:
-    """A real Mem0 in which each user has read the best three passages of each of their questions."""
+    """Return a real Mem0 in which each user has read the best three passages of each of their questions."""
     os.environ.setdefault("MEM0_TELEMETRY", "False")
     base: Any = import_module("mem0.embeddings.base").EmbeddingBase
 

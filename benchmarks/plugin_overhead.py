@@ -130,7 +130,7 @@ def measured(case: Case, corpus: Sequence[ContextBlock], samples: int) -> dict[s
 
 
 def planned(planner: ContextPlanner | None = None) -> Callable[[list[ContextBlock]], object]:
-    """The core's part in a head placement."""
+    """Return the core's part in a head placement."""
     planner = ContextPlanner() if planner is None else planner
 
     def plan(blocks: list[ContextBlock]) -> None:
@@ -140,7 +140,7 @@ def planned(planner: ContextPlanner | None = None) -> Callable[[list[ContextBloc
 
 
 def transcribed(blocks: list[ContextBlock]) -> None:
-    """The core's part in an agent's model call."""
+    """Run the core's part in an agent's model call."""
     transcript = Transcript()
     for number, turn in enumerate(turns_of(blocks)):
         texts = [block.text for block in turn]

@@ -102,7 +102,7 @@ def stream_of(name: str, contexts: Iterator[Sequence[ContextBlock]]) -> Stream:
 def traced(trace: Trace, limit: int | None, hot: bool = False) -> Stream:
     workload = Workload(trace, reported_k(trace))
     rng = random.Random(3)
-    document = ContextBlock("the document that everybody asks for", tokens=600)
+    document = ContextBlock("the document that every user asks for", tokens=600)
 
     def contexts() -> Iterator[Sequence[ContextBlock]]:
         for request in workload.requests[:limit]:
@@ -298,7 +298,7 @@ class PrefixPolicy(Policy):
 
     @staticmethod
     def path(job: Job, order: Sequence[ContextBlock]) -> tuple[list[object], list[int]]:
-        """The prompt as a router sees it: a chat's is a run of KV blocks that no other has, up to the last block."""
+        """Return the prompt as a router sees it: a chat's KV blocks are its own, up to the last block."""
         if job.conversation is None:
             return [block.fingerprint for block in order], [block.tokens for block in order]
         size = ENGINE.block_size * 4
@@ -513,7 +513,7 @@ def measure(stream: Stream, replicas: int, load: float) -> dict[str, object]:
 
 
 def orders(policy: Policy, stream: Stream) -> Sequence[Where]:
-    """What follows a history is not ordered, and who does not read prompts routes the same in both cases."""
+    """Return the placements to run; policies that do not read prompts route alike in all."""
     return ("behind", "in front") if policy.reads_prompts and stream.jobs[0].conversation is None else ("behind",)
 
 
@@ -565,7 +565,7 @@ SHOWN = {
 
 
 def table(rows: Sequence[dict[str, object]], replicas: int) -> str:
-    """What docs/replicas.md shows of a result file: hits in %, mean and p90 of the TTFT in ms, max/mean load."""
+    """Return the table of docs/replicas.md: hits in %, mean and p90 of the TTFT in ms, max/mean load."""
     measured: dict[object, dict[str, dict[str, object]]] = {
         row["stream"]: dict(row["routers"])  # type: ignore[call-overload]
         for row in rows

@@ -1,9 +1,9 @@
-"""What workers save that learn from each other by way of Redis, beside one planner that sees everything.
+"""What workers save that learn from each other through Redis, next to one planner that sees everything.
 
     python benchmarks/shared_learning.py [TRACE] [--rates 20,200,0] [--limit N]
 
 Without an argument the trace is ragpulse_rag in the folder that the environment variable WARMPREFIX_TRACES names, or,
-if there is none, a generated one. Needs a Redis or Valkey server's binary; it is started on a free port.
+if there are none, a generated one. Needs a Redis or Valkey server's binary; it is started on a free port.
 
 The requests are served in order of arrival by four worker processes in turn, each with a planner of its own, in front
 of one engine, whose prefix cache is that of `warmprefix replay`. What workers share takes a while to arrive, so how
@@ -12,8 +12,8 @@ many earlier requests a worker had not learned of when it planned, on average. *
 of the one planner.
 
 *A worker that joins late*: after half of the requests, one of the four is replaced by a fresh process. Of the first
-requests that it serves, the hit ratio, beside that of the same requests where nothing was replaced, and that of a fresh
-worker that learns from nobody. It follows the scope from its first request on, and what the others served is learned
+requests that it serves, the hit ratio, that of the same requests where nothing was replaced, and that of a fresh
+worker that learns alone. It follows the scope from its first request on, and what the others served is learned
 while it serves; or, *caught up first*, before.
 
 Only a run on a trace that was given, without `--limit`, is written to `results/`.
@@ -131,7 +131,7 @@ def measure(workload: Workload, url: str, capacity: int | None, rates: Sequence[
 
 
 def join_late(workload: Workload, url: str) -> list[dict[str, object]]:
-    """What the first requests of a fresh worker find, in each of three worlds."""
+    """Return what the first requests of a fresh worker find, in each of three worlds."""
     half = len(workload.requests) // 2 // WORKERS * WORKERS
     accounts: dict[str, Account] = {}
     for name, prefix, replaced, waits in (
@@ -166,7 +166,7 @@ def planner(capacity: int | None, sharing: OrderSharing | None = None) -> Contex
 
 
 class AsRetrieved:
-    """Nobody arranges anything."""
+    """Arrange nothing."""
 
     def order(self, number: int, request: ReplayRequest) -> Sequence[int]:
         return request.relevance
@@ -236,8 +236,8 @@ class Processes:
             time.sleep(max(self._started + number / self._rate - time.perf_counter(), 0.0))
         worker = self._workers[number % WORKERS]
         worker.send(number)
-        order, known = worker.recv()
-        self.unseen.append(number - known)
+        order, received = worker.recv()
+        self.unseen.append(number - received)
         return order  # type: ignore[no-any-return]
 
 
@@ -253,7 +253,7 @@ Context = tuple[str | None, tuple[ContextBlock, ...]]
 def work(
     driver: Any, contexts: Sequence[Context], url: str, prefix: str | None, capacity: int | None, waits: bool
 ) -> None:
-    """A worker process: for each number that comes, the order of that request, and how many it knew of."""
+    """Run a worker process: for each number, send that request's order and the count of received orders."""
     sharing = NoSharing() if prefix is None else RedisOrderSharing(url, prefix=prefix)
     served = 0
     with planner(capacity, sharing) as own:
@@ -262,8 +262,8 @@ def work(
             wait_until(lambda: sharing.has_caught_up(scope), "the worker has caught up")
         driver.send("ready")
         while (number := driver.recv()) is not None:
-            known = sharing.stats().received + served
-            driver.send((arrange(own, *contexts[number]), known))
+            received = sharing.stats().received + served
+            driver.send((arrange(own, *contexts[number]), received))
             served += 1
     driver.send("done")
 

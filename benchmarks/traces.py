@@ -21,12 +21,12 @@ TEXT_BUNDLE = ".text.jsonl"
 
 
 def given_files(arguments: Sequence[Path]) -> list[Path]:
-    """The trace files that were asked for, as arguments or by `FOLDER`; none if neither was."""
+    """Return the trace files given as arguments or by `FOLDER`; none if there are none."""
     return files(arguments or [Path(os.environ[FOLDER])] if arguments or FOLDER in os.environ else [])
 
 
 def files(given: Sequence[Path]) -> list[Path]:
-    """The trace files among them and in the folders among them; a bundle of texts is no trace."""
+    """Return the trace files among them and in their folders; a bundle of texts is no trace."""
     found: list[Path] = []
     for path in given:
         inside = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
@@ -41,14 +41,14 @@ def reported_k(trace: Trace) -> int:
 
 
 def is_variant(name: str) -> bool:
-    """Whether `vary` knows it: `as-recorded`, `shuffled`, `half`, `last=PERCENT` or `k=N`."""
+    """Return True if `vary` supports it: `as-recorded`, `shuffled`, `half`, `last=PERCENT` or `k=N`."""
     return name in ("as-recorded", "shuffled", "half") or (
         name.startswith(("last=", "k=")) and name.partition("=")[2].isdecimal()
     )
 
 
 def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
-    """The trace with its requests in another order, some of them missing, or some of their blocks."""
+    """Return the trace with its requests in another order, some of them missing, or some of their blocks."""
     rng = random.Random(seed)
     requests = list(trace.requests)
     if variant == "shuffled":
@@ -69,14 +69,14 @@ def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
 
 
 def from_a_clone() -> Iterator[Trace]:
-    """Generated requests, and questions about real text: nothing is downloaded."""
+    """Yield generated requests and questions about real text; nothing is downloaded."""
     yield from generated()
     yield conversations(100)
     yield standard_library(1_000)
 
 
 def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
-    """The demo's questions about the documentation in Python's own standard library, and what BM25 finds for them.
+    """Return the demo's questions about Python's own standard library, and what BM25 finds for them.
 
     The texts, and so the numbers, are those of the Python that runs this.
     """

@@ -64,7 +64,7 @@ def postings_of(contexts: Contexts, device: torch.device) -> Postings:
 
 
 def pairs_of(begins: torch.Tensor, ends: torch.Tensor, offsets: npt.NDArray[np.int64]) -> Pairs:
-    """Number the pairs of each entry with members `begins` up to `ends`."""
+    """Return the number of pairs of each entry with members `begins` up to `ends`."""
     starts = torch.zeros(len(begins) + 1, dtype=torch.int64, device=begins.device)
     torch.cumsum(ends - begins, 0, out=starts[1:])
     before = starts[torch.from_numpy(offsets).to(starts.device)]

@@ -176,9 +176,8 @@ def _arranged(
         arranged = planner.arrange([middles[i] for i in members], batch.worth, progress)
         places = {place for place, _ in arranged}
         if not len(arranged) == len(places) == len(members):
-            raise ValueError(
-                f"{name} must place each of {len(members)} contexts once, got {len(arranged)} places, {len(places)} distinct"
-            )
+            got = f"got {len(arranged)} places, {len(places)} distinct"
+            raise ValueError(f"{name} must place each of {len(members)} contexts once, {got}")
         for place, order in arranged:
             i = members[place]
             if len(order) != len(middles[i]) or set(order) != set(middles[i]):
