@@ -20,7 +20,7 @@ class Fixed:
     def __init__(self, *placed: Placed) -> None:
         self._placed = list(placed)
 
-    def arrange(self, *_: object) -> list[Placed]:
+    def arrange(self, *_: object, **__: object) -> list[Placed]:
         return self._placed
 
 

@@ -189,7 +189,7 @@ def test_repeated_commit_after_a_lost_answer(
     turn = dialogue.plan(planner, [1, 10])
     with proxy.breaking(replies=Swallow()):
         dialogue.keep(turn)
-    wait_until(lambda: not planner.stats().untold_notices, "the outbox is empty")
+    wait_until(lambda: not planner.stats().pending_notices, "the outbox is empty")
     assert len(dialogue.turn(patient(), [1, 2, 3, 10]).references) == 4  # it was recorded, and once
 
 

@@ -350,7 +350,7 @@ async def aabandon(world: World, loot: Loot, me: Conversation) -> object:
 def withdraw(world: World, loot: Loot, me: Conversation) -> None:
     for plan in forged(loot, me):
         world.attackers.withdraw(plan)
-    wait_until(lambda: not world.attackers.stats().untold_notices, "the store has forgotten")
+    wait_until(lambda: not world.attackers.stats().pending_notices, "the store has forgotten")
 
 
 @tries((ContextPlanner, "forget"))

@@ -735,7 +735,7 @@ def test_a_failing_store_costs_only_references(caplog: pytest.LogCaptureFixture)
     again = serve(planner, 1, 2, conversation="chat", placement="tail")
     assert shape(again) == ["full:1", "full:2"], "the store has no record before the turn that it missed"
     assert shape(serve(planner, 1, conversation="chat", placement="tail")) == ["ref:1"]
-    assert planner.stats().untold_notices == 0
+    assert planner.stats().pending_notices == 0
 
 
 @pytest.mark.parametrize("operation", ["commit", "abandon", "forget"])
@@ -764,11 +764,11 @@ def test_notices_that_a_store_never_receives_are_counted() -> None:
     for chat in ("one", "two", "three"):
         with pytest.raises(StoreError):
             planner.forget(chat)
-    assert planner.stats().untold_notices == 2
+    assert planner.stats().pending_notices == 2
     assert planner.stats().lost_notices == 1
     store.failing = ""
     planner.close()
-    assert planner.stats().untold_notices == 0
+    assert planner.stats().pending_notices == 0
 
 
 def test_a_failing_reset_raises() -> None:

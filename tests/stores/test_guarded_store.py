@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -51,7 +51,8 @@ class TroubledStore:
 
     def execute(self, operation: Operation[T]) -> T:
         self._trouble(operation.name)
-        if isinstance(operation, Commit) and any(not isinstance(block, SeenBlock) for block in operation.sent):
+        sent: Sequence[object] = getattr(operation, "sent", ())
+        if any(not isinstance(block, SeenBlock) for block in sent):
             raise TypeError("no block")
         return self.memory.execute(operation)
 

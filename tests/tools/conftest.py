@@ -48,6 +48,7 @@ def run_main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        return Finished(int(ended.value.code or 0), *capsys.readouterr())
+        output = capsys.readouterr()
+        return Finished(int(ended.value.code or 0), output.out, output.err)
 
     return run_entry_point

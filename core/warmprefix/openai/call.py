@@ -69,7 +69,7 @@ class PromptCall(NamedTuple):
 
 def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes) -> PromptCall | None:
     """Return the call that a request makes; None for any other request, and for an unreadable one."""
-    route = next((route for end, route in _ROUTES.items() if path.rstrip("/").endswith(end)), None)
+    route: PromptRoute | None = next((route for end, route in _ROUTES.items() if path.rstrip("/").endswith(end)), None)
     if route is None or method != "POST" or headers.get("content-encoding"):
         return None
     try:

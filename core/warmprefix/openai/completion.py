@@ -104,7 +104,8 @@ class ChatFields:
 class ChatAnswer(ChatFields):
     """A chat completion that was streamed."""
 
-    completion: Mapping[str, Any] = field(repr=False)
+    # Narrower than in the base class, which is safe because the dataclass is frozen.
+    completion: Mapping[str, Any] = field(repr=False)  # pyright: ignore[reportIncompatibleVariableOverride]
     """The chat completion as JSON, as it would have come without streaming."""
     ttft: float | None
     """Seconds from sending the request to the first token."""

@@ -139,7 +139,7 @@ class ConversationStore:
     def stats(self) -> dict[str, Any]:
         """Return the `PlannerStats` of operations that a shared store has not received."""
         outbox = None if self._guard is None else self._guard.outbox
-        return {} if outbox is None else {"untold_notices": len(outbox), "lost_notices": outbox.dropped}
+        return {} if outbox is None else {"pending_notices": len(outbox), "lost_notices": outbox.dropped}
 
     def clear(self) -> None:
         """Forget all conversations.

@@ -99,7 +99,7 @@ METRICS = (
         "counter", "fallbacks", "{fallback}", "Requests that went on without a failed or disabled part.", "", _REASONS
     ),
     _gauge("disabled_scopes", "{scope}", "Scopes without ordering because their engine evidently does not cache."),
-    _gauge("untold_notices", "{notice}", "Commits, abandons and forgets that wait until the store answers again."),
+    _gauge("pending_notices", "{notice}", "Commits, abandons and forgets that wait until the store answers again."),
     # -- learned state
     _counter("shared_orders", "{order}", "Orders learned from other planners."),
     _counter("published_orders", "{order}", "Orders that other planners can learn."),

@@ -112,7 +112,7 @@ class PlannerStats:
     """Of `plan` and `aplan`, with the store's part."""
     store_latency: LatencySnapshot = _NO_LATENCY
     """Of the store calls made by `plan`, `commit`, `abandon` and their async twins."""
-    untold_notices: int = 0
+    pending_notices: int = 0
     open_plans: int = 0
     scopes: int = 0
     tree_nodes: int = 0

@@ -25,7 +25,7 @@ TURNS = 40
 SYSTEM = "Summarise the facts in these documents about the question."
 
 
-class State(TypedDict, total=False):
+class State(TypedDict):
     question: str
     documents: list[Any]
     notes: Annotated[list[str], operator.add]

@@ -56,7 +56,7 @@ class Team(Workflow):
     def __init__(self, fan_out: WorkflowFanOut, failures: int = 0, **options: Any) -> None:
         super().__init__(timeout=30, **options)
         self.fan_out = fan_out
-        self.left = dict.fromkeys(AGENTS, failures)
+        self.left: dict[str, int] = dict.fromkeys(AGENTS, failures)
         self.attempts = 0
         self.most_at_once = self.at_once = 0
         self.handed: list[DocumentsAssigned] = []

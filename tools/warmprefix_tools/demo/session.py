@@ -115,7 +115,7 @@ async def run_session(
             served = [await serve(run) for run in range(len(runs))]
         else:
             served = await _all_of([asyncio.create_task(serve(run)) for run in range(len(runs))])
-    pairs = {placement: (served[2 * i], served[2 * i + 1]) for i, placement in enumerate(options.placements)}
+    pairs: ArmRuns = {placement: (served[2 * i], served[2 * i + 1]) for i, placement in enumerate(options.placements)}
     return DemoResult(turns, pairs, emulator, clients[0].model, time.perf_counter() - started)
 
 

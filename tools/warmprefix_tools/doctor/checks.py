@@ -70,9 +70,9 @@ CHECKS: dict[str, Check] = {
 }
 """The vaguest first: where two repairs do the same, the vaguer one is left out."""
 
+_ADVICE_FILE = resources.files("warmprefix_tools.doctor") / "advice.json"
 ADVICE: dict[str, tuple[str, str]] = {
-    kind: (texts["title"], texts["fix"])
-    for kind, texts in json.loads(resources.files(__package__).joinpath("advice.json").read_text("utf-8")).items()
+    kind: (texts["title"], texts["fix"]) for kind, texts in json.loads(_ADVICE_FILE.read_text("utf-8")).items()
 }
 """Title and fix of each kind of defect."""
 

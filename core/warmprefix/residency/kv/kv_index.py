@@ -144,7 +144,7 @@ class KvIndex:
         try:
             tokens = pack_tokens(event.token_ids)
         except (OverflowError, TypeError):
-            first = None
+            first, tokens = None, b""
         if first is None:
             self._miss(source, len(hashes))
             return
