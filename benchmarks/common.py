@@ -1,4 +1,4 @@
-"""What every benchmark needs: a workload, percentiles, a table, and a result file that says where it was made."""
+"""Shared parts of the benchmarks: a workload, percentiles, tables, result files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Row = Mapping[str, Any]
 def zipf_requests(
     count: int, k: int = 15, topics: int = 400, per_topic: int = 60, seed: int = 0
 ) -> Iterator[list[int]]:
-    """Retrievals of `k` distinct block numbers: four fifths from a Zipf-distributed topic, the rest from anywhere."""
+    """Yield retrievals of `k` distinct block numbers.
+
+    Four fifths come from a Zipf-distributed topic, the rest from anywhere.
+    """
     rng = random.Random(seed)
     weights = [1 / rank for rank in range(1, topics + 1)]
     for topic in rng.choices(range(topics), weights, k=count):
@@ -36,13 +39,13 @@ def zipf_requests(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest-rank percentile."""
+    """Return the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
 
 def size(capacity: int | None) -> str:
-    """How result files name a cache of so many tokens."""
+    """Return the name of a cache size in result files."""
     return "unbounded" if capacity is None else str(capacity)
 
 
@@ -62,8 +65,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 def write_results(name: str, results: Any) -> None:
     """Write `results/NAME.json` with the machine, the versions and the commit.
 
-    For runs of full length that measured everything in the file: nothing of an earlier run stays. A script of which a
-    part may be missing (a framework, a server, a trace) calls `write_rows`.
+    For complete runs that measured everything in the file: it replaces all earlier results. A script that may lack a
+    part (a framework, a server, a trace) calls `write_rows`.
     """
     _write(RESULTS / f"{name}.json", {"benchmark": name, "environment": environment(), "results": results})
 
@@ -75,17 +78,19 @@ def write_rows(
     *,
     path: Path | None = None,
 ) -> None:
-    """Put measured rows into `results/NAME.json`, each with where it was made; all other rows stay as they are.
+    """Write measured rows into `results/NAME.json`, each with its environment.
+
+    All other rows stay unchanged.
 
     Args:
-        name: Of the benchmark.
+        name: The name of the benchmark.
         results: Rows, or several lists of them by name.
-        identity: The fields that name a row. New rows take the place of all earlier ones with the same values there.
-        path: Another file.
+        identity: The fields that identify a row. New rows replace all earlier rows with the same values in them.
+        path: Another file to write.
     """
     path = RESULTS / f"{name}.json" if path is None else path
     if not (any(results.values()) if isinstance(results, Mapping) else results):
-        print(f"\nnothing was measured: {path.name} stays as it is")
+        print(f"\nnothing was measured: {path.name} stays unchanged")
         return
     document = json.loads(path.read_text()) if path.exists() else {}
     earlier = document.get("results", {} if isinstance(results, Mapping) else [])
@@ -106,7 +111,7 @@ def _merged(
 ) -> list[Row]:
     places: dict[tuple[object, ...], list[Row]] = {}
     for row in earlier:
-        # In files of the older form one stamp stands for all rows, unless a row has its own commit.
+        # Files of the older format have one environment for all rows without a commit of their own.
         stamped = row if "made" in row or "commit" in row else {**row, "made": made_then}
         places.setdefault(_named(row, identity), []).append(stamped)
     new: dict[tuple[object, ...], list[Row]] = {}
@@ -120,15 +125,15 @@ def _named(row: Row, identity: Sequence[str]) -> tuple[object, ...]:
 
 
 def measured_all(name: str, part: str, field: str, measured: Iterable[Row]) -> bool:
-    """Whether these rows have all that the rows of `results/NAME.json` have in a field, such as all traces.
+    """Return True if these rows have all values of a field in `results/NAME.json`.
 
-    If they lack some, it says so: a file that is written whole must not lose what was not measured.
+    Otherwise print the missing values: a file that is replaced must not lose results that were not measured again.
     """
     path = RESULTS / f"{name}.json"
-    known = json.loads(path.read_text())["results"][part] if path.exists() else []
-    lacking = sorted({row[field] for row in known} - {row[field] for row in measured})
+    earlier = json.loads(path.read_text())["results"][part] if path.exists() else []
+    lacking = sorted({row[field] for row in earlier} - {row[field] for row in measured})
     if lacking:
-        print(f"\n{path.name} stays as it is: not measured were {', '.join(lacking)}")
+        print(f"\n{path.name} stays unchanged: not measured were {', '.join(lacking)}")
     return not lacking
 
 
@@ -159,7 +164,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """What is checked out, and whether the packages differ from it."""
+    """Return the commit, marked as dirty if the packages differ from it."""
     head = git("rev-parse", "--short=12", "HEAD")
     return f"{head}-dirty" if git("status", "--porcelain", "--", "core", "integrations") else head or "unknown"
 

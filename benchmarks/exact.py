@@ -1,8 +1,8 @@
-"""The best plan of a few small requests, found by trying everything that could matter.
+"""The best plan of a few small requests, found by exhaustive search.
 
-It knows nothing of the planners: a plan is an order of each request's blocks, and an unbounded prefix cache prefills
-every prefix of these orders once, so the best plan is the one whose prefixes, each counted with its last block, have
-the fewest tokens.
+It does not use the planners. A plan is an order of each request's blocks, and an unbounded prefix cache prefills every
+prefix of these orders once. So the best plan is the one whose prefixes, each counted with its last block, have the
+fewest tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Contexts = Sequence[Sequence[int]]
 
 
 def fewest_prefilled(contexts: Contexts, tokens: Sequence[int]) -> int:
-    """Tokens that the best plan must prefill, in an unbounded cache that is empty at first.
+    """Return the tokens that the best plan prefills in an unbounded, empty cache.
 
-    Of the requests behind one prefix the first goes on with one of its blocks, together with some of the others that
-    have it; both sides are solved alike. All choices are tried, each situation once: exponential in requests and
-    blocks.
+    Of the requests behind one prefix, the first continues with one of its blocks, together with some of the others
+    that have it; both parts are solved in the same way. All choices are tried, each state once: exponential in
+    requests and blocks.
     """
     blocks = [sum(1 << block for block in set(context)) for context in contexts]
 
@@ -38,8 +38,8 @@ def fewest_prefilled(contexts: Contexts, tokens: Sequence[int]) -> int:
             for together in product((True, False), repeat=len(able)):
                 joined = {x for x, joins in zip(able, together, strict=True) if joins}
                 behind = (first, *[x for x in others if x in joined])
-                beside = tuple([x for x in others if x not in joined])
-                cost = tokens[block] + fewest(behind, prefix | 1 << block) + fewest(beside, prefix)
+                separate = tuple([x for x in others if x not in joined])
+                cost = tokens[block] + fewest(behind, prefix | 1 << block) + fewest(separate, prefix)
                 least = cost if least is None else min(least, cost)
         assert least is not None
         return least
@@ -55,7 +55,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def fewest_prefilled_of_all(contexts: Contexts, tokens: Sequence[int]) -> int:
-    """The same from every order of every request: what `fewest_prefilled` is checked against on tiny batches."""
+    """Return the same by trying all orders of all requests."""
     plans = product(*[list(permutations(context)) for context in contexts])
     return min(_prefilled(orders, tokens) for orders in plans)
 
@@ -68,7 +68,7 @@ def _prefilled(orders: Contexts, tokens: Sequence[int]) -> int:
 def small_batches(
     count: int, requests: int = 7, blocks: int = 4, seed: int = 0
 ) -> Iterator[tuple[list[list[int]], list[int]]]:
-    """Batches of 2 to `requests` requests of 1 to `blocks` blocks, with the length of every block.
+    """Yield random batches of small requests, with the length of every block.
 
     Their blocks are drawn from 3 to 8, so that much is shared, in ways that are at odds.
     """

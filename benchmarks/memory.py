@@ -1,9 +1,9 @@
-"""What a planner holds after 100,000 requests of 15 blocks: unbounded, and constant once its bounds are reached.
+"""Memory of a planner after 100,000 requests, unbounded and with bounds.
 
     python benchmarks/memory.py [--requests 100000]
 
-Resident memory of a fresh process a line, less what it held before the first request. *Zipf*: 24,000 blocks under 400
-topics. *All new*: every block is seen once, which is the worst case for an unbounded planner.
+Each line is the resident memory of a fresh process, less that before the first request, for requests of 15 blocks.
+*Zipf*: 24,000 blocks under 400 topics. *All new*: every block appears once, the worst case for an unbounded planner.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             results.append({"bounds": bounds, "workload": workload, "megabytes": json.loads(done.stdout)})
     points = [str(arguments.requests * step // STEPS) for step in range(1, STEPS + 1)]
-    print("MB after so many requests\n")
+    print("MB after a number of requests\n")
     print_table(["", *points], [[f"{r['bounds']}, {r['workload']}", *r["megabytes"]] for r in results])
     if arguments.requests == parser.get_default("requests"):
         write_results("memory", {"requests": points, "rows": results})
 
 
 def measure(bounds: str, workload: str, requests: int) -> list[float]:
-    """Megabytes at each of `STEPS` points."""
+    """Return the megabytes at each of `STEPS` points."""
     planner = ContextPlanner(**BOUNDS[bounds])
     before = resident_megabytes()
     measured: list[float] = []

@@ -1,22 +1,22 @@
-"""What each step on the way to the default ordering policy gave, and what was tried in vain.
+"""Gain of each step towards the default ordering policy, and of rejected ideas.
 
     python benchmarks/ordering_experiments.py [TRACE_OR_FOLDER ...] [--only NAME ...] [--limit N] [--markdown]
 
-Where the traces come from: as for `online_hit_ratio.py`. Each experiment is one change to another. All of them, and the
-policies to beat, replay every trace as recorded and in the variants `VARIED`, with two cache sizes, each beside a
-prefix cache of its own. All figures are token-weighted hit ratios in %:
+The traces are those of `online_hit_ratio.py`. Each experiment is one change to another. All experiments, and the
+policies to beat, replay every trace as recorded and in the variants `VARIED`, with two cache sizes, each with a prefix
+cache of its own. All figures are token-weighted hit ratios in %:
 
-*as recorded*, *varied*: means over traces and caches. *gain*: what the change gave, the mean over all rows; a row is a
-trace in one variant with one cache. *s.e.*: the standard error of that mean if traces are what is drawn at random: a
-gain of less than twice as much may be chance. *at best*: in how many rows, as recorded and varied, it is at or above
-the best of `TO_BEAT`, within 0.05 points. *where it shows*: the two traces, as recorded, on which the change gave or
-cost most, over both caches.
+*as recorded*, *varied*: means over traces and caches. *gain*: the mean effect of the change over all rows; a row is a
+trace in one variant with one cache. *s.e.*: the standard error of that mean if traces are the sample: a gain of less
+than two standard errors may be chance. *at best*: the number of rows, as recorded and varied, in which it is at or
+above the best of `TO_BEAT`, within 0.05 points. *where it shows*: the two traces, as recorded, with the largest effects
+over both caches.
 
-Most experiments are settings of one policy (`experimental_ordering.py`). Set like the default policy it must find
-exactly what that one finds, in every row, or the run fails. The last part tells how much of one small trace's figures
-is noise.
+Most experiments are settings of one policy (`experimental_ordering.py`). With the settings of the default policy it
+must find exactly as much as that policy in every row, or the run fails. The last part measures the noise in the figures
+of one small trace.
 
-Only a run of all experiments on traces that were given, without `--limit`, is written to `results/`.
+Only a run of all experiments on given traces, without `--limit`, is written to `results/`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from warmprefix_tools.traces.reader import read_trace
 CAPACITIES = (None, 100_000)
 AS_RECORDED = ("as-recorded", 0)
 VARIED = (("half", 20), ("half", 21), ("shuffled", 2), ("last=60", 0))
-"""Variants with their seeds: others than those that the default policy was developed with."""
+"""Variants with their seeds, which differ from those used to develop the default policy."""
 TOLERANCE = 0.05
 
 PLAIN = "plain, prior 2"
@@ -55,20 +55,20 @@ TO_BEAT = (*BASELINES, PLAIN)
 
 THIRDS = (1 / 3, 2 / 3, 1.0)
 SQUARES = tuple(((sixth - 0.5) / 6) ** 0.5 for sixth in range(1, 7))
-"""Where the square of a share, rounded to sixths, goes up."""
+"""The shares whose square, rounded to sixths, increases."""
 RELEVANCE_TAIL = "relevance order behind the head"
 
 NOISY_TRACE = "synth_bursty_500docs_k5_shuffle"
-"""Its blocks stand in random order, so each other order is as good a trace."""
+"""Its blocks are in random order, so any other order is an equally valid trace."""
 NOISY_SEEDS = 60
 
 Make = Callable[[int | None], OrderingPolicy]
-"""Makes a policy for a cache of so many tokens."""
+"""Makes a policy for a cache of a number of tokens."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A policy, and which other one it is one change to."""
+    """A policy, and the experiment that it changes."""
 
     name: str
     idea: str
@@ -80,7 +80,7 @@ class Experiment:
 
 
 def series() -> Series:
-    """The steps in order, each followed by what else was tried in its place."""
+    """Return the steps in order, each followed by its alternatives."""
     e = Series()
     plain = Rule(odds=False, prior=2.0, levels=(), learn="none")
     e.start(
@@ -129,7 +129,9 @@ def series() -> Series:
         DEFAULT, "likeness by rank", "In the overlap the upper half of the ranks counts twice.", first_half_twice=True
     )
     e.change(DEFAULT, "likeness by rare blocks", "Only blocks of at most 50 requests count in the overlap.", rare=50)
-    e.change(DEFAULT, "every place", "p is estimated anew for every place, not for the first 4.", estimates=0)
+    e.change(
+        DEFAULT, "every place", "p is estimated separately for every place, not only for the first 4.", estimates=0
+    )
     e.change(DEFAULT, "look-ahead", "Compare the best 3 by joint counts, not as if independent.", look_ahead=3)
     e.change(DEFAULT, "seen and unseen apart", "Learn the ranks apart for blocks new to the window.", by_novelty=True)
     discount = "For the first place, requests with a block that was ever served behind this head {}."
@@ -152,7 +154,7 @@ class Series:
         self._rules: dict[str, Rule] = {}
 
     def start(self, name: str, idea: str, rule: Rule, make: Make | None = None, after: str | None = None) -> None:
-        """One that others change; `make` makes the same as `rule` does."""
+        """Add an experiment that others change; `make` and `rule` are the same policy."""
         self._rules[name] = rule
         self.experiments[name] = Experiment(name, idea, after, make or (lambda _: ExperimentalPolicy(rule)))
 
@@ -180,7 +182,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Row:
-    """What every policy found of one trace, in one variant, with one cache."""
+    """The results of all policies on one trace, in one variant, with one cache."""
 
     trace: str
     variant: str
@@ -195,9 +197,9 @@ class Row:
 
 
 def main() -> None:
-    known = series().experiments
-    options = arguments(known)
-    chosen = with_what_they_need(options.only, known) if options.only else known
+    experiments = series().experiments
+    options = arguments(experiments)
+    chosen = with_what_they_need(options.only, experiments) if options.only else experiments
     policies = {name: shipped(name) for name in BASELINES}
     policies |= {name: experiment.make for name, experiment in chosen.items()}
     paths = given_files(options.traces)
@@ -218,9 +220,9 @@ def main() -> None:
         print(f"{NOISY_TRACE}, the blocks of each request in {NOISY_SEEDS} random orders:\n")
         show(("policy", "mean", "s.d.", "less oracle", "s.d."), [list(line.values()) for line in noise])
     else:
-        print(f"Nothing is said of noise: {NOISY_TRACE} is not among the traces.")
+        print(f"Noise was not measured: {NOISY_TRACE} is not among the traces.")
     as_rows = [as_json(row) for row in rows]
-    whole = paths and options.limit is None and chosen is known
+    whole = paths and options.limit is None and chosen is experiments
     if whole and measured_all("ordering_experiments", "rows", "trace", as_rows):
         write_results(
             "ordering_experiments",
@@ -234,24 +236,26 @@ def main() -> None:
         )
 
 
-def arguments(known: Mapping[str, Experiment]) -> argparse.Namespace:
+def arguments(experiments: Mapping[str, Experiment]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path, help="trace files, or folders of them")
-    parser.add_argument("--only", action="append", choices=known, metavar="NAME", help="this experiment; repeatable")
+    parser.add_argument(
+        "--only", action="append", choices=experiments, metavar="NAME", help="this experiment; repeatable"
+    )
     parser.add_argument("--limit", type=int, help="requests of each given trace")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, with the ideas")
     return parser.parse_args()
 
 
-def with_what_they_need(names: Sequence[str], known: Mapping[str, Experiment]) -> dict[str, Experiment]:
-    """These, the default, and all that led to them."""
+def with_what_they_need(names: Sequence[str], experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
+    """Return these experiments, the default, and all steps that led to them."""
     wanted: set[str] = set()
     for name in (DEFAULT, *names):
         step: str | None = name
         while step is not None:
             wanted.add(step)
-            step = known[step].after
-    return {name: experiment for name, experiment in known.items() if name in wanted}
+            step = experiments[step].after
+    return {name: experiment for name, experiment in experiments.items() if name in wanted}
 
 
 def shipped(name: str) -> Make:
@@ -378,7 +382,7 @@ def where_it_shows(gains: Mapping[str, float]) -> str:
 
 
 def short(trace: str) -> str:
-    """A trace's name without how it was made."""
+    """Return a trace's name without its parameters."""
     return re.sub(r"(^|_)(psi|synth|bm25|k\d+|\d+|\d+docs|\d+topics)(?=_|$)", "", trace).strip("_")
 
 

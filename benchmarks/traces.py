@@ -1,4 +1,4 @@
-"""The traces that benchmarks replay: those that were given, or those that any clone can make; and how to vary them."""
+"""Traces that benchmarks replay, given or made in any clone, and their variants."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from warmprefix.traces.format import BlockId, Trace, TraceRequest
 from warmprefix_tools.replay.workload import DEFAULT_K, Workload
 
 FOLDER = "WARMPREFIX_TRACES"
-"""The environment variable that names where traces are, if none are given."""
+"""The environment variable that names the folder of traces, if none are given."""
 REPORTED_K: Mapping[str, int] = {"nq_open_records": 5, "nqopen_records_bm25_k20": 5}
-"""Blocks a request, for traces that are not reported at their own number."""
+"""Blocks per request, for traces that are not reported with their own number."""
 TEXT_BUNDLE = ".text.jsonl"
 
 
 def given_files(arguments: Sequence[Path]) -> list[Path]:
-    """The trace files that were asked for, as arguments or by `FOLDER`; none if neither was."""
+    """Return the trace files given as arguments or by `FOLDER`; empty if neither is."""
     return files(arguments or [Path(os.environ[FOLDER])] if arguments or FOLDER in os.environ else [])
 
 
 def files(given: Sequence[Path]) -> list[Path]:
-    """The trace files among them and in the folders among them; a bundle of texts is no trace."""
+    """Return the trace files of paths and folders; a bundle of texts is no trace."""
     found: list[Path] = []
     for path in given:
         inside = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
@@ -41,14 +41,14 @@ def reported_k(trace: Trace) -> int:
 
 
 def is_variant(name: str) -> bool:
-    """Whether `vary` knows it: `as-recorded`, `shuffled`, `half`, `last=PERCENT` or `k=N`."""
+    """Return True for `as-recorded`, `shuffled`, `half`, `last=PERCENT` and `k=N`."""
     return name in ("as-recorded", "shuffled", "half") or (
         name.startswith(("last=", "k=")) and name.partition("=")[2].isdecimal()
     )
 
 
 def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
-    """The trace with its requests in another order, some of them missing, or some of their blocks."""
+    """Return a variant: requests in another order, fewer requests, or fewer blocks."""
     rng = random.Random(seed)
     requests = list(trace.requests)
     if variant == "shuffled":
@@ -65,18 +65,18 @@ def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
     return Workload(replace(trace, requests=tuple(requests)), k)
 
 
-# -- what any clone can make -------------------------------------------------------------------------------------------
+# -- traces that any clone can make ------------------------------------------------------------------------------------
 
 
 def from_a_clone() -> Iterator[Trace]:
-    """Generated requests, and questions about real text: nothing is downloaded."""
+    """Return generated requests, and questions about real text, without downloads."""
     yield from generated()
     yield conversations(100)
     yield standard_library(1_000)
 
 
 def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
-    """The demo's questions about the documentation in Python's own standard library, and what BM25 finds for them.
+    """Return the demo's questions about the standard library, and BM25's results.
 
     The texts, and so the numbers, are those of the Python that runs this.
     """
@@ -96,7 +96,10 @@ def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
 
 
 def conversations(count: int, seed: int = 3) -> Trace:
-    """Eight turns each, ten at a time, of ten blocks: four of those the conversation has had, six from anywhere."""
+    """Return conversations of eight turns, ten at a time.
+
+    A turn has ten blocks: four from earlier turns of the conversation, six from anywhere.
+    """
     rng = random.Random(seed)
     contexts: list[list[int]] = []
     for start in range(0, count, 10):
@@ -117,7 +120,7 @@ def generated() -> Iterator[Trace]:
 
 
 def bursts(count: int, seed: int = 1) -> Iterator[list[int]]:
-    """Ten requests after each other about one region of ten blocks, five blocks each; regions come back."""
+    """Return bursts of ten requests of five blocks each, from regions that recur."""
     rng = random.Random(seed)
     for _ in range(count // 10):
         region = rng.randrange(40)
