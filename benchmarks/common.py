@@ -90,7 +90,7 @@ def write_rows(
     """
     path = RESULTS / f"{name}.json" if path is None else path
     if not (any(results.values()) if isinstance(results, Mapping) else results):
-        print(f"\nnothing was measured: {path.name} stays unchanged")
+        print(f"\nnothing was measured: {path.name} stays as it is")
         return
     document = json.loads(path.read_text()) if path.exists() else {}
     earlier = document.get("results", {} if isinstance(results, Mapping) else [])
@@ -133,7 +133,7 @@ def measured_all(name: str, part: str, field: str, measured: Iterable[Row]) -> b
     earlier = json.loads(path.read_text())["results"][part] if path.exists() else []
     lacking = sorted({row[field] for row in earlier} - {row[field] for row in measured})
     if lacking:
-        print(f"\n{path.name} stays unchanged: not measured were {', '.join(lacking)}")
+        print(f"\n{path.name} stays as it is: not measured were {', '.join(lacking)}")
     return not lacking
 
 

@@ -197,7 +197,7 @@ class Processes:
     ) -> None:
         """Start the workers, which share nothing without a prefix.
 
-        The first one is replaced before request `replaced_at`. With `waits`, the new one serves only after it has learned
+        The first one is replaced before request `replaced_at`. With `waits`, the new one serves only after it learned
         the earlier orders of the others.
         """
         contexts = [(request.source.scope, request.blocks) for request in workload.requests]
