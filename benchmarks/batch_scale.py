@@ -224,7 +224,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        from warmprefix.batch import bounds, machine, merge, planners, planning
+        from warmprefix.batch import bounds, machine, merge, planners, scope_plan
 
         self._began: list[tuple[str, float]] = []
         self._rooms: list[Any] = []
@@ -244,7 +244,7 @@ class Watch:
             return bound
 
         merge.__dict__.update(room_for=room_for, laid_out=laid_out)
-        planning.__dict__.update(upper_bound=upper_bound)
+        scope_plan.__dict__.update(upper_bound=upper_bound)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self._begin(stage)
