@@ -1,4 +1,4 @@
-"""How much of their context the requests of a batch find in the prefix cache, planner by planner, trace by trace.
+"""Hit ratios of planned batches, per planner and trace.
 
     python benchmarks/batch_quality.py [TRACE_OR_FOLDER ...] [--check] [--limit N] [--budget SECONDS]
 
@@ -58,7 +58,7 @@ PLANNERS = ("relevance", "frequency", "context-index", PEER, "top-down", OURS)
 AS_IT_COMES = "as it comes"
 FIRST = 2_000
 CUT = ("ragpulse_rag", "nqopen_records_bm25_k20")
-"""Traces that are also planned without what follows their first requests, as the floors are."""
+"""Traces of which the first requests are also planned alone, as for the floors."""
 
 FLOORS: Mapping[str, tuple[float, float]] = {
     "psi_multihoprag_summary_k5": (32.6, 32.6),
@@ -68,22 +68,22 @@ FLOORS: Mapping[str, tuple[float, float]] = {
     "ragpulse_rag, first 2000": (52.4, 52.4),
     "nqopen_records_bm25_k20, first 2000": (34.1, 34.1),
 }
-"""Hit ratios in %, in the caches of `CAPACITIES`, of the first sketch of the merge planner, as it was published: with
-one decimal place, to which others are rounded before they are compared."""
+"""Published hit ratios in %, in the caches of `CAPACITIES`, of the first version of the merge planner. They have one
+decimal place, to which others are rounded before the comparison."""
 
 SMALL = 500
 NEAR = 0.98
-"""The share of the optimum that counts as near."""
+"""The least share of the optimum that counts as close."""
 
 
 class Planned(NamedTuple):
-    """A plan by the requests' numbers and their blocks' keys, and what making it took."""
+    """A plan by requests' numbers and blocks' keys, and the time of making it."""
 
     placed: Sequence[Placed]
     seconds: float
     cpu_seconds: float
     batch: BatchPlan | None
-    """None if it is not ours."""
+    """None for the plan of another package."""
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def with_cuts(traces: Sequence[Trace]) -> list[tuple[Trace, str]]:
 
 
 def measure(workload: Workload, name: str, planners: Sequence[str], budget: float) -> dict[str, Any]:
-    """All hit ratios of one batch, in %, and what planning it took."""
+    """Return all hit ratios of one batch, in %, and the times of planning it."""
     as_it_comes = Planned([Placed(i, request.keys) for i, request in enumerate(workload.requests)], 0.0, 0.0, None)
     plans = {AS_IT_COMES: dict.fromkeys(CAPACITIES, as_it_comes)}
     plans |= {planner: plans_for(workload, planner) for planner in planners}
@@ -197,12 +197,12 @@ def made(workload: Workload, planner: str, capacity: int | None = None, budget: 
 
 
 class TopDown:
-    """Contexts that hold the block worth most are set apart, again and again: its blocks come first in their orders."""
+    """A planner that sets apart the contexts of the most valuable block, repeatedly."""
 
     def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
         orders: list[tuple[int, ...]] = [()] * len(contexts)
         prefixes: list[tuple[int, ...]] = []
-        for group in split(contexts, tokens, 0):  # parents come first
+        for group in split(contexts, tokens, 0):  # parents come before their groups
             before = prefixes[group.parent] if group.parent >= 0 else ()
             prefixes.append((*before, *[block for block in group.blocks if block not in before]))
             for x in group.rest:
@@ -211,7 +211,10 @@ class TopDown:
 
 
 def contextpilot(workload: Workload) -> Planned:
-    """ContextPilot's batch call, its prints discarded. It does not take empty contexts, which so come last."""
+    """Plan with ContextPilot, without its prints; empty contexts come last.
+
+    The package does not accept empty contexts.
+    """
     import contextpilot as package  # type: ignore[import-not-found,unused-ignore]
 
     numbers = [i for i, request in enumerate(workload.requests) if request.keys]
@@ -222,14 +225,14 @@ def contextpilot(workload: Workload) -> Planned:
         pilot.num_workers = 1
         orders, schedule = pilot.reorder(contexts)
     seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
-    # Of a first batch, orders[j] belongs to the context at schedule[j]; `saved` checks that it does.
+    # In a first batch, orders[j] belongs to the context at schedule[j]; `saved` checks this.
     placed = [Placed(numbers[at], tuple(order)) for order, at in zip(orders, schedule, strict=True)]
     placed += [Placed(i, ()) for i, request in enumerate(workload.requests) if not request.keys]
     return Planned(placed, seconds, cpu_seconds, None)
 
 
 def saved(workload: Workload, planned: Planned, capacity: int | None) -> int:
-    """Tokens that a prefix cache finds of a plan; every request must be in it once, with just its blocks."""
+    """Return the tokens that a cache finds of a plan, which must be complete."""
     requests = workload.requests
     if sorted([i for i, _ in planned.placed]) != list(range(len(requests))):
         raise ValueError(f"{workload.name}: not every request once")
@@ -247,13 +250,13 @@ def saved(workload: Workload, planned: Planned, capacity: int | None) -> int:
 
 
 def cpu_seconds_used() -> float:
-    """By this process and those that it started and that have ended."""
+    """Return the CPU seconds of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def warm_up() -> None:
-    """Load what is compiled, or compile it."""
+    """Load the compiled loops, or compile them."""
     trace = trace_of("warm-up", zipf_requests(2_000, k=10, topics=50, per_topic=40))
     made(Workload(trace), OURS)
 
@@ -303,7 +306,7 @@ def small_trace(contexts: Sequence[Sequence[int]], tokens: Sequence[int]) -> Tra
 
 
 def check_the_solver() -> None:
-    """Compare the solver with trying every order of every request, on tiny batches."""
+    """Compare the solver with all orders of all requests, on tiny batches."""
     for contexts, tokens in small_batches(200, requests=4, blocks=3, seed=1):
         found, least = fewest_prefilled(contexts, tokens), fewest_prefilled_of_all(contexts, tokens)
         if found != least:

@@ -1,22 +1,22 @@
-"""How long planning a batch takes, from 1,000 requests to 200,000, and how much memory.
+"""Time and memory of planning a batch, from 1,000 requests to 200,000.
 
     python benchmarks/batch_scale.py [--quick] [--check]
 
-Requests of 15 blocks of 50 to 400 tokens, seeded, from three generators. *clustered*: 12 blocks from one of as many
-topics as make some 250 requests each, of 60 blocks, and 3 from anywhere. *zipf*: by a Zipf law (exponent 1) over as
-many blocks as a fifth of the requests. *topics*: four fifths from one of 400 topics of 60 blocks, by a Zipf law over
-topics, the rest from anywhere.
+Requests of 15 blocks of 50 to 400 tokens, seeded, from three generators. *clustered*: 12 blocks from one topic of 60
+blocks and 3 from anywhere; the number of topics gives about 250 requests to each. *zipf*: by a Zipf law (exponent 1)
+over as many blocks as a fifth of the requests. *topics*: four fifths from one of 400 topics of 60 blocks, by a Zipf law
+over topics, the rest from anywhere.
 
-Timed is the whole of `ContextPlanner().plan_batch(requests, "merge")`: with the upper bound, the run through the model
-of the cache, labels. Each line is measured in a process of its own, on one core. *first*: seconds of its first call,
-which also loads what numba has compiled in an earlier one. *seconds*: the median of three calls, if the first took less
-than five seconds; *CPU*: the same in CPU seconds. Stages are those of the fastest call. *peak*: most resident memory of
-the process by the end of the first call, the requests included.
+The time is that of the whole `ContextPlanner().plan_batch(requests, "merge")`: with the upper bound, the run through
+the model of the cache, and labels. Each line is measured in a process of its own, on one core. *first*: seconds of its
+first call, which also loads the code that numba compiled earlier. *seconds*: the median of three calls, if the first
+took less than five seconds; *CPU*: the same in CPU seconds. Stages are those of the fastest call. *peak*: most resident
+memory of the process by the end of the first call, including the requests.
 
-*walked*: how many entries of the blocks' lists of requests were looked at in merging and moving, so how many
-overlapping pairs were examined, those again that were examined again. *pairs*: how many there are, each pair of
-requests once for each block that it shares. *growth*: the slopes of CPU seconds over requests and over entries walked,
-all logarithmic: 1 is linear, 2 quadratic.
+*walked*: entries of the blocks' lists of requests that were read in merging and moving, which is the number of
+overlapping pairs that were compared, with repetitions. *pairs*: the number of such pairs, each pair of requests once
+per shared block. *growth*: the slopes of CPU seconds over requests and over entries walked, all logarithmic: 1 is
+linear, 2 quadratic.
 
 Then without anything compiled in the cache; in plain Python, as if numba were missing; the context-index
 planner; and `reorder()` of the published `contextpilot` package where that is installed, with one worker, whose memory
@@ -72,7 +72,7 @@ def main() -> None:
         print(json.dumps(WAYS[way](generator, int(requests))))
         return
     load = os.getloadavg()[0]
-    measured("merge", "clustered", max(QUICK_SIZES))  # compiles what is not compiled yet
+    measured("merge", "clustered", max(QUICK_SIZES))  # compiles the loops if needed
     sizes = QUICK_SIZES if options.quick else SIZES
     rows = [measured("merge", generator, count) for generator in GENERATORS for count in sizes]
     growth = [growth_of(generator, rows) for generator in GENERATORS]
@@ -137,7 +137,7 @@ GENERATORS: Mapping[str, Callable[[int], Iterator[list[int]]]] = {
 
 
 def lengths(contexts: Sequence[Sequence[int]], seed: int = 1) -> list[int]:
-    """Tokens of every block, by number."""
+    """Return the tokens of every block, by number."""
     rng = random.Random(seed)
     return [rng.randint(50, 400) for _ in range(1 + max(map(max, contexts)))]
 
@@ -146,7 +146,7 @@ def lengths(contexts: Sequence[Sequence[int]], seed: int = 1) -> list[int]:
 
 
 class Call(NamedTuple):
-    """What one call took."""
+    """The time of one call."""
 
     seconds: float
     cpu_seconds: float
@@ -184,7 +184,7 @@ def context_index(generator: str, count: int) -> dict[str, Any]:
 def planned(
     planner: str, contexts: Sequence[Sequence[int]], tokens: Sequence[int]
 ) -> tuple[dict[str, Any], list[Call]]:
-    """Plan some times; what that took, and how good the plan is."""
+    """Plan several times; return the times, and the quality of the plan."""
     from warmprefix import ContextBlock, ContextPlanner
     from warmprefix.batch.plan import BatchRequest
 
@@ -217,14 +217,14 @@ def planned(
 
 
 class Watch:
-    """Looks on while a batch is planned: which stage began when, and how many entries were walked.
+    """An observer of the stages of planning, and of the entries walked.
 
     Not all of these stages are reported. So functions of the planner are replaced by some that call
     them and note the time, and the working space of the loops, where they count what they walk, is remembered.
     """
 
     def __init__(self) -> None:
-        from warmprefix.batch import bounds, machine, merge, planners, planning
+        from warmprefix.batch import bounds, machine, merge, planners, scope_plan
 
         self._began: list[tuple[str, float]] = []
         self._rooms: list[Any] = []
@@ -244,7 +244,7 @@ class Watch:
             return bound
 
         merge.__dict__.update(room_for=room_for, laid_out=laid_out)
-        planning.__dict__.update(upper_bound=upper_bound)
+        scope_plan.__dict__.update(upper_bound=upper_bound)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self._begin(stage)
@@ -254,7 +254,7 @@ class Watch:
             self._began.append((stage, time.perf_counter()))
 
     def stages(self, started: float, ended: float) -> dict[str, float]:
-        """Seconds of each."""
+        """Return the seconds of each stage."""
         began = [("preparing", started), *self._began, ("", ended)]
         seconds: dict[str, float] = {}
         for (stage, begin), (_, end) in pairwise(began):
@@ -266,7 +266,7 @@ class Watch:
 
 
 def contextpilot(generator: str, count: int) -> dict[str, Any]:
-    """Its batch call, its prints discarded."""
+    """Measure ContextPilot's batch call, without its prints."""
     import contextpilot as package  # type: ignore[import-not-found,unused-ignore]
 
     contexts = list(GENERATORS[generator](count))
@@ -293,7 +293,7 @@ def contextpilot(generator: str, count: int) -> dict[str, Any]:
 
 
 def hit_ratio(orders: Sequence[Sequence[int]], tokens: Sequence[int]) -> float:
-    """Of what is run in this order, in an unbounded cache."""
+    """Return the hit ratio of these orders in an unbounded cache."""
     from warmprefix.prefix.tree import PrefixTree
 
     tree = PrefixTree[int](None, 2 * len(orders) + 1)
@@ -302,13 +302,13 @@ def hit_ratio(orders: Sequence[Sequence[int]], tokens: Sequence[int]) -> float:
 
 
 def cpu_seconds_used() -> float:
-    """By this process and those that it started and that have ended."""
+    """Return the CPU seconds of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def peak_megabytes() -> float:
-    """Of this process alone."""
+    """Return the peak memory of this process alone."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
 

@@ -36,7 +36,7 @@ def zipf_requests(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest-rank percentile."""
+    """Return the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)]
 
@@ -62,8 +62,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 def write_results(name: str, results: Any) -> None:
     """Write `results/NAME.json` with the machine, the versions and the commit.
 
-    For runs of full length that measured everything in the file: nothing of an earlier run stays. A script of which a
-    part may be missing (a framework, a server, a trace) calls `write_rows`.
+    For complete runs that measured everything in the file: it replaces all earlier results. A script that may lack a
+    part (a framework, a server, a trace) calls `write_rows`.
     """
     _write(RESULTS / f"{name}.json", {"benchmark": name, "environment": environment(), "results": results})
 
@@ -75,13 +75,15 @@ def write_rows(
     *,
     path: Path | None = None,
 ) -> None:
-    """Put measured rows into `results/NAME.json`, each with where it was made; all other rows stay as they are.
+    """Write measured rows into `results/NAME.json`, each with its environment.
+
+    All other rows stay unchanged.
 
     Args:
-        name: Of the benchmark.
+        name: The name of the benchmark.
         results: Rows, or several lists of them by name.
-        identity: The fields that name a row. New rows take the place of all earlier ones with the same values there.
-        path: Another file.
+        identity: The fields that identify a row. New rows replace all earlier rows with the same values in them.
+        path: Another file to write.
     """
     path = RESULTS / f"{name}.json" if path is None else path
     if not (any(results.values()) if isinstance(results, Mapping) else results):
@@ -106,7 +108,7 @@ def _merged(
 ) -> list[Row]:
     places: dict[tuple[object, ...], list[Row]] = {}
     for row in earlier:
-        # In files of the older form one stamp stands for all rows, unless a row has its own commit.
+        # Files of the older format have one environment for all rows without a commit of their own.
         stamped = row if "made" in row or "commit" in row else {**row, "made": made_then}
         places.setdefault(_named(row, identity), []).append(stamped)
     new: dict[tuple[object, ...], list[Row]] = {}
@@ -120,7 +122,7 @@ def _named(row: Row, identity: Sequence[str]) -> tuple[object, ...]:
 
 
 def measured_all(name: str, part: str, field: str, measured: Iterable[Row]) -> bool:
-    """Whether these rows have all that the rows of `results/NAME.json` have in a field, such as all traces.
+    """Return True if these rows have all values of a field in `results/NAME.json`.
 
     If they lack some, it reports that: a file that is written whole must not lose what was not measured.
     """

@@ -1,4 +1,4 @@
-"""The best plan of a few small requests, found by trying everything that could matter.
+"""The best plan of a few small requests, found by exhaustive search.
 
 It shares no code with the planners: a plan is an order of each request's blocks, and an unbounded prefix cache prefills
 every prefix of these orders once, so the best plan is the one whose prefixes, each counted with its last block, have
@@ -18,11 +18,11 @@ Contexts = Sequence[Sequence[int]]
 
 
 def fewest_prefilled(contexts: Contexts, tokens: Sequence[int]) -> int:
-    """Tokens that the best plan must prefill, in an unbounded cache that is empty at first.
+    """Return the tokens that the best plan prefills in an unbounded, empty cache.
 
-    Of the requests behind one prefix the first goes on with one of its blocks, together with some of the others that
-    have it; both sides are solved alike. All choices are tried, each situation once: exponential in requests and
-    blocks.
+    Of the requests behind one prefix, the first continues with one of its blocks, together with some of the others
+    that have it; both parts are solved in the same way. All choices are tried, each state once: exponential in
+    requests and blocks.
     """
     blocks = [sum(1 << block for block in set(context)) for context in contexts]
 
@@ -68,7 +68,7 @@ def _prefilled(orders: Contexts, tokens: Sequence[int]) -> int:
 def small_batches(
     count: int, requests: int = 7, blocks: int = 4, seed: int = 0
 ) -> Iterator[tuple[list[list[int]], list[int]]]:
-    """Batches of 2 to `requests` requests of 1 to `blocks` blocks, with the length of every block.
+    """Yield random batches of small requests, with the length of every block.
 
     Their blocks are drawn from 3 to 8, so that much is shared, in ways that are at odds.
     """

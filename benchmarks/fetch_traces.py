@@ -1,4 +1,4 @@
-"""Fetch public data sets and make traces of them, for the benchmarks that replay traces.
+"""Download public data sets and make traces of them, for benchmarks.
 
     python benchmarks/fetch_traces.py [NAME ...] [--folder FOLDER] [--list]
     WARMPREFIX_TRACES=FOLDER python benchmarks/online_hit_ratio.py
@@ -10,11 +10,11 @@ header has both. Nothing is written into the clone: by default the folder is `~/
 - `ragpulse_rag`: the retrievals of a real question-answering service, as it published them (identifiers and lengths, no
   text). The same trace as the row of that name in README.md.
 - `xquad_en`, `nq_open_records`: public texts and questions; the retrieval is the demo's BM25, and lengths are estimated
-  from the bytes. README.md's rows of the same data sets were made with another retriever and tokenizer. Of `xquad_en`
-  the texts and questions are written, too: `xquad_squad.text.jsonl.gz`, which `plugin_hit_ratio.py` reads.
+  from the bytes. README.md's rows of the same data sets were made with another retriever and tokenizer. The texts and
+  questions of `xquad_en` are written too: `xquad_squad.text.jsonl.gz`, which `plugin_hit_ratio.py` reads.
 
-The sums were taken from the repositories' files themselves. The download over the network has only been exercised
-against a local server.
+The sums were computed from the repositories' files. The download over the network has only been tested with a local
+server.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class File(NamedTuple):
     """One file of a source."""
 
     path: str
-    """Behind `HOST`, with the commit."""
+    """The path after `HOST`, with the commit."""
     sha256: str
 
 
 class Source(NamedTuple):
-    """A public data set, and how a trace is made of it."""
+    """A public data set, and the way to make a trace of it."""
 
     name: str
     origin: str
@@ -62,13 +62,13 @@ class Source(NamedTuple):
     lines: Callable[[Data], Iterator[Line]]
     """The blocks, then the requests."""
     bundle: str = ""
-    """The name of a file of its texts; none without one."""
+    """The name of a file of its texts; empty without one."""
     texts: Callable[[Data], Iterator[Line]] = lambda _: iter(())
     """The lines of that file."""
 
 
 class FetchError(Exception):
-    """A file could not be had, or is not the one that was expected."""
+    """A file could not be downloaded, or has another checksum."""
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def default_folder() -> Path:
 
 
 def make(source: Source, folder: Path, host: str = HOST) -> Path:
-    """Make the trace in the folder, of files that are fetched if they are not there yet.
+    """Make the trace in the folder; download its files if they are missing.
 
     Raises:
         FetchError: A file could not be had, or has another SHA-256 sum.
@@ -148,7 +148,7 @@ def put_lines(path: Path, lines: Sequence[Line]) -> None:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole, or not at all."""
+    """Write a file completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(data)
@@ -174,7 +174,7 @@ def ragpulse_lines(data: Data) -> Iterator[Line]:
 
 
 def xquad_lines(data: Data) -> Iterator[Line]:
-    """All questions in their order, over all paragraphs."""
+    """Yield all questions in their order, over all paragraphs."""
     paragraphs = xquad_paragraphs(data)
     questions = [asked["question"] for paragraph in paragraphs for asked in paragraph["qas"]]
     return searched([paragraph["context"] for paragraph in paragraphs], questions)
@@ -197,7 +197,7 @@ def xquad_paragraphs(data: Data) -> list[Any]:
 
 
 def nq_open_lines(data: Data) -> Iterator[Line]:
-    """All questions in their order; a block is a question with its answers, as an assistant's memory holds them."""
+    """Yield all questions in their order; a block is a question with its answers."""
     (file,) = data
     records = list(json_lines(file))
     texts = [f"{record['question']}? {'; '.join(record['answer'])}" for record in records]

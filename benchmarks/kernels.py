@@ -1,4 +1,4 @@
-"""How fast the kernels are, and how near to what the memory of a GPU allows.
+"""Speed of the kernels, and their share of the roofline of a GPU's memory.
 
     python benchmarks/kernels.py [--contexts 2000,10000,100000] [--device auto|cpu|cuda] [--threads 1]
 
@@ -8,7 +8,7 @@ device Triton's kernels are compared with torch's; the distances stay on the dev
 have 20 GB of them. Medians of some runs, the input's checks and the inverted index included; compilation and tuning go
 into a run before the first that counts, whose time is given as well.
 
-The roofline is the bytes that the kernels' READMEs count, at the rate at which this device copies memory. Only a run
+The roofline is the bytes that the kernels' READMEs count, at the rate of a copy in this device's memory. Only a run
 with the default options is written: to `results/kernels.json`, or `results/kernels_cuda.json`.
 """
 
@@ -37,7 +37,7 @@ RUNS = 3
 MOST_ON_CPU = 10_000
 MOST_FOR_NUMPY = 2_000
 SECTOR = 32
-"""Bytes that an atomic reads from memory and writes back, at worst."""
+"""Bytes that an atomic reads from memory and writes back in the worst case."""
 
 HEADER = ["", "where", "contexts", "pairs of equal blocks", "first run, s", "median, s", "roofline, s", "share"]
 
@@ -127,7 +127,7 @@ def contexts_of(count: int) -> Arrays:
 
 
 def pairs_of_equal_blocks(ids: npt.NDArray[np.int32]) -> int:
-    """Both ways, and each entry with itself."""
+    """Return the pairs of equal blocks, both ways, and each entry with itself."""
     return int((np.bincount(ids).astype(np.int64) ** 2).sum())
 
 
@@ -138,7 +138,7 @@ def roofline_bytes(what: str, count: int, shared: int) -> int:
 
 
 def timed(run: Callable[[], object], cuda: bool) -> tuple[float, float]:
-    """Seconds of a first run, and of the median of those after it."""
+    """Return the seconds of a first run, and the median of the runs after it."""
     times: list[float] = []
     for _ in range(1 + RUNS):
         start = time.perf_counter()
@@ -150,7 +150,7 @@ def timed(run: Callable[[], object], cuda: bool) -> tuple[float, float]:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes that are read and written a second by a large copy."""
+    """Return the bytes that a large copy reads and writes per second."""
     source = torch.zeros(1 << (30 if device.type == "cuda" else 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     _, median = timed(lambda: target.copy_(source), device.type == "cuda")

@@ -1,9 +1,9 @@
-"""What a planner holds after 100,000 requests of 15 blocks: unbounded, and constant once its bounds are reached.
+"""Memory of a planner after 100,000 requests, unbounded and with bounds.
 
     python benchmarks/memory.py [--requests 100000]
 
-Resident memory of a fresh process a line, less what it held before the first request. *Zipf*: 24,000 blocks under 400
-topics. *All new*: every block is seen once, which is the worst case for an unbounded planner.
+Each line is the resident memory of a fresh process, less that before the first request, for requests of 15 blocks.
+*Zipf*: 24,000 blocks under 400 topics. *All new*: every block appears once, the worst case for an unbounded planner.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(bounds: str, workload: str, requests: int) -> list[float]:
-    """Megabytes at each of `STEPS` points."""
+    """Return the megabytes at each of `STEPS` points."""
     planner = ContextPlanner(**BOUNDS[bounds])
     before = resident_megabytes()
     measured: list[float] = []

@@ -1,4 +1,4 @@
-"""How much of the context each ordering policy finds in the prefix cache, trace by trace, cache by cache.
+"""Hit ratios of the ordering policies, per trace and cache.
 
     python benchmarks/online_hit_ratio.py [TRACE_OR_FOLDER ...] [--check] [--variants as-recorded,shuffled,half,k=3]
 
@@ -10,16 +10,16 @@ policy of warmprefix, and through the online path of the published `contextpilot
 with a prefix cache of its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15
 at most, unless `REPORTED_K` or `--k NAME=K` changes it.
 
-*counts*: the rule that the default began with: the deepest path, then co-access counts (docs/ordering.md). *bound*: no
-order can find more, whatever the cache: of each request, what it shares with the earlier request that it
-shares most with. *margin*: the default policy less the best of the other columns, in points; `--check` ends with
-status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; the last 60 % of
-them, `last=60`; fewer blocks, `k=3`.
+*counts*: the first rule from which the default was developed: the deepest path, then co-access counts
+(docs/ordering.md). *bound*: the most that any order can find with any cache: the tokens that each request shares with
+its best earlier partner. *margin*: the default policy minus the best other column, in points; `--check` ends with
+status 1 if one is below -0.05. Variants: `shuffled` requests; `half` of them, drawn at random; the last 60 % of them,
+`last=60`; fewer blocks, `k=3`.
 
-A run of all policies with `contextpilot` installed, without `--limit`, `--k` or `--seed`, is written to `results/`:
-each row with where it was made. Rows of other traces stay there as they are. The rows of README.md that are made
-neither from a clone nor by `fetch_traces.py` come from traces that are not published with this project, so no clone can
-make them.
+A run of all policies with `contextpilot` installed, without `--limit`, `--k` or `--seed`, is written to `results/`,
+each row with its environment. Rows of other traces stay there unchanged. The rows of README.md that come neither from a
+clone nor from `fetch_traces.py` are of traces that are not published with this project, so a clone cannot reproduce
+them.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def main() -> None:
     paths = given_files(options.traces)
     traces = [] if options.traces else [limited(trace, options.limit) for trace in from_a_clone()]
     traces += [read_trace(path, options.limit) for path in paths]
-    asked = dict(options.k)
+    requested_k = dict(options.k)
     policies = [*options.policies, COUNTS, *([PEER] if peer_is_there() else [])]
     rows: list[dict[str, object]] = []
     below: list[str] = []
     for variant in options.variants:
         for trace in traces:
-            varied = vary(trace, variant, asked.get(trace.name, reported_k(trace)), options.seed)
+            varied = vary(trace, variant, requested_k.get(trace.name, reported_k(trace)), options.seed)
             if varied is None:
                 print(f"{trace.name}: no variant {variant}, it has no more blocks than that a request")
                 continue
@@ -123,7 +123,7 @@ def name_and_number(text: str) -> tuple[str, int]:
 
 
 def measure(workload: Workload, policies: Sequence[str], identity: dict[str, object]) -> dict[str, object]:
-    """All hit ratios of one trace, in %."""
+    """Return all hit ratios of one trace, in %."""
     started = time.perf_counter()
     replay = Replay(workload)
     peer = Peer(workload) if PEER in policies else None
@@ -222,7 +222,7 @@ def peer_is_there() -> bool:
 
 
 class Peer:
-    """The orders of ContextPilot's online path, one instance for the trace, its prints discarded.
+    """The orders of ContextPilot's online path, with one instance per trace.
 
     It takes no cache size, so its orders are worked out once. A request in which it raises counts in relevance order.
     """
@@ -244,7 +244,7 @@ class Peer:
                     (context,), _ = pilot.reorder(list(request.keys), conversation_id=str(number))
                     order = tuple(request.keys.index(key) for key in context)
                     if sorted(order) != list(request.relevance):
-                        raise ValueError("not the blocks that it was given")
+                        raise ValueError("contextpilot returned other blocks")
                 except Exception:
                     self._failed.append(number)
                     order = request.relevance
@@ -263,7 +263,7 @@ class Peer:
 
 
 class Repeated:
-    """Serves orders that were worked out before."""
+    """An arrangement by orders that were computed before."""
 
     def __init__(self, orders: Sequence[tuple[int, ...]]) -> None:
         self._orders = iter(orders)

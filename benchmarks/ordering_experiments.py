@@ -1,4 +1,4 @@
-"""What each step on the way to the default ordering policy gave, and what was tried in vain.
+"""Gain of each step towards the default ordering policy, and of rejected ideas.
 
     python benchmarks/ordering_experiments.py [TRACE_OR_FOLDER ...] [--only NAME ...] [--limit N] [--markdown]
 
@@ -6,17 +6,17 @@ Where the traces come from: as for `online_hit_ratio.py`. Each experiment is one
 policies to beat, replay every trace as recorded and in the variants `VARIED`, with two cache sizes, each with a
 prefix cache of its own. All figures are token-weighted hit ratios in %:
 
-*as recorded*, *varied*: means over traces and caches. *gain*: what the change gave, the mean over all rows; a row is a
-trace in one variant with one cache. *s.e.*: the standard error of that mean if traces are what is drawn at random: a
-gain of less than twice as much may be chance. *at best*: in how many rows, as recorded and varied, it is at or above
-the best of `TO_BEAT`, within 0.05 points. *where it shows*: the two traces, as recorded, on which the change gave or
-cost most, over both caches.
+*as recorded*, *varied*: means over traces and caches. *gain*: the mean effect of the change over all rows; a row is a
+trace in one variant with one cache. *s.e.*: the standard error of that mean if traces are the sample: a gain of less
+than two standard errors may be chance. *at best*: the number of rows, as recorded and varied, in which it is at or
+above the best of `TO_BEAT`, within 0.05 points. *where it shows*: the two traces, as recorded, with the largest effects
+over both caches.
 
 Most experiments are settings of one policy (`experimental_ordering.py`). Set like the default policy it must find
 exactly what that one finds, in every row, or the run fails. The last part measures the noise in the figures of
 one small trace.
 
-Only a run of all experiments on traces that were given, without `--limit`, is written to `results/`.
+Only a run of all experiments on given traces, without `--limit`, is written to `results/`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from warmprefix_tools.traces.trace import Trace
 CAPACITIES = (None, 100_000)
 AS_RECORDED = ("as-recorded", 0)
 VARIED = (("half", 20), ("half", 21), ("shuffled", 2), ("last=60", 0))
-"""Variants with their seeds: others than those that the default policy was developed with."""
+"""Variants with their seeds, which differ from those used to develop the default policy."""
 TOLERANCE = 0.05
 
 PLAIN = "plain, prior 2"
@@ -55,11 +55,11 @@ TO_BEAT = (*BASELINES, PLAIN)
 
 THIRDS = (1 / 3, 2 / 3, 1.0)
 SQUARES = tuple(((sixth - 0.5) / 6) ** 0.5 for sixth in range(1, 7))
-"""Where the square of a share, rounded to sixths, goes up."""
+"""The shares whose square, rounded to sixths, increases."""
 RELEVANCE_TAIL = "relevance order behind the head"
 
 NOISY_TRACE = "synth_bursty_500docs_k5_shuffle"
-"""Its blocks stand in random order, so each other order is as good a trace."""
+"""Its blocks are in random order, so any other order is an equally valid trace."""
 NOISY_SEEDS = 60
 
 Make = Callable[[int | None], OrderingPolicy]
@@ -68,7 +68,7 @@ Make = Callable[[int | None], OrderingPolicy]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A policy, and which other one it is one change to."""
+    """A policy, and the experiment that it changes."""
 
     name: str
     idea: str
@@ -152,7 +152,7 @@ class Series:
         self._rules: dict[str, Rule] = {}
 
     def start(self, name: str, idea: str, rule: Rule, make: Make | None = None, after: str | None = None) -> None:
-        """One that others change; `make` makes the same as `rule` does."""
+        """Add an experiment that others change; `make` and `rule` are the same policy."""
         self._rules[name] = rule
         self.experiments[name] = Experiment(name, idea, after, make or (lambda _: ExperimentalPolicy(rule)))
 
@@ -180,7 +180,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Row:
-    """What every policy found of one trace, in one variant, with one cache."""
+    """The results of all policies on one trace, in one variant, with one cache."""
 
     trace: str
     variant: str

@@ -1,13 +1,13 @@
-"""What planning costs a request, and that it costs the same after 100,000 requests as after 100.
+"""Cost of planning per request, after 100 requests and after 100,000.
 
     python benchmarks/plan_overhead.py [--requests 100,10000,100000]
 
-Requests of 15 blocks over 400 Zipf-distributed topics. `plan()` and `commit()` are timed on blocks that exist already;
-where `blocks` are timed too, they are made from 4 kB texts, which hashes them, and the prompt is rendered. Text with
-brackets costs more, since what could pass for a label is looked for. Where the published `contextpilot` package is
-installed, its `reorder()`, which orders and records, is timed on the same requests, like for like with our
-`plan() + commit()` (on at most 1,000: its cost grows with their number, and it stops working at 1,000 children of one
-node). Only a run with the default `--requests` is written to `results/`.
+Requests of 15 blocks over 400 Zipf-distributed topics. `plan()` and `commit()` are timed on existing blocks. Where
+`blocks` are timed too, they are made from 4 kB texts, which includes hashing, and the prompt is rendered. Text with
+brackets costs more, because it is searched for possible labels. If the published `contextpilot` package is installed,
+its `reorder()`, which orders and records, is timed on the same requests, to compare with our `plan() + commit()` (on at
+most 1,000 requests: its cost grows with their number, and it fails at 1,000 children of one node). Only a run with the
+default `--requests` is written to `results/`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def ordering_after(
     checkpoints: list[int],
     report: Callable[[int, list[float]], None],
 ) -> None:
-    """Serve requests up to each checkpoint, and there time `SAMPLES` plans that are not served."""
+    """Serve requests up to each checkpoint, and time `SAMPLES` unserved plans there."""
     served = zipf_requests(checkpoints[-1])
     done = 0
     for checkpoint in checkpoints:
@@ -113,7 +113,7 @@ def serving(
     checkpoints: Sequence[int],
     report: Callable[[str, int, Sequence[float]], None],
 ) -> None:
-    """Call `serve` for one request after the other; the last `LAST_SERVED` before each checkpoint count."""
+    """Call `serve` per request; the last `LAST_SERVED` before each checkpoint count."""
     times: deque[float] = deque(maxlen=LAST_SERVED)
     for number, request in enumerate(zipf_requests(checkpoints[-1]), start=1):
         start = time.perf_counter()
@@ -124,7 +124,7 @@ def serving(
 
 
 def peer_after(checkpoints: Sequence[int], report: Callable[[str, int, Sequence[float]], None]) -> None:
-    """ContextPilot's online path, its prints discarded."""
+    """Time ContextPilot's online path, without its prints."""
     import contextpilot  # type: ignore[import-not-found]
 
     with contextlib.redirect_stdout(io.StringIO()):

@@ -5,18 +5,18 @@
 Without an argument the trace is ragpulse_rag in the folder that the environment variable WARMPREFIX_TRACES names, or,
 if there are none, a generated one. Needs a Redis or Valkey server's binary; it is started on a free port.
 
-The requests are served in order of arrival by four worker processes in turn, each with a planner of its own, in front
-of one engine, whose prefix cache is that of `warmprefix replay`. What workers share takes a while to arrive, so how
-fast requests come matters: *rate* is requests a second in all, 0 for as fast as they are answered, and *unseen* is how
-many earlier requests a worker had not learned of when it planned, on average. *relative* is the hit ratio against that
-of the one planner.
+Four worker processes in turn serve the requests in order of arrival, each with a planner of its own, in front of one
+engine with the prefix cache of `warmprefix replay`. Shared orders arrive with a delay, so the rate of requests matters:
+*rate* is the total number of requests per second, 0 for the fastest possible, and *unseen* is the mean number of
+earlier requests that a worker had not received when it planned. *relative* is the hit ratio relative to that of the one
+planner.
 
 *A worker that joins late*: after half of the requests, one of the four is replaced by a fresh process. Of the first
 requests that it serves, the hit ratio, that of the same requests where nothing was replaced, and that of a fresh
 worker that learns alone. It follows the scope from its first request on, and what the others served is learned
 while it serves; or, *caught up first*, before.
 
-Only a run on a trace that was given, without `--limit`, is written to `results/`.
+Only a run on a given trace, without `--limit`, is written to `results/`.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ FIRST = (10, 50, 200)
 
 
 class Workers(Protocol):
-    """Arrange requests, one at a time."""
+    """Workers that order requests, one at a time."""
 
     def order(self, number: int, request: ReplayRequest) -> Sequence[int]: ...
 
 
 class Account(NamedTuple):
-    """One run, an entry a request."""
+    """One run, with an entry per request."""
 
     saved: list[int]
     totals: list[int]
@@ -100,7 +100,7 @@ def rates(text: str) -> list[int]:
 
 
 def measure(workload: Workload, url: str, capacity: int | None, rates: Sequence[int]) -> list[dict[str, object]]:
-    """All columns for one cache, as rows of the table."""
+    """Return all columns for one cache, as rows of the table."""
     one = serve(workload, Here([planner(capacity)]), capacity).hit_percent()
     rows: list[dict[str, object]] = []
 
@@ -150,7 +150,7 @@ def join_late(workload: Workload, url: str) -> list[dict[str, object]]:
 
 
 def serve(workload: Workload, workers: Workers, capacity: int | None) -> Account:
-    """Every request to the workers, every prompt to the engine."""
+    """Send every request to the workers and every prompt to the engine."""
     cache = CacheModel(capacity, len(workload.requests))
     account = Account([], [])
     for number, request in enumerate(workload.requests):
@@ -183,7 +183,7 @@ class Here:
 
 
 class Processes:
-    """Worker processes, in turn; each answers before the next is asked."""
+    """Worker processes in turn; each answers before the next receives a request."""
 
     def __init__(
         self,
@@ -195,9 +195,10 @@ class Processes:
         replaced_at: int | None = None,
         waits: bool = False,
     ) -> None:
-        """Start them; without a prefix they don't share. The first one is replaced before request `replaced_at`.
+        """Start the workers, which share nothing without a prefix.
 
-        If it `waits`, it serves only once it has learned what the others did before.
+        The first one is replaced before request `replaced_at`. With `waits`, the new one serves only after it learned
+        the earlier orders of the others.
         """
         contexts = [(request.source.scope, request.blocks) for request in workload.requests]
         self._arguments = (contexts, url, prefix, capacity, waits)

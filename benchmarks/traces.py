@@ -1,4 +1,4 @@
-"""The traces that benchmarks replay: those that were given, or those that any clone can make; and how to vary them."""
+"""Traces that benchmarks replay, given or made in any clone, and their variants."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from warmprefix_tools.replay.workload import DEFAULT_K, Workload
 from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 FOLDER = "WARMPREFIX_TRACES"
-"""The environment variable that names where traces are, if none are given."""
+"""The environment variable that names the folder of traces, if none are given."""
 REPORTED_K: Mapping[str, int] = {"nq_open_records": 5, "nqopen_records_bm25_k20": 5}
-"""Blocks a request, for traces that are not reported at their own number."""
+"""Blocks per request, for traces that are not reported with their own number."""
 TEXT_BUNDLE = ".text.jsonl"
 
 
@@ -65,7 +65,7 @@ def vary(trace: Trace, variant: str, k: int, seed: int) -> Workload | None:
     return Workload(replace(trace, requests=tuple(requests)), k)
 
 
-# -- what any clone can make -------------------------------------------------------------------------------------------
+# -- traces that any clone can make ------------------------------------------------------------------------------------
 
 
 def from_a_clone() -> Iterator[Trace]:
@@ -96,7 +96,10 @@ def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
 
 
 def conversations(count: int, seed: int = 3) -> Trace:
-    """Eight turns each, ten at a time, of ten blocks: four of those the conversation has had, six from anywhere."""
+    """Return conversations of eight turns, ten at a time.
+
+    A turn has ten blocks: four from earlier turns of the conversation, six from anywhere.
+    """
     rng = random.Random(seed)
     contexts: list[list[int]] = []
     for start in range(0, count, 10):
@@ -117,7 +120,7 @@ def generated() -> Iterator[Trace]:
 
 
 def bursts(count: int, seed: int = 1) -> Iterator[list[int]]:
-    """Ten requests after each other about one region of ten blocks, five blocks each; regions come back."""
+    """Return bursts of ten requests of five blocks each, from regions that recur."""
     rng = random.Random(seed)
     for _ in range(count // 10):
         region = rng.randrange(40)

@@ -130,7 +130,7 @@ def agglomerated(instance: Instance, machine_: Machine) -> tuple[Merges, Sets, I
     left, right = machine_.zeros(n), machine_.zeros(n)
     bound = machine_.ints([weight(context, instance.tokens) for context in instance.contexts])
     count = machine_.run.agglomerate(
-        sets, index, room, bound, machine_.ints(range(n)), left, right, n, 0,
+        sets, index, room, bound, machine_.ints(range(n)), left, right, n,
         machine_.zeros(n, -1), machine_.zeros(n), machine_.zeros(n), machine_.zeros(n, -1),
     )  # fmt: skip
     assert not any(room.shared)

@@ -15,7 +15,7 @@ from warmprefix.batch import merge
 from warmprefix.batch.machine import machine
 from warmprefix.batch.merge import MergePlanner
 from warmprefix.batch.planners import FrequencyPlanner, Placed, RelevancePlanner, no_progress
-from warmprefix.batch.planning import serve
+from warmprefix.batch.scope_plan import serve
 
 Contexts = list[list[int]]
 

@@ -12,7 +12,7 @@ from warmprefix.batch.planners import BatchPlanner, Placed, Progress, no_progres
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.merge import MergePlanner
-    from warmprefix.batch.planning import ScopePlan, bound_of_all, plan_scope
+    from warmprefix.batch.scope_plan import bound_of_all, plan_scope
     from warmprefix.batch.session import (
         BATCH_PLANNERS,
         Requests,
@@ -38,7 +38,6 @@ __all__ = [
     "PlannedRequest",
     "Progress",
     "Requests",
-    "ScopePlan",
     "SharedWording",
     "WindowPlanner",
     "as_requests",
@@ -53,7 +52,7 @@ __all__ = [
 _HOMES = {
     "bounds": ("Bound",),
     "merge": ("MergePlanner",),
-    "planning": ("ScopePlan", "bound_of_all", "plan_scope"),
+    "scope_plan": ("bound_of_all", "plan_scope"),
     "session": ("BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"),
     "window": ("MOST_REQUESTS", "WindowPlanner"),
 }

@@ -40,25 +40,22 @@ _LOOPS = (overlap_loops, tree_loops)
 class Machine(NamedTuple):
     """A way to run the hot loops. All machines give the same answers."""
 
-    compiled: bool
     run: Any
     """Has the functions that `overlap_loops.HOT` and `tree_loops.HOT` name as attributes."""
+    np: Any = None
+    """numpy if the functions are compiled."""
+
+    @property
+    def compiled(self) -> bool:
+        return self.np is not None
 
     def ints(self, values: Iterable[int]) -> Any:
         """Return an array for these functions: a list, or int64 if compiled."""
-        if not self.compiled:
-            return list(values)
-        import numpy as np
-
-        return np.fromiter(values, np.int64)
+        return list(values) if self.np is None else self.np.fromiter(values, self.np.int64)
 
     def zeros(self, count: int, value: int = 0) -> Any:
         """Return an array of `count` equal numbers."""
-        if not self.compiled:
-            return [value] * count
-        import numpy as np
-
-        return np.full(count, value, np.int64)
+        return [value] * count if self.np is None else self.np.full(count, value, self.np.int64)
 
 
 def machine(steps: int, greatest: int = 0) -> Machine:
@@ -68,18 +65,13 @@ def machine(steps: int, greatest: int = 0) -> Machine:
     """
     is_loaded = _compiled.cache_info().currsize > 0
     pays = steps >= (_LOADED_PAYS_FROM if is_loaded else COMPILING_PAYS_FROM) and greatest < 1 << 62
-    functions = _compiled() if pays else None
-    return Machine(False, _plain()) if functions is None else Machine(True, functions)
+    return _compiled() or _PLAIN if pays else _PLAIN
 
 
 @cache
-def _plain() -> Any:
-    return SimpleNamespace(**{name: vars(module)[name] for module in _LOOPS for name in module.HOT})
-
-
-@cache
-def _compiled() -> Any:
+def _compiled() -> Machine | None:
     try:
+        import numpy as np
         from numba import njit
     except ImportError:  # the extra `batch` only makes planning faster
         return None
@@ -95,7 +87,10 @@ def _compiled() -> Any:
             except RuntimeError:  # no folder for compiled code is writable
                 namespace[name] = njit(nogil=True)(function)
             compiled[name] = namespace[name]
-    return SimpleNamespace(**compiled)
+    return Machine(SimpleNamespace(**compiled), np)
+
+
+_PLAIN = Machine(SimpleNamespace(**{name: vars(module)[name] for module in _LOOPS for name in module.HOT}))
 
 
 class Merges:

@@ -167,7 +167,7 @@ class _Search:
         left, right = machine_.zeros(n), machine_.zeros(n)
         made = len(merges.left)
         count = machine_.run.agglomerate(
-            sets, index, room, bound, node, left, right, merges.first + made, 0,
+            sets, index, room, bound, node, left, right, merges.first + made,
             machine_.zeros(n, -1), machine_.zeros(n), machine_.zeros(n), machine_.zeros(n, -1),
         )  # fmt: skip
         merges.left += [int(v) for v in left[:count]]

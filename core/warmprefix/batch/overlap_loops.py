@@ -84,10 +84,8 @@ def best_partner(x: int, most: int, first: int, sets: Sets, index: Index, room: 
     blocks weigh no more than the best partner shares, only contexts met so far can beat it; they are compared one by
     one if that costs less than walking the lists. The search ends when a context shares `most`.
 
-    Args:
-        x: The context that needs a partner.
-        most: An upper bound on the tokens that any context shares with it.
-        first: A context to compare before all others, or -1.
+    `most` is an upper bound on the tokens that any context shares with `x`, and `first` a context to compare before all
+    others, or -1.
     """
     items, start, size = sets.items, sets.start, sets.size
     entries, list_start, list_size, tokens = index.entries, index.start, index.size, index.tokens
@@ -201,7 +199,7 @@ def unlist(i: int, sets: Sets, index: Index) -> None:
 
 
 def agglomerate(
-    sets: Sets, index: Index, room: Room, bound: Ints, node: Ints, left: Ints, right: Ints, first: int, merges: int,
+    sets: Sets, index: Index, room: Room, bound: Ints, node: Ints, left: Ints, right: Ints, first: int,
     partner: Ints, met_version: Ints, version: Ints, hint: Ints,
 ) -> int:  # fmt: skip
     """Merge the two clusters that share most tokens until no two share any.
@@ -215,22 +213,21 @@ def agglomerate(
         index: Of these sets.
         room: Working space.
         bound: The most that each could share with another; updated.
-        node: Each cluster's number in the forest.
+        node: Each cluster's number in the forest; updated.
         left: Receives one child of every merge, by the merge's number less `first`.
         right: Receives the other child.
-        first: The number of the forest's first merge, equal to its number of contexts.
-        merges: Number of merges that the forest has already.
+        first: The number of the first merge.
         partner: The partner last found for each, at first -1.
         met_version: The version of that partner when it was found.
         version: Number of changes of each cluster, at first 0.
         hint: A context likely to share much with each, or -1.
 
     Returns:
-        The number of merges that the forest has now.
+        The number of merges.
     """
     items, start, size = sets.items, sets.start, sets.size
     n = len(start)
-    top = 0
+    top = merges = 0
     for x in range(n):
         top = max(top, bound[x])
     heap = [(top - bound[x], x) for x in range(n) if size[x] > 0 and bound[x] > 0]
@@ -290,14 +287,8 @@ def agglomerate(
 def spanning_forest(best: Ints, done: Ints, sets: Sets, index: Index, room: Room) -> int:
     """Return the weight of a maximum spanning forest of shared tokens (Prim).
 
-    O(n * n + sum over blocks of the square of their contexts) time, O(n) memory.
-
-    Args:
-        best: The most that each context shares with something outside the graph, such as a cache; overwritten.
-        done: One number per context, all 0; overwritten.
-        sets: Of the contexts.
-        index: Of these sets.
-        room: Working space.
+    `best` is the most that each context shares with something outside the graph, such as a cache; `done` is all 0. Both
+    are overwritten. O(n * n + sum over blocks of the square of their contexts) time, O(n) memory.
     """
     n = len(sets.start)
     weight = 0

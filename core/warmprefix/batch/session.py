@@ -10,7 +10,7 @@ from warmprefix.batch.device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM, Devic
 from warmprefix.batch.merge import MergePlanner
 from warmprefix.batch.plan import BatchRequest, PlannedRequest, SharedWording
 from warmprefix.batch.planners import BatchPlanner, FrequencyPlanner, RelevancePlanner
-from warmprefix.batch.planning import ScopePlan
+from warmprefix.batch.scope_plan import ScopePlan
 from warmprefix.blocks import ContextBlock
 
 __all__ = ["BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"]
@@ -62,7 +62,7 @@ def planners_for(
     Raises:
         MissingExtraError: `planner` is `context-index`, and scipy is missing.
         TypeError: `planner` or `time_budget` has a different type.
-        ValueError: `planner` is an unknown name, or `time_budget` is negative or not finite.
+        ValueError: `planner` is unknown, or `time_budget` is negative or not finite.
     """
     if time_budget is not None and (isinstance(time_budget, bool) or not isinstance(time_budget, int | float)):
         raise TypeError(f"time_budget must be a number of seconds or None, got {type(time_budget).__name__}")
@@ -107,12 +107,7 @@ def planned_requests(
 ) -> list[PlannedRequest]:
     """Return one scope's requests in execution order.
 
-    Args:
-        requests: The requests, at the numbers that the plan uses.
-        plan: Their plan.
-        wording: The text that they have in common.
-        batch_id: The beginning of their plan ids.
-        first: Number of requests of the batch that come before them.
+    `requests` are in the order that `plan` numbers. Their plan ids are `batch_id` and a number, from `first` on.
     """
     return [
         PlannedRequest(

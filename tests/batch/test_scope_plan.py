@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from warmprefix.batch.planners import Placed, depth_first
-from warmprefix.batch.planning import Served, serve
+from warmprefix.batch.scope_plan import Served, serve
 
 LENGTHS = [3, 5, 1, 0, 8]
 """Tokens of the blocks; one has none."""

@@ -112,12 +112,11 @@ class _NumberedRequests:
         self.contexts: list[list[int]] = []
         self.positions: list[dict[int, int]] = []
         """For each request, the first position of each block in it."""
+        # For each request: blocks pinned to the start, or all if its order is locked; blocks that may move; and blocks
+        # pinned to the end.
         self.heads: list[_Order] = []
-        """For each request, blocks that stay in front: those pinned to the start, or all if the order is locked."""
         self.middles: list[list[int]] = []
-        """For each request, blocks that may move."""
         self.ends: list[_Order] = []
-        """For each request, blocks pinned to the end."""
         for request in requests:
             blocks, places = evidence_blocks(request.blocks)
             context: list[int] = []
