@@ -108,7 +108,7 @@ class BatchSession:
         """
         from warmprefix.batch import SharedWording, planned_requests
         from warmprefix.batch.plan import BatchPlan
-        from warmprefix.batch.planning import bound_of_all, plan_scope
+        from warmprefix.batch.scope_plan import bound_of_all, plan_scope
 
         with self.lock:
             batch_id = self.open_plans.new_id()

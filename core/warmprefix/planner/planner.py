@@ -231,7 +231,7 @@ class ContextPlanner:
             planner: `"merge"` maximises the tokens actually saved; `"context-index"` plans as ContextPilot does
                 (extra `batch`); `"frequency"` puts the blocks first that most requests hold; `"relevance"` only
                 orders the requests; `"auto"` is `"merge"`, unless `"relevance"` saves as much. Or your own
-                `warmprefix.batch.base.BatchPlanner`.
+                `warmprefix.batch.BatchPlanner`.
             capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
             model, preamble: As for `plan`, of all requests; `BatchRunner.run` sends the preamble as system message.
             time_budget: Seconds for which `"merge"` may improve its first plan; None for as long as usually pays.
