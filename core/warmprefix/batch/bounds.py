@@ -44,7 +44,7 @@ def upper_bound(
     *,
     quick: bool = False,
 ) -> Bound:
-    """Return the most tokens that any plan could save, by the lowest bound found.
+    """Return the most tokens that any plan could save, the lowest of several bounds.
 
     Args:
         contexts: Distinct block numbers each.

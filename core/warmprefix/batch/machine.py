@@ -71,10 +71,11 @@ def machine(steps: int, greatest: int = 0) -> Machine:
 @cache
 def _compiled() -> Machine | None:
     try:
-        import numpy as np
         from numba import njit
     except ImportError:  # the extra `batch` only makes planning faster
         return None
+    import numpy as np  # numba needs it; without numba it would only take memory
+
     # A compiled function resolves its callees among its globals on its first call. So each module's functions get a
     # copy of its namespace in which everything that they call is compiled. nogil: other threads go on meanwhile.
     compiled: dict[str, Any] = {}

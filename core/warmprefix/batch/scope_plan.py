@@ -137,7 +137,7 @@ class _NumberedRequests:
         self.keys = list(numbers)
         """Each block's fingerprint."""
         self.worth = self.tokens
-        """The tokens that a cache saves if it holds the block: 0 if it is too small for it."""
+        """The tokens that a cache saves if it holds the block: 0 if the block does not fit in it."""
         if capacity_tokens is not None:
             self.worth = [length if length <= capacity_tokens else 0 for length in self.tokens]
 
