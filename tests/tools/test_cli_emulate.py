@@ -87,7 +87,7 @@ def test_version(run: Run) -> None:
     ],
 )
 def test_bad_option_is_refused_with_its_name_and_value(run: Run, arguments: list[str], option: str, got: str) -> None:
-    result = run(*arguments, TERMINAL_WIDTH="300")
+    result = run(*arguments, COLUMNS="300")
     assert (result.returncode, result.stdout) == (2, "")
     assert option in result.stderr
     assert got in result.stderr

@@ -63,7 +63,7 @@ async def test_failures_that_may_pass_are_retried(
     troubled = {"g0m0": 2, "g1m1": 99}
     engine.fault = lambda id, n: fault(**trouble) if n <= troubled.get(id, 0) else None
     batch = plan(requests(2, 3))
-    timeout = 1.0 if trouble["kind"] == "hang" else None
+    timeout = 2.0 if trouble["kind"] == "hang" else None
     results = await collected(BatchRunner(batch).run(client, MODEL, retries=AT_ONCE, timeout=timeout, max_tokens=8))
     assert list(results) == [request.id for request in requests(2, 3)]
     assert {id: result.attempts for id, result in results.items() if result.attempts > 1} == {"g0m0": 3, "g1m1": 4}

@@ -87,7 +87,7 @@ def test_unwritable_file_is_one_line_with_status_2_before_the_run(run: Run, tmp_
 
 
 def test_bad_option_ends_the_command_with_status_2(run: Run) -> None:
-    result = run("demo", "--kv-blocks", "1", TERMINAL_WIDTH="300")
+    result = run("demo", "--kv-blocks", "1", COLUMNS="300")
     assert (result.returncode, result.stdout) == (2, "")
     assert "kv_blocks must be 2 or more (one is the null block), got 1" in result.stderr
 

@@ -69,7 +69,7 @@ def test_command_on_the_page_writes_the_shown_fields(tmp_path: Path, monkeypatch
 
 
 def test_page_lists_every_option_and_no_other() -> None:
-    help_text = CliRunner().invoke(app, ["plan-batch", "--help"], env={"TERMINAL_WIDTH": "200"}).stdout
+    help_text = CliRunner().invoke(app, ["plan-batch", "--help"], env={"COLUMNS": "200"}).stdout
     options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}
     assert set(re.findall(r"^\| `(-[a-z-]+)` \|", PAGE, re.MULTILINE)) == options | {"-k"}
 

@@ -105,7 +105,7 @@ BAD_OPTIONS = [
 def test_bad_option_is_refused_with_option_value_and_allowed_values(
     run: Run, trace: Path, arguments: list[object], allowed: str, got: str
 ) -> None:
-    result = run("plan-batch", trace, *arguments, TERMINAL_WIDTH="300")
+    result = run("plan-batch", trace, *arguments, COLUMNS="300")
     assert (result.returncode, result.stdout) == (2, "")
     assert allowed in result.stderr
     assert got in result.stderr
@@ -148,7 +148,7 @@ def test_unwritable_output_is_reported_first(run: Run, tmp_path: Path, option: s
 
 def test_trace_is_never_overwritten(run: Run, trace: Path) -> None:
     before = trace.read_bytes()
-    result = run("plan-batch", trace, "--orders-out", trace, TERMINAL_WIDTH="300")
+    result = run("plan-batch", trace, "--orders-out", trace, COLUMNS="300")
     assert (result.returncode, result.stdout) == (2, "")
     assert "--orders-out must name a file that the command does not read" in result.stderr
     assert trace.read_bytes() == before

@@ -207,7 +207,7 @@ BAD_OPTIONS = [
 def test_bad_option_is_refused_with_option_value_and_allowed_values(
     run: Run, trace: Path, arguments: list[object], allowed: str, got: str
 ) -> None:
-    result = run("replay", trace, *arguments, TERMINAL_WIDTH="300")
+    result = run("replay", trace, *arguments, COLUMNS="300")
     assert (result.returncode, result.stdout) == (2, "")
     assert allowed in result.stderr
     assert got in result.stderr
@@ -236,7 +236,7 @@ def test_unwritable_output_is_reported_before_any_replay(run: Run, trace: Path, 
 def test_trace_is_never_overwritten(run: Run, tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.jsonl", requests=20)
     before = path.read_bytes()
-    result = run("replay", path, "--html", path, TERMINAL_WIDTH="300")
+    result = run("replay", path, "--html", path, COLUMNS="300")
     assert (result.returncode, result.stdout) == (2, "")
     assert "--html must name a file that the command does not read" in result.stderr
     assert path.read_bytes() == before
