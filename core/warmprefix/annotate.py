@@ -7,10 +7,32 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
+from typing import Literal, get_args
 
+from warmprefix.errors import check_count
 from warmprefix.labels import LABEL_CHARACTERS
 
-__all__ = ["Templates", "bracketed", "check_template", "has_bracket", "header_labels"]
+__all__ = [
+    "Annotate",
+    "Annotation",
+    "Templates",
+    "annotation_for",
+    "bracketed",
+    "check_annotate",
+    "check_template",
+    "has_bracket",
+    "header_labels",
+]
+
+Annotation = Literal["note", "labels", "both", "none"]
+"""What a prompt shows of the relevance order.
+
+`"note"`: where the order changed, a note names the most relevant blocks by their places. `"labels"`: each block begins
+with its label, and there is no note. `"both"`: each block begins with its label, and where the order changed, a note
+names the labels of the most relevant blocks. `"none"`: neither."""
+
+Annotate = Literal["auto", Annotation]
+"""An `Annotation`, or `"auto"`: the cheapest one that shows a change of the order."""
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _INVISIBLE = (
@@ -79,22 +101,29 @@ def header_labels(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    r"""The wording of the annotations; by default ContextPilot's (sections 4 and 5).
+    r"""The wording of the annotations; notes with labels by default as in ContextPilot (sections 4 and 5).
 
-    A block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or an
+    A labelled block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or an
     annotation in it names one, a backslash is added before the bracket. Everything else keeps its bytes.
 
     >>> Templates().block("Doc_1", "First line.\n[Doc_2] Not a header.\n[ERROR] Not one either.", {"Doc_2"})
     '[Doc_1] First line.\n\\[Doc_2] Not a header.\n[ERROR] Not one either.'
 
     Raises:
-        TypeError: A template is not a str.
-        ValueError: A template lacks its placeholder, has another one, spans several lines, begins with the placeholder,
+        TypeError: A template is not a str, or `most_named` is not an int.
+        ValueError: `most_named` is below 1, or a template lacks its placeholder, has another one, spans several lines, begins with the placeholder,
             or has a bracket or backslash before it.
     """
 
     order: str = "Please read the context in the following priority order: {order} and answer the question."
     """`{order}` is replaced by all labels, most relevant first: ``[Doc_2] > [Doc_1]``."""
+
+    places: str = "Most relevant passages above, best first: {places}."
+    """`{places}` is replaced by the numbers of the most relevant blocks in planned order: ``4, 1, 7``."""
+
+    most_named: int | None = 3
+    """Most blocks that a note names, the most relevant ones; None for all. If these open the context in relevance order
+    already, there is no note."""
 
     location: str = "Please also use the context labelled {labels} above in this conversation."
     """`{labels}` is replaced by the labels of blocks that the conversation holds: ``[Doc_1], [Doc_2]``."""
@@ -106,6 +135,8 @@ class Templates:
     """The same words, not folded."""
 
     def __post_init__(self) -> None:
+        check_template("places", self.places, ["places"])
+        check_count("most_named", self.most_named, optional=True)
         lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
         object.__setattr__(self, "_lead_ins", tuple([_words(lead_in) for lead_in in lead_ins]))
         object.__setattr__(self, "_before", lead_ins)
@@ -117,6 +148,27 @@ class Templates:
         'Please read the context in the following priority order: [Doc_2] > [Doc_1] > [Doc_4] and answer the question.'
         """
         return self.order.format(order=_listed(labels, " > "))
+
+    def order_note(self, annotation: Annotation, ranks: Sequence[int], labels: Sequence[str]) -> str | None:
+        """Return the note that a planned order needs; None if it needs none. O(blocks).
+
+        >>> Templates().order_note("note", [3, 0, 1, 2], ["Doc_4", "Doc_1", "Doc_2", "Doc_3"])
+        'Most relevant passages above, best first: 2, 3, 4.'
+
+        Args:
+            annotation: What the prompt shows.
+            ranks: For each block in planned order, its place in relevance order; distinct.
+            labels: The label of each, in planned order.
+        """
+        if annotation not in ("note", "both"):
+            return None
+        best_first = sorted(range(len(ranks)), key=ranks.__getitem__)
+        named = best_first[: self.most_named]
+        if named == list(range(len(named))):
+            return None
+        if annotation == "note":
+            return self.places.format(places=", ".join([str(place + 1) for place in named]))
+        return self.order_annotation([labels[place] for place in named])
 
     def location_annotation(self, labels: Iterable[str]) -> str:
         """Return the note that replaces blocks which the conversation already holds.
@@ -205,6 +257,24 @@ class Templates:
     def _ends_in_lead_in(self, text: str, end: int) -> bool:
         """Return True if the text before `end` reads like the beginning of a note."""
         return any(_reads_backwards(text, end, lead_in) for lead_in in self._lead_ins)
+
+
+def annotation_for(annotate: Annotate, placement: str) -> Annotation:
+    """Return what a prompt shows. With placement `tail` it always has labels, because references name them."""
+    if placement == "tail":
+        return "labels" if annotate in ("labels", "none") else "both"
+    return "note" if annotate == "auto" else annotate
+
+
+def check_annotate(annotate: Annotate) -> None:
+    """Check an argument `annotate`.
+
+    Raises:
+        ValueError: It has another value.
+    """
+    allowed = ("auto", *get_args(Annotation))
+    if annotate not in allowed:
+        raise ValueError(f"annotate must be one of {', '.join(allowed)}, got {annotate!r}")
 
 
 def _listed(labels: Iterable[str], separator: str) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
 
 __all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope"]
@@ -46,6 +45,8 @@ class PlannedBlock(NamedTuple):
     """The wording of its prompt."""
     names: frozenset[str] = frozenset()
     """Labels of its prompt and conversation; a line of its text that begins with one is escaped."""
+    is_labelled: bool = True
+    """True if the prompt shows its label in front of it."""
 
     @property
     def rank(self) -> int:
@@ -58,9 +59,11 @@ class PlannedBlock(NamedTuple):
         return self.block.text if self.reference is None else self.reference.annotation
 
     def render(self) -> str:
-        """Return the block as the prompt shows it: labelled text or location annotation."""
+        """Return the block as the prompt shows it: its text, perhaps labelled, or a location annotation."""
         if self.reference is not None:
             return self.reference.annotation
+        if not self.is_labelled:
+            return self.block.text
         return self.templates.block(self.label, self.block.text, self.names)
 
 
@@ -86,14 +89,18 @@ class ContextPlan:
     """True if a commit records the blocks as seen by the conversation."""
     opens_prompt: bool = field(repr=False)
     """True if the context follows the preamble directly, so that other conversations can share it as a prefix."""
+    annotation: Annotation = "both"
+    """What the prompt shows of the relevance order."""
+    note_tokens: int = 0
+    """Tokens of the labels and notes in its text, counted or estimated."""
 
     @property
     def order_annotation(self) -> str | None:
-        """The note that restores the relevance order; None if that is the planned order."""
-        if not self.reordered:
+        """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
+        if not self.blocks:
             return None
-        labels = [planned.label for planned in sorted(self.blocks, key=attrgetter("rank"))]
-        return self.blocks[0].templates.order_annotation(labels)
+        ranks, labels = [planned.rank for planned in self.blocks], [planned.label for planned in self.blocks]
+        return self.blocks[0].templates.order_note(self.annotation, ranks, labels)
 
     @property
     def total_tokens(self) -> int:

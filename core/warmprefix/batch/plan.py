@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Annotation
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks
+from warmprefix.notes import NoteWriter
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 
 __all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedRequest", "SharedWording"]
@@ -70,10 +71,15 @@ class SharedWording:
     scope: Scope
     labels: Mapping[bytes, str]
     """The label of every block of the scope's requests, by fingerprint."""
-    templates: Templates
+    writer: NoteWriter
     preamble: str | None
     """The text in front of every context."""
     cache_salt: str | None
+
+    @property
+    def annotation(self) -> Annotation:
+        """What every prompt shows of the relevance order."""
+        return self.writer.annotation(None, "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +108,14 @@ class PlannedRequest:
         """The distinct blocks with text, in planned order."""
         distinct, positions = evidence_blocks(self.request.blocks)
         at = {places[0]: i for i, places in enumerate(positions)}
-        labels, templates = self.wording.labels, self.wording.templates
-        names = frozenset([labels[block.fingerprint] for block in distinct])
+        labels, templates = self.wording.labels, self.wording.writer.templates
+        is_labelled = self.wording.annotation in ("labels", "both")
+        names = frozenset([labels[block.fingerprint] for block in distinct] if is_labelled else ())
         return tuple(
             [
-                PlannedBlock(distinct[i], positions[i], labels[distinct[i].fingerprint], None, templates, names)
+                PlannedBlock(
+                    distinct[i], positions[i], labels[distinct[i].fingerprint], None, templates, names, is_labelled
+                )
                 for i in [at[position] for position in self.order]
             ]
         )
@@ -114,17 +123,20 @@ class PlannedRequest:
     @property
     def plan(self) -> ContextPlan:
         """A plan for `ContextPlanner.commit` and `abandon`. O(blocks) per access."""
+        blocks = self.blocks
         return ContextPlan(
             id=self.plan_id,
             scope=self.wording.scope,
             conversation=None,
             placement="head",
             turn=None,
-            blocks=self.blocks,
+            blocks=blocks,
             resident_tokens=self.saved_tokens,
             cache_salt=self.wording.cache_salt,
             tracked=False,
             opens_prompt=True,
+            annotation=self.wording.annotation,
+            note_tokens=self.wording.writer.tokens(self.wording.annotation, blocks),
         )
 
     @property
@@ -138,8 +150,13 @@ class PlannedRequest:
         return self.plan.total_tokens
 
     @property
+    def note_tokens(self) -> int:
+        """Tokens of the labels and notes in its context, counted or estimated."""
+        return self.plan.note_tokens
+
+    @property
     def order_annotation(self) -> str | None:
-        """The note that restores relevance order; None if the planned order is that order."""
+        """The note that names the most relevant blocks; None if its order needs none."""
         return self.plan.order_annotation
 
     def render(self) -> str:

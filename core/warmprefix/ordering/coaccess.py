@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from warmprefix.errors import check_count
 from warmprefix.ordering.policies import BlockView, PrefixView, by_rank, is_resident, then_the_rest
@@ -16,6 +17,14 @@ _ESTIMATES = 4
 """Places of the tail for which odds are computed separately."""
 _LEVELS = 3
 """Weights of similar requests, from 1 to this."""
+_WAITING = (1 << 16) - 1
+"""The bits of a request that waits: it weighs as much as five similar ones."""
+_NEGLIGIBLE = 0.01
+"""A probability at which nothing more is expected."""
+_MOST_RATE = 2.0
+_FIRST_REQUESTS = 0.5
+"""Requests whose tokens count as expected before anything was learned."""
+_RETURNS_DECAY = 0.99
 
 
 class CoAccessPolicy:
@@ -52,34 +61,34 @@ class CoAccessPolicy:
         self.trust = trust
         self._window = AccessWindow[bytes](window)
         self._recurrence = RecurrenceByRank()
+        self._returns = _Returns()
+        self._is_priced = False
+        """True once an order needed a note."""
         self._tails: list[Sequence[tuple[bytes, int]]] = [()] * window
         """For each place of the window, that request's blocks beyond its resident path, with their part of ranks."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         head = prefix.deepest_path(blocks)
-        keys = [block.fingerprint for block in blocks]
-        requests = self._window.requests(keys)
-        counter = BitCounter(requests)
-        if not counter.highest or len(head) == len(blocks):
-            return then_the_rest(head, len(blocks))
-        similar = self._weighted_by_likeness(counter)
-        size = self._window.size
-        holders = [similar & (held | held << size | held << 2 * size) if held else 0 for held in requests]
-        for i in head:
-            similar &= holders[i]
-        chances = self._recurrence.chances(len(blocks), self._outcomes(counter, keys))
-        trust = self.trust * _LEVELS
-        placed = set(head)
-        tail = [
-            (i, holders[i], blocks[i].tokens, trust * chance, trust - trust * chance)
-            for i, chance in enumerate(chances)
-            if i not in placed
-        ]
-        return then_the_rest(head + _most_saving_first(tail, similar), len(blocks))
+        demand = self._demand(blocks, prefix.waiting)
+        planned = then_the_rest(head + demand.best_tail(head), len(blocks))
+        note = prefix.note_tokens(planned)
+        if not note:
+            return planned
+        self._is_priced = True
+        in_relevance_order = range(len(blocks))
+        held = prefix.match_prefix(blocks)
+        saved = sum([blocks[i].tokens for i in head]) - held.tokens
+        if saved <= note:
+            later = demand.new_value(planned, len(head)) - demand.new_value(in_relevance_order, held.blocks)
+            if saved + later * self._returns.rate <= note:
+                return in_relevance_order
+        return planned
 
     def observe(self, served: Sequence[BlockView]) -> None:
         ranked = by_rank(served)
         keys = [block.fingerprint for block in ranked]
+        if self._is_priced:
+            self._learn_returns(served, ranked)
         self._recurrence.learn(self._outcomes(BitCounter(self._window.requests(keys)), keys))
         self._tails[self._window.next_place] = [
             (key, part_of(rank, len(keys)))
@@ -87,6 +96,27 @@ class CoAccessPolicy:
             if not is_resident(block)
         ]
         self._window.observe(keys)
+
+    def _demand(self, blocks: Sequence[BlockView], waiting: Sequence[Collection[bytes]] = ()) -> _Demand:
+        """Return the requests that suggest what may follow `blocks`, in relevance order."""
+        keys = [block.fingerprint for block in blocks]
+        requests = self._window.requests(keys)
+        counter = BitCounter(requests)
+        similar, size = 0, self._window.size
+        if counter.highest:
+            similar = self._weighted_by_likeness(counter)
+            requests = [similar & (held | held << size | held << 2 * size) if held else 0 for held in requests]
+        place = _LEVELS * size
+        for request in waiting:
+            sharing = [i for i, key in enumerate(keys) if key in request]
+            if sharing:
+                bits = _WAITING << place
+                similar |= bits
+                for i in sharing:
+                    requests[i] |= bits
+                place += _WAITING.bit_length()
+        chances = self._recurrence.chances(len(keys), self._outcomes(counter, keys)) if similar else ()
+        return _Demand(similar, requests, [block.tokens for block in blocks], chances, self.trust * _LEVELS)
 
     def _weighted_by_likeness(self, counter: BitCounter) -> int:
         """Return the requests of the window, each as many times as its weight.
@@ -105,6 +135,97 @@ class CoAccessPolicy:
         here = set(keys)
         tail = self._tails[self._window.latest(counter.at_least(counter.highest))]
         return [(part, key in here) for key, part in tail]
+
+    def _learn_returns(self, served: Sequence[BlockView], ranked: Sequence[BlockView]) -> None:
+        """Compare what a reordered request found with what it was expected to leave for later ones."""
+        ranks = {block.fingerprint: rank for rank, block in enumerate(ranked)}
+        order = [ranks[block.fingerprint] for block in served]
+        unmoved = next((i for i, rank in enumerate(order) if i != rank), len(order))
+        if unmoved == len(order):
+            return
+        found = sum(map(is_resident, served))
+        demand = self._demand(ranked)
+        self._returns.learn(
+            sum([block.tokens for block in served[unmoved:found]]),
+            demand.new_value(order, found) - demand.new_value(range(len(order)), min(found, unmoved)),
+            sum([block.tokens for block in served]),
+        )
+
+
+class _Demand(NamedTuple):
+    """The requests that suggest what later ones will share with a request."""
+
+    similar: int
+    """Earlier requests alike, and those that wait, each as many bits as its weight."""
+    holders: Sequence[int]
+    """Those of them that hold each block, in relevance order."""
+    tokens: Sequence[int]
+    chances: Sequence[float]
+    """Each block's probability to recur, by its rank alone."""
+    trust: float
+    """The weight of `chances`, in bits."""
+
+    def best_tail(self, head: Sequence[int]) -> list[int]:
+        """Return blocks to put behind `head`, always the best next one.
+
+        It ends when no request holds all placed blocks.
+        """
+        common = self.similar
+        for i in head:
+            common &= self.holders[i]
+        if not common or len(head) == len(self.tokens):
+            return []
+        placed, trust = set(head), self.trust
+        tail = [
+            (i, self.holders[i], self.tokens[i], trust * chance, trust - trust * chance)
+            for i, chance in enumerate(self.chances)
+            if i not in placed
+        ]
+        return _most_saving_first(tail, common)
+
+    def new_value(self, order: Sequence[int], held: int) -> float:
+        """Return the tokens that the next similar request is expected to find in `order`, beyond the held blocks.
+
+        O(k), for k blocks, and fewer where few requests are similar.
+        """
+        if not self.similar:
+            return 0.0
+        value, chance, common = 0.0, 1.0, self.similar
+        for place, i in enumerate(order):
+            holders = self.holders[i]
+            chance *= (self.trust * self.chances[i] + (holders & common).bit_count()) / (
+                self.trust + common.bit_count()
+            )
+            if chance < _NEGLIGIBLE:
+                break
+            common &= holders
+            if place >= held:
+                value += chance * self.tokens[i]
+        return value
+
+
+class _Returns:
+    """How much of the expected savings of later requests has come true.
+
+    An order that costs more than it saves now is an investment. On traffic that rarely repeats, or behind a cache that
+    has evicted a path before it recurs, such investments are lost. So their expected value is scaled by the share that
+    reordered requests have found, at most `_MOST_RATE`: a path often serves more than the next request.
+    """
+
+    def __init__(self) -> None:
+        self._found = self._expected = 0.0
+
+    @property
+    def rate(self) -> float:
+        return min(_MOST_RATE, self._found / self._expected) if self._expected else _MOST_RATE
+
+    def learn(self, found: int, expected: float, tokens: int) -> None:
+        """Add a reordered request that found this many tokens because of its order, and has `tokens` in all."""
+        if not self._expected:
+            self._expected = _FIRST_REQUESTS * tokens
+            self._found = _MOST_RATE * self._expected
+        self._found = self._found * _RETURNS_DECAY + found
+        self._expected = self._expected * _RETURNS_DECAY + max(expected, 0.0)
 
 
 _Candidate = tuple[int, int, int, float, float]

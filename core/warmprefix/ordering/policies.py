@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -70,28 +70,79 @@ class ServedBlock(NamedTuple):
     """True if the engine was predicted to hold it and all blocks before it."""
 
 
+def _without_note(order: Sequence[int]) -> int:
+    """Return the tokens of the note that an order needs where none is written."""
+    return 0
+
+
 class PrefixView:
-    """A read-only view of the prefix tree, behind the blocks already placed in front."""
+    """A read-only view of the engine's cache, behind the blocks already placed in front."""
 
-    __slots__ = ("_after", "_tree")
+    __slots__ = ("_after", "_in_flight", "_tree", "note_tokens", "waiting")
 
-    def __init__(self, tree: PrefixTree[bytes], after: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        tree: PrefixTree[bytes],
+        after: Sequence[bytes] = (),
+        *,
+        in_flight: Iterable[Sequence[bytes]] = (),
+        waiting: Sequence[Collection[bytes]] = (),
+        note_tokens: Callable[[Sequence[int]], int] = _without_note,
+    ) -> None:
+        """Combine what is resident with what soon will be.
+
+        Args:
+            tree: The predicted content of the cache.
+            after: Blocks already placed in front.
+            in_flight: Planned orders of requests that are not answered yet. They count as resident, because engines
+                share a prefix as soon as it is computed.
+            waiting: The blocks of each request that is announced and not planned yet.
+            note_tokens: Returns the tokens of the note that an order needs.
+        """
         self._tree = tree
         self._after = after
+        placed = len(after)
+        self._in_flight = [order[placed:] for order in in_flight if tuple(order[:placed]) == tuple(after)]
+        self.waiting = waiting
+        """The blocks of each request that waits, without those of this request's own."""
+        self.note_tokens = note_tokens
+        """Returns the tokens of the note that the given order needs; 0 for relevance order."""
 
     def match_prefix(self, blocks: Sequence[BlockView]) -> PrefixMatch:
-        """Return how much of exactly this order is resident."""
+        """Return how much of exactly this order is resident or in flight. O(blocks + plans in flight)."""
+        keys = [block.fingerprint for block in blocks]
         placed = self._tree.match_prefix(self._after)
-        whole = self._tree.match_prefix([*self._after, *(block.fingerprint for block in blocks)])
-        return PrefixMatch(whole.blocks - placed.blocks, whole.tokens - placed.tokens)
+        whole = self._tree.match_prefix([*self._after, *keys])
+        held = PrefixMatch(whole.blocks - placed.blocks, whole.tokens - placed.tokens)
+        for order in self._in_flight:
+            shared = _shared_blocks(order, keys)
+            if shared > held.blocks:
+                held = PrefixMatch(shared, sum([block.tokens for block in blocks[:shared]]))
+        return held
 
     def deepest_path(self, blocks: Sequence[BlockView], budget: int | None = SEARCH_BUDGET) -> list[int]:
-        """Return indices of a resident path; see `PrefixTree.deepest_path`."""
-        return self._tree.deepest_path([block.fingerprint for block in blocks], self._after, budget)
+        """Return indices of a path that is resident or in flight; see `PrefixTree.deepest_path`."""
+        path = self._tree.deepest_path([block.fingerprint for block in blocks], self._after, budget)
+        if not self._in_flight:
+            return path
+        index = {block.fingerprint: i for i, block in enumerate(blocks)}
+        most = sum([blocks[i].tokens for i in path])
+        for order in self._in_flight:
+            if order and order[0] in index:
+                run = [index[key] for key in takewhile(index.__contains__, order)]
+                tokens = sum([blocks[i].tokens for i in run])
+                if tokens > most:
+                    path, most = run, tokens
+        return path
 
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
         """Return indices of a resident path; see `PrefixTree.greedy_path`."""
         return self._tree.greedy_path([block.fingerprint for block in blocks], self._after)
+
+
+def _shared_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+    """Return the number of equal blocks that both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def then_the_rest(head: Sequence[int], total: int) -> list[int]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from warmprefix.annotate import Templates
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, distinct_blocks
 from warmprefix.errors import check_count
+from warmprefix.notes import NoteWriter
 from warmprefix.plan import Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
@@ -43,7 +43,7 @@ class BatchOptions(TypedDict, total=False):
 class BatchSession:
     """Plans batches from the state of their scopes, and opens their plans."""
 
-    templates: Templates
+    writer: NoteWriter
     lock: threading.RLock
     scopes: ScopeRegistry
     open_plans: OpenPlans
@@ -131,12 +131,13 @@ class BatchSession:
                 # A window reads the tree while others change it; a batch takes too long for that, so it gets a copy.
                 tree = _LockedTree(state.tree, self.lock) if quick else state.tree.copy()
             plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
-            wording = SharedWording(scope, labels, self.templates, preamble, state.cache_salt)
+            wording = SharedWording(scope, labels, self.writer, preamble, state.cache_salt)
             planned += planned_requests(own, plan, wording, batch_id, len(planned))
             scopes += [scope] * len(own)
             bounds.append(plan.bound)
             total_tokens += plan.total_tokens
         saved_tokens = sum([request.saved_tokens for request in planned])
+        note_tokens = sum([request.note_tokens for request in planned])
         reordered = sum([list(request.order) != sorted(request.order) for request in planned])
         blank = sum([block.is_blank for request in requests for block in request.blocks])
         with self.lock:
@@ -146,6 +147,7 @@ class BatchSession:
             counts["planned_tokens"] += total_tokens
             counts["resident_tokens"] += saved_tokens
             counts["reordered_plans"] += reordered
+            counts["note_tokens"] += note_tokens
             counts["blank_blocks"] += blank
         bound = bound_of_all(bounds)
         places = {request.id: place for place, request in enumerate(planned)}

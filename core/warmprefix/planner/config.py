@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Annotate, Templates, check_annotate
 from warmprefix.errors import check_count
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency import ResidencyFeed
 from warmprefix.stores import GuardedStore, SeenStore
 from warmprefix.telemetry import PlannerObserver
+from warmprefix.tokens import Tokenizer
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class PlannerOptions(TypedDict, total=False):
     feed: ResidencyFeed | None
     observer: PlannerObserver | None
     patience: int | None
+    annotate: Annotate
+    tokenizer: Tokenizer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class PlannerConfig:
     recorder: RequestRecorder | None
     feed: ResidencyFeed | None
     observer: PlannerObserver | None
+    annotate: Annotate
 
     def __post_init__(self) -> None:
         self._check_type("store", SeenStore, "a SeenStore")
@@ -86,6 +90,7 @@ class PlannerConfig:
         self._check_type("recorder", RequestRecorder, "a RequestRecorder")
         self._check_type("feed", ResidencyFeed, "a ResidencyFeed")
         self._check_type("observer", PlannerObserver, "a PlannerObserver")
+        check_annotate(self.annotate)
         if not isinstance(self.salt_key, bytes):
             raise TypeError(f"salt_key must be bytes, got {type(self.salt_key).__name__}")
         if isinstance(self.policy, str) and self.policy not in POLICIES:

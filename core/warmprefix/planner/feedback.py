@@ -71,7 +71,7 @@ class PlanFeedback:
         check_plan(plan)
         is_fed = self._is_fed(plan, report)
         with self.lock:
-            in_time = self.open_plans.close(plan)
+            in_time = self._close(plan)
             self.metrics.counts["commits" if in_time else "late_commits"] += 1
             if in_time:
                 self._apply_report(plan, report, is_fed)
@@ -85,11 +85,18 @@ class PlanFeedback:
         """Close a plan that the model did not see; True if it was open."""
         check_plan(plan)
         with self.lock:
-            was_open = self.open_plans.close(plan)
+            was_open = self._close(plan)
             self.metrics.counts["abandons"] += was_open
         if was_open:
             self.metrics.notify_abandoned(plan)
         return was_open
+
+    def _close(self, plan: ContextPlan) -> bool:
+        """Remove a plan from the open ones; True if it was one. The caller holds the lock."""
+        state = self.scopes.find(plan.scope)
+        if state is not None:
+            state.queue.finish(plan.id)
+        return self.open_plans.close(plan)
 
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
         """Apply a report of a plan that is committed elsewhere. O(blocks)."""

@@ -26,6 +26,7 @@ _FAILURES = {
     "policy": "ordering policy failed",
     "recorder": "request recorder failed",
     "store": "seen-block store failed",
+    "tokenizer": "tokenizer failed",
 }
 """Log message for each part whose failure a request survives."""
 
@@ -50,7 +51,7 @@ class PlannerMetrics:
         self.plan_latency = LatencyHistogram()
         self.store_latency = LatencyHistogram()
 
-    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
+    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store", "tokenizer"]) -> None:
         """Count and log the exception being handled, as a failure of `part`.
 
         The request goes on without that part. The first failure of each part is logged as a warning, later ones at
@@ -90,6 +91,7 @@ class PlannerMetrics:
         counts["planned_tokens"] += plan.total_tokens
         counts["resident_tokens"] += plan.resident_tokens
         counts["reordered_plans"] += plan.reordered
+        counts["note_tokens"] += plan.note_tokens
         if not plan.opens_prompt:  # only then can there be references
             counts["references"] += len(plan.references)
             counts["reference_tokens"] += plan.reference_tokens

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Annotate, Templates
 from warmprefix.batch.planners import BatchPlanner, Progress
-from warmprefix.blocks import ContextBlock
 from warmprefix.dedup.history import Message
 from warmprefix.errors import check_names
+from warmprefix.notes import NoteWriter
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope
@@ -20,14 +20,16 @@ from warmprefix.planner.batching import BatchOptions, BatchSession
 from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, connect_shared_parts
 from warmprefix.planner.conversation import ConversationStore
 from warmprefix.planner.feedback import PlanFeedback, as_report, check_plan
+from warmprefix.planner.lifecycle import Blocks, PlannerLifecycle
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
-from warmprefix.planner.request import PlanOptions, RequestPlanner
-from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, make_scope
-from warmprefix.planner.startup import Startup, WarmOptions
+from warmprefix.planner.request import PlanOptions, QueuedRequest, RequestPlanner, let_others_announce
+from warmprefix.planner.scope import ScopeOptions, ScopeRegistry
+from warmprefix.planner.startup import Startup
 from warmprefix.residency import EngineReport, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore
-from warmprefix.telemetry import PlannerObserver, PlannerStats
+from warmprefix.telemetry import PlannerObserver
+from warmprefix.tokens import CheckedCounter, Tokenizer, as_counter
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
@@ -40,11 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextPlanner"]
 
-Blocks: TypeAlias = "Iterable[ContextBlock | str]"
-"""Context blocks in relevance order. A string is a block without an id."""
 
-
-class ContextPlanner:
+class ContextPlanner(PlannerLifecycle):
     """Arranges context so that the engine's prefix cache already holds much of it.
 
     A plan alone does not change later plans. Committing it does: the planner learns only from prompts that the model
@@ -81,6 +80,8 @@ class ContextPlanner:
         feed: ResidencyFeed | None = None,
         observer: PlannerObserver | None = None,
         patience: int | None = 32,
+        annotate: Annotate = "auto",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Start with nothing learned.
 
@@ -102,23 +103,29 @@ class ContextPlanner:
             observer: Notified of every plan and its end.
             patience: After this many answers in a row without the predicted cached tokens, a scope keeps relevance
                 order, except for one request in 16, until an answer has some. None for never.
+            annotate: What prompts show of the relevance order; see docs/annotations.md. `"note"`: a note where the
+                order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
+                placement `"tail"` blocks always have labels, which references name.
+            tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
+                `encode`, or an `EngineTokenizer`. By default they are estimated.
 
         Raises:
-            ValueError: `policy` is an unknown name, or a bound is below 1.
+            ValueError: `policy` or `annotate` has an unknown value, or a bound is below 1.
         """
         bounds = PlannerBounds(capacity_tokens, max_nodes, max_scopes, max_labels, max_open_plans, patience)
-        config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer)
+        config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate)
         self._lock = threading.RLock()  # scope.py states its rules
-        wording = Templates() if templates is None else templates
-        self._metrics = PlannerMetrics(self._lock, observer, recorder)
+        self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
+        counter = CheckedCounter(as_counter(tokenizer), lambda: metrics.degrade("tokenizer"))
+        writer = NoteWriter(Templates() if templates is None else templates, annotate, counter)
         self._scopes = ScopeRegistry(config, self._lock, self._metrics)
         self._open_plans = OpenPlans(max_open_plans)
         state = self._lock, self._scopes, self._open_plans, self._metrics
-        self._requests = RequestPlanner(wording, *state)
+        self._requests = RequestPlanner(writer, *state)
         self._conversations = ConversationStore(store, self._metrics)
         self._feedback = PlanFeedback(NoFeed() if feed is None else feed, *state)
-        self._batches = BatchSession(wording, *state)
-        self._startup = Startup(wording, self._lock, self._scopes)
+        self._batches = BatchSession(writer, *state)
+        self._startup = Startup(writer, self._lock, self._scopes)
         self._feedback.feed.follow(self)
 
     @classmethod
@@ -155,6 +162,7 @@ class ContextPlanner:
         preamble: str | None = None,
         history: Iterable[Message] | None = None,
         order_locked: bool = False,
+        annotate: Annotate | None = None,
     ) -> ContextPlan:
         """Arrange one request's context.
 
@@ -173,13 +181,28 @@ class ContextPlanner:
             history: With `"tail"`: the messages in front of the new context, as the model will see them. They alone
                 decide which blocks become references, whatever was committed before; pass them wherever you can.
             order_locked: Keep the order, pins included: the blocks are chronological, or cited by position.
+            annotate: What this prompt shows of the relevance order; by default the planner's `annotate`.
 
         Raises:
-            ValueError: `placement` has another value, or `conversation` is empty.
+            ValueError: `placement` or `annotate` has another value, or `conversation` is empty.
         """
         began = time.perf_counter()
-        draft = self._requests.draft(blocks, conversation, placement, tenant, model, preamble, history, order_locked)
+        draft = self._requests.draft(
+            blocks, conversation, placement, tenant, model, preamble, history, order_locked, annotate
+        )
         return self._requests.arrange(draft, self._conversations.prepare(draft), began)
+
+    def queued(self, blocks: Blocks, **scope: Unpack[ScopeOptions]) -> QueuedRequest:
+        """Announce a request that waits to be planned, so that requests before it leave a prefix it can share.
+
+        Changes no order of arrival and delays nothing. `plan` with the same blocks and scope ends it. `aplan` announces
+        its requests itself: tasks that are started together consider each other.
+
+        Args:
+            blocks: As for `plan`, with placement `"head"`.
+            scope: `tenant`, `model` and `preamble`, as for `plan`.
+        """
+        return self._requests.queued(blocks, **scope)
 
     @contextmanager
     def planning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> Iterator[ContextPlan]:
@@ -195,7 +218,9 @@ class ContextPlanner:
     async def aplan(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> ContextPlan:
         began = time.perf_counter()
         draft = self._requests.draft(blocks, **options)
-        return self._requests.arrange(draft, await self._conversations.aprepare(draft), began)
+        with self._requests.announced(draft):
+            await let_others_announce()
+            return self._requests.arrange(draft, await self._conversations.aprepare(draft), began)
 
     @asynccontextmanager
     async def aplanning(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> AsyncIterator[ContextPlan]:
@@ -354,93 +379,3 @@ class ContextPlanner:
         preamble in this order. O(blocks + nodes below them).
         """
         self._feedback.apply_residency(scope, keys, resident_blocks)
-
-    def catch_up(self, *, timeout: float = 5.0, **scope: Unpack[ScopeOptions]) -> bool:
-        """Learn what other workers served lately; True if all was learned.
-
-        The scope is that of `tenant`, `model` and `preamble`, as for `plan`. Call it before a worker takes requests;
-        without it, the worker learns the same in the background. Waits at most `timeout` seconds.
-        """
-        return self._startup.catch_up(make_scope(**scope), timeout)
-
-    async def acatch_up(self, *, timeout: float = 5.0, **scope: Unpack[ScopeOptions]) -> bool:
-        return await self._startup.acatch_up(make_scope(**scope), timeout)
-
-    def warm(
-        self, client: Any, preamble: str | None, blocks: Blocks | None = None, **options: Unpack[WarmOptions]
-    ) -> int:
-        """Fill a new engine's cache before requests come; return the number of prompts.
-
-        Sends the preamble alone, then the hottest paths of its scope, as far as `blocks` contains their texts, which
-        the planner does not keep. Assumes that a context opens the user's message, after the preamble as system
-        message. Takes seconds. (CacheWeaver's optional warm-up.)
-
-        Args:
-            client: An `openai.OpenAI`, or an object with its `chat.completions.create`.
-            preamble: As for `plan`.
-            blocks: Candidates, such as the documents requested most often lately.
-            options: `model`, the engine's name of it too; `tenant`, as for `plan`; `max_paths` to send, 8 by default.
-
-        Raises:
-            Exception: Any error of the client; prompts sent before count as resident.
-        """
-        sent = 0
-        for request in self._startup.warming_requests(preamble, blocks, **options):
-            client.chat.completions.create(**request)
-            sent += 1
-        return sent
-
-    async def awarm(
-        self, client: Any, preamble: str | None, blocks: Blocks | None = None, **options: Unpack[WarmOptions]
-    ) -> int:
-        sent = 0
-        for request in self._startup.warming_requests(preamble, blocks, **options):
-            await client.chat.completions.create(**request)
-            sent += 1
-        return sent
-
-    def stats(self) -> PlannerStats:
-        """Return counts since the start or the last reset, and the current state."""
-        feed = self._feedback.feed_stats()
-        with self._lock:
-            parts = (self._metrics, self._scopes, self._conversations, self._feedback)
-            values = {name: value for part in parts for name, value in part.stats().items()}
-            return PlannerStats(feed=feed, open_plans=len(self._open_plans), **values)
-
-    def reset(self) -> None:
-        """Forget all that was learned, and all conversations of the store.
-
-        Scopes, labels, open plans, counts; conversations also of other planners that share the store. Raises
-        `StoreError` if the store failed: then conversations may still be remembered, and all else is forgotten.
-        """
-        with self._lock:
-            self._scopes.clear()
-            self._open_plans.clear()
-            self._metrics.clear()
-            self._feedback.errors.clear()
-        self._conversations.clear()
-
-    def close(self) -> None:
-        """End the threads and connections of this planner. Idempotent.
-
-        Tries once more to deliver what the store has not received. Needed only with a shared store or a feed.
-        """
-        for part in (self._feedback.feed, self._scopes.sharing, self._conversations):
-            part.close()
-
-    async def aclose(self) -> None:
-        """Do the same as `close`, and close the connections of this event loop."""
-        self.close()
-        await self._conversations.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.aclose()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, get_args
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Annotate, Annotation, Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks
 from warmprefix.dedup.history import (
     Message,
@@ -19,13 +20,18 @@ from warmprefix.dedup.history import (
 )
 from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry, lasting_labels
+from warmprefix.notes import NoteWriter
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
-from warmprefix.planner.scope import ScopeRegistry, make_scope
+from warmprefix.planner.queue import RequestQueue
+from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, make_scope
 from warmprefix.stores import Conversation, PreparedTurn
 
-__all__ = ["DraftResolution", "PlanDraft", "PlanOptions", "RequestPlanner"]
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+__all__ = ["DraftResolution", "PlanDraft", "PlanOptions", "QueuedRequest", "RequestPlanner", "let_others_announce"]
 
 _PLACEMENTS = get_args(Placement)
 
@@ -40,6 +46,7 @@ class PlanOptions(TypedDict, total=False):
     preamble: str | None
     history: Iterable[Message] | None
     order_locked: bool
+    annotate: Annotate | None
 
 
 class DraftResolution(NamedTuple):
@@ -69,6 +76,7 @@ class PlanDraft(NamedTuple):
     """The label that each block gets unless its conversation requires another one."""
     visible: VisibleHistory | None
     order_locked: bool
+    annotation: Annotation
     imitable: Sequence[str]
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
 
@@ -110,13 +118,44 @@ class PlanDraft(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that waits. It ends when it is planned, withdrawn, or at the end of a `with` block."""
+
+    _lock: threading.RLock = field(repr=False)
+    _queue: RequestQueue = field(repr=False)
+    _number: int
+
+    def withdraw(self) -> None:
+        """End it without a plan. Idempotent."""
+        with self._lock:
+            self._queue.withdraw(self._number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.withdraw()
+
+
+async def let_others_announce() -> None:
+    """Let tasks that are ready announce their requests, in one round of the event loop."""
+    import asyncio  # importing it takes long, and the caller has it already
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # another framework drives this coroutine
+        return
+    await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, slots=True)
 class RequestPlanner:
     """Plans single requests: `draft`, and `arrange` once the store has answered.
 
     The store works between the two, without the lock.
     """
 
-    templates: Templates
+    writer: NoteWriter
     lock: threading.RLock
     scopes: ScopeRegistry
     open_plans: OpenPlans
@@ -132,6 +171,7 @@ class RequestPlanner:
         preamble: str | None = None,
         history: Iterable[Message] | None = None,
         order_locked: bool = False,
+        annotate: Annotate | None = None,
     ) -> PlanDraft:
         """Check a request and label its blocks."""
         listed = as_blocks(blocks)
@@ -142,6 +182,7 @@ class RequestPlanner:
             raise ValueError("conversation must be None or have at least one character, got ''")
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
+        annotation = self.writer.annotation(annotate, placement)
         visible = None if history is None else VisibleHistory(history)
         blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
         recorded = distinct_blocks(listed)[0] if blank else distinct
@@ -155,8 +196,34 @@ class RequestPlanner:
                 self.metrics.counts["blank_blocks"] += blank
             plan_id = self.open_plans.new_id()
         return PlanDraft(
-            plan_id, scope, placement, conversation, distinct, positions, labels, visible, order_locked, imitable
+            plan_id,
+            scope,
+            placement,
+            conversation,
+            distinct,
+            positions,
+            labels,
+            visible,
+            order_locked,
+            annotation,
+            imitable,
         )
+
+    def queued(self, blocks: Iterable[ContextBlock | str], **scope: Unpack[ScopeOptions]) -> QueuedRequest:
+        """Announce a request; see `ContextPlanner.queued`."""
+        distinct, _ = evidence_blocks(as_blocks(blocks))
+        return self._announce(make_scope(**scope), distinct)
+
+    def announced(self, draft: PlanDraft) -> AbstractContextManager[object]:
+        """Announce a draft while other requests are drafted, if its context will open its prompt."""
+        if draft.placement == "tail" and (draft.visible is None or not draft.visible.is_empty):
+            return nullcontext()
+        return self._announce(draft.scope, draft.blocks)
+
+    def _announce(self, scope: Scope, blocks: Sequence[ContextBlock]) -> QueuedRequest:
+        with self.lock:
+            queue = self.scopes.use(scope).queue
+            return QueuedRequest(self.lock, queue, queue.announce([block.fingerprint for block in blocks]))
 
     def arrange(self, draft: PlanDraft, record: PreparedTurn | None, began: float) -> ContextPlan:
         """Put the blocks of a draft in planned order, and open the plan.
@@ -166,17 +233,30 @@ class RequestPlanner:
             record: The store's answer; None if it was not called or did not answer.
             began: `time.perf_counter()` when the request came.
         """
-        distinct, positions, templates, metrics = draft.blocks, draft.positions, self.templates, self.metrics
+        distinct, positions, metrics, annotation = draft.blocks, draft.positions, self.metrics, draft.annotation
+        templates = self.writer.templates
         resolution = draft.resolve(record, templates)
         opens_prompt, resolved = resolution.opens_prompt, resolution.blocks
+        is_labelled = annotation in ("labels", "both")
+
+        def note_tokens(order: Sequence[int]) -> int:
+            return self.writer.order_note_tokens(annotation, order, [resolved[i][0] for i in order])
+
         with self.lock:
             state = self.scopes.use(draft.scope)
             # Reordering is off for a scope whose engine evidently caches nothing.
             is_left_alone = opens_prompt and state.feedback.evidence.keeps_order()
             reorders = opens_prompt and not is_left_alone
-            order = range(len(distinct)) if draft.order_locked else state.order(distinct, reorders)
-            names = self._names(draft, resolution, state.labels)
-            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
+            waiting = state.queue.take([block.fingerprint for block in distinct]) if len(state.queue) else ()
+            order = (
+                range(len(distinct))
+                if draft.order_locked
+                else state.order(distinct, reorders, waiting=waiting, note_tokens=note_tokens)
+            )
+            names = self._names(draft, resolution, state.labels) if is_labelled else frozenset[str]()
+            planned = tuple(
+                [PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names, is_labelled) for i in order]
+            )
             plan = ContextPlan(
                 id=draft.plan_id,
                 scope=draft.scope,
@@ -188,8 +268,12 @@ class RequestPlanner:
                 cache_salt=state.cache_salt,
                 tracked=resolution.tracked,
                 opens_prompt=opens_prompt,
+                annotation=annotation,
+                note_tokens=self.writer.tokens(annotation, planned),
             )
             self.open_plans.add(plan)
+            if reorders:
+                state.queue.start(plan.id, [block.block.fingerprint for block in planned])
             metrics.count_plan(plan)
             metrics.counts["disabled_plans"] += is_left_alone
             if record is not None:
@@ -202,7 +286,7 @@ class RequestPlanner:
         own = [label for label, _ in resolution.blocks]
         if draft.visible is None or draft.placement == "head":
             return frozenset([*own, *resolution.names])
-        names = draft.visible.labels(self.templates, registry.is_text) | set(own)
+        names = draft.visible.labels(self.writer.templates, registry.is_text) | set(own)
         in_full = [
             (block, label)
             for block, (label, reference) in zip(draft.blocks, resolution.blocks, strict=True)

@@ -8,7 +8,7 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypedDict
 
 from warmprefix.blocks import ContextBlock, fingerprint
@@ -19,6 +19,7 @@ from warmprefix.ordering import PrefixView, ServedBlock
 from warmprefix.plan import PlannedBlock, Scope
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.metrics import PlannerMetrics
+from warmprefix.planner.queue import RequestQueue
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency.report import ScopeFeedback
 
@@ -46,7 +47,7 @@ def make_scope(tenant: str | None = None, model: str | None = None, preamble: st
 class ScopeState:
     """What one scope has learned. Not thread-safe: callers hold the planner's lock."""
 
-    __slots__ = ("_metrics", "cache_salt", "feedback", "labels", "policy", "tree")
+    __slots__ = ("_metrics", "cache_salt", "feedback", "labels", "policy", "queue", "tree")
 
     def __init__(self, scope: Scope, config: PlannerConfig, metrics: PlannerMetrics) -> None:
         bounds = config.bounds
@@ -56,27 +57,47 @@ class ScopeState:
         self.labels = LabelRegistry(bounds.max_labels)
         self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
         self.feedback = ScopeFeedback(bounds.patience)
+        self.queue = RequestQueue()
 
-    def order(self, blocks: Sequence[ContextBlock], reorders: bool) -> Sequence[int]:
+    def order(
+        self,
+        blocks: Sequence[ContextBlock],
+        reorders: bool,
+        *,
+        waiting: Sequence[Collection[bytes]],
+        note_tokens: Callable[[Sequence[int]], int],
+    ) -> Sequence[int]:
         """Return the planned order of distinct blocks as indices of the relevance order.
 
         Args:
             blocks: The blocks; pinned ones go to their end of the context.
             reorders: True if the policy may order the blocks without a pin.
+            waiting: The blocks of the requests that wait.
+            note_tokens: Returns the tokens of the note that an order of all blocks needs.
         """
         starts = [i for i, block in enumerate(blocks) if block.pinned == "start"]
         ends = [i for i, block in enumerate(blocks) if block.pinned == "end"]
         if not starts and not ends:
-            return self._policy_order(blocks, ()) if reorders else range(len(blocks))
+            if not reorders:
+                return range(len(blocks))
+            view = PrefixView(self.tree, (), in_flight=self.queue.in_flight, waiting=waiting, note_tokens=note_tokens)
+            return self._policy_order(blocks, view)
         middle = [i for i, block in enumerate(blocks) if block.pinned is None]
         if reorders:
-            after = [blocks[i].fingerprint for i in starts]
-            middle = [middle[i] for i in self._policy_order([blocks[i] for i in middle], after)]
+            view = PrefixView(
+                self.tree,
+                [blocks[i].fingerprint for i in starts],
+                in_flight=self.queue.in_flight,
+                waiting=waiting,
+                note_tokens=lambda order: note_tokens([*starts, *[middle[i] for i in order], *ends]),
+            )
+            ordered = self._policy_order([blocks[i] for i in middle], view)
+            return [*starts, *[middle[i] for i in ordered], *ends]
         return [*starts, *middle, *ends]
 
-    def _policy_order(self, blocks: Sequence[ContextBlock], after: Sequence[bytes]) -> Sequence[int]:
+    def _policy_order(self, blocks: Sequence[ContextBlock], view: PrefixView) -> Sequence[int]:
         try:
-            order = [operator.index(i) for i in self.policy.order(blocks, PrefixView(self.tree, after))]
+            order = [operator.index(i) for i in self.policy.order(blocks, view)]
             if sorted(order) != list(range(len(blocks))):
                 raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
         except Exception:
@@ -189,6 +210,7 @@ class ScopeRegistry:
         shared = self.sharing.stats()
         return {
             "scopes": len(self._states),
+            "queued_requests": sum(len(state.queue) for state in self),
             "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
             "tree_nodes": sum(state.tree.nodes for state in self),
             "published_orders": shared.published,

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks
+from warmprefix.notes import NoteWriter
 from warmprefix.plan import Scope
 from warmprefix.planner.scope import ScopeRegistry, make_scope
 from warmprefix.residency.report import paths_to_warm, warming_request
@@ -34,7 +34,7 @@ class WarmOptions(_RequiredWarmOptions, total=False):
 class Startup:
     """Prepares scopes for their first requests."""
 
-    templates: Templates
+    writer: NoteWriter
     lock: threading.RLock
     scopes: ScopeRegistry
 
@@ -77,9 +77,13 @@ class Startup:
             state = self.scopes.use(scope)
             paths = paths_to_warm(state.tree, given, max_paths)
             labels = [state.labels.labels(path) for path in paths]
+        is_labelled = self.writer.annotation(None, "head") in ("labels", "both")
         for path, names in zip(paths, labels, strict=True):
-            labelled = zip(names, path, strict=True)
-            context = "\n\n".join([self.templates.block(label, block.text, names) for label, block in labelled])
+            texts = [block.text for block in path]
+            if is_labelled:
+                labelled = zip(names, texts, strict=True)
+                texts = [self.writer.templates.block(label, text, names) for label, text in labelled]
+            context = "\n\n".join(texts)
             yield warming_request(model, preamble, context, state.cache_salt)
             with self.lock:
                 tree = self.scopes.use(scope).tree

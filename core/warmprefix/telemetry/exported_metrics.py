@@ -76,11 +76,13 @@ METRICS = (
     _counter("withdrawn_commits", "{plan}", "Commits undone because the call was cancelled before its answer."),
     _counter("blank_blocks", "{block}", "Blocks left out of plans because their text is empty or blank."),
     _counter("reordered_plans", "{plan}", "Plans whose order differs from the retriever's."),
+    _gauge("queued_requests", "{request}", "Announced requests that are not planned yet."),
     _gauge("open_plans", "{plan}", "Plans that are neither committed nor abandoned yet."),
     # -- tokens
     _counter("planned_tokens", "{token}", "Tokens of context in all plans, including those saved by references."),
     _counter("resident_tokens", "{token}", "Planned tokens predicted to be in the engine's prefix cache."),
     _counter("reference_tokens", "{token}", "Planned tokens not sent again because the conversation holds them."),
+    _counter("note_tokens", "{token}", "Tokens of labels, notes and references in all plans, counted or estimated."),
     _counter("references", "{block}", "Blocks sent as a reference instead of their text."),
     _counter("contested_blocks", "{block}", "Seen blocks sent again because another plan's outcome was still open."),
     # -- reports of the engine

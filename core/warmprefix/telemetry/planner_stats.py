@@ -85,6 +85,8 @@ class PlannerStats:
     planned_tokens: int = 0
     resident_tokens: int = 0
     reference_tokens: int = 0
+    note_tokens: int = 0
+    """Tokens of labels, notes and references in all plans, counted or estimated."""
     reports: int = 0
     reported_cached_tokens: int = 0
     compared_reports: int = 0
@@ -108,11 +110,15 @@ class PlannerStats:
     recorder_errors: int = 0
     feed_errors: int = 0
     observer_errors: int = 0
+    tokenizer_errors: int = 0
+    """Counts of the caller's tokenizer that failed or made no sense; the estimate took their place."""
     plan_latency: LatencySnapshot = _NO_LATENCY
     """Of `plan` and `aplan`, with the store's part."""
     store_latency: LatencySnapshot = _NO_LATENCY
     """Of the store calls made by `plan`, `commit`, `abandon` and their async twins."""
     pending_notices: int = 0
+    queued_requests: int = 0
+    """Announced requests that are not planned yet."""
     open_plans: int = 0
     scopes: int = 0
     tree_nodes: int = 0

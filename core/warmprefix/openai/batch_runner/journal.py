@@ -247,8 +247,9 @@ def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
         wording, request = planned.wording, planned.request
         keys = [request.blocks[position].fingerprint for position in order]
         blocks = [text for key in keys for text in (wording.labels[key], key.hex())]
-        templates = wording.templates
-        asked: list[Any] = [wording.preamble, templates.order, templates.location, request.question, blocks]
+        templates = wording.writer.templates
+        shown = [wording.annotation, templates.order, templates.places, templates.most_named]
+        asked: list[Any] = [wording.preamble, shown, request.question, blocks]
     else:
         asked = list(messages(replace(planned, order=tuple(order))))
     asked = [planned.id, planned.wording.scope.tenant, asked]
