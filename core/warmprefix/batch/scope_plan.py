@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol, get_args
 
 from warmprefix.batch.bounds import Bound, upper_bound
@@ -12,10 +13,13 @@ from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_firs
 from warmprefix.blocks import evidence_blocks
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
-__all__ = ["Paths", "ResidentTree", "ScopePlan", "Served", "bound_of_all", "plan_scope", "serve"]
+__all__ = ["NoteTokens", "Paths", "ResidentTree", "ScopePlan", "Served", "bound_of_all", "plan_scope", "serve"]
 
 Paths = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Paths of blocks, by number, that a cache holds, each with their lengths."""
+
+NoteTokens = Callable[[int, Sequence[int]], int]
+"""Returns the tokens of the note that a request, by number, needs for an order of its blocks' positions."""
 
 _Order = tuple[int, ...]
 
@@ -54,6 +58,11 @@ class ScopePlan(NamedTuple):
     bound: Bound
 
 
+def _free(request: int, order: Sequence[int]) -> int:
+    """Return the price of an order without notes."""
+    return 0
+
+
 def plan_scope(
     requests: Sequence[BatchRequest],
     planners: Sequence[BatchPlanner],
@@ -62,16 +71,19 @@ def plan_scope(
     progress: Progress = no_progress,
     *,
     quick: bool = False,
+    note_tokens: NoteTokens = _free,
 ) -> ScopePlan:
     """Plan requests that may share a prefix.
 
     Args:
         requests: In the caller's order.
-        planners: Arrange the blocks that may move; the first plan that saves most is used.
+        planners: Arrange the blocks that may move. Of several, the first plan that saves most, net of notes, is used,
+            and requests whose order does not pay for their notes keep relevance order.
         tree: The predicted content of the engine's cache; None if it is empty. It is not changed.
         capacity_tokens: The size of the cache; None for no bound.
         progress: Receives the progress of the planners.
         quick: Compute only the upper bound that is cheap to compute.
+        note_tokens: Returns the tokens of the note that a request needs for an order.
 
     Raises:
         ValueError: A planner omits a context or a block, or returns one twice.
@@ -81,18 +93,25 @@ def plan_scope(
         tree = None
     before = () if tree is None or capacity_tokens is None else _numbered_paths(batch, tree)
     paths = None if tree is None else [_resident_path(batch, i, tree) for i in range(len(requests))]
-    best: tuple[Sequence[Placed], Sequence[Served]] | None = None
+
+    def notes(placed: Placed) -> int:
+        positions = batch.positions[placed.context]
+        return note_tokens(placed.context, [positions[number] for number in placed.order])
+
+    best: tuple[int, Sequence[Placed], Sequence[Served]] | None = None
     for planner in planners:
-        for placed in _candidates(batch, paths, planner, progress, quick):
+        for arranged in _candidates(batch, paths, planner, progress, quick):
+            placed = _without_losses(batch, arranged, notes) if len(planners) > 1 and paths is None else arranged
             resident = None
             if tree is not None and capacity_tokens is None:
                 keys = batch.keys
                 resident = [tree.match_prefix([keys[number] for number in order]).blocks for _, order in placed]
             found = serve(placed, batch.tokens, capacity_tokens, before, resident)
-            if best is None or _saved(found) > _saved(best[1]):
-                best = placed, found
+            net = _saved(found) - sum(map(notes, placed))
+            if best is None or net > best[0]:
+                best = net, placed, found
     assert best is not None
-    placed, served = best
+    _, placed, served = best
     held = None if paths is None else [_held_at_most(batch, i, path) for i, path in enumerate(paths)]
     bound = upper_bound(batch.contexts, batch.worth, held, quick=quick)
     return ScopePlan(
@@ -141,6 +160,10 @@ class _NumberedRequests:
         if capacity_tokens is not None:
             self.worth = [length if length <= capacity_tokens else 0 for length in self.tokens]
 
+    def in_relevance_order(self, i: int) -> _Order:
+        """Return the blocks of a request in relevance order, pinned ones at their ends."""
+        return (*self.heads[i], *self.middles[i], *self.ends[i])
+
 
 def _candidates(
     batch: _NumberedRequests, paths: Sequence[_Order] | None, planner: BatchPlanner, progress: Progress, quick: bool
@@ -187,6 +210,42 @@ def _arranged(
     if len(behind) == 1:
         return placed
     return [placed[i] for i in depth_first([order for _, order in placed])]  # moved blocks may begin like a head
+
+
+def _without_losses(
+    batch: _NumberedRequests, placed: Sequence[Placed], notes: Callable[[Placed], int]
+) -> Sequence[Placed]:
+    """Return relevance order to groups of requests that share less than their notes cost.
+
+    A group is all requests that begin with the same block. O(blocks), and one depth-first order if some lose.
+    """
+    groups: dict[int, list[Placed]] = {}
+    for place in placed:
+        if place.order:
+            groups.setdefault(place.order[0], []).append(place)
+    losing: set[int] = set()
+    for group in groups.values():
+        written = sum(map(notes, group))
+        if written:
+            as_they_were = [batch.in_relevance_order(place.context) for place in group]
+            kept = _shared_tokens([as_they_were[i] for i in depth_first(as_they_were)], batch.tokens)
+            if _shared_tokens([place.order for place in group], batch.tokens) - written <= kept:
+                losing.update(place.context for place in group)
+    if not losing:
+        return placed
+    orders = [batch.in_relevance_order(i) if i in losing else order for i, order in placed]
+    return [Placed(placed[i].context, orders[i]) for i in depth_first(orders)]
+
+
+def _shared_tokens(orders: Sequence[_Order], tokens: Sequence[int]) -> int:
+    """Return the tokens that each order shares with the one before it."""
+    shared = 0
+    for before, order in pairwise(orders):
+        for a, b in zip(before, order, strict=False):
+            if a != b:
+                break
+            shared += tokens[a]
+    return shared
 
 
 def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[_Order]) -> list[_Order]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from warmprefix.annotate import has_labels
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, distinct_blocks
 from warmprefix.errors import check_count
@@ -22,7 +23,8 @@ from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.device import Device
-    from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest
+    from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest, SharedWording
+    from warmprefix.batch.scope_plan import NoteTokens
     from warmprefix.batch.session import Requests
 
 __all__ = ["BatchOptions", "BatchSession"]
@@ -127,11 +129,14 @@ class BatchSession:
                 distinct.setdefault(block.fingerprint, block)
             with self.lock:
                 state = self.scopes.use(scope)
-                labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
+                labels = dict[bytes, str]()
+                if has_labels(self.writer.annotation(None, "head")):
+                    labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
                 # A window reads the tree while others change it; a batch takes too long for that, so it gets a copy.
                 tree = _LockedTree(state.tree, self.lock) if quick else state.tree.copy()
-            plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
             wording = SharedWording(scope, labels, self.writer, preamble, state.cache_salt)
+            note_tokens = _note_tokens(own, wording)
+            plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick, note_tokens=note_tokens)
             planned += planned_requests(own, plan, wording, batch_id, len(planned))
             scopes += [scope] * len(own)
             bounds.append(plan.bound)
@@ -165,6 +170,17 @@ class BatchSession:
             seconds=0.0,
             owner=owner,
         )
+
+
+def _note_tokens(requests: Sequence[BatchRequest], wording: SharedWording) -> NoteTokens:
+    labels, writer, annotation = wording.labels, wording.writer, wording.annotation
+
+    def note_tokens(request: int, order: Sequence[int]) -> int:
+        blocks = requests[request].blocks
+        names = [labels[blocks[position].fingerprint] for position in order] if labels else ()
+        return writer.order_note_tokens(annotation, order, names)
+
+    return note_tokens
 
 
 class _LockedTree:
