@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -280,6 +283,36 @@ def test_the_engines_tokenizer_is_learned() -> None:
         wait_until(lambda: counter(NOTE) == exact, "the note is learned")
         counter.close()
     assert counter.failures == 0
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tokens.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    with EmulatorServer(EmulatorConfig()) as server:
+        names: dict[str, Any] = {"base_url": server.base_url}
+        exec(compile(example, "tokens.md", "exec"), names)
+    assert capsys.readouterr().out == "5\n"
+    assert names["failures"] == []
+
+
+def test_the_figures_of_the_page_are_those_of_the_benchmark() -> None:
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "tokens.md").read_text(encoding="utf-8")
+    results = json.loads((root / "benchmarks" / "results" / "token_estimates.json").read_text())["results"]
+    notes = {row["what"]: row for part in ("labels", "notes", "wordings", "texts", "ids") for row in results[part]}
+    for shown, what in {
+        "label `[ctx-2f235f]`": "[ctx-2f235f] ",
+        "order of 15 x `[12]`": "order, 15 x [12]",
+        "order of 15 x `[ctx-2f235f]`": "order, 15 x [ctx-2f235f]",
+        "`Best first: 4, 1, 7.`": "Best first: 4, 1, 7.",
+        "Python": "Python",
+        "UUIDs": "UUID",
+        "Chinese": "Chinese",
+    }.items():
+        row = notes[what]
+        errors = [f"{100 * error:+.0f} %" for error in (*row["estimate_error"].values(), row["bytes_error"]["mean"])]
+        (line,) = re.findall(rf"^\| {re.escape(shown)} \|(.*)\|$", page, re.MULTILINE)
+        assert [cell.strip() for cell in line.split("|")][-4:] == errors
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), ValueError("no JSON"), PanicException()])

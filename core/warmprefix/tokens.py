@@ -35,14 +35,15 @@ class TokenCounter(Protocol):
 # Tokenizers cut a text at the borders between words, numbers and signs. A space belongs to the word or sign after it,
 # but not to a digit. `bytes.translate` and `split` are five times faster than a regular expression here.
 # `benchmarks/token_estimates.py` measures the errors.
-_MAX_WORD = 8
+_MAX_WORD = 7
 """Letters of a word that is one token."""
-_TOKENS_PER_LETTER = 0.25
+_TOKENS_PER_LETTER = 0.2
 """Of each further letter."""
 _TOKENS_PER_DIGIT = 0.9
-"""Some tokenizers have one token per digit, others one per three digits. The notes of the first kind must not be
-underestimated by more than a tenth, so this is more than the mean."""
-_TOKENS_PER_SIGN = 0.15
+_FREE_TOKENS = 0.4
+"""Of a number. Some tokenizers have one token per digit, others one per three digits. Notes in the tokens of the first
+kind must not be underestimated by more than a tenth, so the estimate of a number is above the mean."""
+_TOKENS_PER_SIGN = 0.05
 """Of each sign right after another sign."""
 _TOKENS_PER_CHARACTER = (
     (r"[\u0080-\u00bf\u2000-\u2bff]", 0.9),  # typographic signs
@@ -85,7 +86,7 @@ def estimated_tokens(text: str) -> int:
         if len(word) > _MAX_WORD:
             total += _TOKENS_PER_LETTER * (len(word) - _MAX_WORD)
     for number in data.translate(_DIGITS).split():
-        total += _TOKENS_PER_DIGIT * len(number) - 0.35 if len(number) > 1 else 1.0
+        total += max(_TOKENS_PER_DIGIT * len(number) - _FREE_TOKENS, 1.0)
     signs = data.translate(_SIGNS)
     runs = len(signs.split())
     total += runs + _TOKENS_PER_SIGN * (signs.count(b".") - runs)
