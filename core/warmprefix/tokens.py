@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sized
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase, digits, punctuation
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 from warmprefix.errors import check_count, log_failure
 from warmprefix.forks import in_each_process
@@ -152,7 +152,7 @@ class _Lengths:
         value = self._encode(text, **self._options)
         if isinstance(value, Sized) and not isinstance(value, str | bytes | Mapping):
             return len(value)
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
             raise TypeError(f"tokenizer must return tokens or their number, got {type(value).__name__}")
         return operator.index(value)
 
