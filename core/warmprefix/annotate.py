@@ -163,8 +163,7 @@ class Templates:
         """
         if annotation not in ("note", "both"):
             return None
-        best_first = sorted(range(len(ranks)), key=ranks.__getitem__)
-        named = best_first[: self.most_named]
+        named = [ranks.index(rank) for rank in sorted(ranks)[: self.most_named]]
         if named == list(range(len(named))):
             return None
         if annotation == "note":

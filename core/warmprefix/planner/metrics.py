@@ -26,7 +26,6 @@ _FAILURES = {
     "policy": "ordering policy failed",
     "recorder": "request recorder failed",
     "store": "seen-block store failed",
-    "tokenizer": "tokenizer failed",
 }
 """Log message for each part whose failure a request survives."""
 
@@ -51,7 +50,7 @@ class PlannerMetrics:
         self.plan_latency = LatencyHistogram()
         self.store_latency = LatencyHistogram()
 
-    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store", "tokenizer"]) -> None:
+    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
         """Count and log the exception being handled, as a failure of `part`.
 
         The request goes on without that part. The first failure of each part is logged as a warning, later ones at

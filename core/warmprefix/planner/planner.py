@@ -29,7 +29,7 @@ from warmprefix.planner.startup import Startup
 from warmprefix.residency import EngineReport, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore
 from warmprefix.telemetry import PlannerObserver
-from warmprefix.tokens import CheckedCounter, Tokenizer, as_counter
+from warmprefix.tokens import CheckedCounter, as_counter
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ContextPlanner(PlannerLifecycle):
         observer: PlannerObserver | None = None,
         patience: int | None = 32,
         annotate: Annotate = "auto",
-        tokenizer: Tokenizer | None = None,
+        tokenizer: object = None,
     ) -> None:
         """Start with nothing learned.
 
@@ -107,7 +107,7 @@ class ContextPlanner(PlannerLifecycle):
                 order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
                 placement `"tail"` blocks always have labels, which references name.
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
-                `encode`, or an `EngineTokenizer`. By default they are estimated.
+                `encode`, or a `warmprefix.tokens.BackgroundCounter` of the engine's. By default they are estimated.
 
         Raises:
             ValueError: `policy` or `annotate` has an unknown value, or a bound is below 1.
@@ -116,7 +116,7 @@ class ContextPlanner(PlannerLifecycle):
         config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate)
         self._lock = threading.RLock()  # scope.py states its rules
         self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
-        counter = CheckedCounter(as_counter(tokenizer), lambda: metrics.degrade("tokenizer"))
+        counter = CheckedCounter(as_counter(tokenizer), lambda: metrics.count("tokenizer_errors"))
         writer = NoteWriter(Templates() if templates is None else templates, annotate, counter)
         self._scopes = ScopeRegistry(config, self._lock, self._metrics)
         self._open_plans = OpenPlans(max_open_plans)

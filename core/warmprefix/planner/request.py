@@ -241,8 +241,12 @@ class RequestPlanner:
         resolution = draft.resolve(record, templates)
         opens_prompt, resolved = resolution.opens_prompt, resolution.blocks
 
+        priced: dict[tuple[int, ...], int] = {}
+
         def note_tokens(order: Sequence[int]) -> int:
-            return self.writer.order_note_tokens(annotation, order, [resolved[i][0] for i in order])
+            names = [resolved[i][0] for i in order] if annotation == "both" else ()
+            priced[tuple(order)] = tokens = self.writer.order_note_tokens(annotation, order, names)
+            return tokens
 
         with self.lock:
             state = self.scopes.use(draft.scope)
@@ -257,6 +261,7 @@ class RequestPlanner:
             )
             names = self._names(draft, resolution, state.labels) if has_labels(annotation) else frozenset[str]()
             planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
+            tokens = priced.get(tuple(order)) if annotation == "note" else None
             plan = ContextPlan(
                 id=draft.plan_id,
                 scope=draft.scope,
@@ -269,7 +274,7 @@ class RequestPlanner:
                 tracked=resolution.tracked,
                 opens_prompt=opens_prompt,
                 annotation=annotation,
-                note_tokens=self.writer.tokens(annotation, planned),
+                note_tokens=self.writer.tokens(annotation, planned) if tokens is None else tokens,
             )
             self.open_plans.add(plan)
             if reorders:
