@@ -67,16 +67,17 @@ class ScopeState:
         starts = [i for i, block in enumerate(blocks) if block.pinned == "start"]
         ends = [i for i, block in enumerate(blocks) if block.pinned == "end"]
         if not starts and not ends:
-            return self._policy_order(blocks, ()) if reorders else range(len(blocks))
+            return self.policy_order(blocks, PrefixView(self.tree)) if reorders else range(len(blocks))
         middle = [i for i, block in enumerate(blocks) if block.pinned is None]
         if reorders:
-            after = [blocks[i].fingerprint for i in starts]
-            middle = [middle[i] for i in self._policy_order([blocks[i] for i in middle], after)]
+            view = PrefixView(self.tree, [blocks[i].fingerprint for i in starts])
+            middle = [middle[i] for i in self.policy_order([blocks[i] for i in middle], view)]
         return [*starts, *middle, *ends]
 
-    def _policy_order(self, blocks: Sequence[ContextBlock], after: Sequence[bytes]) -> Sequence[int]:
+    def policy_order(self, blocks: Sequence[ContextBlock], view: PrefixView) -> Sequence[int]:
+        """Return the policy's order of distinct blocks; relevance order, counted, if it fails."""
         try:
-            order = [operator.index(i) for i in self.policy.order(blocks, PrefixView(self.tree, after))]
+            order = [operator.index(i) for i in self.policy.order(blocks, view)]
             if sorted(order) != list(range(len(blocks))):
                 raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
         except Exception:
