@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchPlan
     from warmprefix.batch.session import Requests
+    from warmprefix.planner.micro_batch import MicroBatch
     from warmprefix.settings import SharedSettings
 
 __all__ = ["ContextPlanner"]
@@ -282,11 +283,14 @@ class ContextPlanner(PlannerLifecycle):
         return await asyncio.to_thread(self.plan_batch, requests, planner, **options)
 
     def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
-        """Arrange 10 to 200 requests in flight within milliseconds; O(n * n).
-
-        As `plan_batch`, but it only tries merging, and computes a quick bound. More requests are planned as a batch.
-        """
+        """Arrange 2 to 200 requests that wait now, within milliseconds, from what is learned; O(n * n)."""
         return self._batches.plan_window(self, requests, model, preamble)
+
+    def micro_batch(self, max_delay: float = 0.005, max_requests: int = 16) -> MicroBatch:
+        """Plan requests together that come within `max_delay` seconds; see `MicroBatch`."""
+        from warmprefix.planner.micro_batch import MicroBatch  # imports asyncio
+
+        return MicroBatch(self, self._metrics, max_delay, max_requests)
 
     def commit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
@@ -359,8 +363,7 @@ class ContextPlanner(PlannerLifecycle):
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
         """Count no block as seen any more, because the history was changed.
 
-        Call it after a cut, an edit, a summary or a branch, if `plan` does not get the `history`. Plans in flight will
-        count as unseen.
+        Call it after a cut, an edit, a summary or a branch, if `plan` gets no `history`. Open plans count as unseen.
 
         Raises:
             StoreError: The store failed. It receives this once it answers again; until then only this planner forgets.
