@@ -9,7 +9,8 @@ header has both. Nothing is written into the clone: by default the folder is `~/
 
 - `ragpulse_rag`: the retrievals of a real question-answering service, as it published them (identifiers and lengths, no
   text). The same trace as the row of that name in README.md.
-- `bfcl_lists`, `sgd_results`: lists of tools, and records that services returned in dialogues, as published.
+- `bfcl_lists`, `sgd_results`, `pubmedqa_abstracts`: lists of tools, records that services returned in dialogues, and
+  abstracts, as published. The abstracts hardly overlap.
 - `xquad_en`, `nq_open_records`: public texts and questions. README.md's rows of the same data sets were made with
   another retriever and tokenizer. The texts and questions of `xquad_en` are written too: `xquad_squad.text.jsonl.gz`,
   which `plugin_hit_ratio.py` reads.

@@ -56,6 +56,14 @@ def tool_list_lines(data: Data) -> Iterator[Line]:
     return numbered(_texts(contexts), contexts)
 
 
+def own_section_lines(data: Data) -> Iterator[Line]:
+    """Yield the questions with the sections of their own abstracts; they hardly overlap."""
+    (file,) = data
+    articles = json.loads(file).values()
+    contexts = [(Question(article["QUESTION"], ""), article["CONTEXTS"]) for article in articles]
+    return numbered(_texts(contexts), contexts)
+
+
 def service_result_lines(data: Data) -> Iterator[Line]:
     """Yield the turns in which a service returned two records or more, in the service's order."""
     dialogues = [dialogue for file in data for dialogue in json.loads(file)]

@@ -10,6 +10,7 @@ from trace_lines import (
     MAX_REQUESTS,
     Words,
     character_pairs,
+    own_section_lines,
     ragpulse_lines,
     searched,
     service_result_lines,
@@ -106,6 +107,14 @@ _CORPORA = _files(
     _CHROMA,
     {"questions_df.csv": "3ab3901889b8900f43775537bf12d36bd6614255fc59124faca31bede1dda7a3"},
 )
+_CHATS = _files(
+    "snap-research/locomo/e76cdff4a04fce19090596d49862fe87a5c15aaa/data",
+    {"locomo10.zip": "5c342973da4b45c12583c9fc7594d6410880f5aba2c491a0db09db262c906fb5"},
+)
+_ABSTRACTS = _files(
+    "pubmedqa/pubmedqa/1cbae8e92f72f20c8d3747cbb3bf5bc53554d997/data",
+    {"ori_pqal.json": "8b3276be8942ebbd77f3ddcda12c1749bf0e490045a736fd8438ee40cf37a41d"},
+)
 
 SOURCES: Mapping[str, Source] = {
     source.name: source
@@ -192,11 +201,17 @@ SOURCES: Mapping[str, Source] = {
             "github.com/pubmedqa/pubmedqa at 1cbae8e, data/ori_pqal.json",
             "MIT; the abstracts are those of PubMed",
             5,
-            _files(
-                "pubmedqa/pubmedqa/1cbae8e92f72f20c8d3747cbb3bf5bc53554d997/data",
-                {"ori_pqal.json": "8b3276be8942ebbd77f3ddcda12c1749bf0e490045a736fd8438ee40cf37a41d"},
-            ),
+            _ABSTRACTS,
             trace_texts.pubmed,
+        ),
+        Source(
+            "pubmedqa_abstracts",
+            "github.com/pubmedqa/pubmedqa at 1cbae8e, data/ori_pqal.json",
+            "MIT; the abstracts are those of PubMed",
+            "as published",
+            10,
+            _ABSTRACTS,
+            own_section_lines,
         ),
         _searched(
             "tatqa_reports",
@@ -250,10 +265,7 @@ SOURCES: Mapping[str, Source] = {
             "github.com/snap-research/locomo at e76cdff, data/locomo10.zip",
             "CC BY-NC 4.0: for non-commercial use only",
             20,
-            _files(
-                "snap-research/locomo/e76cdff4a04fce19090596d49862fe87a5c15aaa/data",
-                {"locomo10.zip": "5c342973da4b45c12583c9fc7594d6410880f5aba2c491a0db09db262c906fb5"},
-            ),
+            _CHATS,
             trace_texts.chat_turns,
         ),
         _searched(
@@ -261,10 +273,7 @@ SOURCES: Mapping[str, Source] = {
             "github.com/snap-research/locomo at e76cdff, data/locomo10.zip",
             "CC BY-NC 4.0: for non-commercial use only",
             15,
-            _files(
-                "snap-research/locomo/e76cdff4a04fce19090596d49862fe87a5c15aaa/data",
-                {"locomo10.zip": "5c342973da4b45c12583c9fc7594d6410880f5aba2c491a0db09db262c906fb5"},
-            ),
+            _CHATS,
             trace_texts.chat_facts,
         ),
         _searched(

@@ -290,6 +290,8 @@ def test_a_question_searches_its_own_collection_only(host: Host, tmp_path: Path)
 def test_published_contexts_keep_their_order(host: Host, tmp_path: Path) -> None:
     tools = read_trace(make(small("bfcl_lists"), tmp_path, host.url))
     assert [request.blocks for request in tools.requests] == [(0, 1), (1, 0)]
+    abstracts = read_trace(make(small("pubmedqa_abstracts"), tmp_path, host.url))
+    assert [request.blocks for request in abstracts.requests] == [(0, 1)]
     records = read_trace(make(small("sgd_results"), tmp_path, host.url))
     assert [(request.conversation, request.turn, request.blocks) for request in records.requests] == [
         (0, 1, (0, 1)),
