@@ -85,7 +85,7 @@ def test_more_requests_than_a_window_holds_start_the_next_one() -> None:
 
 def test_callers_receive_their_plans_in_execution_order() -> None:
     async def main() -> None:
-        planner = ContextPlanner()
+        planner = ContextPlanner(annotate="none")
         received: list[str] = []
 
         async def caller(name: str, *blocks: str) -> None:
@@ -246,7 +246,7 @@ def test_failure_of_the_planner_reaches_every_caller() -> None:
 )
 def test_bounds_are_checked(arguments: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
-        ContextPlanner().micro_batch(**arguments)
+        ContextPlanner(annotate="none").micro_batch(**arguments)
     assert error in str(raised.value)
 
 
