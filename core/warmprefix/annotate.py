@@ -21,6 +21,7 @@ __all__ = [
     "check_annotate",
     "check_template",
     "has_bracket",
+    "has_labels",
     "header_labels",
 ]
 
@@ -103,23 +104,23 @@ def header_labels(text: str) -> Iterator[str]:
 class Templates:
     r"""The wording of the annotations; notes with labels by default as in ContextPilot (sections 4 and 5).
 
-    A labelled block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or an
-    annotation in it names one, a backslash is added before the bracket. Everything else keeps its bytes.
+    A labelled block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or
+    an annotation in it names one, a backslash is added before the bracket. Everything else keeps its bytes.
 
     >>> Templates().block("Doc_1", "First line.\n[Doc_2] Not a header.\n[ERROR] Not one either.", {"Doc_2"})
     '[Doc_1] First line.\n\\[Doc_2] Not a header.\n[ERROR] Not one either.'
 
     Raises:
         TypeError: A template is not a str, or `most_named` is not an int.
-        ValueError: `most_named` is below 1, or a template lacks its placeholder, has another one, spans several lines, begins with the placeholder,
-            or has a bracket or backslash before it.
+        ValueError: `most_named` is below 1, or a template lacks its placeholder, has another one, or spans several
+            lines. `order` and `location` must not begin with it, nor have a bracket or backslash before it.
     """
 
     order: str = "Please read the context in the following priority order: {order} and answer the question."
     """`{order}` is replaced by all labels, most relevant first: ``[Doc_2] > [Doc_1]``."""
 
-    places: str = "Most relevant passages above, best first: {places}."
-    """`{places}` is replaced by the numbers of the most relevant blocks in planned order: ``4, 1, 7``."""
+    places: str = "Most relevant passages above: {places}."
+    """`{places}` is replaced by the places of the most relevant blocks, the best first: ``4, 1, 7``."""
 
     most_named: int | None = 3
     """Most blocks that a note names, the most relevant ones; None for all. If these open the context in relevance order
@@ -153,7 +154,7 @@ class Templates:
         """Return the note that a planned order needs; None if it needs none. O(blocks).
 
         >>> Templates().order_note("note", [3, 0, 1, 2], ["Doc_4", "Doc_1", "Doc_2", "Doc_3"])
-        'Most relevant passages above, best first: 2, 3, 4.'
+        'Most relevant passages above: 2, 3, 4.'
 
         Args:
             annotation: What the prompt shows.
@@ -162,8 +163,7 @@ class Templates:
         """
         if annotation not in ("note", "both"):
             return None
-        best_first = sorted(range(len(ranks)), key=ranks.__getitem__)
-        named = best_first[: self.most_named]
+        named = [ranks.index(rank) for rank in sorted(ranks)[: self.most_named]]
         if named == list(range(len(named))):
             return None
         if annotation == "note":
@@ -264,6 +264,11 @@ def annotation_for(annotate: Annotate, placement: str) -> Annotation:
     if placement == "tail":
         return "labels" if annotate in ("labels", "none") else "both"
     return "note" if annotate == "auto" else annotate
+
+
+def has_labels(annotation: Annotation) -> bool:
+    """Return True if each block begins with its label."""
+    return annotation in ("labels", "both")
 
 
 def check_annotate(annotate: Annotate) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate
+from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate, has_labels
 from warmprefix.plan import Placement, PlannedBlock
 from warmprefix.tokens import CheckedCounter
 
@@ -39,12 +39,11 @@ class NoteWriter:
 
     def tokens(self, annotation: Annotation, planned: Sequence[PlannedBlock]) -> int:
         """Return the tokens of all labels and notes in a context."""
-        total = self.order_note_tokens(
-            annotation, [block.rank for block in planned], [block.label for block in planned]
-        )
+        labels = [block.label for block in planned]
+        total = self.order_note_tokens(annotation, [block.positions[0] for block in planned], labels)
+        if not has_labels(annotation):
+            return total
         labels = [block.label for block in planned if block.reference is not None]
         if labels:
             total += self.count(self.templates.location_annotation(labels))
-        if annotation in ("labels", "both"):
-            total += sum([self.count(f"[{block.label}] ") for block in planned if block.reference is None])
-        return total
+        return total + sum([self.count(f"[{block.label}] ") for block in planned if block.reference is None])

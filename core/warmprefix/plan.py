@@ -40,13 +40,12 @@ class PlannedBlock(NamedTuple):
     positions: tuple[int, ...]
     """Its places in the request, ascending; more than one if the request repeats it."""
     label: str
+    """The name that the prompt shows in front of it; empty if it shows none."""
     reference: Reference | None
     templates: Templates
     """The wording of its prompt."""
     names: frozenset[str] = frozenset()
     """Labels of its prompt and conversation; a line of its text that begins with one is escaped."""
-    is_labelled: bool = True
-    """True if the prompt shows its label in front of it."""
 
     @property
     def rank(self) -> int:
@@ -62,7 +61,7 @@ class PlannedBlock(NamedTuple):
         """Return the block as the prompt shows it: its text, perhaps labelled, or a location annotation."""
         if self.reference is not None:
             return self.reference.annotation
-        if not self.is_labelled:
+        if not self.label:
             return self.block.text
         return self.templates.block(self.label, self.block.text, self.names)
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.annotate import Annotate
 from warmprefix.batch.plan import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.batch.planners import Placed, Progress
 from warmprefix.telemetry import PlannerStats
@@ -97,12 +98,16 @@ def check(plan: BatchPlan, requests: Sequence[BatchRequest], caches: Mapping[str
         assert (planned.saved_tokens, planned.warmed_by) == found
     for tenant in by_tenant:
         own = [label for (whose, _), label in labels.items() if whose == tenant]
-        assert len(set(own)) == len(own)
+        assert len(set(own)) == len(own) or set(own) == {""}
     assert plan.saved_tokens == sum(planned.saved_tokens for planned in plan)
     assert plan.total_tokens == sum(planned.total_tokens for planned in plan)
     assert plan.saved_tokens <= plan.upper_bound <= plan.total_tokens
     assert plan.hit_ratio == (plan.saved_tokens / plan.total_tokens if plan.total_tokens else 0)
     assert plan.seconds > 0
+
+
+def net_tokens(batch: BatchPlan) -> int:
+    return sum(planned.saved_tokens - planned.note_tokens for planned in batch)
 
 
 def check_order(planned: PlannedRequest) -> None:
@@ -122,16 +127,23 @@ def check_order(planned: PlannedRequest) -> None:
         for pin in ("start", "end"):
             own = [i for i in planned.order if listed[i].pinned == pin]
             assert own == sorted(own)
-    assert (planned.order_annotation is None) == (list(planned.order) == sorted(planned.order))
+    moved = planned.plan.annotation != "none" and list(planned.order[:3]) != sorted(planned.order)[:3]
+    assert (planned.order_annotation is not None) == moved
 
 
 # -- invariants ----------------------------------------------------------------------------------------------------
 
 
-@given(one_tenants, planner_names, capacities)
-def test_reported_savings_are_correct(listed: Listed, planner: str, capacity_tokens: int | None) -> None:
+@given(one_tenants, planner_names, st.sampled_from(["auto", "both", "none"]), capacities)
+def test_reported_savings_are_correct(
+    listed: Listed, planner: str, annotate: Annotate, capacity_tokens: int | None
+) -> None:
     requests = requests_of(listed)
-    check(ContextPlanner().plan_batch(requests, planner, capacity_tokens=capacity_tokens), requests)
+    batch = ContextPlanner(annotate=annotate).plan_batch(requests, planner, capacity_tokens=capacity_tokens)
+    check(batch, requests)
+    if planner == "auto" and capacity_tokens is None:
+        untouched = ContextPlanner(annotate=annotate).plan_batch(requests, "relevance")
+        assert net_tokens(batch) >= net_tokens(untouched)
 
 
 @given(many_tenants, planner_names, capacities)
@@ -208,7 +220,7 @@ def test_commits_are_learned_and_abandoned_plans_are_not(listed: Listed, planner
 @given(one_tenants, planner_names)
 def test_labels_equal_those_of_plan(listed: Listed, planner: str) -> None:
     """Whichever plans first, and also for one text with several ids."""
-    batches, singles = ContextPlanner(), ContextPlanner()
+    batches, singles = ContextPlanner(annotate="both"), ContextPlanner(annotate="both")
     requests = requests_of(listed)
     expected = {each.block.fingerprint: each.label for context, _, _ in listed for each in singles.plan(context).blocks}
     planned = batches.plan_batch(requests, planner)
@@ -231,28 +243,50 @@ def test_batch_without_shared_blocks_is_unchanged(shape: list[list[int]], planne
 
 
 def test_shared_blocks_come_first_and_their_requests_run_together() -> None:
-    a, b, c, d = (block(text) for text in "abcd")
+    a, b, c, d = (block(text, tokens=100) for text in "abcd")
     batch = ContextPlanner().plan_batch({"1": [a, b], "2": [c], "3": [d, b]})
     assert [(planned.id, "".join(texts(planned)), planned.saved_tokens, planned.warmed_by) for planned in batch] == [
         ("1", "ba", 0, None),
-        ("3", "bd", 10, "1"),
+        ("3", "bd", 100, "1"),
         ("2", "c", 0, None),
     ]
     assert batch["1"].order_annotation is not None
     assert batch["2"].order_annotation is None
-    assert (batch.saved_tokens, batch.total_tokens, batch.upper_bound, batch.bound) == (10, 50, 10, "spanning forest")
+    assert (batch.saved_tokens, batch.total_tokens, batch.upper_bound, batch.bound) == (
+        100,
+        500,
+        100,
+        "spanning forest",
+    )
     assert (batch.planner, batch.device, len(batch)) == ("auto", "cpu", 3)
+
+
+def test_auto_keeps_relevance_order_where_notes_cost_more_than_it_saves() -> None:
+    a, b, c, d = (block(text, tokens=10) for text in "abcd")
+    requests = {"1": [a, b], "2": [c], "3": [d, b]}
+    kept = ContextPlanner().plan_batch(requests)
+    assert ["".join(texts(planned)) for planned in kept] == ["ab", "c", "db"]
+    assert net_tokens(kept) == 0 > net_tokens(ContextPlanner().plan_batch(requests, "merge"))
+    assert ContextPlanner(annotate="none").plan_batch(requests).saved_tokens == 10
+
+
+def test_a_group_that_saves_too_little_is_left_alone_and_others_are_not() -> None:
+    a, b, d = (block(text, tokens=10) for text in "abd")
+    e, f, g = (block(text, tokens=100) for text in "efg")
+    batch = ContextPlanner().plan_batch({"1": [a, b], "2": [d, b], "3": [e, f], "4": [g, f]})
+    assert sorted("".join(texts(planned)) for planned in batch) == ["ab", "db", "fe", "fg"]
 
 
 def test_first_of_equal_texts_gives_the_label() -> None:
     requests = {"1": [block("same", id="first")], "2": [block("same", id="second")], "3": [block("same")]}
-    batch = ContextPlanner().plan_batch(requests)
+    batch = ContextPlanner(annotate="labels").plan_batch(requests)
     assert {each.label for planned in batch for each in planned.blocks} == {"first"}
     assert batch.saved_tokens == 20
 
 
 def test_one_id_with_two_texts_is_two_blocks() -> None:
-    batch = ContextPlanner().plan_batch({"1": [block("one", id="x")], "2": [block("two", id="x")]})
+    planner = ContextPlanner(annotate="labels")
+    batch = planner.plan_batch({"1": [block("one", id="x")], "2": [block("two", id="x")]})
     labels = [each.label for planned in batch for each in planned.blocks]
     assert len(set(labels)) == 2
     assert batch.saved_tokens == 0

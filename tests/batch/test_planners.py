@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from warmprefix.batch.cluster import ContextIndexPlanner
 from warmprefix.batch.merge import MergePlanner
 from warmprefix.batch.planners import BatchPlanner, FrequencyPlanner, Placed, RelevancePlanner, no_progress
-from warmprefix.batch.window import WindowPlanner
 
 PLANNERS: dict[str, Callable[[], BatchPlanner]] = {
     "relevance": RelevancePlanner,
@@ -21,7 +20,6 @@ PLANNERS: dict[str, Callable[[], BatchPlanner]] = {
     "context-index, complete": lambda: ContextIndexPlanner(linkage="complete", device="cpu"),
     "context-index, single": lambda: ContextIndexPlanner(linkage="single", device="cpu"),
     "merge": lambda: MergePlanner(device="cpu"),
-    "window": WindowPlanner,
 }
 planners = pytest.mark.parametrize("planner", [pytest.param(make(), id=name) for name, make in PLANNERS.items()])
 
@@ -86,6 +84,4 @@ def test_copies_run_next_to_each_other_in_one_order(planner: BatchPlanner, conte
     ],
 )
 def test_large_batches(planner: BatchPlanner, contexts: Contexts) -> None:
-    if isinstance(planner, WindowPlanner):
-        contexts = contexts[-200:]  # it is made for a few hundred requests
     assert is_complete(arrange(planner, contexts), contexts)

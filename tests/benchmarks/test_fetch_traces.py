@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +17,10 @@ import pytest
 
 import fetch_traces
 import plugin_hit_ratio
-from fetch_traces import SOURCES, FetchError, File, Source, make
+from fetch_traces import FetchError, make
+from trace_lines import searched
+from trace_sources import SOURCES, File, Source
+from trace_texts import Collection, Question, filled
 from traces import files
 from warmprefix_tools.traces.reader import read_trace
 
@@ -35,39 +40,168 @@ def asked(question: str, answer: str) -> dict[str, object]:
 
 SKY = {"context": "Planets shine.", "qas": [asked("Who is it?", "Planets")]}
 
-# These have the form of the real files.
+CHROMA = "chunking_evaluation/evaluation_framework/general_evaluation_data"
+BFCL = "berkeley-function-call-leaderboard/bfcl_eval/data"
+
+
+def squad(*articles: object) -> bytes:
+    return json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs} for paragraphs in articles]}).encode()
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
+    return buffer.getvalue()
+
+
+def chat(speaker: str, hobby: str) -> str:
+    return json.dumps(
+        {
+            "session_1": [{"speaker": speaker, "dia_id": "D1:1", "text": f"I went {hobby} today."}],
+            "session_1_observation": {speaker: [[f"{speaker} likes {hobby}.", "D1:1"]]},
+            "session_2": [{"speaker": speaker, "dia_id": "D2:1", "text": f"More {hobby}!"}],
+            "qa": [{"question": f"Who likes {hobby}?"}, {"question": f"Is it about {hobby}?"}],
+        }
+    )
+
+
+def meeting(topic: str, turns: int) -> object:
+    return {
+        "general_query_list": [{"query": "Summarize the whole meeting.", "answer": ""}],
+        "specific_query_list": [{"query": f"Summarize the discussion about {topic}.", "answer": ""}],
+        "meeting_transcripts": [{"speaker": "Chair", "content": f"About {topic}. " * 100}] * turns,
+    }
+
+
+def message(speaker: str, text: str) -> object:
+    return {"speaker": speaker, "text": text}
+
+
+def dialogues(*results: list[str]) -> bytes:
+    """Return one dialogue whose service returns these places, one list per turn."""
+    turns: list[object] = []
+    for places in results:
+        turns.append({"speaker": "USER", "utterance": "Find a hotel.", "frames": [{"service": "Hotels_4"}]})
+        records = [{"place_name": place, "city": "Sydney"} for place in places]
+        turns.append({"speaker": "SYSTEM", "utterance": "Done.", "frames": [{"service_results": records}]})
+    return json.dumps([{"turns": turns}]).encode()
+
+
+# These have the form of the real files, by their path in the repository.
 FILES = {
-    "2_passages.jsonl": lines(*[{"passage_id": number, "token_length": 100 + number} for number in range(7)]),
-    "0_trace.jsonl": lines(
+    "data/2_passages.jsonl": lines(*[{"passage_id": number, "token_length": 100 + number} for number in range(7)]),
+    "data/0_trace.jsonl": lines(
         logged(30, "b", 1, 2, 3), logged(7, "a", 4, 2, 4, 1), logged(8, "a", 1, 2), logged(40, "b", 3, 1, 2)
     ),
-    "xquad.en.json": json.dumps(
-        {
-            "data": [
-                {
-                    "title": "Sea",
-                    "paragraphs": [
-                        {"context": "The sea is deep and salty.", "qas": [asked("How deep is the sea?", "deep")]},
-                        {"context": "Whales live in the sea.", "qas": [asked("Where do whales live?", "the sea")]},
-                    ],
-                },
-                {
-                    "title": "Sky",
-                    "paragraphs": [SKY],
-                },
-            ],
-            "version": "1.1",
-        }
-    ).encode(),
-    "NQ-open.dev.jsonl": lines(
+    "xquad.en.json": squad(
+        [
+            {"context": "The sea is deep and salty.", "qas": [asked("How deep is the sea?", "deep")]},
+            {"context": "Whales live in the sea.", "qas": [asked("Where do whales live?", "the sea")]},
+        ],
+        [SKY],
+    ),
+    "xquad.hi.json": squad(
+        [
+            {"context": "समुद्र गहरा है।", "qas": [asked("समुद्र कितना है?", "गहरा")]},
+            {"context": "आकाश नीला है।", "qas": [asked("आकाश?", "नीला")]},
+        ]
+    ),
+    "squad-style-data/cmrc2018_dev.json": squad(
+        [
+            {"context": "大海很深。", "qas": [asked("大海多深?", "很深")]},
+            {"context": "天空是蓝色的。", "qas": [asked("天空什么颜色?", "蓝色")]},
+        ]
+    ),
+    "data/dev/jaquad_dev_0000.json": squad([{"context": "海は深い。", "qas": [asked("どの海ですか", "海")]}]),
+    "data/dev/jaquad_dev_0001.json": squad([{"context": "空は青い。", "qas": [asked("空は何色", "青い")]}]),
+    "nq_open/NQ-open.dev.jsonl": lines(
         {"question": "when was the last time anyone was on the moon", "answer": ["December 1972", "1972"]},
         {"question": "who was the first man on the moon", "answer": ["Neil Armstrong"]},
     ),
+    "data/ori_pqal.json": json.dumps(
+        {"7": {"QUESTION": "Do leaves die?", "CONTEXTS": ["Leaves die in autumn.", "We watched trees."]}}
+    ).encode(),
+    "dataset_raw/tatqa_dataset_dev.json": json.dumps(
+        [
+            {
+                "table": {"uid": "1", "table": [["", "2019"], ["Sales", "44.1"]]},
+                "paragraphs": [{"uid": "2", "order": 1, "text": "Contracts are fixed-price contracts."}],
+                "questions": [{"question": "What are the sales in 2019?"}, {"question": "Which contracts?"}],
+            }
+        ]
+    ).encode(),
+    f"{CHROMA}/corpora/chatlogs.md": b"Our themes have sections. " * 200,
+    f"{CHROMA}/corpora/finance.md": b"the company had tax credits. ",
+    f"{CHROMA}/corpora/pubmed.md": b"Genes of parasites.",
+    f"{CHROMA}/corpora/state_of_the_union.md": b"Good evening.",
+    f"{CHROMA}/corpora/wikitexts.md": b"= Valkyria =",
+    f"{CHROMA}/questions_df.csv": b'question,references,corpus_id\r\n"Sections, or\r\nthemes?",[],chatlogs\r\n',
+    "banking_data/train.csv": b'text,category\nWhere is my card?,card_arrival\n"Please, why?",reason\n',
+    "banking_data/test.csv": b"text,category\nMy card is late,card_arrival\n",
+    "grade_school_math/data/train.jsonl": lines({"question": "Ann has 4 apples.", "answer": "#### 4"}),
+    "grade_school_math/data/test.jsonl": lines({"question": "Ben has 3 apples.", "answer": "#### 3"}),
+    "data/locomo10.zip": zipped(
+        {"data/chats/": "", "data/chats/1.json": chat("Ann", "camping"), "data/chats/2.json": chat("Ben", "pottery")}
+    ),
+    "data/ALL/jsonl/test.jsonl": lines(meeting("budget", 3), meeting("roads", 1)),
+    "data/ALL/jsonl/val.jsonl": lines(meeting("schools", 1)),
+    "mtragun-human/generation_tasks/reference.jsonl": lines(
+        {
+            "contexts": [{"document_id": "1", "text": "Chat widgets run on websites."}],
+            "input": [message("user", "Do widgets chat?"), message("agent", "Yes."), message("user", "Where?")],
+        },
+        {
+            "contexts": [{"document_id": "2", "text": "Estate agents need a licence."}],
+            "input": [message("user", "How to become an estate agent?")],
+        },
+    ),
+    f"{BFCL}/BFCL_v4_multi_turn_base.json": lines(
+        {
+            "question": [
+                [{"role": "user", "content": "Copy the file."}],
+                [{"role": "user", "content": "Post a tweet about the file."}],
+            ]
+        }
+    ),
+    **{
+        f"{BFCL}/multi_turn_func_doc/{name}.json": lines({"name": name, "description": f"Handles a {name}."})
+        for name in (
+            "gorilla_file_system",
+            "math_api",
+            "message_api",
+            "posting_api",
+            "ticket_api",
+            "trading_bot",
+            "travel_booking",
+            "vehicle_control",
+        )
+    },
+    "data/api/huggingface_api.jsonl": lines({"domain": "Summarization", "api_name": "t5"}),
+    "gorilla/eval/eval-data/questions/huggingface/questions_huggingface_0_shot.jsonl": lines(
+        {"question_id": 1, "text": " Find a model for summarization.\\n", "category": "generic"}
+    ),
+    "data/search/code_idx_map.txt": json.dumps({"def paste(clipboard):": 0, "def write_boolean(n):": 1}).encode(),
+    "data/search/cosqa-retrieval-dev-500.json": json.dumps([{"doc": "python write boolean"}]).encode(),
+    "data/search/cosqa-retrieval-test-500.json": json.dumps([{"doc": "clipboard contents"}]).encode(),
+    f"{BFCL}/BFCL_v4_live_multiple.json": lines(
+        {"question": [[{"role": "user", "content": "Weather?"}]], "function": [{"name": "get"}, {"name": "put"}]},
+        {"question": [[{"role": "user", "content": "Write."}]], "function": [{"name": "put"}, {"name": "get"}]},
+    ),
+    "test/dialogues_001.json": dialogues(["Park Hotel", "Sea Hotel"], ["Sea Hotel", "City Hotel"]),
+    "test/dialogues_003.json": dialogues(["Park Hotel"]),
+    "test/dialogues_020.json": dialogues(["City Hotel", "Park Hotel"]),
 }
 
 
+def inside(path: str) -> str:
+    """Return the path in the repository, without its owner, name and commit."""
+    return path.split("/", 3)[3]
+
+
 class Host:
-    """A server that finds files by the last part of their path, and counts requests."""
+    """A server that finds files by their path in a repository, and records requests."""
 
     def __init__(self) -> None:
         self.files = dict(FILES)
@@ -77,7 +211,7 @@ class Host:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 host.asked.append(self.path)
-                data = host.files.get(self.path.rpartition("/")[2])
+                data = host.files.get(inside(self.path[1:]))
                 self.send_response(200 if data is not None else 404)
                 self.end_headers()
                 self.wfile.write(data or b"")
@@ -103,7 +237,7 @@ def host() -> Iterator[Host]:
 def small(name: str) -> Source:
     """Return a source whose files are the small ones, with their sums."""
     source = SOURCES[name]
-    sums = [hashlib.sha256(FILES[file.path.rpartition("/")[2]]).hexdigest() for file in source.files]
+    sums = [hashlib.sha256(FILES[inside(file.path)]).hexdigest() for file in source.files]
     return source._replace(
         files=tuple(File(file.path, sum) for file, sum in zip(source.files, sums, strict=True))  # noqa: A001
     )
@@ -138,6 +272,48 @@ def test_questions_find_their_texts(host: Host, tmp_path: Path) -> None:
     assert [request.blocks for request in found.requests] == [(0, 1), (1,), ()]
     records = read_trace(make(small("nq_open_records"), tmp_path, host.url))
     assert [request.blocks[0] for request in records.requests] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["xquad_hi", "cmrc_zh"])
+def test_questions_find_their_texts_in_other_scripts(host: Host, tmp_path: Path, name: str) -> None:
+    trace = read_trace(make(small(name), tmp_path, host.url))
+    assert [request.blocks[0] for request in trace.requests] == [0, 1]
+
+
+def test_a_question_searches_its_own_collection_only(host: Host, tmp_path: Path) -> None:
+    facts = read_trace(make(small("locomo_facts"), tmp_path, host.url))
+    assert [request.blocks for request in facts.requests] == [(0,), (1,), (0,), (1,)], "the chats take turns"
+    turns = read_trace(make(small("locomo_turns"), tmp_path, host.url))
+    assert [set(request.blocks) for request in turns.requests] == [{0, 1}, {2, 3}, {0, 1}, {2, 3}]
+
+
+def test_published_contexts_keep_their_order(host: Host, tmp_path: Path) -> None:
+    tools = read_trace(make(small("bfcl_lists"), tmp_path, host.url))
+    assert [request.blocks for request in tools.requests] == [(0, 1), (1, 0)]
+    abstracts = read_trace(make(small("pubmedqa_abstracts"), tmp_path, host.url))
+    assert [request.blocks for request in abstracts.requests] == [(0, 1)]
+    records = read_trace(make(small("sgd_results"), tmp_path, host.url))
+    assert [(request.conversation, request.turn, request.blocks) for request in records.requests] == [
+        (0, 1, (0, 1)),
+        (2, 1, (2, 0)),
+        (0, 2, (1, 2)),
+    ], "one record is no context"
+
+
+def test_a_turn_also_searches_with_the_turn_before_it(host: Host, tmp_path: Path) -> None:
+    trace = read_trace(make(small("mtragun_turns"), tmp_path, host.url))
+    found = [(request.conversation, request.turn, request.blocks) for request in trace.requests]
+    assert found == [(0, 1, (0,)), (1, 1, (1,)), (0, 2, (0,))]
+    assert [request.query_tokens for request in trace.requests] == [4, 8, 2]
+
+
+def test_blocks_are_filled_with_whole_parts() -> None:
+    assert list(filled(["äb ", "c ", "defghij ", "k"], 6)) == ["äb c ", "defghij ", "k"]
+
+
+def test_a_long_set_of_questions_is_cut() -> None:
+    collection = Collection(["The sea is deep."], [Question("How deep?", "deep")] * 3)
+    assert [line["request"] for line in searched([collection], 1, most=2) if "request" in line] == [0, 1]
 
 
 def test_texts_are_written_for_the_benchmarks_that_read_them(host: Host, tmp_path: Path) -> None:

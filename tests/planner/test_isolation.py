@@ -7,6 +7,7 @@ all its results must be the same. In the third, the victim is alone: its next pl
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import time
@@ -261,6 +262,14 @@ async def aplan_batch(world: World, loot: Loot, me: Conversation) -> object:
 @tries((ContextPlanner, "plan_window"))
 def plan_window(world: World, loot: Loot, me: Conversation) -> object:
     return batch_shown(world.attackers.plan_window(batch_of(loot, me)))
+
+
+@tries((ContextPlanner, "micro_batch"))
+async def micro_batch(world: World, loot: Loot, me: Conversation) -> object:
+    async with world.attackers.micro_batch(max_requests=2) as batch:
+        contexts = ([*loot.blocks, *loot.renamed], loot.blocks[::-1])
+        plans = [batch.plan(blocks, tenant=me.tenant) for blocks in contexts]
+        return [(plan.resident_tokens, shown(plan)) for plan in await asyncio.gather(*plans)]
 
 
 def batch_of(loot: Loot, me: Conversation) -> list[BatchRequest]:

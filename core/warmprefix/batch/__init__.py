@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         planned_requests,
         planners_for,
     )
-    from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
+    from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
 __all__ = [
     "BATCH_PLANNERS",
@@ -39,12 +39,12 @@ __all__ = [
     "Progress",
     "Requests",
     "SharedWording",
-    "WindowPlanner",
     "as_requests",
     "bound_of_all",
     "device_for",
     "no_progress",
     "plan_scope",
+    "plan_window",
     "planned_requests",
     "planners_for",
 ]
@@ -54,7 +54,7 @@ _HOMES = {
     "merge": ("MergePlanner",),
     "scope_plan": ("bound_of_all", "plan_scope"),
     "session": ("BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"),
-    "window": ("MOST_REQUESTS", "WindowPlanner"),
+    "window": ("MOST_REQUESTS", "plan_window"),
 }
 
 

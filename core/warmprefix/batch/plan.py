@@ -70,7 +70,7 @@ class SharedWording:
 
     scope: Scope
     labels: Mapping[bytes, str]
-    """The label of every block of the scope's requests, by fingerprint."""
+    """The label of every block of the scope's requests, by fingerprint; empty if the prompts show none."""
     writer: NoteWriter
     preamble: str | None
     """The text in front of every context."""
@@ -109,13 +109,10 @@ class PlannedRequest:
         distinct, positions = evidence_blocks(self.request.blocks)
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.writer.templates
-        is_labelled = self.wording.annotation in ("labels", "both")
-        names = frozenset([labels[block.fingerprint] for block in distinct] if is_labelled else ())
+        names = frozenset([labels[block.fingerprint] for block in distinct] if labels else ())
         return tuple(
             [
-                PlannedBlock(
-                    distinct[i], positions[i], labels[distinct[i].fingerprint], None, templates, names, is_labelled
-                )
+                PlannedBlock(distinct[i], positions[i], labels.get(distinct[i].fingerprint, ""), None, templates, names)
                 for i in [at[position] for position in self.order]
             ]
         )

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, get_args
 
 from warmprefix.batch.bounds import Bound, upper_bound
 from warmprefix.batch.plan import BatchRequest, BoundKind
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first, no_progress
-from warmprefix.blocks import evidence_blocks
+from warmprefix.blocks import ContextBlock, evidence_blocks
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
-__all__ = ["Paths", "ResidentTree", "ScopePlan", "Served", "bound_of_all", "plan_scope", "serve"]
+__all__ = [
+    "NoteTokens",
+    "NumberedRequests",
+    "PathTree",
+    "Paths",
+    "ResidentTree",
+    "ScopePlan",
+    "Served",
+    "bound_of_all",
+    "plan_scope",
+    "resident_path",
+    "serve",
+    "served_plan",
+    "without_losses",
+    "without_notes",
+]
 
 Paths = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Paths of blocks, by number, that a cache holds, each with their lengths."""
+
+NoteTokens = Callable[[int, Sequence[int]], int]
+"""Returns the tokens of the note that a request, by number, needs for an order of its blocks' positions."""
 
 _Order = tuple[int, ...]
 
@@ -24,13 +42,18 @@ _PATH_WORTH = 0.4
 requests 0.3 to 0.5 did equally well; 0.2 and 0.7 did worse."""
 
 
-class ResidentTree(Protocol):
-    """The predicted content of the engine's cache; see `PrefixTree`."""
+class PathTree(Protocol):
+    """The predicted content of the engine's cache, along given blocks; see `PrefixTree`."""
+
+    def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch: ...
+    def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]: ...
+
+
+class ResidentTree(PathTree, Protocol):
+    """The whole predicted content of the engine's cache; see `PrefixTree`."""
 
     @property
     def resident_tokens(self) -> int: ...
-    def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch: ...
-    def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]: ...
     def resident_paths(self) -> Iterator[tuple[list[bytes], list[int]]]: ...
 
 
@@ -54,6 +77,11 @@ class ScopePlan(NamedTuple):
     bound: Bound
 
 
+def without_notes(request: int, order: Sequence[int]) -> int:
+    """Return the price of an order without notes."""
+    return 0
+
+
 def plan_scope(
     requests: Sequence[BatchRequest],
     planners: Sequence[BatchPlanner],
@@ -61,53 +89,118 @@ def plan_scope(
     capacity_tokens: int | None,
     progress: Progress = no_progress,
     *,
-    quick: bool = False,
+    note_tokens: NoteTokens = without_notes,
 ) -> ScopePlan:
     """Plan requests that may share a prefix.
 
     Args:
         requests: In the caller's order.
-        planners: Arrange the blocks that may move; the first plan that saves most is used.
+        planners: Arrange the blocks that may move. Of several, the first plan that saves most, net of notes, is used,
+            and requests whose order does not pay for their notes keep relevance order.
         tree: The predicted content of the engine's cache; None if it is empty. It is not changed.
         capacity_tokens: The size of the cache; None for no bound.
         progress: Receives the progress of the planners.
-        quick: Compute only the upper bound that is cheap to compute.
+        note_tokens: Returns the tokens of notes.
 
     Raises:
         ValueError: A planner omits a context or a block, or returns one twice.
     """
-    batch = _NumberedRequests(requests, capacity_tokens)
+    batch = NumberedRequests(requests, capacity_tokens, note_tokens)
     if tree is not None and not tree.resident_tokens:
         tree = None
     before = () if tree is None or capacity_tokens is None else _numbered_paths(batch, tree)
-    paths = None if tree is None else [_resident_path(batch, i, tree) for i in range(len(requests))]
-    best: tuple[Sequence[Placed], Sequence[Served]] | None = None
+    paths = None if tree is None else [resident_path(batch, i, tree) for i in range(len(requests))]
+    best: tuple[int, Sequence[Placed], Sequence[Served]] | None = None
     for planner in planners:
-        for placed in _candidates(batch, paths, planner, progress, quick):
+        for arranged in _candidates(batch, paths, planner, progress):
+            placed = arranged if len(planners) == 1 else without_losses(batch, arranged, tree)
             resident = None
             if tree is not None and capacity_tokens is None:
                 keys = batch.keys
                 resident = [tree.match_prefix([keys[number] for number in order]).blocks for _, order in placed]
-            found = serve(placed, batch.tokens, capacity_tokens, before, resident)
-            if best is None or _saved(found) > _saved(best[1]):
-                best = placed, found
+            found = batch.serve(placed, before, resident)
+            net = _saved(found) - sum(map(batch.notes, placed))
+            if best is None or net > best[0]:
+                best = net, placed, found
     assert best is not None
-    placed, served = best
+    return served_plan(batch, *best[1:], paths)
+
+
+def without_losses(batch: NumberedRequests, placed: Sequence[Placed], tree: PathTree | None) -> Sequence[Placed]:
+    """Return relevance order to groups of requests that save less than their notes cost.
+
+    A group is all requests that begin with the same block. O(blocks), and one depth-first order if some lose.
+    """
+    groups: dict[int, list[Placed]] = {}
+    for place in placed:
+        if place.order:
+            groups.setdefault(place.order[0], []).append(place)
+    losing: set[int] = set()
+    for group in groups.values():
+        written = sum(map(batch.notes, group))
+        if written:
+            as_they_were = [batch.in_relevance_order(place.context) for place in group]
+            kept = _found_tokens(batch, [as_they_were[i] for i in depth_first(as_they_were)], tree)
+            if _found_tokens(batch, [place.order for place in group], tree) - written <= kept:
+                losing.update(place.context for place in group)
+    if not losing:
+        return placed
+    orders = [batch.in_relevance_order(i) if i in losing else order for i, order in placed]
+    return [Placed(placed[i].context, orders[i]) for i in depth_first(orders)]
+
+
+def _found_tokens(batch: NumberedRequests, orders: Sequence[_Order], tree: PathTree | None) -> int:
+    """Return the tokens that orders share with the one before them, or with the tree."""
+    total = 0
+    before: _Order = ()
+    for order in orders:
+        shared = 0
+        for a, b in zip(before, order, strict=False):
+            if a != b:
+                break
+            shared += batch.tokens[a]
+        held = 0 if tree is None else tree.match_prefix([batch.keys[number] for number in order]).tokens
+        total += max(shared, held)
+        before = order
+    return total
+
+
+def served_plan(
+    batch: NumberedRequests,
+    placed: Sequence[Placed],
+    served: Sequence[Served],
+    paths: Sequence[_Order] | None,
+    *,
+    quick: bool = False,
+) -> ScopePlan:
+    """Return the plan with positions for blocks, and its upper bound.
+
+    Args:
+        batch: The requests.
+        placed: Their plan, by block numbers.
+        served: The part of each context that the cache will hold.
+        paths: The resident path of each request, if the cache is not empty; see `resident_path`.
+        quick: Compute only the upper bound that is cheap to compute.
+    """
     held = None if paths is None else [_held_at_most(batch, i, path) for i, path in enumerate(paths)]
     bound = upper_bound(batch.contexts, batch.worth, held, quick=quick)
     return ScopePlan(
         [Placed(i, tuple([batch.positions[i][number] for number in order])) for i, order in placed],
         served,
-        sum([batch.tokens[number] for context in batch.contexts for number in context]),
+        sum([batch.tokens_of(context) for context in batch.contexts]),
         Bound(max(bound.tokens, _saved(served)), bound.kind),  # a sample, or a search cut short, may be too low
     )
 
 
-class _NumberedRequests:
+class NumberedRequests:
     """Requests with numbers for blocks, divided by where each block may stand."""
 
-    def __init__(self, requests: Sequence[BatchRequest], capacity_tokens: int | None) -> None:
+    def __init__(
+        self, requests: Sequence[BatchRequest], capacity_tokens: int | None, note_tokens: NoteTokens = without_notes
+    ) -> None:
         numbers: dict[bytes, int] = {}
+        self.blocks: list[ContextBlock] = []
+        """By number."""
         self.tokens: list[int] = []
         self.contexts: list[list[int]] = []
         self.positions: list[dict[int, int]] = []
@@ -123,6 +216,7 @@ class _NumberedRequests:
             for block in blocks:
                 number = numbers.setdefault(block.fingerprint, len(numbers))
                 if number == len(self.tokens):
+                    self.blocks.append(block)
                     self.tokens.append(block.tokens)
                 context.append(number)
             self.contexts.append(context)
@@ -140,17 +234,37 @@ class _NumberedRequests:
         """The tokens that a cache saves if it holds the block: 0 if the block does not fit in it."""
         if capacity_tokens is not None:
             self.worth = [length if length <= capacity_tokens else 0 for length in self.tokens]
+        self._capacity_tokens = capacity_tokens
+        self._note_tokens = note_tokens
+
+    def in_relevance_order(self, i: int) -> _Order:
+        """Return the blocks of a request in relevance order, pinned ones at their ends."""
+        return (*self.heads[i], *self.middles[i], *self.ends[i])
+
+    def notes(self, placed: Placed) -> int:
+        """Return the tokens of the note that a request needs."""
+        positions = self.positions[placed.context]
+        return self._note_tokens(placed.context, [positions[number] for number in placed.order])
+
+    def tokens_of(self, numbers: Iterable[int]) -> int:
+        """Return the tokens of some blocks together."""
+        return sum([self.tokens[number] for number in numbers])
+
+    def serve(
+        self, placed: Sequence[Placed], before: Paths = (), resident: Sequence[int] | None = None
+    ) -> list[Served]:
+        """Run a plan through a cache of the given size; see `serve`."""
+        return serve(placed, self.tokens, self._capacity_tokens, before, resident)
 
 
 def _candidates(
-    batch: _NumberedRequests, paths: Sequence[_Order] | None, planner: BatchPlanner, progress: Progress, quick: bool
+    batch: NumberedRequests, paths: Sequence[_Order] | None, planner: BatchPlanner, progress: Progress
 ) -> Iterator[Sequence[Placed]]:
     """Yield a planner's plans: for an empty cache, and with resident paths in front."""
-    if paths is None or not quick:
-        yield _arranged(batch, batch.heads, batch.middles, planner, progress)
+    yield _arranged(batch, batch.heads, batch.middles, planner, progress)
     if paths is not None:
         heads = _heads_with_paths(batch, paths)
-        if heads != batch.heads or quick:
+        if heads != batch.heads:
             middles = [
                 middle if head is own else [number for number in middle if number not in placed]
                 for middle, head, own, placed in zip(batch.middles, heads, batch.heads, map(set, heads), strict=True)
@@ -159,7 +273,7 @@ def _candidates(
 
 
 def _arranged(
-    batch: _NumberedRequests,
+    batch: NumberedRequests,
     heads: Sequence[_Order],
     middles: Sequence[Sequence[int]],
     planner: BatchPlanner,
@@ -189,7 +303,7 @@ def _arranged(
     return [placed[i] for i in depth_first([order for _, order in placed])]  # moved blocks may begin like a head
 
 
-def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[_Order]) -> list[_Order]:
+def _heads_with_paths(batch: NumberedRequests, paths: Sequence[_Order]) -> list[_Order]:
     """Return the fixed heads, replaced by the resident path where that pays."""
     holders = Counter([number for context in batch.contexts for number in context])
     heads: list[_Order] = []
@@ -200,7 +314,7 @@ def _heads_with_paths(batch: _NumberedRequests, paths: Sequence[_Order]) -> list
     return heads
 
 
-def _resident_path(batch: _NumberedRequests, i: int, tree: ResidentTree) -> _Order:
+def resident_path(batch: NumberedRequests, i: int, tree: PathTree) -> _Order:
     """Return the resident path of most tokens that request `i` can begin with."""
     head, middle = batch.heads[i], batch.middles[i]
     after = [batch.keys[number] for number in head]
@@ -211,14 +325,14 @@ def _resident_path(batch: _NumberedRequests, i: int, tree: ResidentTree) -> _Ord
     return (*head, *[middle[place] for place in path])
 
 
-def _numbered_paths(batch: _NumberedRequests, tree: ResidentTree) -> Paths:
+def _numbered_paths(batch: NumberedRequests, tree: ResidentTree) -> Paths:
     numbers = {key: number for number, key in enumerate(batch.keys)}
     return [
         ([numbers.setdefault(key, len(numbers)) for key in path], lengths) for path, lengths in tree.resident_paths()
     ]
 
 
-def _held_at_most(batch: _NumberedRequests, i: int, path: _Order) -> _Order:
+def _held_at_most(batch: NumberedRequests, i: int, path: _Order) -> _Order:
     """Return the path, and the blocks at the end if it holds all before them."""
     ends = batch.ends[i]
     return (*path, *ends) if ends and len(path) + len(ends) == len(batch.contexts[i]) else path

@@ -22,9 +22,11 @@ _WAITING = (1 << 16) - 1
 _NEGLIGIBLE = 0.01
 """A probability at which nothing more is expected."""
 _MOST_RATE = 2.0
-_FIRST_REQUESTS = 0.5
+_FIRST_REQUESTS = 0.25
 """Requests whose tokens count as expected before anything was learned."""
-_RETURNS_DECAY = 0.99
+_RETURNS_DECAY = 0.96
+_RETURNS_INTERVAL = 4
+"""One request in this many is examined for what its order has found."""
 
 
 class CoAccessPolicy:
@@ -87,7 +89,7 @@ class CoAccessPolicy:
     def observe(self, served: Sequence[BlockView]) -> None:
         ranked = by_rank(served)
         keys = [block.fingerprint for block in ranked]
-        if self._is_priced:
+        if self._is_priced and self._window.next_place % _RETURNS_INTERVAL == 0:
             self._learn_returns(served, ranked)
         self._recurrence.learn(self._outcomes(BitCounter(self._window.requests(keys)), keys))
         self._tails[self._window.next_place] = [

@@ -101,8 +101,7 @@ class PrefixView:
         """
         self._tree = tree
         self._after = after
-        placed = len(after)
-        self._in_flight = [order[placed:] for order in in_flight if tuple(order[:placed]) == tuple(after)]
+        self._in_flight = _behind(after, in_flight) if after else list(in_flight)
         self.waiting = waiting
         """The blocks of each request that waits, without those of this request's own."""
         self.note_tokens = note_tokens
@@ -111,9 +110,10 @@ class PrefixView:
     def match_prefix(self, blocks: Sequence[BlockView]) -> PrefixMatch:
         """Return how much of exactly this order is resident or in flight. O(blocks + plans in flight)."""
         keys = [block.fingerprint for block in blocks]
-        placed = self._tree.match_prefix(self._after)
-        whole = self._tree.match_prefix([*self._after, *keys])
-        held = PrefixMatch(whole.blocks - placed.blocks, whole.tokens - placed.tokens)
+        held = self._tree.match_prefix([*self._after, *keys])
+        if self._after:
+            placed = self._tree.match_prefix(self._after)
+            held = PrefixMatch(held.blocks - placed.blocks, held.tokens - placed.tokens)
         for order in self._in_flight:
             shared = _shared_blocks(order, keys)
             if shared > held.blocks:
@@ -138,6 +138,12 @@ class PrefixView:
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
         """Return indices of a resident path; see `PrefixTree.greedy_path`."""
         return self._tree.greedy_path([block.fingerprint for block in blocks], self._after)
+
+
+def _behind(after: Sequence[bytes], orders: Iterable[Sequence[bytes]]) -> list[Sequence[bytes]]:
+    """Return what follows `after` in those orders that begin with it."""
+    placed = len(after)
+    return [order[placed:] for order in orders if tuple(order[:placed]) == tuple(after)]
 
 
 def _shared_blocks(a: Sequence[bytes], b: Sequence[bytes]) -> int:

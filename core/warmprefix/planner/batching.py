@@ -5,24 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from warmprefix.annotate import has_labels
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
 from warmprefix.blocks import ContextBlock, distinct_blocks
 from warmprefix.errors import check_count
 from warmprefix.notes import NoteWriter
+from warmprefix.ordering import PrefixView
 from warmprefix.plan import Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
-from warmprefix.planner.scope import ScopeRegistry, make_scope
+from warmprefix.planner.scope import ScopeRegistry, ScopeState, make_scope
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.device import Device
-    from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest
+    from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest, SharedWording
+    from warmprefix.batch.scope_plan import NoteTokens, ScopePlan
     from warmprefix.batch.session import Requests
 
 __all__ = ["BatchOptions", "BatchSession"]
@@ -73,7 +76,11 @@ class BatchSession:
         greatest = max(Counter(request.tenant for request in listed).values(), default=0)
         computed_on = device_for(planner, greatest, device)
         report = no_progress if progress is None else progress
-        plan = self._plan(owner, listed, planners, capacity_tokens, common, preamble, report, quick=False)
+
+        def plan_own(own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
+            return self._plan_scope(own, state, planners, capacity_tokens, report, note_tokens)
+
+        plan = self._plan(owner, listed, plan_own, capacity_tokens, common, preamble)
         name = planner if isinstance(planner, str) else type(planner).__name__
         return replace(plan, planner=name, device=computed_on, seconds=time.perf_counter() - started)
 
@@ -81,34 +88,62 @@ class BatchSession:
         """Plan a window; see `ContextPlanner.plan_window`. `owner` commits its plans."""
         from warmprefix.batch.merge import MergePlanner
         from warmprefix.batch.session import as_requests
-        from warmprefix.batch.window import MOST_REQUESTS, WindowPlanner
+        from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
         started = time.perf_counter()
         common = make_scope(None, model, preamble)
         listed = as_requests(requests)
-        planner = WindowPlanner() if len(listed) <= MOST_REQUESTS else MergePlanner(seconds_per_block=0)
-        plan = self._plan(owner, listed, [planner], None, common, preamble, no_progress, quick=True)
+
+        def plan_own(own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
+            def policy_order(blocks: Sequence[ContextBlock], after: Sequence[bytes]) -> Sequence[int]:
+                with self.lock:
+                    return state.policy_order(blocks, PrefixView(state.tree, after))
+
+            if len(own) > MOST_REQUESTS:
+                return self._plan_scope(own, state, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)
+            return plan_window(own, _LockedTree(state.tree, self.lock), policy_order, note_tokens)
+
+        plan = self._plan(owner, listed, plan_own, None, common, preamble)
         return replace(plan, planner="window", seconds=time.perf_counter() - started)
+
+    def _plan_scope(
+        self,
+        requests: Sequence[BatchRequest],
+        state: ScopeState,
+        planners: Sequence[BatchPlanner],
+        capacity_tokens: int | None,
+        progress: Progress,
+        note_tokens: NoteTokens,
+    ) -> ScopePlan:
+        """Plan one scope's requests on a copy of its tree, because that takes long."""
+        from warmprefix.batch.scope_plan import plan_scope
+
+        with self.lock:
+            tree = state.tree.copy()
+        return plan_scope(requests, planners, tree, capacity_tokens, progress, note_tokens=note_tokens)
 
     def _plan(
         self,
         owner: BatchOwner,
         requests: Sequence[BatchRequest],
-        planners: Sequence[BatchPlanner],
+        plan_own: Callable[[Sequence[BatchRequest], ScopeState, NoteTokens], ScopePlan],
         capacity_tokens: int | None,
         common: Scope,
         preamble: str | None,
-        progress: Progress,
-        *,
-        quick: bool,
     ) -> BatchPlan:
         """Plan the requests of each scope by themselves, and count them as planned.
 
-        `common` is the scope of those without a tenant.
+        Args:
+            owner: Commits the plans.
+            requests: Of all scopes.
+            plan_own: Plans one scope's requests.
+            capacity_tokens: The size of the cache that the plan assumes.
+            common: The scope of the requests without a tenant.
+            preamble: The text in front of every context.
         """
         from warmprefix.batch import SharedWording, planned_requests
         from warmprefix.batch.plan import BatchPlan
-        from warmprefix.batch.scope_plan import bound_of_all, plan_scope
+        from warmprefix.batch.scope_plan import bound_of_all
 
         with self.lock:
             batch_id = self.open_plans.new_id()
@@ -127,11 +162,11 @@ class BatchSession:
                 distinct.setdefault(block.fingerprint, block)
             with self.lock:
                 state = self.scopes.use(scope)
-                labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
-                # A window reads the tree while others change it; a batch takes too long for that, so it gets a copy.
-                tree = _LockedTree(state.tree, self.lock) if quick else state.tree.copy()
-            plan = plan_scope(own, planners, tree, capacity_tokens, progress, quick=quick)
+                labels = dict[bytes, str]()
+                if has_labels(self.writer.annotation(None, "head")):
+                    labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
             wording = SharedWording(scope, labels, self.writer, preamble, state.cache_salt)
+            plan = plan_own(own, state, _note_tokens(own, wording))
             planned += planned_requests(own, plan, wording, batch_id, len(planned))
             scopes += [scope] * len(own)
             bounds.append(plan.bound)
@@ -167,16 +202,23 @@ class BatchSession:
         )
 
 
+def _note_tokens(requests: Sequence[BatchRequest], wording: SharedWording) -> NoteTokens:
+    labels, writer, annotation = wording.labels, wording.writer, wording.annotation
+
+    def note_tokens(request: int, order: Sequence[int]) -> int:
+        blocks = requests[request].blocks
+        names = [labels[blocks[position].fingerprint] for position in order] if labels else ()
+        return writer.order_note_tokens(annotation, order, names)
+
+    return note_tokens
+
+
 class _LockedTree:
-    """A scope's tree, read while other requests are planned and committed."""
+    """A scope's tree, read while other requests change it: a copy would take longer than the plan."""
 
     def __init__(self, tree: PrefixTree[bytes], lock: threading.RLock) -> None:
         self._tree = tree
         self._lock = lock
-
-    @property
-    def resident_tokens(self) -> int:
-        return self._tree.resident_tokens
 
     def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch:
         with self._lock:
@@ -185,7 +227,3 @@ class _LockedTree:
     def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]:
         with self._lock:
             return self._tree.deepest_path(keys, after)
-
-    def resident_paths(self) -> Iterator[tuple[list[bytes], list[int]]]:
-        with self._lock:
-            return iter(list(self._tree.resident_paths()))

@@ -13,7 +13,6 @@ from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency import ResidencyFeed
 from warmprefix.stores import GuardedStore, SeenStore
 from warmprefix.telemetry import PlannerObserver
-from warmprefix.tokens import Tokenizer
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class PlannerOptions(TypedDict, total=False):
     observer: PlannerObserver | None
     patience: int | None
     annotate: Annotate
-    tokenizer: Tokenizer | None
+    tokenizer: object
 
 
 @dataclass(frozen=True, slots=True)

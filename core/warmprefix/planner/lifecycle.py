@@ -94,10 +94,8 @@ class PlannerLifecycle:
         `StoreError` if the store failed: then conversations may still be remembered, and all else is forgotten.
         """
         with self._lock:
-            self._scopes.clear()
-            self._open_plans.clear()
-            self._metrics.clear()
-            self._feedback.errors.clear()
+            for part in (self._scopes, self._open_plans, self._metrics, self._feedback.errors):
+                part.clear()
         self._conversations.clear()
 
     def close(self) -> None:

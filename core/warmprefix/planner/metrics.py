@@ -26,7 +26,6 @@ _FAILURES = {
     "policy": "ordering policy failed",
     "recorder": "request recorder failed",
     "store": "seen-block store failed",
-    "tokenizer": "tokenizer failed",
 }
 """Log message for each part whose failure a request survives."""
 
@@ -50,8 +49,9 @@ class PlannerMetrics:
         """The counters of `PlannerStats`, by name."""
         self.plan_latency = LatencyHistogram()
         self.store_latency = LatencyHistogram()
+        self.hold_latency = LatencyHistogram()
 
-    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store", "tokenizer"]) -> None:
+    def degrade(self, part: Literal["feed", "observer", "policy", "recorder", "store"]) -> None:
         """Count and log the exception being handled, as a failure of `part`.
 
         The request goes on without that part. The first failure of each part is logged as a warning, later ones at
@@ -121,11 +121,16 @@ class PlannerMetrics:
 
     def stats(self) -> dict[str, Any]:
         """Return the counts and latencies of `PlannerStats`; the caller holds the lock."""
-        plan_latency, store_latency = self.plan_latency.snapshot(), self.store_latency.snapshot()
-        return {**self.counts, "plan_latency": plan_latency, "store_latency": store_latency}
+        return {
+            **self.counts,
+            "plan_latency": self.plan_latency.snapshot(),
+            "store_latency": self.store_latency.snapshot(),
+            "hold_latency": self.hold_latency.snapshot(),
+        }
 
     def clear(self) -> None:
         """Set all counters and latencies to zero; the caller holds the lock."""
         self.counts.clear()
         self.plan_latency.reset()
         self.store_latency.reset()
+        self.hold_latency.reset()

@@ -29,7 +29,7 @@ from warmprefix.planner.startup import Startup
 from warmprefix.residency import EngineReport, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore
 from warmprefix.telemetry import PlannerObserver
-from warmprefix.tokens import CheckedCounter, Tokenizer, as_counter
+from warmprefix.tokens import CheckedCounter, as_counter
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchPlan
     from warmprefix.batch.session import Requests
+    from warmprefix.planner.micro_batch import MicroBatch
     from warmprefix.settings import SharedSettings
 
 __all__ = ["ContextPlanner"]
@@ -81,7 +82,7 @@ class ContextPlanner(PlannerLifecycle):
         observer: PlannerObserver | None = None,
         patience: int | None = 32,
         annotate: Annotate = "auto",
-        tokenizer: Tokenizer | None = None,
+        tokenizer: object = None,
     ) -> None:
         """Start with nothing learned.
 
@@ -107,7 +108,7 @@ class ContextPlanner(PlannerLifecycle):
                 order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
                 placement `"tail"` blocks always have labels, which references name.
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
-                `encode`, or an `EngineTokenizer`. By default they are estimated.
+                `encode`, or a `warmprefix.tokens.BackgroundCounter` of the engine's. By default they are estimated.
 
         Raises:
             ValueError: `policy` or `annotate` has an unknown value, or a bound is below 1.
@@ -116,7 +117,7 @@ class ContextPlanner(PlannerLifecycle):
         config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate)
         self._lock = threading.RLock()  # scope.py states its rules
         self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
-        counter = CheckedCounter(as_counter(tokenizer), lambda: metrics.degrade("tokenizer"))
+        counter = CheckedCounter(as_counter(tokenizer), lambda: metrics.count("tokenizer_errors"))
         writer = NoteWriter(Templates() if templates is None else templates, annotate, counter)
         self._scopes = ScopeRegistry(config, self._lock, self._metrics)
         self._open_plans = OpenPlans(max_open_plans)
@@ -282,11 +283,14 @@ class ContextPlanner(PlannerLifecycle):
         return await asyncio.to_thread(self.plan_batch, requests, planner, **options)
 
     def plan_window(self, requests: Requests, *, model: str | None = None, preamble: str | None = None) -> BatchPlan:
-        """Arrange 10 to 200 requests in flight within milliseconds; O(n * n).
-
-        As `plan_batch`, but it only tries merging, and computes a quick bound. More requests are planned as a batch.
-        """
+        """Arrange 2 to 200 requests that wait now, within milliseconds, from what is learned; O(n * n)."""
         return self._batches.plan_window(self, requests, model, preamble)
+
+    def micro_batch(self, max_delay: float = 0.005, max_requests: int = 16) -> MicroBatch:
+        """Plan requests together that come within `max_delay` seconds; see `MicroBatch`."""
+        from warmprefix.planner.micro_batch import MicroBatch  # imports asyncio
+
+        return MicroBatch(self, self._metrics, max_delay, max_requests)
 
     def commit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
@@ -359,8 +363,7 @@ class ContextPlanner(PlannerLifecycle):
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
         """Count no block as seen any more, because the history was changed.
 
-        Call it after a cut, an edit, a summary or a branch, if `plan` does not get the `history`. Plans in flight will
-        count as unseen.
+        Call it after a cut, an edit, a summary or a branch, if `plan` gets no `history`. Open plans count as unseen.
 
         Raises:
             StoreError: The store failed. It receives this once it answers again; until then only this planner forgets.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
-from warmprefix.annotate import Annotate, Annotation, Templates
+from warmprefix.annotate import Annotate, Annotation, Templates, has_labels
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks
 from warmprefix.dedup.history import (
     Message,
@@ -191,7 +191,10 @@ class RequestPlanner:
         imitable = shown_labels(distinct) if is_unshown else ()
         with self.lock:
             state = self.scopes.use(scope)
-            labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
+            if not has_labels(annotation):
+                labels: Sequence[str] = ("",) * len(distinct)
+            else:
+                labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
             if blank:
                 self.metrics.counts["blank_blocks"] += blank
             plan_id = self.open_plans.new_id()
@@ -237,10 +240,13 @@ class RequestPlanner:
         templates = self.writer.templates
         resolution = draft.resolve(record, templates)
         opens_prompt, resolved = resolution.opens_prompt, resolution.blocks
-        is_labelled = annotation in ("labels", "both")
+
+        priced: dict[tuple[int, ...], int] = {}
 
         def note_tokens(order: Sequence[int]) -> int:
-            return self.writer.order_note_tokens(annotation, order, [resolved[i][0] for i in order])
+            names = [resolved[i][0] for i in order] if annotation == "both" else ()
+            priced[tuple(order)] = tokens = self.writer.order_note_tokens(annotation, order, names)
+            return tokens
 
         with self.lock:
             state = self.scopes.use(draft.scope)
@@ -253,10 +259,9 @@ class RequestPlanner:
                 if draft.order_locked
                 else state.order(distinct, reorders, waiting=waiting, note_tokens=note_tokens)
             )
-            names = self._names(draft, resolution, state.labels) if is_labelled else frozenset[str]()
-            planned = tuple(
-                [PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names, is_labelled) for i in order]
-            )
+            names = self._names(draft, resolution, state.labels) if has_labels(annotation) else frozenset[str]()
+            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
+            tokens = priced.get(tuple(order)) if annotation == "note" else None
             plan = ContextPlan(
                 id=draft.plan_id,
                 scope=draft.scope,
@@ -269,7 +274,7 @@ class RequestPlanner:
                 tracked=resolution.tracked,
                 opens_prompt=opens_prompt,
                 annotation=annotation,
-                note_tokens=self.writer.tokens(annotation, planned),
+                note_tokens=self.writer.tokens(annotation, planned) if tokens is None else tokens,
             )
             self.open_plans.add(plan)
             if reorders:

@@ -81,7 +81,7 @@ class ScopeState:
             if not reorders:
                 return range(len(blocks))
             view = PrefixView(self.tree, (), in_flight=self.queue.in_flight, waiting=waiting, note_tokens=note_tokens)
-            return self._policy_order(blocks, view)
+            return self.policy_order(blocks, view)
         middle = [i for i, block in enumerate(blocks) if block.pinned is None]
         if reorders:
             view = PrefixView(
@@ -91,11 +91,12 @@ class ScopeState:
                 waiting=waiting,
                 note_tokens=lambda order: note_tokens([*starts, *[middle[i] for i in order], *ends]),
             )
-            ordered = self._policy_order([blocks[i] for i in middle], view)
+            ordered = self.policy_order([blocks[i] for i in middle], view)
             return [*starts, *[middle[i] for i in ordered], *ends]
         return [*starts, *middle, *ends]
 
-    def _policy_order(self, blocks: Sequence[ContextBlock], view: PrefixView) -> Sequence[int]:
+    def policy_order(self, blocks: Sequence[ContextBlock], view: PrefixView) -> Sequence[int]:
+        """Return the policy's order of distinct blocks; relevance order, counted, if it fails."""
         try:
             order = [operator.index(i) for i in self.policy.order(blocks, view)]
             if sorted(order) != list(range(len(blocks))):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from warmprefix.annotate import has_labels
 from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.notes import NoteWriter
 from warmprefix.plan import Scope
@@ -77,7 +78,7 @@ class Startup:
             state = self.scopes.use(scope)
             paths = paths_to_warm(state.tree, given, max_paths)
             labels = [state.labels.labels(path) for path in paths]
-        is_labelled = self.writer.annotation(None, "head") in ("labels", "both")
+        is_labelled = has_labels(self.writer.annotation(None, "head"))
         for path, names in zip(paths, labels, strict=True):
             texts = [block.text for block in path]
             if is_labelled:

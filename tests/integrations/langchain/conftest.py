@@ -52,9 +52,7 @@ class RequestLog:
     """Recorder that keeps each request."""
 
     def __init__(self) -> None:
-        self.conversations: list[str | None] = []
-        self.tenants: list[str | None] = []
-        self.texts: list[list[str]] = []
+        self._requests: list[tuple[str | None, str | None, list[str]]] = []
 
     def record(
         self,
@@ -65,9 +63,20 @@ class RequestLog:
         model: str | None = None,
         preamble: str | None = None,
     ) -> None:
-        self.conversations.append(conversation)
-        self.tenants.append(tenant)
-        self.texts.append([block.text for block in blocks])
+        # One `append` per request, because threads record at the same time.
+        self._requests.append((conversation, tenant, [block.text for block in blocks]))
+
+    @property
+    def conversations(self) -> list[str | None]:
+        return [conversation for conversation, _, _ in self._requests]
+
+    @property
+    def tenants(self) -> list[str | None]:
+        return [tenant for _, tenant, _ in self._requests]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return [texts for _, _, texts in self._requests]
 
 
 @pytest.fixture

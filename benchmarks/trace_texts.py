@@ -1,0 +1,253 @@
+"""Readers of public data sets: the texts to search, and the questions in their order."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+_MEETING_BLOCK_BYTES = 2_800
+_CORPUS_BLOCK_BYTES = 3_200
+_PROBLEMS = 2_500
+
+Line = Mapping[str, Any]
+Data = Sequence[bytes]
+"""The files of a source, in its order."""
+
+
+class Question(NamedTuple):
+    """A question, and what to search for."""
+
+    text: str
+    query: str
+    conversation: int | None = None
+    """None for a question that stands alone."""
+
+
+class Collection(NamedTuple):
+    """Texts, and the questions that search these texts only."""
+
+    texts: Sequence[str]
+    questions: Sequence[Question]
+
+
+def json_lines(file: bytes) -> Iterator[Any]:
+    return (json.loads(line) for line in file.decode().splitlines() if line.strip())
+
+
+def csv_rows(file: bytes) -> Iterator[dict[str, str]]:
+    return csv.DictReader(io.StringIO(file.decode(), newline=""))
+
+
+def alone(questions: Sequence[str]) -> list[Question]:
+    return [Question(question, question) for question in questions]
+
+
+# -- question answering ------------------------------------------------------------------------------------------------
+
+
+def squad(data: Data) -> list[Collection]:
+    """Return all paragraphs of files in the form of SQuAD, and all questions."""
+    paragraphs = squad_paragraphs(data)
+    questions = [asked["question"] for paragraph in paragraphs for asked in paragraph["qas"]]
+    return [Collection([paragraph["context"] for paragraph in paragraphs], alone(questions))]
+
+
+def squad_texts(data: Data) -> Iterator[Line]:
+    """Yield the paragraphs, then the questions, each with its answers and the paragraph that has them."""
+    paragraphs = squad_paragraphs(data)
+    for number, paragraph in enumerate(paragraphs):
+        yield {"block": number, "text": paragraph["context"]}
+    asked = [(number, asked) for number, paragraph in enumerate(paragraphs) for asked in paragraph["qas"]]
+    for query, (number, question) in enumerate(asked):
+        answers = [answer["text"] for answer in question["answers"]]
+        yield {"query": query, "text": question["question"], "answers": answers, "gold": [number]}
+
+
+def squad_paragraphs(data: Data) -> list[Any]:
+    articles = [article for file in data for article in json.loads(file)["data"]]
+    return [paragraph for article in articles for paragraph in article["paragraphs"]]
+
+
+def nq_open(data: Data) -> list[Collection]:
+    """Return all questions; a text is a question with its answers."""
+    (file,) = data
+    records = list(json_lines(file))
+    texts = [f"{record['question']}? {'; '.join(record['answer'])}" for record in records]
+    return [Collection(texts, alone([record["question"] for record in records]))]
+
+
+def pubmed(data: Data) -> list[Collection]:
+    """Return the sections of all abstracts."""
+    (file,) = data
+    articles = json.loads(file).values()
+    texts = [section for article in articles for section in article["CONTEXTS"]]
+    return [Collection(texts, alone([article["QUESTION"] for article in articles]))]
+
+
+def financial_reports(data: Data) -> list[Collection]:
+    """Return tables and paragraphs of all reports; the questions stay in the reports' order."""
+    (file,) = data
+    texts: list[str] = []
+    questions: list[str] = []
+    for report in json.loads(file):
+        texts.append("\n".join(" | ".join(row) for row in report["table"]["table"]))
+        texts += [paragraph["text"] for paragraph in report["paragraphs"]]
+        questions += [asked["question"] for asked in report["questions"]]
+    return [Collection(texts, alone(questions))]
+
+
+def fixed_sizes(data: Data) -> list[Collection]:
+    """Return blocks of about 800 tokens of each corpus; the questions search all of them."""
+    *corpora, table = data
+    texts = [text for corpus in corpora for text in filled(re.split(r"(?<=\s)", corpus.decode()), _CORPUS_BLOCK_BYTES)]
+    return [Collection(texts, alone([row["question"] for row in csv_rows(table)]))]
+
+
+def filled(parts: Sequence[str], most_bytes: int) -> Iterator[str]:
+    """Yield runs of whole parts of at most `most_bytes`, or of one part that has more."""
+    run, size = "", 0
+    for part in parts:
+        added = len(part.encode())
+        if run and size + added > most_bytes:
+            yield run
+            run, size = "", 0
+        run, size = run + part, size + added
+    if run:
+        yield run
+
+
+# -- examples for the prompt -------------------------------------------------------------------------------------------
+
+
+def labelled_utterances(data: Data) -> list[Collection]:
+    """Return the labelled training utterances; the questions are the test utterances in random order.
+
+    The file is sorted by label.
+    """
+    train, test = map(csv_rows, data)
+    texts = [f"{row['text']} => {row['category']}" for row in train]
+    questions = [row["text"] for row in test]
+    random.Random(0).shuffle(questions)
+    return [Collection(texts, alone(questions))]
+
+
+def worked_problems(data: Data) -> list[Collection]:
+    """Return the first 2,500 training problems with their solutions; the questions are the test problems."""
+    train, test = map(json_lines, data)
+    texts = [f"{problem['question']}\n{problem['answer']}" for problem in islice(train, _PROBLEMS)]
+    return [Collection(texts, alone([problem["question"] for problem in test]))]
+
+
+# -- memories and meetings ---------------------------------------------------------------------------------------------
+
+
+def chat_turns(data: Data) -> list[Collection]:
+    """Return the messages of each pair of speakers, with the questions about them."""
+    return [
+        Collection(
+            [
+                f"{message['speaker']}: {message['text']}"
+                for session in sessions(chat, "")
+                for message in session
+                if message["text"]
+            ],
+            chat_questions(chat),
+        )
+        for chat in chats(data)
+    ]
+
+
+def chat_facts(data: Data) -> list[Collection]:
+    """Return the facts that were noted about each pair of speakers, with the questions about them."""
+    return [
+        Collection(
+            [fact for noted in sessions(chat, "_observation") for facts in noted.values() for fact, *_ in facts],
+            chat_questions(chat),
+        )
+        for chat in chats(data)
+    ]
+
+
+def chats(data: Data) -> Iterator[Any]:
+    (file,) = data
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        for name in sorted(archive.namelist()):
+            if name.endswith(".json"):
+                yield json.loads(archive.read(name))
+
+
+def sessions(chat: Any, kind: str) -> Iterator[Any]:
+    """Yield what the chat has of each session, by its number."""
+    number = 1
+    while (name := f"session_{number}{kind}") in chat:
+        yield chat[name]
+        number += 1
+
+
+def chat_questions(chat: Any) -> list[Question]:
+    return alone([asked["question"] for asked in chat["qa"]])
+
+
+def meetings(data: Data) -> list[Collection]:
+    """Return each meeting in blocks of whole turns, about 700 tokens long, with the questions about it."""
+    return [
+        Collection(
+            list(
+                filled(
+                    [f"{turn['speaker']}: {turn['content']}\n" for turn in meeting["meeting_transcripts"]],
+                    _MEETING_BLOCK_BYTES,
+                )
+            ),
+            alone([asked["query"] for kind in ("general", "specific") for asked in meeting[f"{kind}_query_list"]]),
+        )
+        for file in data
+        for meeting in json_lines(file)
+    ]
+
+
+def support_chats(data: Data) -> list[Collection]:
+    """Return the passages of all conversations; each turn of a user searches with this turn and the one before."""
+    (file,) = data
+    tasks = list(json_lines(file))
+    questions: list[Question] = []
+    for number, task in enumerate(tasks):
+        turns = [turn["text"] for turn in task["input"] if turn["speaker"] == "user"]
+        for before, turn in zip(["", *turns], turns, strict=False):
+            questions.append(Question(turn, f"{before} {turn}", number))
+    return [Collection([passage["text"] for task in tasks for passage in task["contexts"]], questions)]
+
+
+# -- tools and code ----------------------------------------------------------------------------------------------------
+
+
+def tool_turns(data: Data) -> list[Collection]:
+    """Return the descriptions of all tools; each turn of a conversation searches for its own tools."""
+    tasks, *catalogues = data
+    texts = [line for catalogue in catalogues for line in catalogue.decode().splitlines() if line.strip()]
+    questions = [
+        Question(message["content"], message["content"], number)
+        for number, task in enumerate(json_lines(tasks))
+        for turn in task["question"]
+        for message in turn
+    ]
+    return [Collection(texts, questions)]
+
+
+def api_references(data: Data) -> list[Collection]:
+    """Return the references of all models, as published, and the tasks to find a model for."""
+    references, asked = data
+    texts = [line for line in references.decode().splitlines() if line.strip()]
+    return [Collection(texts, alone([question["text"].strip(" \\n") for question in json_lines(asked)]))]
+
+
+def functions(data: Data) -> list[Collection]:
+    """Return all functions of the code base, and what users typed into a search engine."""
+    code, *asked = data
+    return [Collection(list(json.loads(code)), alone([query["doc"] for file in asked for query in json.loads(file)]))]
