@@ -6,16 +6,19 @@ The same orders are served twice: as whole blocks in the model, and as tokens of
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 
 import pytest
 from openai import OpenAI
 
+from warmprefix import ContextBlock
 from warmprefix.annotate import Templates
+from warmprefix.labels import lasting_labels
 from warmprefix.plan import Placement
 from warmprefix_tools.demo.arms import INSTRUCTIONS, Message, chat, continued
 from warmprefix_tools.demo.session import DemoTurn
@@ -33,10 +36,18 @@ ANSWER = "It depends on the arguments; the documentation lists them."
 
 
 def piece(turn: DemoTurn, i: int) -> str:
-    """Return a block as it stands in a prompt; more text always follows it."""
-    block = turn.blocks[i]
-    assert block.id is not None
-    return f"{TEMPLATES.block(block.id, block.text)}\n\n"
+    """Return a block as it stands in a prompt without labels; more text always follows it."""
+    return f"{turn.blocks[i].text}\n\n"
+
+
+def labelled(turn: DemoTurn, i: int) -> str:
+    """Return a block as it stands in a prompt with labels; more text always follows it."""
+    return f"{TEMPLATES.block(lasting(turn)[i], turn.blocks[i].text)}\n\n"
+
+
+def lasting(turn: DemoTurn) -> list[str]:
+    """Return the labels of the blocks in a replay, where each block's text is its id."""
+    return lasting_labels([ContextBlock(json.dumps(block.id), id=block.id) for block in turn.blocks])
 
 
 def tokens_of(messages: Sequence[Message], *, ask: bool = True) -> list[int]:
@@ -46,6 +57,11 @@ def tokens_of(messages: Sequence[Message], *, ask: bool = True) -> list[int]:
 
 def length(text: str) -> int:
     return len(encode(text))
+
+
+def note_length(text: str) -> int:
+    """Return the tokens that a note adds to a prompt; the space of a label belongs to the word behind it."""
+    return length(text.rstrip()) if text.startswith("[") else length(f"{text}\n\n")
 
 
 PREAMBLE = tokens_of([{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": ""}], ask=False)[:-2]
@@ -94,7 +110,8 @@ def replay(turns: Sequence[DemoTurn], policy: str, capacity: int | None, placeme
     def note(request: ReplayRequest, served: ContextOrder) -> None:
         arranged.append(served)
 
-    run = Replay(Workload(recorded(turns)), placement, answer_tokens).run(policy, capacity, observe=note)
+    simulated = Replay(Workload(recorded(turns)), placement, answer_tokens, tokenizer=note_length)
+    run = simulated.run(policy, capacity, observe=note)
     return Replayed(run, arranged)
 
 
@@ -115,10 +132,12 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def real_chat(turn: DemoTurn, arranged: ContextOrder) -> list[Message]:
-    """Return the messages of an application, order annotation and question included."""
+    """Return the messages of an application, note and question included."""
     context = "".join(piece(turn, i) for i in arranged.order)
-    if list(arranged.order) != sorted(arranged.order):
-        context += TEMPLATES.order_annotation([str(block.id) for block in turn.blocks])
+    note = TEMPLATES.order_note("note", arranged.order, [])
+    if note is not None:
+        assert arranged.note_tokens == note_length(note)
+        context += note
     return chat("tail", INSTRUCTIONS, [], context.removesuffix("\n\n"), turn.question.text)
 
 
@@ -161,8 +180,7 @@ def test_unbounded_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) 
         assert serve(kv_blocks, prompt) == expected // 16 * 16
         missed = first_missed(turn, arranged, replayed.saved[number])
         if missed is not None:
-            # Two labels differ before they end: chance never reaches a block's text.
-            assert by_chance < length(f"[{turn.blocks[missed].id}]")
+            assert by_chance < length(piece(turn, missed))
 
 
 def in_common_behind(certain: int, prompt: Sequence[int], earlier: Sequence[Sequence[int]]) -> int:
@@ -223,20 +241,33 @@ class Repeated:
 def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> None:
     """If conversations keep their context, hits differ only by the tokens that separate messages."""
     replayed = replay(turns, policy, None, "tail")
-    cache = PrefixCache(replayed.result.total_tokens + 1_000 * len(turns), block_size=1)
+    writes = policy != "relevance"
+    cache = PrefixCache(2 * (replayed.result.total_tokens + replayed.result.note_tokens), block_size=1)
     histories: dict[int, list[Message]] = {}
     not_modelled: Counter[int] = Counter()  # tokens of the history, per conversation
+    written: Counter[int] = Counter()  # tokens of labels and notes in the history, per conversation
     sequences: list[list[int]] = []
+    saved_note_tokens = 0
     for number, (turn, arranged) in enumerate(zip(turns, replayed.arranged, strict=True)):
         conversation = turn.question.conversation
-        labels = [str(turn.blocks[i].id) for i, _ in arranged.references]
-        sentences = chain([f"{TEMPLATES.location_annotation(labels)}\n\n"], repeat(""))
-        notes = {i: sentence for (i, _), sentence in zip(arranged.references, sentences, strict=False)}
-        context = "".join(notes[i] if i in notes else piece(turn, i) for i in arranged.order).removesuffix("\n\n")
-        messages = chat("tail", INSTRUCTIONS, histories.get(conversation, []), context, turn.question.text)
+        in_full = [i for i in arranged.order if i not in arranged.references]
+        context = "".join(labelled(turn, i) if writes else piece(turn, i) for i in in_full)
+        labels = lasting(turn)
+        if arranged.references:
+            context += TEMPLATES.location_annotation([labels[i] for i in arranged.order if i in arranged.references])
+        note = TEMPLATES.order_note("both", arranged.order, [labels[i] for i in arranged.order]) if writes else None
+        if note is not None:
+            context += note + "\n\n" * bool(arranged.references)
+        messages = chat(
+            "tail", INSTRUCTIONS, histories.get(conversation, []), context.removesuffix("\n\n"), turn.question.text
+        )
         prompt = tokens_of(messages)
 
-        certain = len(PREAMBLE) + replayed.saved[number] + not_modelled[conversation]
+        found_notes = (
+            written[conversation] if conversation in histories else found_labels(turn, arranged, replayed.saved[number])
+        )
+        saved_note_tokens += found_notes
+        certain = len(PREAMBLE) + replayed.saved[number] + found_notes + not_modelled[conversation]
         by_chance = in_common_behind(certain, prompt, sequences)
         assert serve(cache, prompt, encode(ANSWER)) == (min(certain + by_chance, len(prompt) - 1) if number else 0)
         if conversation in histories:
@@ -244,8 +275,19 @@ def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> No
             not_modelled[conversation] += BEHIND_ANSWER
         sequences.append([*prompt, *encode(ANSWER)])
         histories[conversation] = continued(messages, ANSWER)
-        not_modelled[conversation] += sum(length(notes[i]) - tokens for i, tokens in arranged.references)
+        written[conversation] += arranged.written_tokens
+    assert replayed.result.saved_note_tokens == saved_note_tokens
+    assert (saved_note_tokens > 0) == writes
     assert (replayed.result.referring_requests > 0) == (policy != "relevance")
+
+
+def found_labels(turn: DemoTurn, arranged: ContextOrder, saved: int) -> int:
+    """Return the tokens of the labels in front of the first blocks of a prompt, of which `saved` tokens are found."""
+    found = 0
+    for i, label in zip(arranged.order, arranged.label_tokens, strict=False):
+        saved -= length(piece(turn, i))
+        found += label if saved >= 0 else 0
+    return found
 
 
 def test_engine_over_http_reports_the_same_hits(turns: list[DemoTurn]) -> None:

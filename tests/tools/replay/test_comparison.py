@@ -31,7 +31,8 @@ GAINED = ReplayResult(
     today_saved_tokens=10_000,
     today_total_tokens=100_000,
     lost_requests=10,
-    annotation_tokens=3_000,
+    untouched_requests=50,
+    note_tokens=3_000,
 )
 
 
@@ -44,8 +45,9 @@ def test_summary_of_a_gain() -> None:
     assert GAINED.prefill_change == pytest.approx(-0.3)
     assert summary_of(GAINED) == (
         "With a cache of 100,000 tokens, coaccess would have found 40.0% of the context in it; as things are, it is"
-        " 10.0%. That is 30.0% less to prefill, order annotations included. Of the requests, 60% would have less to"
-        " prefill, 5% more and 35% as much as today; 25% would be left exactly as they are."
+        " 10.0%. Net of labels and notes, that is 30.0% less to prefill. These take 15 tokens per request, and are 4.8%"
+        " of what is left to prefill. Of the requests, 60% would have less to prefill, 5% more and 35% as much as"
+        " today; 25% would be left exactly as they are."
     )
 
 
@@ -57,7 +59,7 @@ def test_shares_of_requests_add_up_to_100(gained: int, lost: int, even: int, reo
         requests=requests,
         gained_requests=gained,
         lost_requests=lost,
-        reordered_requests=min(reordered, requests),
+        untouched_requests=requests - min(reordered, requests),
     )
     (shares,) = re.findall(
         r"(\d+)% would have less to prefill, (\d+)% more and (\d+)% as much as today", summary_of(result)
@@ -68,19 +70,62 @@ def test_shares_of_requests_add_up_to_100(gained: int, lost: int, even: int, reo
 
 
 def test_summary_of_a_small_change_names_the_main_cause() -> None:
-    same = replace(GAINED, saved_tokens=12_000, misses=Misses(60_000, 20_000, 8_000), annotation_tokens=2_300)
-    assert "hardly makes a difference: 0.3% more to prefill" in summary_of(same)
-    assert "68% of it is blocks that never came before." in summary_of(same)
+    same = replace(GAINED, saved_tokens=12_000, misses=Misses(60_000, 20_000, 8_000), note_tokens=1_700)
+    assert "Net of labels and notes, that hardly makes a difference: 0.3% less to prefill." in summary_of(same)
+    assert "68% of the context to prefill is blocks that never came before." in summary_of(same)
     other = replace(same, misses=Misses(10_000, 70_000, 8_000))
-    assert "80% of it is blocks that came before, but never behind the same ones." in summary_of(other)
+    assert "80% of the context to prefill is blocks that came before, but never behind the same ones." in summary_of(
+        other
+    )
     evicted = replace(same, misses=Misses(10_000, 8_000, 70_000))
-    assert "80% of it is blocks that the cache had evicted again." in summary_of(evicted)
+    assert "80% of the context to prefill is blocks that the cache had evicted again." in summary_of(evicted)
 
 
-def test_summary_of_a_loss_to_annotations() -> None:
-    short = replace(GAINED, annotation_tokens=45_000)
-    assert "It does not pay here: 16.7% more to prefill, order annotations included." in summary_of(short)
-    assert "An annotation takes 300 tokens, and a request has 500." in summary_of(short)
+def test_summary_of_a_loss_to_notes() -> None:
+    short = replace(GAINED, note_tokens=45_000)
+    assert (short.net_saved_tokens, short.prefill_change) == (-15_000, 105 / 90 - 1)
+    assert (
+        "Net of labels and notes, it does not pay here: 16.7% more to prefill. These take 225 tokens per request, and"
+        " are 42.9% of what is left to prefill. Without them it would be 33.3% less: use --annotate none if your model"
+        " needs no note, else leave the order alone." in summary_of(short)
+    )
+
+
+def test_notes_that_the_cache_holds_cost_nothing() -> None:
+    held = replace(GAINED, note_tokens=45_000, saved_note_tokens=42_000)
+    assert (held.net_saved_tokens, held.prefill_change) == (GAINED.net_saved_tokens, GAINED.prefill_change)
+    assert Estimates(price=2, cached_price=0.5).cost(held) == (63_000 * 2 + 82_000 * 0.5) / 1e6
+
+
+def test_summary_of_a_loss_that_only_relevance_order_avoids() -> None:
+    worse = replace(GAINED, saved_tokens=8_000, note_tokens=0)
+    assert "it does not pay here: 2.2% more to prefill. Leave these prompts as they are." in summary_of(worse)
+    chats = replace(GAINED, placement="tail", note_tokens=45_000)
+    assert "Leave these prompts as they are." in summary_of(chats)
+    assert "--annotate" not in summary_of(chats)
+
+
+def test_summary_of_no_difference() -> None:
+    same = replace(GAINED, saved_tokens=10_000, note_tokens=0)
+    assert "Net of labels and notes, there is as much to prefill as today." in summary_of(same)
+
+
+@given(st.integers(0, 100_000), st.integers(0, 100_000), st.integers(0, 50_000), st.integers(0, 50_000))
+def test_loss_is_never_called_a_gain(saved: int, today: int, notes: int, saved_notes: int) -> None:
+    result = replace(
+        GAINED,
+        saved_tokens=saved,
+        today_saved_tokens=today,
+        note_tokens=notes + saved_notes,
+        saved_note_tokens=saved_notes,
+    )
+    text = summary_of(result)
+    net = (100_000 - today) - (100_000 - saved) - notes
+    assert result.net_saved_tokens == net
+    (outcome,) = re.findall(r"% (less|more) to prefill\.|(as much) to prefill as today\.", text)
+    assert "".join(outcome) == ("less" if net > 0 else "more" if net < 0 else "as much")
+    assert ("does not pay" in text or "hardly" in text) >= (net < 0)
+    assert ("Leave these prompts as they are" in text or "leave the order alone" in text) == (net < 0)
 
 
 def test_summary_without_context() -> None:

@@ -10,16 +10,19 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.ordering import POLICIES
-from warmprefix_tools.replay.prompt_cache import CachedTokens, CacheModel
+from warmprefix_tools.replay.prompt_cache import CachedPieces, CacheModel
 
 Run = Callable[..., Any]
 
@@ -84,9 +87,13 @@ def test_run_with_every_option(run: Run, trace: Path, tmp_path: Path) -> None:
     for row in results:
         assert [key for key in row if key in CONTRACT] == CONTRACT
         assert row["hit_ratio"] == row["saved_tokens"] / row["total_tokens"]
-        assert row["ttft_seconds"] == (row["prefilled_tokens"] + row["annotation_tokens"]) / 8000 / 300
-        prefilled = 3 * (row["prefilled_tokens"] + row["annotation_tokens"])
-        assert row["cost"] == pytest.approx((prefilled + 0.3 * row["saved_tokens"]) / 1e6)
+        notes = row["note_tokens"] - row["saved_note_tokens"]
+        assert row["ttft_seconds"] == (row["prefilled_tokens"] + notes) / 8000 / 300
+        cached = 0.3 * (row["saved_tokens"] + row["saved_note_tokens"])
+        assert row["cost"] == pytest.approx((3 * (row["prefilled_tokens"] + notes) + cached) / 1e6)
+        today = row["today_total_tokens"] - row["today_saved_tokens"]
+        assert row["net_saved_tokens"] == today - row["prefilled_tokens"] - notes
+        assert row["prefill_change"] == pytest.approx(-row["net_saved_tokens"] / today)
         assert sum(row["misses"].values()) == row["prefilled_tokens"]
     before, after = results[4], results[7]
     assert 0 < before["saved_tokens"] < after["saved_tokens"]
@@ -150,6 +157,90 @@ def test_tail_replay_lists_the_blocks_of_references(run: Run, trace: Path, tmp_p
     assert ours["prefilled_tokens"] < today["prefilled_tokens"]
 
 
+@pytest.mark.parametrize("annotate", ["auto", "note", "labels", "both", "none"])
+def test_annotate_decides_what_is_written(run: Run, trace: Path, tmp_path: Path, annotate: str) -> None:
+    file = tmp_path / "numbers.json"
+    options = ["--annotate", annotate, "--policies", "relevance,greedy", "--capacity-tokens", "unbounded"]
+    assert run("replay", trace, *options, "--json", file).returncode == 0
+    document = json.loads(file.read_text())
+    assert (document["annotate"], document["tokenizer"], document["waiting"]) == (annotate, None, 0)
+    today, ours = document["results"]
+    assert (today["note_tokens"], today["untouched_requests"]) == (0, 300)
+    assert (ours["note_tokens"] > 0) == (annotate != "none")
+    assert (ours["saved_note_tokens"] > 0) == (annotate in ("labels", "both"))
+    assert (ours["untouched_requests"] > 0) == (annotate not in ("labels", "both"))
+    assert ours["net_saved_tokens"] <= ours["saved_tokens"] - today["saved_tokens"]
+
+
+def test_requests_that_wait_are_seen_by_plans(run: Run, trace: Path) -> None:
+    options = ["--policies", "coaccess", "--capacity-tokens", "4000", "--annotate", "none", "--json", "-"]
+    found = [
+        json.loads(run("replay", trace, *options, "--waiting", waiting).stdout)["results"][0]["saved_tokens"]
+        for waiting in (0, 8)
+    ]
+    assert found[1] > 1.02 * found[0]
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Counts words as `/tokenize` of an engine does."""
+
+    def do_POST(self) -> None:
+        text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        body = json.dumps({"tokens": list(range(len(text.split())))}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_engine_counts_the_tokens_of_notes(run: Run, trace: Path) -> None:
+    options = ["--policies", "greedy", "--capacity-tokens", "unbounded", "--annotate", "labels", "--json", "-"]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as engine:
+        threading.Thread(target=engine.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{engine.server_port}/v1"
+        document = json.loads(run("replay", trace, *options, "--tokenizer", url).stdout)
+        engine.shutdown()
+    assert document["tokenizer"] == url
+    assert document["results"][0]["note_tokens"] == 300 * 8  # a label is one word
+    result = run("replay", trace, *options, "--tokenizer", url)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Cannot count tokens with {url}: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_file_counts_the_tokens_of_notes(
+    run: Run, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tokenizer:
+        """Stands for `tokenizers.Tokenizer`, which is not in this environment."""
+
+        @staticmethod
+        def from_file(path: str) -> Tokenizer:
+            if not Path(path).exists():
+                raise Exception(f"No such file or directory:\n{path}")
+            return Tokenizer()
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> SimpleNamespace:
+            assert not add_special_tokens
+            return SimpleNamespace(ids=text.split())
+
+    file = tmp_path / "tokenizer.json"
+    options = ["--policies", "greedy", "--capacity-tokens", "unbounded", "--annotate", "labels", "--json", "-"]
+    monkeypatch.setitem(sys.modules, "tokenizers", cast(ModuleType, SimpleNamespace(Tokenizer=Tokenizer)))
+    result = run("replay", trace, *options, "--tokenizer", file)
+    assert result.returncode == 2
+    assert result.stderr == f"Cannot count tokens with {file}: No such file or directory: {file}.\n"
+    file.touch()
+    document = json.loads(run("replay", trace, *options, "--tokenizer", file).stdout)
+    assert document["results"][0]["note_tokens"] == 300 * 8
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    result = run("replay", trace, *options, "--tokenizer", file)
+    assert (result.returncode, result.stderr) == (2, f"{MissingExtraError('tokenizers', 'tokenizers')}\n")
+
+
 def test_k_and_limit(run: Run, trace: Path, tmp_path: Path) -> None:
     for options, expected in (([], (8, 300)), (["-k", 5, "--limit", 40], (5, 40)), (["-k", 99], (8, 300))):
         file = tmp_path / "numbers.json"
@@ -177,8 +268,8 @@ def test_trace_without_reuse_gains_nothing(run: Run, tmp_path: Path) -> None:
     result = run("replay", path)
     assert result.returncode == 0
     text = " ".join(result.stdout.split())
-    assert "That hardly makes a difference: 0.0% more to prefill" in text
-    assert "100% of it is blocks that never came before." in text
+    assert "Net of labels and notes, there is as much to prefill as today." in text
+    assert "100% of the context to prefill is blocks that never came before." in text
     assert "100% would be left exactly as they are" in text
 
 
@@ -189,6 +280,9 @@ BAD_OPTIONS = [
     (["--limit", 0], "--limit must be 1 or more", "got 0"),
     (["--placement", "middle"], "--placement", "'middle' is not one of 'head', 'tail'"),
     (["--answer-tokens", -1], "--answer-tokens must be 0 or more", "got -1"),
+    (["--annotate", "all"], "--annotate", "'all' is not one of 'auto', 'note', 'labels', 'both', 'none'"),
+    (["--waiting", -1], "--waiting must be from 0 to 32", "got -1"),
+    (["--waiting", 33], "--waiting must be from 0 to 32", "got 33"),
     (["--answer-tokens", 5], "--answer-tokens needs --placement tail", "got 5 with head"),
     (["--prefill-rate", 0.5], "--prefill-rate must be from 1 to 1,000,000,000,000", "got 0.5"),
     (["--prefill-rate", "inf"], "--prefill-rate must be from 1 to 1,000,000,000,000", "got inf"),
@@ -285,7 +379,7 @@ def test_ctrl_c_ends_with_status_130_and_leaves_no_partial_file(
 ) -> None:
     serve, served = CacheModel.serve, itertools.count(1)
 
-    def interrupted(*arguments: Any) -> CachedTokens:
+    def interrupted(*arguments: Any) -> CachedPieces:
         if next(served) == 400:
             signal.raise_signal(signal.SIGINT)
         return serve(*arguments)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 
+from warmprefix.annotate import Annotate
 from warmprefix.ordering import POLICIES, BlockView, PrefixView, SortedPolicy
+from warmprefix.plan import Placement
 from warmprefix_tools.replay.results import Misses, Point
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 TOKENS: dict[BlockId, int] = {"A": 100, "B": 50, "C": 30, "D": 20}
+NOTES = ("Most relevant passages above, best first: 3, 2, 1.", "Most relevant passages above, best first: 2, 1.")
+
+
+def words(text: str) -> int:
+    return len(text.split())
 
 
 def trace(*requests: TraceRequest, k: int | None = None) -> Trace:
@@ -36,16 +44,93 @@ def test_relevance_order_hits_common_beginnings() -> None:
 
 
 def test_better_order_gains_requests() -> None:
-    result = Replay(Workload(trace(*alone("ABC", "CBA", "DA")))).run("greedy", None)
+    result = Replay(Workload(trace(*alone("ABC", "CBA", "DA"))), tokenizer=words).run("greedy", None)
     # The third finds A below the root, and D has never been seen.
     assert result.saved_tokens == 180 + 100
     assert result.misses == Misses(new=180 + 20)
     assert (result.gained_requests, result.lost_requests, result.reordered_requests) == (2, 0, 2)
     assert result.untouched_requests == 1
     assert (result.today_saved_tokens, result.today_total_tokens) == (0, 480)
+    # "Most relevant passages above, best first: 3, 2, 1.", then "2, 1".
+    assert result.note_tokens == result.prefilled_note_tokens == sum(map(words, NOTES))
+    assert result.net_saved_tokens == 280 - result.note_tokens
+    assert result.prefill_change == (200 + result.note_tokens) / 480 - 1
+
+
+def test_labels_are_part_of_the_blocks_and_notes_are_not() -> None:
+    workload = Workload(trace(*alone("ABC", "CBA", "DA")))
+    labels = Replay(workload, annotate="labels", tokenizer=words).run("greedy", None)
+    # Four labels of one word are written for the first time, and found with their blocks ever after.
+    assert (labels.saved_tokens, labels.total_tokens, labels.hit_ratio) == (280, 480, 280 / 480)
+    assert (labels.note_tokens, labels.saved_note_tokens, labels.untouched_requests) == (3 + 3 + 2, 3 + 1, 0)
+    assert labels.net_saved_tokens == 280 - 4
+    both = Replay(workload, annotate="both", tokenizer=words).run("greedy", None)
     # "Please read the context in the following priority order: [C] > [B] > [A] and answer the question.", then two.
-    assert result.annotation_tokens == 25 + 23
-    assert result.prefill_change == (200 + 48) / 480 - 1
+    assert both.note_tokens == labels.note_tokens + 18 + 16
+    assert both.net_saved_tokens == labels.net_saved_tokens - 18 - 16
+    none = Replay(workload, annotate="none").run("greedy", None)
+    assert (none.note_tokens, none.net_saved_tokens, none.reordered_requests) == (0, 280, 2)
+
+
+def test_labels_take_room_in_the_cache() -> None:
+    workload = Workload(trace(*alone("AB", "AB")))
+    for capacity, saved in ((152, 150), (151, 100), (101, 100), (100, 0)):
+        result = Replay(workload, annotate="labels", tokenizer=words).run("coaccess", capacity)
+        assert result.saved_tokens == saved
+        assert result.today_saved_tokens == (150 if capacity >= 150 else 100)
+
+
+def test_gained_and_lost_requests_are_counted_net() -> None:
+    requests = alone("ABC", "DCBA")  # the second finds all but D, and pays for a note of seven and 180 words
+    for tokens, gained, lost in ((179, 1, 0), (180, 0, 0), (181, 0, 1)):
+        result = Replay(Workload(trace(*requests)), tokenizer=lambda text, tokens=tokens: tokens).run("greedy", None)
+        assert (result.gained_requests, result.lost_requests, result.even_requests) == (gained, lost, 2 - gained - lost)
+        assert result.net_saved_tokens == 180 - tokens
+        assert result.hit_ratio == 180 / 380
+
+
+def test_application_without_warmprefix_writes_nothing() -> None:
+    chats = trace(turn(0, 1, "AB"), turn(1, 1, "AC"), turn(2, 2, "BA"))
+    for annotate in get_args(Annotate):
+        for placement in get_args(Placement):
+            result = Replay(Workload(chats), placement, annotate=annotate).run("relevance", None)
+            assert (result.note_tokens, result.net_saved_tokens, result.untouched_requests) == (0, 0, 3)
+
+
+def test_tokenizer_that_fails_is_counted_and_estimated() -> None:
+    def broken(text: str) -> int:
+        raise RuntimeError(text)
+
+    workload = Workload(trace(*alone("ABC", "CBA", "DA")))
+    result = Replay(workload, tokenizer=broken).run("greedy", None)
+    estimated = Replay(workload).run("greedy", None)
+    assert (result.tokenizer_errors > 0, estimated.tokenizer_errors) == (True, 0)
+    assert result.note_tokens == estimated.note_tokens > 0
+
+
+def test_waiting_requests_are_those_that_follow_in_their_scope() -> None:
+    """The second request shares A with one that waits; without a sight of it, nothing speaks for another order."""
+    requests = [
+        TraceRequest(0, ("D", "B"), scope="one"),
+        TraceRequest(1, ("C", "B", "A"), scope="two"),
+        TraceRequest(2, ("A", "D"), scope="two"),
+    ]
+    workload = Workload(trace(*requests))
+    orders: list[tuple[int, ...]] = []
+    for waiting in (0, 1):
+        replay = Replay(workload, annotate="none", waiting=waiting)
+        result = replay.run("coaccess", None, observe=lambda request, order: orders.append(order.order))
+        assert result.saved_tokens == 100 * waiting
+    assert orders == [(0, 1), (0, 1, 2), (0, 1), (0, 1), (2, 1, 0), (0, 1)]
+
+
+def test_waiting_requests_that_continue_a_conversation_are_not_announced() -> None:
+    chats = trace(turn(0, 1, "D"), turn(1, 2, "CBA"), turn(2, 1, "AB"), turn(3, 3, "AB"))
+    orders: list[tuple[int, ...]] = []
+    for waiting in (0, 1, 2):
+        replay = Replay(Workload(chats), "tail", waiting=waiting, tokenizer=lambda text: 1)
+        replay.run("coaccess", None, observe=lambda request, order: orders.append(order.order))
+    assert orders[1::4] == [(0, 1, 2), (0, 1, 2), (2, 1, 0)]
 
 
 def test_evicted_tokens_are_counted_apart_from_new_ones() -> None:
@@ -192,7 +277,7 @@ def test_bad_arguments_are_refused(policy: str, capacity: int | None, error: str
 
 # -- placement tail ----------------------------------------------------------------------------------------------------
 
-NOTE = 19  # "Please also use the context labelled [A~4c6eb6] above in this conversation.": 75 bytes
+REFERENCE = words("Please also use the context labelled [A~4c6eb6] above in this conversation.")
 
 
 def turn(number: int, conversation: int, context: str) -> TraceRequest:
@@ -201,15 +286,20 @@ def turn(number: int, conversation: int, context: str) -> TraceRequest:
 
 def test_tail_keeps_the_history_and_refers_to_it() -> None:
     chats = trace(turn(0, 1, "AB"), turn(1, 1, "AC"), turn(2, 2, "BA"))
-    result = Replay(Workload(chats), "tail", answer_tokens=20).run("greedy", None)
-    first, second, other = 160, (160 + 20) + NOTE + 30 + 10, 160
+    result = Replay(Workload(chats), "tail", answer_tokens=20, tokenizer=words).run("greedy", None)
+    first, second, other = 160, (160 + 20) + 30 + 10, 160
     assert result.total_tokens == first + second + other
     # All of the history is held, answer included; the other conversation's context is put in the first one's order.
     assert result.saved_tokens == 0 + 180 + 150
     assert result.reference_tokens == 100
-    assert (result.reordered_requests, result.referring_requests, result.untouched_requests) == (1, 1, 1)
-    assert result.misses == Misses(new=150 + 30, other=10 + (10 + NOTE) + 10)
-    assert (result.gained_requests, result.lost_requests) == (2, 0)
+    assert (result.reordered_requests, result.referring_requests, result.untouched_requests) == (1, 1, 0)
+    assert result.misses == Misses(new=150 + 30, other=10 + 10 + 10)
+    # The second turn writes a label for C and a reference; the other conversation two labels, and a note.
+    note = words("Please read the context in the following priority order: [B] > [A] and answer the question.")
+    assert result.note_tokens == 2 + (2 + 1 + REFERENCE) + (2 + note)
+    assert result.saved_note_tokens == 0 + 2 + 2
+    assert result.net_saved_tokens == (160 + (100 + 40) + 160) - (160 + 40 + 10) - (2 + 1 + REFERENCE + note)
+    assert (result.gained_requests, result.lost_requests) == (2, 1)
 
 
 def test_today_means_neither_order_nor_references() -> None:
@@ -227,7 +317,7 @@ def test_today_means_neither_order_nor_references() -> None:
 @pytest.mark.parametrize(("capacity", "saved"), [(170, 110), (169, 100), (160, 100), (159, 0)])
 def test_history_can_be_evicted(capacity: int, saved: int) -> None:
     chats = trace(turn(0, 1, "A"), turn(1, 2, "B"), turn(2, 1, "C"))
-    result = Replay(Workload(chats), "tail").run("coaccess", capacity)
+    result = Replay(Workload(chats), "tail", annotate="labels", tokenizer=lambda text: 0).run("coaccess", capacity)
     # B and its question are 60, A and its question 110: the question is the first to go, and then A.
     assert result.total_tokens == 110 + 60 + (110 + 40)
     assert result.saved_tokens == saved
@@ -251,13 +341,13 @@ def test_requests_outside_conversations_have_no_history() -> None:
 def test_one_conversation_id_in_two_scopes_is_two_conversations() -> None:
     requests = [TraceRequest(i, ("A",), conversation=1, scope=scope) for i, scope in enumerate(["one", "two", "one"])]
     result = Replay(Workload(trace(*requests)), "tail").run("coaccess", None)
-    assert result.total_tokens == 100 + 100 + (100 + NOTE)
+    assert result.total_tokens == 100 + 100 + 100
     assert (result.referring_requests, result.reference_tokens, result.saved_tokens) == (1, 100, 100)
 
 
 def test_conversation_may_begin_without_context() -> None:
     chats = trace(turn(0, 1, ""), turn(1, 1, "AB"), turn(2, 1, "BC"), turn(3, 2, "AB"))
     result = Replay(Workload(chats), "tail").run("coaccess", None)
-    assert result.total_tokens == 10 + 170 + (170 + NOTE + 30 + 10) + 160
+    assert result.total_tokens == 10 + 170 + (170 + 30 + 10) + 160
     assert result.saved_tokens == 0 + 10 + 170 + 0
-    assert result.misses == Misses(new=180, order=150, other=10 + 10 + 10 + NOTE + 10)
+    assert result.misses == Misses(new=180, order=150, other=4 * 10)

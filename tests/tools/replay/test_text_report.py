@@ -30,10 +30,17 @@ RESULT = ReplayResult(
     today_saved_tokens=10_000_000,
     today_total_tokens=100_000_000,
     lost_requests=17,
+    note_tokens=2_345_678,
+    saved_note_tokens=345_678,
 )
-TODAY = replace(RESULT, policy="relevance", reference_tokens=0, saved_tokens=10_000_000)
+TODAY = replace(
+    RESULT, policy="relevance", reference_tokens=0, saved_tokens=10_000_000, note_tokens=0, saved_note_tokens=0
+)
 ESTIMATES = Estimates(prefill_rate=8_000, price=3, cached_price=0.3)
-NUMBERS = ["40.1%", "40,123,456", "1,234,567", "-33.5%", "62%", "2%", "51", "10,234", "7,484.6", "191.67"]
+NUMBERS = [
+    "40.1%", "1,234,567", "+31.2%", "+28,123,456", "62%", "2%", "51", "10,234", "7,734.6",
+    "197.77",
+]  # fmt: skip
 
 
 def printed(width: int, results: list[ReplayResult], estimates: Estimates = ESTIMATES) -> list[str]:
@@ -63,6 +70,17 @@ def test_optional_columns_are_omitted() -> None:
     text = "\n".join(printed(200, [replace(RESULT, reference_tokens=0)], Estimates()))
     for word in ("referred", "TTFT", "cost"):
         assert word not in text
+
+
+def test_loss_is_negative() -> None:
+    text = "\n".join(printed(200, [TODAY, replace(RESULT, note_tokens=40_000_000, saved_note_tokens=0)]))
+    assert "-11.0%" in text
+    assert "-9,876,544" in text
+
+
+def test_failing_tokenizer_is_named() -> None:
+    text = "\n".join(printed(200, [replace(RESULT, tokenizer_errors=3)]))
+    assert "The tokenizer failed for 3 texts of context-index; their tokens are estimated." in text
 
 
 def test_singular_and_failing_policy() -> None:

@@ -134,7 +134,7 @@ def test_missing_combination_is_a_gap(results: list[ReplayResult]) -> None:
 def test_any_choice_of_policies_makes_a_page(results: list[ReplayResult], policies: list[str], outline: Parse) -> None:
     chosen = [result for result in results if result.policy in policies]
     texts = outline(replay_page(chosen)).texts
-    assert f"hit ratio with {policies[0]}" in texts
+    assert f"gross hit ratio with {policies[0]}" in texts
 
 
 def test_headline_shows_the_default_policy_even_if_another_saves_more(results: list[ReplayResult]) -> None:
@@ -150,21 +150,21 @@ def test_traces_without_gain_are_counted_in_the_verdict(results: list[ReplayResu
     def about(saved: int, trace: str) -> ReplayResult:
         return replace(
             results[7], trace=trace, saved_tokens=saved, today_saved_tokens=1_000_000, today_total_tokens=2_000_000,
-            total_tokens=2_000_000, annotation_tokens=0,
+            total_tokens=2_000_000, note_tokens=0,
         )  # fmt: skip
 
     page = "".join(outline(replay_page([about(1_200_000, "a"), about(1_001_000, "b"), about(900_000, "c")])).texts)
     assert "On 1 of 3 traces, coaccess would have left less to prefill, on 1 more; on 1 it makes less than 1%" in page
-    assert "\u221220.0%to prefill: 200k tokens less" in page
-    assert "\u22120.1%to prefill: 1k tokens less" in page
-    assert "+10.0%to prefill: 100k tokens more" in page
+    assert "+20.0%net prefill saved with coaccess: 200k tokens less" in page
+    assert "+0.1%net prefill saved with coaccess: 1k tokens less" in page
+    assert "\u221210.0%net prefill saved with coaccess: 100k tokens more" in page
 
 
 def test_traces_without_requests_or_context_make_a_page(results: list[ReplayResult]) -> None:
     nothing = replace(
         results[0], requests=0, saved_tokens=0, total_tokens=0, gained_requests=0, lost_requests=0,
-        reordered_requests=0, annotation_tokens=0, today_saved_tokens=0, today_total_tokens=0, misses=Misses(),
-        over_time=(),
+        reordered_requests=0, untouched_requests=0, note_tokens=0, today_saved_tokens=0, today_total_tokens=0,
+        misses=Misses(), over_time=(),
     )  # fmt: skip
     page = replay_page([nothing, replace(nothing, policy="coaccess")])
     assert "nothing to save" in page

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from warmprefix import ContextPlanner
+from warmprefix.annotate import Annotate, Templates
+from warmprefix.notes import NoteWriter
 from warmprefix.ordering import OrderingPolicy
-from warmprefix.plan import Placement
+from warmprefix.plan import ContextPlan, Placement
 from warmprefix.stores import MemorySeenStore
+from warmprefix.tokens import CheckedCounter, TokenCounter, as_counter
 from warmprefix.traces import NoRecorder
 from warmprefix_tools.replay.results import TODAY
-from warmprefix_tools.replay.workload import ReplayRequest, Workload, estimated_tokens
+from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
-__all__ = ["ContextOrder", "PlannerArranger", "RelevanceArranger", "RequestArranger"]
+__all__ = ["ArrangeOptions", "ContextOrder", "PlannerArranger", "RelevanceArranger", "RequestArranger"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrangeOptions:
+    """What a planner's prompts show, and what it sees of later requests."""
+
+    placement: Placement = "head"
+    annotate: Annotate = "auto"
+    templates: Templates | None = None
+    """The wording of the notes; the planner's default for None."""
+    tokenizer: TokenCounter | None = None
+    """Counts labels, notes and references; the planner's estimate for None."""
+    waiting: int = 0
+    """Number of requests of the same scope that wait while one is planned: those that follow in the trace."""
 
 
 class ContextOrder(NamedTuple):
@@ -22,10 +41,19 @@ class ContextOrder(NamedTuple):
 
     order: tuple[int, ...]
     """For each place the block's position in the request; every block once, including those that are references."""
-    references: tuple[tuple[int, int], ...] = ()
-    """Position of each block that a note refers to instead, with the tokens of the note."""
+    references: tuple[int, ...] = ()
+    """Position of each block that a note refers to instead."""
+    label_tokens: tuple[int, ...] = ()
+    """Tokens of the label in front of each block of `order`, 0 for a reference; empty if there are no labels."""
+    note_tokens: int = 0
+    """Tokens of the notes behind the blocks: of the order annotation, and of the references."""
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
+
+    @property
+    def written_tokens(self) -> int:
+        """Tokens of labels, notes and references."""
+        return sum(self.label_tokens) + self.note_tokens
 
 
 class RequestArranger(Protocol):
@@ -37,7 +65,7 @@ class RequestArranger(Protocol):
 
 
 class RelevanceArranger:
-    """The application as it is: blocks stay in the retriever's order."""
+    """The application as it is: blocks stay in the retriever's order, without labels and notes."""
 
     def arrange(self, request: ReplayRequest) -> ContextOrder:
         return ContextOrder(request.relevance)
@@ -51,52 +79,105 @@ class PlannerArranger:
         workload: Workload,
         policy: str | Callable[[], OrderingPolicy],
         capacity_tokens: int | None,
-        placement: Placement,
+        options: ArrangeOptions,
     ) -> None:
         """Give the planner's mirror the size of the cache.
 
-        Its other bounds exceed the trace, and its clock stands still.
+        Its other bounds exceed the trace, and its clock stands still. `TODAY` neither refers nor writes anything.
         """
+        is_today = policy == TODAY
+        self._placement: Placement = "head" if is_today else options.placement
+        annotate: Annotate = "none" if is_today else options.annotate
+        templates = options.templates or Templates()
         self._planner = ContextPlanner(
             policy=policy,
             capacity_tokens=capacity_tokens,
             max_nodes=2 * len(workload.requests) + 1,
             max_scopes=workload.scopes + 1,
+            max_labels=workload.keys + 1,
             store=MemorySeenStore(
                 max_conversations=workload.conversations + 1,
                 max_blocks=workload.keys + 1,
                 clock=lambda: 0.0,
             ),
             recorder=NoRecorder(),
+            templates=templates,
+            annotate=annotate,
+            tokenizer=options.tokenizer,
         )
-        self._placement: Placement = placement
-        self._remembers = policy != TODAY
+        # The planner counts failures of the tokenizer; this writer repeats its calls.
+        counter = CheckedCounter(as_counter(options.tokenizer), lambda: None)
+        self._writer = NoteWriter(templates, annotate, counter)
+        self._queue = _Queue(workload, self._placement, options.waiting) if options.waiting else None
 
     @property
     def policy_errors(self) -> int:
         """Number of requests served in relevance order because the policy failed."""
         return self._planner.stats().policy_errors
 
+    @property
+    def tokenizer_errors(self) -> int:
+        """Number of texts whose tokens were estimated because the tokenizer failed."""
+        return self._planner.stats().tokenizer_errors
+
     def arrange(self, request: ReplayRequest) -> ContextOrder:
-        """Plan a request and commit the plan."""
-        conversation = request.conversation if self._remembers else None
+        """Announce the requests that wait, plan a request, and commit the plan."""
+        if self._queue is not None:
+            for later in self._queue.behind(request):
+                self._planner.queued(later.blocks, tenant=later.source.scope)
         planned = time.perf_counter()
         plan = self._planner.plan(
             request.blocks,
-            conversation=conversation,
+            conversation=request.conversation,
             placement=self._placement,
             tenant=request.source.scope,
         )
         committed = time.perf_counter()
         self._planner.commit(plan)
         done = time.perf_counter()
-        references = (
-            ()
-            if plan.opens_prompt
-            else tuple(
-                (block.rank, estimated_tokens(paragraph))  # of several, the first has the sentence
-                for block, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
-                if block.reference is not None
-            )
+        labels = self._label_tokens(plan)
+        return ContextOrder(
+            order=plan.order,
+            references=tuple([block.rank for block in plan.blocks if block.reference is not None]),
+            label_tokens=labels,
+            note_tokens=plan.note_tokens - sum(labels),
+            plan_seconds=committed - planned,
+            commit_seconds=done - committed,
         )
-        return ContextOrder(plan.order, references, committed - planned, done - committed)
+
+    def _label_tokens(self, plan: ContextPlan) -> tuple[int, ...]:
+        if plan.annotation not in ("labels", "both"):
+            return ()
+        return tuple(
+            [0 if block.reference is not None else self._writer.tokens("labels", [block]) for block in plan.blocks]
+        )
+
+
+class _Queue:
+    """The requests of a trace that follow each request, scope by scope."""
+
+    def __init__(self, workload: Workload, placement: Placement, waiting: int) -> None:
+        self._waiting = waiting
+        self._planned: set[str | None] = set()
+        """Scopes with a planned request."""
+        by_scope: dict[str | None, list[tuple[ReplayRequest, bool]]] = {}
+        begun: set[tuple[str | None, str | None]] = set()
+        for request in workload.requests:
+            conversation = request.source.scope, request.conversation
+            # The order of a context behind a history is fixed, so it need not be announced.
+            opens = placement == "head" or request.conversation is None or conversation not in begun
+            begun.add(conversation)
+            by_scope.setdefault(request.source.scope, []).append((request, opens))
+        self._later: dict[str | None, Iterator[tuple[ReplayRequest, bool]]] = {
+            scope: iter(requests) for scope, requests in by_scope.items()
+        }
+
+    def behind(self, request: ReplayRequest) -> list[ReplayRequest]:
+        """Return the requests that begin to wait before this one is planned."""
+        scope = request.source.scope
+        later, number = self._later[scope], 1
+        if scope not in self._planned:
+            self._planned.add(scope)
+            next(later)  # the request itself
+            number = self._waiting
+        return [each for each, opens in islice(later, number) if opens]

@@ -101,18 +101,35 @@ def _hit_ratios(result: ReplayResult) -> str:
 
 
 def _prefill(result: ReplayResult) -> str:
-    change = result.prefill_change
-    direction = f"{abs(change):.1%} {'less' if change < 0 else 'more'} to prefill, order annotations included"
-    if change <= -_LEAST_CHANGE:
-        return f"That is {direction}."
-    if change < _LEAST_CHANGE:
-        return f"That hardly makes a difference: {direction}.{_main_cause(result)}"
-    if not result.annotation_tokens:
-        return f"It does not pay here: {direction}."
+    """Return the net change as a sentence, then the cost of notes, and what to do about a loss."""
+    change, less = result.prefill_change, result.net_saved_tokens
+    if not less:
+        return f"Net of labels and notes, there is as much to prefill as today.{_main_cause(result)}"
+    sentence = f"{abs(change):.1%} {'less' if less > 0 else 'more'} to prefill.{_notes(result)}"
+    if abs(change) < _LEAST_CHANGE:
+        sentence = f"that hardly makes a difference: {sentence}{_main_cause(result)}"
+    else:
+        sentence = f"that is {sentence}" if less > 0 else f"it does not pay here: {sentence}"
+    return f"Net of labels and notes, {sentence}{_advice(result) if less < 0 else ''}"
+
+
+def _notes(result: ReplayResult) -> str:
+    """Return the cost of labels, notes and references, as a sentence."""
+    if not result.note_tokens:
+        return ""
+    share = result.prefilled_note_tokens / max(result.net_prefilled_tokens, 1)
+    each = result.note_tokens / result.requests
+    return f" These take {each:,.0f} tokens per request, and are {share:.1%} of what is left to prefill."
+
+
+def _advice(result: ReplayResult) -> str:
+    """Return what avoids a net loss, as a sentence."""
+    gross = result.today_prefilled_tokens - result.prefilled_tokens
+    if gross <= 0 or result.placement == "tail":
+        return " Leave these prompts as they are."
     return (
-        f"It does not pay here: {direction}. An annotation takes"
-        f" {result.annotation_tokens / result.reordered_requests:,.0f} tokens, and a request has"
-        f" {result.total_tokens / result.requests:,.0f}."
+        f" Without them it would be {gross / result.today_prefilled_tokens:.1%} less: use --annotate none if your model"
+        " needs no note, else leave the order alone."
     )
 
 
@@ -124,7 +141,11 @@ def _main_cause(result: ReplayResult) -> str:
         "that the cache had evicted again": result.misses.evicted,
     }
     cause = max(causes, key=causes.__getitem__)
-    return f" {causes[cause] / result.prefilled_tokens:.0%} of it is blocks {cause}." if causes[cause] else ""
+    return (
+        f" {causes[cause] / result.prefilled_tokens:.0%} of the context to prefill is blocks {cause}."
+        if causes[cause]
+        else ""
+    )
 
 
 def _requests(result: ReplayResult) -> str:

@@ -15,7 +15,7 @@ __all__ = ["replay_page"]
 
 _OTHERS_DRAWN = 3
 _LEAST_CHANGE = 0.01
-_CAUSES = {"new": "new", "order": "other order", "evicted": "evicted", "other": "questions and references"}
+_CAUSES = {"new": "new", "order": "other order", "evicted": "evicted", "other": "questions"}
 
 
 def replay_page(results: Sequence[ReplayResult], estimates: Estimates | None = None) -> str:
@@ -56,7 +56,7 @@ def _verdict(headlines: Sequence[ReplayResult]) -> str:
     even = len(changes) - less - more
     verdict = f"On {less} of {len(changes)} traces, {name} would have left less to prefill, on {more or 'none'} more"
     verdict += f"; on {even} it makes less than 1% of difference" if even else ""
-    return f"{verdict}. The sentences that give the model the order of relevance are counted."
+    return f"{verdict}. Labels, notes and references are counted."
 
 
 class _Ratios(NamedTuple):

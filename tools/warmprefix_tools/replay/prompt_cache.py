@@ -1,13 +1,15 @@
 """Prompts as the engine receives them, and its prefix cache of whole blocks.
 
 A prompt is a sequence of pieces, each with a number. Two prompts share the numbers that they begin with. With placement
-`head` a prompt is the context in planned order; the rest of the prompt cannot be shared, so it is left out. With `tail`
-it is the conversation so far and this turn's context and question. Then only the first turn's context can be shared
-with other conversations, since a question follows it.
+`head` a prompt is the context in planned order, each block with its label. A note behind the context counts as
+prefilled. The rest of the prompt cannot be shared, so it is left out. With `tail` a prompt is the conversation so far
+and this turn's context, notes and question. Then only the first turn's context can be shared with other conversations,
+since a question follows it.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -17,20 +19,28 @@ from warmprefix.prefix import PrefixTree
 from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
-__all__ = ["CacheModel", "CachedTokens", "PromptLayout", "ReplayPrompt", "prompt_layout"]
+__all__ = ["CacheModel", "CachedPieces", "PromptLayout", "ReplayPrompt", "prompt_layout"]
 
 
 class ReplayPrompt(NamedTuple):
-    """One request's prompt, behind the preamble."""
+    """One request's prompt, behind the preamble.
+
+    Its pieces are those that the cache holds after the answer. Each has tokens that the application sends in any case,
+    and tokens that warmprefix writes.
+    """
 
     keys: Sequence[int]
-    """Pieces that the cache holds after the answer: those of the prompt, and the answer."""
+    """Numbers of the pieces: those of the prompt, and the answer."""
     tokens: Sequence[int]
-    """Tokens of each piece."""
+    """The application's tokens of each piece."""
+    written: Sequence[int]
+    """Tokens of the labels and notes in each piece; empty if there are none."""
     total_tokens: int
-    """Tokens of the prompt, without the answer."""
-    private_tokens: int
-    """Tokens of this turn's question and references, which are new to every cache."""
+    """The application's tokens of the prompt, without the answer."""
+    note_tokens: int
+    """Tokens of all labels, notes and references in the prompt."""
+    question_tokens: int
+    """Tokens of this turn's question, which is new to every cache."""
 
 
 class PromptLayout(Protocol):
@@ -49,7 +59,14 @@ def prompt_layout(workload: Workload, placement: Placement, answer_tokens: int) 
 class _HeadLayout:
     def lay_out(self, request: ReplayRequest, order: ContextOrder) -> ReplayPrompt:
         keys, tokens = request.keys, request.tokens
-        return ReplayPrompt([keys[i] for i in order.order], [tokens[i] for i in order.order], request.context_tokens, 0)
+        return ReplayPrompt(
+            keys=[keys[i] for i in order.order],
+            tokens=[tokens[i] for i in order.order],
+            written=order.label_tokens,
+            total_tokens=request.context_tokens,
+            note_tokens=order.written_tokens,
+            question_tokens=0,
+        )
 
 
 class _TailLayout:
@@ -61,36 +78,43 @@ class _TailLayout:
     def lay_out(self, request: ReplayRequest, order: ContextOrder) -> ReplayPrompt:
         history = self._history(request)
         opens_prompt = not history.keys
-        notes = dict(order.references)
-        for i in order.order:
-            # Behind a question, no other prompt has the same prefix. A note names this conversation's own labels.
-            history.keys.append(request.keys[i] if opens_prompt and i not in notes else next(self._private))
-            history.tokens.append(notes.get(i, request.tokens[i]))
-        history.keys.append(next(self._private))
-        history.tokens.append(request.source.query_tokens)
-        total = sum(history.tokens)
+        labels = order.label_tokens or (0,) * len(order.order)
+        for i, label in zip(order.order, labels, strict=True):
+            if i not in order.references:
+                # Behind a question, no other prompt has the same prefix.
+                history.add(request.keys[i] if opens_prompt else next(self._private), request.tokens[i], label)
+        if order.note_tokens:
+            history.add(next(self._private), 0, order.note_tokens)
+        question_tokens = request.source.query_tokens
+        history.add(next(self._private), question_tokens)
+        total, note_tokens = sum(history.tokens), sum(history.written)
         if self._answer_tokens:
-            history.keys.append(next(self._private))
-            history.tokens.append(self._answer_tokens)
-        return ReplayPrompt(history.keys, history.tokens, total, sum(notes.values()) + request.source.query_tokens)
+            history.add(next(self._private), self._answer_tokens)
+        return ReplayPrompt(history.keys, history.tokens, history.written, total, note_tokens, question_tokens)
 
     def _history(self, request: ReplayRequest) -> _History:
         if request.conversation is None:
-            return _History([], [])
-        return self._histories.setdefault((request.source.scope, request.conversation), _History([], []))
+            return _History([], [], [])
+        return self._histories.setdefault((request.source.scope, request.conversation), _History([], [], []))
 
 
 class _History(NamedTuple):
     keys: list[int]
     tokens: list[int]
+    written: list[int]
+
+    def add(self, key: int, tokens: int, written: int = 0) -> None:
+        self.keys.append(key)
+        self.tokens.append(tokens)
+        self.written.append(written)
 
 
-class CachedTokens(NamedTuple):
-    """Tokens of a prompt that a cache holds."""
+class CachedPieces(NamedTuple):
+    """Number of a prompt's first pieces that a cache holds."""
 
     now: int
     ever: int
-    """Tokens that a cache which never evicts would hold."""
+    """Pieces that a cache which never evicts would hold."""
 
 
 class CacheModel:
@@ -107,7 +131,8 @@ class CacheModel:
         self._held = PrefixTree[int](capacity_tokens, max_nodes)
         self._ever = None if capacity_tokens is None else PrefixTree[int](None, max_nodes)
 
-    def serve(self, keys: Sequence[int], tokens: Sequence[int]) -> CachedTokens:
-        """Return the cached tokens of a prompt, then hold all of it. O(len(keys))."""
-        now = self._held.insert(keys, tokens).tokens
-        return CachedTokens(now, now if self._ever is None else self._ever.insert(keys, tokens).tokens)
+    def serve(self, prompt: ReplayPrompt) -> CachedPieces:
+        """Return how much of a prompt is cached, then hold all of it. O(len(prompt.keys))."""
+        lengths = list(map(operator.add, prompt.tokens, prompt.written)) if prompt.written else prompt.tokens
+        now = self._held.insert(prompt.keys, lengths).blocks
+        return CachedPieces(now, now if self._ever is None else self._ever.insert(prompt.keys, lengths).blocks)

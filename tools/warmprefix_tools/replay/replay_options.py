@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from warmprefix.annotate import Annotate
 from warmprefix.errors import MissingExtraError
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import Placement
@@ -18,7 +19,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "typer") from exc
 
-__all__ = ["KOption", "ReplayOptions", "parse_capacities"]
+__all__ = ["AnnotateOption", "KOption", "ReplayOptions", "TokenizerOption", "parse_capacities"]
 
 _MOST = 1e12  # keeps seconds and money finite
 _CAPACITY = re.compile(r"([0-9][0-9_]*)(k|m|)")
@@ -27,6 +28,23 @@ _MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000}
 KOption = Annotated[
     int | None, Option("-k", help="Blocks per request that count.", show_default=f"{DEFAULT_K}, or all if fewer")
 ]
+
+AnnotateOption = Annotated[
+    Annotate,
+    Option(
+        help="Text in prompts about the order: a note where it changed, labels of blocks, both, none; auto: a note."
+    ),
+]
+TokenizerOption = Annotated[
+    str | None,
+    Option(
+        metavar="FILE_OR_URL",
+        help="A tokenizer.json, or an engine's address, to count labels and notes with.",
+        show_default="an estimate",
+    ),
+]
+_MOST_WAITING = 32
+"""Waiting requests that a plan considers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,9 @@ class ReplayOptions:
     placement: Annotated[Placement, Option(help="Place of the context: in front of the history, or behind it.")] = (
         "head"
     )
+    annotate: AnnotateOption = "auto"
+    tokenizer: TokenizerOption = None
+    waiting: Annotated[int, Option(help="Requests that wait while one is planned: those that follow in the trace.")] = 0
     answer_tokens: Annotated[int, Option(help="With tail: the length of the answers in the history.")] = 0
     prefill_rate: Annotated[
         float | None, Option(help="Uncached prompt tokens per second, for a column of times to first token.")
@@ -74,6 +95,7 @@ class ReplayOptions:
                 "--answer-tokens needs --placement tail, because with head no history stands before the context;"
                 f" got {self.answer_tokens} with {self.placement}"
             )
+        check_range("--waiting", self.waiting, 0, _MOST_WAITING)
         check_range("--prefill-rate", self.prefill_rate, 1, _MOST)
         check_range("--price", self.price, 0, _MOST)
         check_range("--cached-price", self.cached_price, 0, _MOST)

@@ -1,8 +1,9 @@
 """Results of a replay, and estimates of their cost.
 
 With placement `head`, tokens are those of context: what an order can decide on. With `tail` they are those of the
-whole prompt behind the preamble: the conversation so far, this turn's context, and its question. "Today" is the same
-trace and cache if nothing is ordered and nothing de-duplicated.
+whole prompt behind the preamble: the conversation so far, this turn's context, and its question. Labels, notes and
+references are counted apart from these, as note tokens. Gross savings are without note tokens, net savings with them.
+"Today" is the same trace and cache if nothing is ordered, nothing de-duplicated and nothing written.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Misses:
     evicted: int = 0
     """Tokens of blocks that the cache held behind this prefix, and has evicted since."""
     other: int = 0
-    """Tokens of questions and references, which no other prompt can share; 0 with placement `head`."""
+    """Tokens of questions, which no other prompt can share; 0 with placement `head`."""
 
     @property
     def total(self) -> int:
@@ -60,10 +61,11 @@ class ReplayResult:
     placement: Placement
     requests: int
     saved_tokens: int
-    """Tokens found in the cache."""
+    """Tokens found in the cache, without note tokens."""
     total_tokens: int
+    """All tokens, without note tokens."""
     gained_requests: int
-    """Requests that prefilled less than today. With placement `head`, the cache held more of them."""
+    """Requests that prefilled less than today, note tokens included."""
     reordered_requests: int
     reference_tokens: int
     """Tokens of blocks that references replaced, so that they are in no prompt; 0 with placement `head`."""
@@ -80,18 +82,23 @@ class ReplayResult:
     today_total_tokens: int = 0
     """Tokens sent today: more than `total_tokens` by what references spare."""
     lost_requests: int = 0
-    """Requests that prefilled more than today."""
+    """Requests that prefilled more than today, note tokens included."""
+    untouched_requests: int = 0
+    """Requests sent exactly as today; earlier ones may still make them gain or lose."""
     referring_requests: int = 0
     """Requests with a reference; none of them is reordered too."""
     policy_errors: int = 0
     """Requests served in relevance order because the policy failed."""
-    annotation_tokens: int = 0
-    """Estimated tokens of the order annotations, one per reordered request. No other count includes them, although
-    they are prefilled."""
+    tokenizer_errors: int = 0
+    """Texts whose tokens were estimated because the tokenizer failed."""
+    note_tokens: int = 0
+    """Tokens of the labels, notes and references in all prompts; with `tail` also of those in the history."""
+    saved_note_tokens: int = 0
+    """Those of them that were found in the cache."""
 
     @property
     def hit_ratio(self) -> float:
-        """Saved tokens divided by total tokens; 0 without tokens."""
+        """Saved tokens divided by total tokens, both without note tokens; 0 without tokens."""
         return self.saved_tokens / self.total_tokens if self.total_tokens else 0.0
 
     @property
@@ -112,26 +119,35 @@ class ReplayResult:
         return self.requests - self.gained_requests - self.lost_requests
 
     @property
-    def untouched_requests(self) -> int:
-        """Requests sent exactly as today; earlier ones may still make them gain or lose."""
-        return self.requests - self.reordered_requests - self.referring_requests
+    def prefilled_note_tokens(self) -> int:
+        """Tokens of labels, notes and references that the cache did not hold."""
+        return self.note_tokens - self.saved_note_tokens
+
+    @property
+    def net_prefilled_tokens(self) -> int:
+        return self.prefilled_tokens + self.prefilled_note_tokens
+
+    @property
+    def net_saved_tokens(self) -> int:
+        """Tokens that need no prefill any more, less those of labels, notes and references; negative for a loss."""
+        return self.today_prefilled_tokens - self.net_prefilled_tokens
 
     @property
     def prefill_change(self) -> float:
-        """Change of the prefill against today, order annotations included.
+        """Change of the prefill against today, note tokens included.
 
         -0.2 is a fifth less; 0 if today prefills nothing.
         """
         if not self.today_prefilled_tokens:
             return 0.0
-        return (self.prefilled_tokens + self.annotation_tokens) / self.today_prefilled_tokens - 1
+        return self.net_prefilled_tokens / self.today_prefilled_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
     """Speed and prices of an engine, to estimate seconds and money from tokens.
 
-    None stands for an unknown rate or price, and for an estimate that needs it. Order annotations count as prefilled.
+    None stands for an unknown rate or price, and for an estimate that needs it. Labels, notes and references count.
     The preamble, and with placement `head` the history and the question, are left out: they cost the same today.
     """
 
@@ -144,7 +160,7 @@ class Estimates:
 
     def ttft_seconds(self, result: ReplayResult) -> float | None:
         """Return the mean time of a request's prefill on an idle engine."""
-        return self._seconds(result.prefilled_tokens + result.annotation_tokens, result.requests)
+        return self._seconds(result.net_prefilled_tokens, result.requests)
 
     def ttft_seconds_today(self, result: ReplayResult) -> float | None:
         """Return the same time today."""
@@ -152,7 +168,7 @@ class Estimates:
 
     def cost(self, result: ReplayResult) -> float | None:
         """Return the cost of all prompts together."""
-        return self._cost(result.prefilled_tokens + result.annotation_tokens, result.saved_tokens)
+        return self._cost(result.net_prefilled_tokens, result.saved_tokens + result.saved_note_tokens)
 
     def cost_today(self, result: ReplayResult) -> float | None:
         """Return the same cost today."""

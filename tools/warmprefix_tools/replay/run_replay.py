@@ -13,8 +13,10 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix.outputs import check_writable, standard_output, text_file
+from warmprefix.tokens import TokenCounter
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.replay.arrange import ContextOrder
+from warmprefix_tools.replay.note_tokenizer import load_tokenizer
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.replay_options import ReplayOptions
 from warmprefix_tools.replay.results import Estimates, ReplayResult
@@ -35,21 +37,24 @@ def run_replay(options: ReplayOptions) -> None:
     """Replay the traces, print the results, and write the files that the options name.
 
     Raises:
+        MissingExtraError: The tokenizer needs an extra that is not installed.
         OutputError: A file cannot be written.
+        TokenizerLoadError: The tokenizer cannot be used.
         TraceError: A file is no trace. All are read before the first is replayed.
     """
     for file in options.files:
         check_writable(file)
     traces = _read(options.traces, options.limit)
+    tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     estimates = Estimates(options.prefill_rate, options.price, options.cached_price or 0.0)
     with ExitStack() as stack:
         write = None if options.orders_out is None else stack.enter_context(text_file(options.orders_out))
-        results = _replay(traces, options, write)
+        results = _replay(traces, options, tokenizer, write)
     if options.html is not None:
         write_text(options.html, replay_page(results, estimates))
     console = report_console(options.json_file)
     with standard_output():
-        write_json(options.json_file, _as_json(results, estimates))
+        write_json(options.json_file, _as_json(results, options, estimates))
         print_results(results, estimates, console)
         if options.placement == "head":
             print_conversations(traces, console)
@@ -66,7 +71,10 @@ def _read(paths: Sequence[Path], limit: int | None) -> list[Trace]:
 
 
 def _replay(
-    traces: Sequence[Trace], options: ReplayOptions, write: Callable[[str], object] | None
+    traces: Sequence[Trace],
+    options: ReplayOptions,
+    tokenizer: TokenCounter | None,
+    write: Callable[[str], object] | None,
 ) -> list[ReplayResult]:
     """Replay every trace with every cache and policy, and write the served orders."""
     results: list[ReplayResult] = []
@@ -75,7 +83,14 @@ def _replay(
     with progress_bar(announcement, name_width=44) as progress:
         task = progress.add_task("", total=runs * sum(len(trace.requests) for trace in traces))
         for trace in traces:
-            replay = Replay(Workload(trace, options.k), options.placement, options.answer_tokens)
+            replay = Replay(
+                Workload(trace, options.k),
+                options.placement,
+                options.answer_tokens,
+                annotate=options.annotate,
+                tokenizer=tokenizer,
+                waiting=options.waiting,
+            )
             for capacity in options.capacities:
                 for policy in options.policy_names:
                     progress.update(task, description=f"{visible(trace.name)[:30]} {policy}")
@@ -102,15 +117,16 @@ def _order_line(labels: dict[str, Any], request: ReplayRequest, order: ContextOr
     """Return a served request as JSON, with `references` only if there are some."""
     line = {**labels, "request": request.source.request, "order": [request.ids[i] for i in order.order]}
     if order.references:
-        line["references"] = [request.ids[i] for i, _ in order.references]
+        line["references"] = [request.ids[i] for i in order.references]
     return json.dumps(line, separators=(",", ":")) + "\n"
 
 
-def _as_json(results: Sequence[ReplayResult], estimates: Estimates) -> dict[str, Any]:
-    """Return all results, with the versions and estimates behind them."""
+def _as_json(results: Sequence[ReplayResult], options: ReplayOptions, estimates: Estimates) -> dict[str, Any]:
+    """Return all results, with the versions, options and estimates behind them."""
     return {
         "warmprefix": __version__,
         "python": platform.python_version(),
+        **{name: getattr(options, name) for name in ("annotate", "tokenizer", "waiting")},
         "estimates": asdict(estimates),
         "results": [_result_as_json(result, estimates) for result in results],
     }
@@ -119,8 +135,9 @@ def _as_json(results: Sequence[ReplayResult], estimates: Estimates) -> dict[str,
 _RESULT_FIELDS = (
     "trace", "policy", "capacity_tokens", "k", "placement", "requests", "hit_ratio", "saved_tokens", "total_tokens",
     "prefilled_tokens", "plan_us_p50", "plan_us_p99", "commit_us_p50", "commit_us_p99", "gained_requests",
-    "lost_requests", "reordered_requests", "referring_requests", "reference_tokens", "annotation_tokens",
-    "today_saved_tokens", "today_total_tokens", "prefill_change", "policy_errors",
+    "lost_requests", "reordered_requests", "untouched_requests", "referring_requests", "reference_tokens",
+    "note_tokens", "saved_note_tokens", "today_saved_tokens", "today_total_tokens", "net_saved_tokens",
+    "prefill_change", "policy_errors", "tokenizer_errors",
 )  # fmt: skip
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from warmprefix.annotate import Annotate, Templates
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
-from warmprefix_tools.replay.arrange import ContextOrder, PlannerArranger, RelevanceArranger, RequestArranger
-from warmprefix_tools.replay.prompt_cache import CachedTokens, CacheModel, ReplayPrompt, prompt_layout
+from warmprefix.tokens import TokenCounter
+from warmprefix_tools.replay.arrange import (
+    ArrangeOptions,
+    ContextOrder,
+    PlannerArranger,
+    RelevanceArranger,
+    RequestArranger,
+)
+from warmprefix_tools.replay.prompt_cache import CachedPieces, CacheModel, ReplayPrompt, prompt_layout
 from warmprefix_tools.replay.results import Misses, Point, ReplayResult
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
@@ -29,13 +36,25 @@ def _ignore(request: ReplayRequest, order: ContextOrder) -> None:
 class Replay:
     """One trace, to be run with policies and caches; equal runs give equal counts."""
 
-    def __init__(self, workload: Workload, placement: Placement = "head", answer_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        placement: Placement = "head",
+        answer_tokens: int = 0,
+        *,
+        annotate: Annotate = "auto",
+        templates: Templates | None = None,
+        tokenizer: TokenCounter | None = None,
+        waiting: int = 0,
+    ) -> None:
         """Prepare for runs.
 
         Args:
             workload: The trace.
             placement: Place of the context, as for `ContextPlanner.plan`.
             answer_tokens: With `tail`: the length of every answer, which stays in the history. Traces do not have it.
+            annotate, templates, tokenizer: As for `ContextPlanner`.
+            waiting: Number of requests of the same scope that wait while one is planned; see `ContextPlanner.queued`.
 
         Raises:
             ValueError: `answer_tokens` is negative.
@@ -45,6 +64,7 @@ class Replay:
         self.workload = workload
         self.placement: Placement = placement
         self.answer_tokens = answer_tokens
+        self._options = ArrangeOptions(placement, annotate, templates, tokenizer, waiting)
         self._today: dict[int | None, _Tally] = {}
 
     def run(
@@ -57,16 +77,16 @@ class Replay:
     ) -> ReplayResult:
         """Run a policy in a `ContextPlanner` of its own, with a cache of that capacity.
 
-        `relevance` stands for the application as it is: with placement `tail` it does not de-duplicate either.
+        `relevance` stands for the application as it is: it neither de-duplicates nor writes labels.
 
         Raises:
             TypeError: `policy` is neither a name nor callable.
             ValueError: `policy` is an unknown name, or `capacity_tokens` is below 1.
         """
-        planner = PlannerArranger(self.workload, policy, capacity_tokens, self.placement)
+        planner = PlannerArranger(self.workload, policy, capacity_tokens, self._options)
         policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
         result = self.run_arranger(planner, capacity_tokens, name=name or policy_name, observe=observe)
-        return replace(result, policy_errors=planner.policy_errors)
+        return replace(result, policy_errors=planner.policy_errors, tokenizer_errors=planner.tokenizer_errors)
 
     def run_arranger(
         self, arranger: RequestArranger, capacity_tokens: int | None, *, name: str, observe: Observe = _ignore
@@ -78,7 +98,7 @@ class Replay:
         saved, total = sum(run.saved), sum(run.totals)
         new = sum(request.new_tokens for request in self.workload.requests)
         evicted = run.ever_saved - saved
-        prefilled = tuple(zip(run.prefilled(), today.prefilled(), strict=True))
+        prefilled = tuple(zip(run.prefilled, today.prefilled, strict=True))
         return ReplayResult(
             trace=self.workload.name,
             policy=name,
@@ -93,11 +113,13 @@ class Replay:
             gained_requests=sum(ours < theirs for ours, theirs in prefilled),
             lost_requests=sum(ours > theirs for ours, theirs in prefilled),
             reordered_requests=run.reordered,
+            untouched_requests=run.untouched,
             referring_requests=run.referring,
-            annotation_tokens=run.annotation_tokens,
             reference_tokens=run.reference_tokens,
-            # No cache holds new blocks and private pieces, so all other misses come from the order.
-            misses=Misses(new, total - run.ever_saved - new - run.private_tokens, evicted, run.private_tokens),
+            note_tokens=run.note_tokens,
+            saved_note_tokens=run.saved_note_tokens,
+            # No cache holds new blocks and questions, so all other misses come from the order.
+            misses=Misses(new, total - run.ever_saved - new - run.question_tokens, evicted, run.question_tokens),
             over_time=_stretches(run.saved, run.totals),
             plan_us_p50=_quantile(run.plan_seconds, 0.5) * 1e6,
             plan_us_p99=_quantile(run.plan_seconds, 0.99) * 1e6,
@@ -113,7 +135,7 @@ class Replay:
         for request in requests:
             order = arranger.arrange(request)
             prompt = layout.lay_out(request, order)
-            tally.add(request, order, prompt, cache.serve(prompt.keys, prompt.tokens))
+            tally.add(request, order, prompt, cache.serve(prompt))
             observe(request, order)
         return tally
 
@@ -124,31 +146,34 @@ class _Tally:
     def __init__(self) -> None:
         self.saved: list[int] = []
         self.totals: list[int] = []
+        self.prefilled: list[int] = []
+        """Note tokens included."""
         self.plan_seconds: list[float] = []
         self.commit_seconds: list[float] = []
         self.ever_saved = 0
-        self.private_tokens = 0
+        self.question_tokens = 0
         self.reference_tokens = 0
-        self.annotation_tokens = 0
+        self.note_tokens = 0
+        self.saved_note_tokens = 0
         self.reordered = 0
         self.referring = 0
+        self.untouched = 0
 
-    def add(self, request: ReplayRequest, order: ContextOrder, prompt: ReplayPrompt, cached: CachedTokens) -> None:
-        self.saved.append(cached.now)
+    def add(self, request: ReplayRequest, order: ContextOrder, prompt: ReplayPrompt, cached: CachedPieces) -> None:
+        saved, saved_note_tokens = sum(prompt.tokens[: cached.now]), sum(prompt.written[: cached.now])
+        self.saved.append(saved)
         self.totals.append(prompt.total_tokens)
+        self.prefilled.append(prompt.total_tokens - saved + prompt.note_tokens - saved_note_tokens)
         self.plan_seconds.append(order.plan_seconds)
         self.commit_seconds.append(order.commit_seconds)
-        self.ever_saved += cached.ever
-        self.private_tokens += prompt.private_tokens
-        if order.order != request.relevance:
-            self.reordered += 1
-            self.annotation_tokens += request.annotation_tokens
-        if order.references:
-            self.referring += 1
-            self.reference_tokens += sum([request.tokens[i] for i, _ in order.references])
-
-    def prefilled(self) -> Iterator[int]:
-        return map(operator.sub, self.totals, self.saved)
+        self.ever_saved += sum(prompt.tokens[: cached.ever])
+        self.question_tokens += prompt.question_tokens
+        self.note_tokens += prompt.note_tokens
+        self.saved_note_tokens += saved_note_tokens
+        self.reordered += order.order != request.relevance
+        self.referring += bool(order.references)
+        self.reference_tokens += sum([request.tokens[i] for i in order.references])
+        self.untouched += order.order == request.relevance and not order.references and not prompt.note_tokens
 
 
 def _stretches(saved: Sequence[int], totals: Sequence[int]) -> tuple[Point, ...]:

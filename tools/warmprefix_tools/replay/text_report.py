@@ -70,15 +70,15 @@ def _print_table(comparison: TraceComparison, estimates: Estimates, console: Con
 def _columns(comparison: TraceComparison, estimates: Estimates) -> tuple[list[_Column], list[_Column]]:
     """Return the columns of counts, and those of time and money."""
     counts: list[_Column] = [
-        ("hit\nratio", lambda result: f"{result.hit_ratio:.1%}"),
-        ("tokens\nsaved", lambda result: f"{result.saved_tokens:,}"),
+        ("gross\nhit ratio", lambda result: f"{result.hit_ratio:.1%}"),
         ("referred\nto", lambda result: f"{result.reference_tokens:,}"),
-        ("\nprefill", lambda result: f"{result.prefill_change:+.1%}"),
+        ("net\nsaved", lambda result: f"{0 - result.prefill_change:+.1%}"),
+        ("net\ntokens", lambda result: f"{result.net_saved_tokens:+,}"),
         ("requests\nbetter", lambda result: _share(result.gained_requests, result)),
         ("\nworse", lambda result: _share(result.lost_requests, result)),
     ]
     if not any(result.reference_tokens for result in comparison.cells.values()):
-        del counts[2]
+        del counts[1]
     times: list[_Column] = [
         ("plan µs\np50", lambda result: f"{result.plan_us_p50:,.0f}"),
         ("\np99", lambda result: f"{result.plan_us_p99:,.0f}"),
@@ -114,18 +114,26 @@ def _share(requests: int, result: ReplayResult) -> str:
 
 
 def _failures(results: Sequence[ReplayResult]) -> list[str]:
-    return [
+    policies = [
         f"{result.policy} failed in {counted(result.policy_errors, 'request')} of {visible(result.trace)};"
         " they count in relevance order."
         for result in results
         if result.policy_errors
     ]
+    tokenizers = [
+        f"The tokenizer failed for {counted(result.tokenizer_errors, 'text')} of {result.policy}; their tokens are"
+        " estimated."
+        for result in results
+        if result.tokenizer_errors
+    ]
+    return policies + tokenizers
 
 
 def _legend(estimates: Estimates) -> list[str]:
     lines = [
-        "prefill: change against the application as it is, in relevance order and with nothing de-duplicated; order"
-        " annotations count. better, worse: requests that prefill less or more than that, without annotations.",
+        "gross: without labels and notes. net: prefill, in percent and in tokens, that the order saves against the"
+        " application as it is, in relevance order, with nothing de-duplicated and nothing written; labels, notes and"
+        " references count. better, worse: requests that prefill less or more than that, net.",
     ]
     if estimates.prefill_rate is not None:
         lines.append(

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock
-from warmprefix.labels import label_candidates
 from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
-__all__ = ["DEFAULT_K", "ReplayRequest", "Workload", "estimated_tokens"]
+__all__ = ["DEFAULT_K", "ReplayRequest", "Workload"]
 
 DEFAULT_K = 15
 
@@ -33,8 +31,6 @@ class ReplayRequest:
     context_tokens: int
     new_tokens: int
     """Tokens of blocks that no earlier request of the scope had. No order can save them."""
-    annotation_tokens: int
-    """Estimated tokens of the order annotation, which the prompt has if the order changed."""
     conversation: str | None
     """Name of the conversation for the planner."""
 
@@ -62,16 +58,13 @@ class Workload:
 
 def _requests(trace: Trace, k: int) -> Iterator[ReplayRequest]:
     blocks: dict[BlockId, ContextBlock] = {}
-    labels: dict[BlockId, str] = {}
     keys: dict[tuple[str | None, BlockId], int] = {}
     numbers = count()
-    templates = Templates()
     for source in trace.requests:
         ids = tuple(dict.fromkeys(source.blocks[:k]))
         for id in ids:
             if id not in blocks:
                 blocks[id] = ContextBlock(json.dumps(id), id=id, tokens=trace.tokens[id])
-                labels[id] = next(label_candidates(blocks[id]))
         tokens = tuple([trace.tokens[id] for id in ids])
         new = [id for id in ids if (source.scope, id) not in keys]
         keys.update({(source.scope, id): next(numbers) for id in new})
@@ -84,11 +77,5 @@ def _requests(trace: Trace, k: int) -> Iterator[ReplayRequest]:
             relevance=tuple(range(len(ids))),
             context_tokens=sum(tokens),
             new_tokens=sum(trace.tokens[id] for id in new),
-            annotation_tokens=estimated_tokens(templates.order_annotation([labels[id] for id in ids])),
             conversation=None if source.conversation is None else json.dumps(source.conversation),
         )
-
-
-def estimated_tokens(text: str) -> int:
-    """Return the planner's own estimate: a quarter of the UTF-8 bytes, rounded up."""
-    return ContextBlock(text).tokens
