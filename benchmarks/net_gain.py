@@ -25,6 +25,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common import print_table, size, write_rows
@@ -76,7 +77,7 @@ WITHOUT_NOTES = ("no note", "no note, 8 waiting")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", nargs="*", metavar="TRACE_OR_FOLDER", type=str)
+    parser.add_argument("traces", nargs="*", metavar="TRACE_OR_FOLDER", type=Path)
     parser.add_argument("--caches", default="30000,100000,500000,unbounded")
     parser.add_argument("--tokenizers", default=f"estimate,{','.join(COUNTED_WITH)}")
     options = parser.parse_args()
