@@ -48,7 +48,7 @@ def test_code_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert commit == ""
     stats = names["planner"].stats()
     assert stats.commits == 3 + 2  # of the batch, and of the micro batch
-    assert names["answer"].choices[0].message.content
+    assert names["completion"].choices[0].message.content
 
     assert sorted(re.findall(r"'(q\d)'", window)) == ["q1", "q2", "q3"]
     assert names["window"].saved_tokens > batch.saved_tokens  # all of it was committed
