@@ -25,17 +25,24 @@ def printed(result: DemoResult, options: DemoOptions, width: int = 100, encoding
 
 def test_report_has_both_tables_three_prompts_and_the_caveats(result: DemoResult, options: DemoOptions) -> None:
     text = printed(result, options)
-    assert text.count("tokens prefilled") == 2
+    assert text.count("tokens prefilled (net)") == 2
+    assert text.count("labels, notes, references") == 2
     for served in result.runs["head"]:
         ratio = summarize_arm(served).hit_ratio
         assert ratio is not None
         assert f"{ratio:.1%}" in text
     assert text.count("\nQ: ") == 3
-    assert "Please read the context in the following priority order: [" in text
+    reordered, referring, _ = pick_examples(result.runs)
+    for example in (reordered, referring):
+        for shown in (example.before, example.after):
+            assert f" 1. {shown.context.blocks[0].label}" in text
+    assert f"  then: {reordered.after.context.order_annotation}" in text
+    notes = sum(summarize_arm(after).annotated for _, after in result.runs.values())
+    assert f"; {notes} have a note that names the most relevant" in text
     assert "\u21a9 " in text
     assert "Emulated" in text
     assert "--endpoint" in text
-    assert len(text.splitlines()) <= 62
+    assert len(text.splitlines()) <= 64
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -84,7 +91,7 @@ def test_marks_agree_with_the_engines_count(result: DemoResult) -> None:
 
 def test_examples_are_of_their_kinds(result: DemoResult) -> None:
     reordered, referring, least = pick_examples(result.runs)
-    assert reordered.after.context.order_annotation is not None
+    assert reordered.after.context.reordered
     assert referring.after.context.reference_tokens > 0
     for example in (reordered, referring, least):
         assert example.before.question is example.after.question

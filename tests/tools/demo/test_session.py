@@ -10,7 +10,7 @@ import pytest
 from warmprefix import Templates
 from warmprefix.plan import Placement
 from warmprefix_tools.demo import DemoError
-from warmprefix_tools.demo.arms import relevance_arm
+from warmprefix_tools.demo.arms import INSTRUCTIONS, relevance_arm
 from warmprefix_tools.demo.client import ANSWER_TOKENS, ChatClient
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.demo_measures import summarize_arm
@@ -28,6 +28,7 @@ INSTANT = EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_prompt_contains_all_evidence(result: DemoResult, placement: Placement, arm: int) -> None:
+    """With placement `tail`, warmprefix labels the blocks, so that references can name them; no other prompt does."""
     templates = Templates()
     for turn, served in zip(result.turns, result.runs[placement][arm], strict=True):
         assert served.question is turn.question
@@ -36,13 +37,35 @@ def test_every_prompt_contains_all_evidence(result: DemoResult, placement: Place
         assert len(shown) == len(turn.blocks)
         for block in turn.blocks:
             assert block.id is not None
-            in_full = f"[{block.id}] {block.text}"
+            in_full = f"[{block.id}] {block.text}" if (placement, arm) == ("tail", 1) else f"\n\n{block.text}"
             if shown[block.id].is_reference:
                 assert block.id in templates.noted_labels(holder)
                 assert any(in_full in message["content"] for message in served.messages[:-1])
             else:
-                assert in_full in holder
+                assert in_full in f"\n\n{holder}"
+            assert f"[{block.id}]" not in holder or (placement, arm) == ("tail", 1)
         assert turn.question.text in served.messages[-1]["content"]
+
+
+def test_prompts_without_warmprefix_are_the_retrieved_texts(result: DemoResult) -> None:
+    for turn, served in zip(result.turns, result.runs["head"][0], strict=True):
+        context = "\n\n".join([block.text for block in turn.blocks])
+        assert served.messages[0]["content"] == f"{INSTRUCTIONS}\n\n{context}"
+        assert (served.context.note_tokens, served.context.reordered) == (0, False)
+
+
+def test_reordered_prompts_end_with_the_places_of_the_most_relevant_passages(result: DemoResult) -> None:
+    templates = Templates()
+    assert templates.most_named is not None
+    for turn, served in zip(result.turns, result.runs["head"][1], strict=True):
+        shown = [block.label for block in served.context.blocks]
+        places = [shown.index(str(block.id)) + 1 for block in turn.blocks[: templates.most_named]]
+        note = templates.places.format(places=", ".join(map(str, places)))
+        is_noted = places != sorted(range(1, len(places) + 1))
+        assert served.context.order_annotation == (note if is_noted else None)
+        assert served.messages[0]["content"].endswith(f"\n\n{note}") == is_noted
+        assert (served.context.note_tokens > 0) == is_noted
+        assert served.context.reordered >= is_noted
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -32,24 +32,27 @@ def test_code_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
         for block in CODE.findall(PAGE):
             exec(compile(block, "batch.md", "exec"), names)
             printed.append(capsys.readouterr().out)
-    plan, commit, window, own = printed
+    plan, commit, window, held, own = printed
 
     batch = names["batch"]
     assert isinstance(batch, BatchPlan)
     first = next(iter(batch))
     assert first.warmed_by is None
     assert {planned.id for planned in batch} == {"q1", "q2", "q3"}
-    assert all(f"{planned.id} {planned.saved_tokens} {planned.warmed_by} [" in plan for planned in batch)
+    assert all(
+        f"{planned.id} {planned.saved_tokens} {planned.warmed_by} {planned.blocks[0].text}" in plan for planned in batch
+    )
     assert 0 < batch.saved_tokens <= batch.upper_bound
     assert re.search(r"^\d\d% saved, \d\d% at most \([a-z ]+\)$", plan, re.MULTILINE)
 
     assert commit == ""
     stats = names["planner"].stats()
-    assert stats.commits == 3
-    assert names["answer"].choices[0].message.content
+    assert stats.commits == 3 + 2  # of the batch, and of the micro batch
+    assert names["completion"].choices[0].message.content
 
     assert sorted(re.findall(r"'(q\d)'", window)) == ["q1", "q2", "q3"]
     assert names["window"].saved_tokens > batch.saved_tokens  # all of it was committed
+    assert int(held.split()[0]) == 2
     assert own == f"{names['theirs'].saved_tokens} {names['theirs'].upper_bound}\n"
     assert names["theirs"].planner == "LongestBlocksFirst"
 

@@ -40,7 +40,8 @@ def test_run_with_every_option(
 
     written = json.loads(numbers.read_text())
     assert list(written) == [
-        "planner", "trace", "requests", "saved_tokens", "total_tokens", "hit_ratio", "upper_bound", "seconds", "device",
+        "planner", "trace", "requests", "saved_tokens", "total_tokens", "hit_ratio", "today_saved_tokens",
+        "note_tokens", "net_saved_tokens", "prefill_change", "upper_bound", "seconds", "device",
     ]  # fmt: skip
     assert (written["planner"], written["requests"], written["device"]) == ("merge", 150, "cpu")
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -53,8 +54,10 @@ def test_without_options_only_a_table_is_written(
     monkeypatch.chdir(tmp_path)
     result = run("plan-batch", trace)
     assert (result.returncode, list(tmp_path.iterdir())) == (0, [])
-    words = [line.split("  ")[0].strip() for line in result.stdout.splitlines()[1:6]]
-    assert words == ["planner", "hit ratio", "tokens saved", "upper bound", "planned in"]
+    words = [line.split("  ")[0].strip() for line in result.stdout.splitlines()[1:8]]
+    assert words == [
+        "planner", "gross hit ratio", "tokens saved", "labels and notes", "net saved", "upper bound", "planned in",
+    ]  # fmt: skip
     assert "topics: 200 requests, a cache without bounds" in result.stdout
 
 
@@ -92,6 +95,7 @@ BAD_OPTIONS = [
     (["--capacity-tokens", "much"], "--capacity-tokens takes unbounded, or whole numbers from 1 on", "got 'much'"),
     (["--capacity-tokens", "0"], "--capacity-tokens takes unbounded, or whole numbers from 1 on", "got '0'"),
     (["--capacity-tokens", "100,000"], "--capacity-tokens takes one size here, without commas", "got '100,000'"),
+    (["--annotate", "all"], "--annotate", "'all' is not one of 'auto', 'note', 'labels', 'both', 'none'"),
     (["--device", "tpu"], "--device", "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
     (["--time-budget", -1], "--time-budget must be from 0 to 1,000,000,000", "got -1"),
     (["--time-budget", "nan"], "--time-budget must be from 0 to 1,000,000,000", "got nan"),

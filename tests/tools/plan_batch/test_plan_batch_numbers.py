@@ -7,22 +7,25 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from warmprefix.annotate import Annotation, Templates
 from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix_tools.cli import app
+from warmprefix_tools.plan_batch import run_plan_batch
 
 Line = dict[str, Any]
 Recount = Callable[[list[Line], list[Line], int | None], int]
 Write = Callable[[Path, list[Line]], Path]
 
 CONTRACT = [
-    "planner", "trace", "requests", "saved_tokens", "total_tokens", "hit_ratio", "upper_bound", "seconds", "device",
+    "planner", "trace", "requests", "saved_tokens", "total_tokens", "hit_ratio", "today_saved_tokens", "note_tokens",
+    "net_saved_tokens", "prefill_change", "upper_bound", "seconds", "device",
 ]  # fmt: skip
 
 
@@ -79,7 +82,13 @@ def test_saved_tokens_can_be_counted_again(
     assert numbers["total_tokens"] == sum(tokens[block] for blocks in asked.values() for block in blocks)
 
     as_they_came = [{"request": line["request"], "order": line["blocks"]} for line in requests_of(lines)]
-    before = recount(lines, as_they_came, capacity) / numbers["total_tokens"]
+    assert numbers["today_saved_tokens"] == recount(lines, as_they_came, capacity)
+    before = numbers["today_saved_tokens"] / numbers["total_tokens"]
+    net = numbers["saved_tokens"] - numbers["today_saved_tokens"] - numbers["note_tokens"]
+    assert numbers["net_saved_tokens"] == net
+    assert numbers["prefill_change"] == pytest.approx(-net / (numbers["total_tokens"] - numbers["today_saved_tokens"]))
+    assert f"{net:+,} tokens, " in planned.printed
+    assert (": a loss" in planned.printed) == (net < 0)
     assert f"{before:.1%} as they came -> {numbers['hit_ratio']:.1%} planned" in planned.printed
     if capacity is None and planner == "relevance":
         assert numbers["hit_ratio"] == before
@@ -146,7 +155,7 @@ def test_single_request_shares_nothing(tmp_path: Path, write: Write, planner: st
     planned = PlanBatchRun(write(tmp_path / "one.jsonl", lines), "--planner", planner)
     assert planned.orders == [{"request": "q", "order": ["b"]}]
     numbers = {key: value for key, value in planned.numbers.items() if key != "seconds"}
-    assert list(numbers.values()) == [planner, "one", 1, 0, 7, 0.0, 0, "cpu"]
+    assert list(numbers.values()) == [planner, "one", 1, 0, 7, 0.0, 0, 0, 0, 0.0, 0, "cpu"]
 
 
 def test_requests_without_blocks(tmp_path: Path, write: Write) -> None:
@@ -163,6 +172,48 @@ def test_equal_requests_of_different_scopes_share_nothing(tmp_path: Path, write:
     planned = PlanBatchRun(write(tmp_path / "scopes.jsonl", lines))
     assert planned.numbers["saved_tokens"] == 5 * 100
     assert [line["request"] for line in planned.orders] == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+
+
+@pytest.mark.parametrize("annotate", ["auto", "note", "labels", "both", "none"])
+def test_notes_are_those_of_the_prompts(trace: Path, annotate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The written tokens are those by which prompts differ from their texts; a found block's label is found too."""
+    monkeypatch.setattr(run_plan_batch, "load_tokenizer", lambda name: words)
+    planned = PlanBatchRun(trace, "--planner", "merge", "--annotate", annotate, "--tokenizer", "words.json")
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    ranks = {line["request"]: {block: rank for rank, block in enumerate(line["blocks"])} for line in requests_of(lines)}
+    seen: set[tuple[int, ...]] = set()
+    labels = found_labels = notes = 0
+    for line in planned.orders:
+        for end in range(1, len(line["order"]) + 1):
+            labels += annotate in ("labels", "both")
+            found_labels += annotate in ("labels", "both") and tuple(line["order"][:end]) in seen
+            seen.add(tuple(line["order"][:end]))
+        shown: Annotation = "note" if annotate == "auto" else cast(Annotation, annotate)
+        order = [ranks[line["request"]][block] for block in line["order"]]
+        note = Templates().order_note(shown, order, [f"b{i}" for i in order])
+        notes += 0 if note is None else words(note)
+    assert planned.numbers["note_tokens"] == labels + notes
+    gross = planned.numbers["saved_tokens"] - planned.numbers["today_saved_tokens"]
+    assert planned.numbers["net_saved_tokens"] == gross - (labels - found_labels) - notes
+    assert (labels + notes > 0) == (annotate != "none")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_net_loss_is_called_a_loss(tmp_path: Path, write: Write) -> None:
+    """Blocks of two tokens are shorter than the note that another order needs."""
+    lines: list[Line] = [{}, *({"block": i, "tokens": 2} for i in range(30))]
+    lines += [{"request": i, "blocks": [i + 1, 0, i + 10]} for i in range(10)]
+    trace = write(tmp_path / "short.jsonl", lines)
+    loss = PlanBatchRun(trace, "--planner", "merge")
+    assert loss.numbers["saved_tokens"] > 0 > loss.numbers["net_saved_tokens"]
+    assert loss.numbers["prefill_change"] > 0
+    assert ": a loss, try --annotate none or --planner relevance" in " ".join(loss.printed.split())
+    free = PlanBatchRun(trace, "--planner", "merge", "--annotate", "none")
+    assert free.numbers["net_saved_tokens"] == free.numbers["saved_tokens"] == loss.numbers["saved_tokens"]
+    assert "loss" not in free.printed
 
 
 def test_upper_bound_is_printed_with_its_kind(trace: Path) -> None:

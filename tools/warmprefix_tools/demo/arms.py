@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from warmprefix import ContextBlock, ContextPlanner, Templates
+from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.labels import label_candidates
 from warmprefix.plan import Placement
 
@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 INSTRUCTIONS = (
     "You answer questions about the Python standard library. Rely on the documentation in the context, name the"
-    " passages that you used by the labels in brackets, and point it out if the answer is not there."
+    " passages that you used, and point it out if the answer is not there."
 )
 
 
@@ -61,6 +61,7 @@ class ShownBlock:
     """A context block as a prompt shows it."""
 
     label: str
+    """Its name in the report; the prompt shows it only if `text` does."""
     text: str
     is_reference: bool
 
@@ -73,6 +74,9 @@ class PromptContext:
     order_annotation: str | None
     text: str
     cache_salt: str | None
+    reordered: bool = False
+    note_tokens: int = 0
+    """Tokens of the labels and notes in `text`, by the planner's estimate."""
     reference_tokens: int = 0
     planning_seconds: float | None = None
 
@@ -82,17 +86,19 @@ DemoArm = Callable[[Sequence[ContextBlock], Sequence[Message]], AbstractAsyncCon
 
 
 def relevance_arm(cache_salt: str) -> DemoArm:
-    """Return the arm that shows every block in the retriever's order, as applications do without warmprefix."""
-    templates = Templates()
+    """Return the arm without warmprefix: plain texts in the retriever's order."""
 
     @asynccontextmanager
     async def arrange(blocks: Sequence[ContextBlock], history: Sequence[Message]) -> AsyncIterator[PromptContext]:
-        labels = [next(label_candidates(block)) for block in blocks]
-        texts = [templates.block(label, block.text) for label, block in zip(labels, blocks, strict=True)]
-        shown = tuple(ShownBlock(label, text, False) for label, text in zip(labels, texts, strict=True))
-        yield PromptContext(shown, None, "\n\n".join(texts), cache_salt)
+        shown = tuple(ShownBlock(_name(block), block.text, False) for block in blocks)
+        yield PromptContext(shown, None, "\n\n".join([block.text for block in shown]), cache_salt)
 
     return arrange
+
+
+def _name(block: ContextBlock) -> str:
+    """Return the label that a block would have in a prompt with labels."""
+    return next(label_candidates(block))
 
 
 def warmprefix_arm(
@@ -115,9 +121,18 @@ def warmprefix_arm(
             text = plan.render()
             seconds = time.perf_counter() - started
             shown = tuple(
-                ShownBlock(planned.label, paragraph, planned.reference is not None)
+                ShownBlock(planned.label or _name(planned.block), paragraph, planned.reference is not None)
                 for planned, paragraph in zip(plan.blocks, plan.paragraphs(), strict=True)
             )
-            yield PromptContext(shown, plan.order_annotation, text, plan.cache_salt, plan.reference_tokens, seconds)
+            yield PromptContext(
+                shown,
+                plan.order_annotation,
+                text,
+                plan.cache_salt,
+                plan.reordered,
+                plan.note_tokens,
+                plan.reference_tokens,
+                seconds,
+            )
 
     return arrange

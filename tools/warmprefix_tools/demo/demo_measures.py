@@ -32,7 +32,11 @@ class ArmSummary:
     ttft_p95: float
     planning_p50: float | None
     reordered: int
+    """Prompts whose blocks are in another order than the retriever's."""
+    annotated: int
     """Prompts that have an order annotation."""
+    note_tokens: int
+    """Tokens of labels, notes and references that the prompts write, by the planner's own estimate."""
     references: int
     reference_tokens: int
     """Context tokens that references save, by the planner's own estimate."""
@@ -66,7 +70,9 @@ def summarize_arm(served: Sequence[ServedTurn]) -> ArmSummary:
         ttft_p50=_quantile(ttfts, 0.5),
         ttft_p95=_quantile(ttfts, 0.95),
         planning_p50=_quantile(planning, 0.5) if planning else None,
-        reordered=sum(each.context.order_annotation is not None for each in served),
+        reordered=sum(each.context.reordered for each in served),
+        annotated=sum(each.context.order_annotation is not None for each in served),
+        note_tokens=sum(each.context.note_tokens for each in served),
         references=sum(block.is_reference for each in served for block in each.context.blocks),
         reference_tokens=sum(each.context.reference_tokens for each in served),
     )
@@ -150,6 +156,7 @@ class PromptLine(NamedTuple):
     label: str
     is_reference: bool
     cached: Literal["all", "part", "none", "unknown"]
+    is_history: bool = False
 
 
 def pick_examples(runs: ArmRuns) -> list[PromptExample]:
@@ -163,7 +170,7 @@ def pick_examples(runs: ArmRuns) -> list[PromptExample]:
         for before, after in zip(relevance, warmprefix, strict=True)
     ]
     first = [pair for pair in pairs if pair.placement == pairs[0].placement]
-    reordered = [pair for pair in first if pair.after.context.order_annotation is not None]
+    reordered = [pair for pair in first if pair.after.context.reordered]
     referring = [pair for pair in pairs if pair.after.context.reference_tokens]
     kinds = (
         ("A typical prompt with another order", reordered, 0.5),
@@ -214,7 +221,8 @@ def prompt_lines(served: ServedTurn, placement: Placement) -> list[PromptLine]:
     lines: list[PromptLine] = []
     if len(before) > 1:
         end = len(render_chat(before, add_generation_prompt=False))
-        lines.append(line(f"(history, {end:,} tokens)", False, 0, end - _LAST_OF_ANSWER))
+        history = line(f"(history, {end:,} tokens)", False, 0, end - _LAST_OF_ANSWER)
+        lines.append(history._replace(is_history=True))
     offset = 0
     for block in served.context.blocks:
         start = holder.text.index(block.text, offset)

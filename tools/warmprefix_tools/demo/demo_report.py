@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
+from itertools import count, zip_longest
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
@@ -69,9 +69,11 @@ def _comparison(title: str, before: ArmSummary, after: ArmSummary) -> Table:
         points = 100 * (after.hit_ratio - before.hit_ratio)
         table.add_row("hit ratio", f"{before.hit_ratio:.1%}", f"{after.hit_ratio:.1%}", f"{points:+.1f} points")
     _add_counts(table, "prompt tokens", before.prompt_tokens, after.prompt_tokens)
-    _add_counts(table, "tokens prefilled", before.prefilled_tokens, after.prefilled_tokens, style="bold")
+    _add_counts(table, "tokens prefilled (net)", before.prefilled_tokens, after.prefilled_tokens, style="bold")
     for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
         table.add_row(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new))
+    if after.note_tokens:
+        table.add_row("labels, notes, references", "", f"{after.note_tokens:,} tokens", "")
     if after.references:
         table.add_row("context saved by references", "", f"{after.reference_tokens:,} tokens", "")
     if after.planning_p50 is not None:
@@ -123,18 +125,24 @@ def _side_by_side(example: PromptExample, marks: Mapping[str, str]) -> Table:
 
 def _cells(served: ServedTurn, placement: Placement, marks: Mapping[str, str]) -> Iterator[Text]:
     lines = prompt_lines(served, placement)
+    places = count(1)  # as a note counts the blocks
     for line in lines[:_LINES_SHOWN]:
         kind = _REFERENCE if line.is_reference else line.cached
-        yield Text(f"{marks[kind]} {line.label}", style=_STYLES[kind])
+        place = "" if line.is_history else f"{next(places)}. "
+        yield Text(f"{marks[kind]} {place}{line.label}", style=_STYLES[kind])
     rest = Counter(_REFERENCE if line.is_reference else line.cached for line in lines[_LINES_SHOWN:])
     if rest:
         yield Text("  and " + ", ".join(f"{number} {marks[kind]}" for kind, number in rest.items()), style="dim")
 
 
+def _orders(arm: ArmSummary) -> tuple[int, int, int]:
+    return arm.reordered, arm.annotated, arm.requests
+
+
 def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> None:
     emulator = result.emulator
-    reordered = sum(each.context.order_annotation is not None for _, after in result.runs.values() for each in after)
-    requests = sum(len(after) for _, after in result.runs.values())
+    arms = [summarize_arm(after) for _, after in result.runs.values()]
+    reordered, annotated, requests = (sum(counts) for counts in zip(*map(_orders, arms), strict=True))
     console.print()
     if emulator is not None:
         console.print(
@@ -148,8 +156,8 @@ def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> 
             " vLLM reports them with --enable-prompt-tokens-details."
         )
     console.print(
-        f"Order: changed in {reordered} of {requests} prompts, each of which also names the order of relevance. Whether"
-        " answers stay as good is up to your model's use of that note; measure it on questions of your own."
+        f"Order: changed in {reordered} of {requests} prompts; {annotated} have a note that names the most relevant"
+        " passages. Whether answers stay as good is up to your model's use of that note; measure it on your questions."
     )
     if emulator is not None:
         console.print("Next, your engine: the same command with --endpoint http://localhost:8000/v1")

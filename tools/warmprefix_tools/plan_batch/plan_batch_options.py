@@ -9,7 +9,7 @@ from typing import Annotated
 from warmprefix.batch import BATCH_PLANNERS, Device
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
-from warmprefix_tools.replay.replay_options import KOption, parse_capacities
+from warmprefix_tools.replay.replay_options import AnnotateOption, KOption, TokenizerOption, parse_capacities
 
 try:
     from typer import Argument, Option
@@ -41,6 +41,8 @@ class PlanBatchOptions:
     device: Annotated[
         Device, Option(help="Where distances and overlaps are computed; auto: on a CUDA device if it pays.")
     ] = "auto"
+    annotate: AnnotateOption = "auto"
+    tokenizer: TokenizerOption = None
     time_budget: Annotated[
         float | None,
         Option(

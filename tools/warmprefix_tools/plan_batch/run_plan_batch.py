@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from warmprefix import ContextPlanner
+from warmprefix.annotate import has_labels
 from warmprefix.batch import BatchPlan, BatchRequest, BoundKind
 from warmprefix.blocks import ContextBlock
 from warmprefix.errors import MissingExtraError, WarmprefixError
+from warmprefix.notes import NoteWriter
 from warmprefix.outputs import check_writable, standard_output, text_file
+from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
+from warmprefix.tokens import TokenCounter
 from warmprefix.traces import NoRecorder
 from warmprefix_tools.console import progress_bar, report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
+from warmprefix_tools.replay.note_tokenizer import load_tokenizer
 from warmprefix_tools.replay.workload import DEFAULT_K
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
@@ -27,6 +33,9 @@ try:
     from rich.text import Text
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["BOUNDS", "PlanBatchError", "run_plan_batch"]
 
@@ -52,22 +61,25 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
         MissingExtraError: The planner or the device needs an extra that is not installed.
         OutputError: A file cannot be written.
         PlanBatchError: The planner or the device cannot plan this trace, or not on this machine.
+        TokenizerLoadError: The tokenizer cannot be used.
         TraceError: The file is no trace.
     """
     for file in options.files:
         check_writable(file)
     trace = read_trace(options.trace, options.limit)
     requests = _batch_requests(trace, options.k)
+    tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     saved_before = _saved_as_they_came(requests, options.capacity)
-    plan = _plan(requests, options)
+    plan = _plan(requests, options, tokenizer)
+    numbers = _Numbers.of(plan, saved_before)
     if options.orders_out is not None:
         with text_file(options.orders_out) as write:
             for line in _order_lines(plan, trace):
                 write(line)
     console = report_console(options.json_file)
     with standard_output():
-        write_json(options.json_file, _as_json(plan, trace.name))
-        _print_plan(plan, trace.name, saved_before, console)
+        write_json(options.json_file, _as_json(plan, numbers, trace.name))
+        _print_plan(plan, numbers, trace.name, console)
 
 
 def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
@@ -95,11 +107,54 @@ def _saved_as_they_came(requests: Sequence[BatchRequest], capacity_tokens: int |
     )
 
 
-def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions) -> BatchPlan:
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What a plan saves, gross and net of labels and notes, next to the requests as they came."""
+
+    saved_before: int
+    """Tokens that the same cache would save without the plan."""
+    prefilled_before: int
+    note_tokens: int
+    net_saved_tokens: int
+    """Tokens that need no prefill any more, less those of labels and notes; negative for a loss."""
+
+    @classmethod
+    def of(cls, plan: BatchPlan, saved_before: int) -> Self:
+        saved_note_tokens = 0
+        note_tokens = 0
+        for request in plan:
+            planned = request.plan
+            note_tokens += planned.note_tokens
+            if has_labels(planned.annotation):
+                saved_note_tokens += _found_label_tokens(planned, request.wording.writer)
+        net = plan.saved_tokens - saved_before - (note_tokens - saved_note_tokens)
+        return cls(saved_before, plan.total_tokens - saved_before, note_tokens, net)
+
+    @property
+    def prefill_change(self) -> float:
+        """Change of the prefill against the requests as they came; 0 if they prefill nothing."""
+        return -self.net_saved_tokens / self.prefilled_before if self.prefilled_before else 0.0
+
+
+def _found_label_tokens(plan: ContextPlan, writer: NoteWriter) -> int:
+    """Return the tokens of the labels in front of the blocks that the cache will hold."""
+    found = tokens = 0
+    for block in plan.blocks:
+        found += block.block.tokens
+        if found > plan.resident_tokens:
+            break
+        tokens += writer.tokens("labels", [block])
+    return tokens
+
+
+def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions, tokenizer: TokenCounter | None) -> BatchPlan:
     with progress_bar(f"Planning {counted(len(requests), 'request')} ...", name_width=12) as progress:
         task = progress.add_task("planning", total=None)
         try:
-            return ContextPlanner(policy="relevance", recorder=NoRecorder()).plan_batch(
+            planner = ContextPlanner(
+                policy="relevance", recorder=NoRecorder(), annotate=options.annotate, tokenizer=tokenizer
+            )
+            return planner.plan_batch(
                 requests,
                 options.planner,
                 capacity_tokens=options.capacity,
@@ -113,11 +168,8 @@ def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions) -> BatchP
             raise PlanBatchError(f"Cannot plan {options.trace}: {error}.") from error
 
 
-def _print_plan(plan: BatchPlan, trace: str, saved_before: int, console: Console) -> None:
-    """Print what the plan of a trace saves of the most that any plan could save.
-
-    `saved_before` are the tokens that the same cache would save without the plan.
-    """
+def _print_plan(plan: BatchPlan, numbers: _Numbers, trace: str, console: Console) -> None:
+    """Print what the plan of a trace saves, net of notes, of the most that any plan could save."""
     bounded = plan.capacity_tokens is not None
     cache = f"a cache of {plan.capacity_tokens:,} tokens" if bounded else "a cache without bounds"
     total = max(plan.total_tokens, 1)
@@ -127,24 +179,37 @@ def _print_plan(plan: BatchPlan, trace: str, saved_before: int, console: Console
     table.add_column(no_wrap=True)
     for name, value in (
         ("planner", plan.planner),
-        ("hit ratio", f"{saved_before / total:.1%} as they came -> {plan.hit_ratio:.1%} planned"),
+        ("gross hit ratio", f"{numbers.saved_before / total:.1%} as they came -> {plan.hit_ratio:.1%} planned"),
         ("tokens saved", f"{plan.saved_tokens:,} of {plan.total_tokens:,}"),
+        ("labels and notes", f"{numbers.note_tokens:,} tokens"),
+        ("net saved", _net(numbers, plan.planner)),
         ("upper bound", f"{plan.upper_bound:,} ({plan.upper_bound / total:.1%}), {BOUNDS[plan.bound]}"),
         ("planned in", f"{plan.seconds:,.2f} s on {plan.device}"),
     ):
         table.add_row(name, Text(value))
     console.print(table, crop=False)
     legend = (
-        "as they came: blocks in relevance order, requests in the order of the trace, the same cache. upper bound: the"
-        " most that any plan could save, with any cache."
+        "as they came: blocks in relevance order without labels and notes, requests in the order of the trace, the same"
+        " cache. net: against that, with labels and notes prefilled unless the cache holds them. upper bound: the most"
+        " that any plan could save gross, with any cache."
     )
     console.print(Text(legend, style="dim"), width=min(console.width, _TEXT_WIDTH))
+
+
+def _net(numbers: _Numbers, planner: str) -> str:
+    """Return the net saving; a loss comes with what avoids it."""
+    net = f"{numbers.net_saved_tokens:+,} tokens, {0 - numbers.prefill_change:+.1%} of the prefill as they came"
+    if numbers.net_saved_tokens >= 0:
+        return net
+    ways = ["--annotate none"] if numbers.note_tokens else []
+    ways += ["--planner relevance"] if planner != "relevance" else []
+    return f"{net}: a loss{', try ' if ways else ''}{' or '.join(ways)}"
 
 
 # -- for other programs; docs/batch.md is the contract ---------------------------------------------------------------
 
 
-def _as_json(plan: BatchPlan, trace: str) -> dict[str, Any]:
+def _as_json(plan: BatchPlan, numbers: _Numbers, trace: str) -> dict[str, Any]:
     return {
         "planner": plan.planner,
         "trace": trace,
@@ -152,6 +217,10 @@ def _as_json(plan: BatchPlan, trace: str) -> dict[str, Any]:
         "saved_tokens": plan.saved_tokens,
         "total_tokens": plan.total_tokens,
         "hit_ratio": plan.hit_ratio,
+        "today_saved_tokens": numbers.saved_before,
+        "note_tokens": numbers.note_tokens,
+        "net_saved_tokens": numbers.net_saved_tokens,
+        "prefill_change": numbers.prefill_change,
         "upper_bound": plan.upper_bound,
         "seconds": plan.seconds,
         "device": plan.device,

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from warmprefix import ContextPlanner
-from warmprefix.annotate import Annotate, Templates
+from warmprefix.annotate import Annotate, Templates, has_labels
 from warmprefix.notes import NoteWriter
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement
@@ -146,7 +146,7 @@ class PlannerArranger:
         )
 
     def _label_tokens(self, plan: ContextPlan) -> tuple[int, ...]:
-        if plan.annotation not in ("labels", "both"):
+        if not has_labels(plan.annotation):
             return ()
         return tuple(
             [0 if block.reference is not None else self._writer.tokens("labels", [block]) for block in plan.blocks]
