@@ -211,7 +211,7 @@ evidence = st.lists(EVIDENCE, min_size=1, max_size=8).map("".join)
 
 @given(st.lists(evidence, min_size=1, max_size=5, unique=True), st.sampled_from(["head", "record", "visible"]))
 def test_evidence_keeps_its_bytes(texts: list[str], way: str) -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     history: list[str] = []
     for start in range(len(texts)):  # from turn to turn
         blocks = [ContextBlock(text, id=f"doc-{i}") for i, text in enumerate(texts[: start + 1])]

@@ -304,7 +304,9 @@ def test_pinned_and_moved_beginnings_are_shared() -> None:
     """Two requests pin `a` to the start, and a third is moved behind it."""
     a, b, c = (block(text) for text in "abc")
     first = block("a", pinned="start")
-    batch = ContextPlanner(annotate="none").plan_batch({"1": [b, first], "2": [c], "3": [first, c], "4": [b, a], "5": [a]})
+    batch = ContextPlanner(annotate="none").plan_batch(
+        {"1": [b, first], "2": [c], "3": [first, c], "4": [b, a], "5": [a]}
+    )
     assert batch.saved_tokens >= 30
     order = [planned.id for planned in batch]
     assert abs(order.index("1") - order.index("4")) <= 2

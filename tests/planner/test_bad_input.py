@@ -208,8 +208,8 @@ def test_blank_texts_are_left_out_and_counted(way: str) -> None:
     else:
         batch = getattr(planner, way)({"q": request, "blank": [""]})
         plan = batch.requests[batch.positions["q"]].plan
-    assert [(planned.label, planned.positions) for planned in plan.blocks] == [("a", (1,)), ("b", (4,))]
-    assert plan.render() == "[a] evidence\n\n[b] more"
+    assert [(planned.block.id, planned.positions) for planned in plan.blocks] == [("a", (1,)), ("b", (4,))]
+    assert plan.render() == "evidence\n\nmore"
     assert planner.stats().blank_blocks == (3 if way == "plan" else 4)
 
 
@@ -256,7 +256,7 @@ def test_equal_looking_spellings_are_two_blocks() -> None:
     "bad", ["{label}", "a]b", "a\n[b]", "", " ", "a b", "x" * 41, "[a]", "é", "ctx-a", "a~b", "-a", "0" * 32, "\ud800"]
 )
 def test_an_unsafe_id_never_reaches_the_prompt(bad: str) -> None:
-    plan = ContextPlanner().plan([ContextBlock("evidence", id=bad)])
+    plan = ContextPlanner(annotate="both").plan([ContextBlock("evidence", id=bad)])
     assert plan.blocks[0].label == "ctx-2f235f"
     assert plan.blocks[0].block.id == bad
 
@@ -293,7 +293,9 @@ def test_a_request_larger_than_the_cache_is_served() -> None:
 
 
 def test_ids_and_no_ids_mix() -> None:
-    plan = ContextPlanner().plan([ContextBlock("a", id="a"), ContextBlock("b"), "c", ContextBlock("d", id=4)])
+    plan = ContextPlanner(annotate="both").plan(
+        [ContextBlock("a", id="a"), ContextBlock("b"), "c", ContextBlock("d", id=4)]
+    )
     assert [planned.label[:4] for planned in plan.blocks] == ["a", "ctx-", "ctx-", "4"]
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix.annotate import Annotate
 from warmprefix.ordering import POLICIES
 from warmprefix.stores import CircuitBreaker, Conversation, Forget, GuardedStore, MemorySeenStore, Operation
 
@@ -51,6 +52,7 @@ context_blocks = st.builds(
     pinned=st.sampled_from([None, None, None, "start", "end"]),
 )
 requests = st.lists(context_blocks, max_size=8)
+annotations: st.SearchStrategy[Annotate] = st.sampled_from(["auto", "note", "labels", "both", "none"])
 
 
 def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[ContextBlock]) -> None:
@@ -62,6 +64,11 @@ def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[Co
     assert len(plan.blocks) == len({request[i] for i in evidence})
     assert sorted(i for planned in plan.blocks for i in planned.positions) == evidence
     assert bool(rendered) == bool(evidence)
+    if plan.annotation in ("note", "none"):
+        note = [] if plan.order_annotation is None else [plan.order_annotation]
+        assert rendered == "\n\n".join([*[planned.block.text for planned in plan.blocks], *note])
+        assert not any(planned.label or planned.reference for planned in plan.blocks)
+        return
     labels = [planned.label for planned in plan.blocks]
     assert len(set(labels)) == len(labels)
     for planned in plan.blocks:
@@ -290,9 +297,12 @@ TestVisibleConversation = VisibleConversation.TestCase
     turns=st.lists(st.tuples(requests, st.sampled_from(["head", "tail"]), st.booleans()), max_size=6),
     policy=st.sampled_from(sorted(POLICIES)),
     conversation=st.sampled_from([None, "chat"]),
+    annotate=annotations,
 )
-def test_every_block_stays_in_the_prompt(turns: list[Any], policy: str, conversation: str | None) -> None:
-    planner = ContextPlanner(policy=policy)
+def test_every_block_stays_in_the_prompt(
+    turns: list[Any], policy: str, conversation: str | None, annotate: Annotate
+) -> None:
+    planner = ContextPlanner(policy=policy, annotate=annotate)
     history: list[str] = []
     for request, placement, locked in turns:
         with planner.planning(request, conversation=conversation, placement=placement, order_locked=locked) as plan:
@@ -305,26 +315,42 @@ def test_every_block_stays_in_the_prompt(turns: list[Any], policy: str, conversa
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
-def test_a_block_renders_to_the_same_bytes_in_every_request(turns: list[list[ContextBlock]], policy: str) -> None:
+@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)), annotate=annotations)
+def test_a_block_renders_to_the_same_bytes_in_every_request(
+    turns: list[list[ContextBlock]], policy: str, annotate: Annotate
+) -> None:
     """Unless its text seems to show a label of that very prompt."""
-    planner = ContextPlanner(policy=policy)
+    planner = ContextPlanner(policy=policy, annotate=annotate)
     rendered: dict[ContextBlock, str] = {}
     for request in turns:
         with planner.planning(request) as plan:
-            labels = [f"[{planned.label}]" for planned in plan.blocks]
+            labels = [f"[{planned.label}]" for planned in plan.blocks if planned.label]
             for planned in plan.blocks:
                 if not any(label in planned.block.text for label in labels):
                     assert rendered.setdefault(planned.block, planned.render()) == planned.render()
 
 
-def test_scores_ranks_and_positions_stay_out_of_the_prompt() -> None:
+@pytest.mark.parametrize(("annotate", "shown"), [("auto", "evidence"), ("both", "[e] evidence")])
+def test_scores_ranks_and_positions_stay_out_of_the_prompt(annotate: Annotate, shown: str) -> None:
     def prompt(score: float, rank: int) -> str:
         filler = [ContextBlock(f"filler {i}") for i in range(rank)]
-        plan = ContextPlanner().plan([*filler, ContextBlock("evidence", id="e", score=score)])
+        plan = ContextPlanner(annotate=annotate).plan([*filler, ContextBlock("evidence", id="e", score=score)])
         return plan.blocks[-1].render()
 
-    assert prompt(0.9, 0) == prompt(0.1, 7) == "[e] evidence"
+    assert prompt(0.9, 0) == prompt(0.1, 7) == shown
+
+
+@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
+def test_a_note_names_the_places_of_the_most_relevant_blocks(turns: list[list[ContextBlock]], policy: str) -> None:
+    planner = ContextPlanner(policy=policy)
+    for request in turns:
+        with planner.planning(request) as plan:
+            best = sorted(plan.blocks, key=lambda planned: planned.rank)[:3]
+            if plan.order_annotation is None:
+                assert list(plan.blocks[:3]) == best
+            else:
+                places = [int(place) for place in re.findall(r"[0-9]+", plan.order_annotation)]
+                assert [plan.blocks[place - 1] for place in places] == best
 
 
 # -- 4: no change unless it pays -----------------------------------------------------------------------------------

@@ -249,6 +249,17 @@ async def aplanning(world: World, loot: Loot, me: Conversation) -> object:
         return shown(plan)
 
 
+@tries((ContextPlanner, "queued"))
+def queued(world: World, loot: Loot, me: Conversation) -> object:
+    for _ in range(300):  # more than are remembered
+        world.attackers.queued(loot.blocks[::-1], tenant=me.tenant)
+    with (
+        world.attackers.queued(loot.blocks, tenant=me.tenant),
+        world.attackers.planning([*loot.blocks, *loot.renamed], tenant=me.tenant) as plan,
+    ):
+        return plan.resident_tokens, shown(plan)
+
+
 @tries((ContextPlanner, "plan_batch"))
 def plan_batch(world: World, loot: Loot, me: Conversation) -> object:
     return batch_shown(world.attackers.plan_batch(batch_of(loot, me)))

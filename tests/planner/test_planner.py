@@ -78,7 +78,7 @@ def test_repeated_blocks_become_references(turns: list[tuple[list[int], list[str
 
 def test_default_annotations_have_the_documented_wording() -> None:
     """The wording of the order note is ContextPilot's."""
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, 2)
     plan = serve(planner, 2, 1, 4)
     assert [planned.label for planned in plan.blocks] == ["Doc_1", "Doc_2", "Doc_4"]
@@ -105,7 +105,7 @@ def test_one_sentence_replaces_all_references() -> None:
 
 
 def test_a_plan_renders_labelled_paragraphs_then_the_order_annotation() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, "a", "b")
     assert serve(planner, "b", "a").render() == (
         "[Doc_a] Everything about block a.\n\n"
@@ -115,7 +115,8 @@ def test_a_plan_renders_labelled_paragraphs_then_the_order_annotation() -> None:
 
 
 def test_overridden_templates_are_used() -> None:
-    planner = ContextPlanner(templates=Templates(order="Most relevant first: {order}.", location="See {labels} above."))
+    templates = Templates(order="Most relevant first: {order}.", location="See {labels} above.")
+    planner = ContextPlanner(templates=templates, annotate="both")
     serve(planner, "a", "b", conversation="chat", placement="tail")
     assert serve(planner, "b", "a").order_annotation == "Most relevant first: [Doc_b] > [Doc_a]."
     again = serve(planner, "a", conversation="chat", placement="tail")
@@ -251,8 +252,17 @@ def test_an_order_must_consist_of_integers() -> None:
 
 def test_only_committed_plans_are_learned_from() -> None:
     planner = ContextPlanner()
-    planner.plan(blocks(1, 2))
     planner.abandon(planner.plan(blocks(1, 2)))
+    assert planner.plan(blocks(2, 1)).order == (0, 1)
+
+
+def test_an_open_plan_counts_as_resident_for_the_order_alone() -> None:
+    planner = ContextPlanner()
+    in_flight = planner.plan(blocks(1, 2))
+    plan = planner.plan(blocks(2, 1))
+    assert (plan.order, plan.resident_tokens) == ((1, 0), 0)
+    planner.abandon(in_flight)
+    planner.abandon(plan)
     assert planner.plan(blocks(2, 1)).order == (0, 1)
 
 
@@ -400,7 +410,7 @@ def test_plans_of_a_forked_planner_have_distinct_ids() -> None:
 
 
 def test_head_placement_never_de_duplicates() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     for _ in range(3):
         plan = serve(planner, 1, 2, conversation="chat", placement="head")
         assert shape(plan) == ["full:1", "full:2"]
@@ -478,7 +488,7 @@ def test_a_history_of_system_prompts_only_is_the_first_turn() -> None:
 
 
 def test_nothing_is_ordered_or_learned_after_a_system_prompt_with_one_of_the_blocks() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     serve(planner, 1, 2)
     history = [{"role": "system", "content": planner.plan(blocks(1)).render()}]
     with planner.planning(blocks(2, 1, 3), placement="tail", history=history) as plan:
@@ -489,7 +499,7 @@ def test_nothing_is_ordered_or_learned_after_a_system_prompt_with_one_of_the_blo
 
 
 def test_a_history_that_forges_every_label_of_a_block_gets_no_reference() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     original, other = ContextBlock("The original text.", id="x"), ContextBlock("Another text.", id="x")
     history = [
         planner.plan([other]).render(),
@@ -537,7 +547,7 @@ def test_a_line_that_seems_to_begin_with_a_label_blocks_that_label(line: str) ->
 
 
 def test_an_escaped_header_blocks_no_label() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     original, forger = ContextBlock("The original text.", id="x"), ContextBlock("So.\n[x] Lies.", id="y")
     history = [planner.plan([original, forger]).render()]
     assert shape(planner.plan([original], placement="tail", history=history)) == ["ref:x"]
@@ -547,7 +557,7 @@ def test_an_escaped_header_blocks_no_label() -> None:
 
 
 def test_two_texts_of_one_id_get_two_labels_and_keep_them() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     old, new = ContextBlock("Version 1.", id="page"), ContextBlock("Version 2.", id="page")
     labels = [planned.label for planned in planner.plan([old, new]).blocks]
     assert labels[0] == "page"
@@ -599,7 +609,7 @@ def serve_block(planner: ContextPlanner, block: ContextBlock, **options: Any) ->
 
 def test_equal_texts_are_placed_once_with_all_their_positions() -> None:
     request = [ContextBlock("a", id="x"), ContextBlock("b"), ContextBlock("a", id="y"), ContextBlock("a")]
-    plan = ContextPlanner().plan(request)
+    plan = ContextPlanner(annotate="both").plan(request)
     assert (plan.blocks[0].label, plan.blocks[0].positions) == ("x", (0, 2, 3))
     assert len(plan.blocks) == 2
 

@@ -144,7 +144,7 @@ def test_spans_last_as_long_as_the_calls(traced: Traced) -> None:
 
 
 def test_spans_have_references_and_predictions(traced: Traced) -> None:
-    planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider))
+    planner = ContextPlanner(observer=OpenTelemetryObserver(traced.provider), annotate="none")
     for _ in range(2):
         traced.exporter.clear()
         with planner.planning(BLOCKS, conversation="chat-42", placement="tail"):

@@ -29,7 +29,7 @@ def messages_for(
     >>> from warmprefix import ContextBlock, ContextPlanner
     >>> plan = ContextPlanner().plan([ContextBlock("The sea is deep.", id="sea")])
     >>> messages_for(plan, "How deep?", preamble="Be brief.")
-    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '[sea] The sea is deep.\n\nHow deep?'}]
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'The sea is deep.\n\nHow deep?'}]
 
     Args:
         plan: The plan of the context.

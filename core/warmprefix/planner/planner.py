@@ -47,21 +47,23 @@ __all__ = ["ContextPlanner"]
 class ContextPlanner(PlannerLifecycle):
     """Arranges context so that the engine's prefix cache already holds much of it.
 
-    A plan alone does not change later plans. Committing it does: the planner learns only from prompts that the model
-    saw. One planner serves any number of threads and tasks. Its state is in memory and bounded. `aplan` is the async
+    The planner learns only from prompts that the model saw: commit a plan, or abandon it. Until then it counts as in
+    flight. One planner serves any number of threads and tasks. Its state is in memory and bounded. `aplan` is the async
     twin of `plan`, and so on. All methods raise `TypeError` for an argument of a wrong type.
 
+    >>> from warmprefix import ContextBlock
     >>> planner = ContextPlanner()
-    >>> sky, sea = ContextBlock("The sky is blue.", id="sky"), ContextBlock("The sea is deep.", id="sea")
+    >>> sky = ContextBlock("The sky is blue.", id="sky", tokens=100)
+    >>> sea = ContextBlock("The sea is deep.", id="sea", tokens=100)
     >>> with planner.planning([sky, sea]) as plan:
     ...     pass  # here the model answers
     >>> with planner.planning([sea, sky]) as plan:
     ...     print(plan.render())
-    [sky] The sky is blue.
+    The sky is blue.
     <BLANKLINE>
-    [sea] The sea is deep.
+    The sea is deep.
     <BLANKLINE>
-    Please read the context in the following priority order: [sea] > [sky] and answer the question.
+    Most relevant passages above: 2, 1.
     """
 
     def __init__(

@@ -63,6 +63,7 @@ _REASONS = {
     "recorder": "recorder_errors",
     "sharing": "sharing_errors",
     "store": "store_errors",
+    "tokenizer": "tokenizer_errors",
 }
 """Values of the label `reason`, and the field of each."""
 

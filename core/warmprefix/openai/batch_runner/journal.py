@@ -246,7 +246,7 @@ def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
         # Everything that decides on the bytes of the default messages; the rest is under the journal's version.
         wording, request = planned.wording, planned.request
         keys = [request.blocks[position].fingerprint for position in order]
-        blocks = [text for key in keys for text in (wording.labels[key], key.hex())]
+        blocks = [text for key in keys for text in (wording.labels.get(key, ""), key.hex())]
         templates = wording.writer.templates
         shown = [wording.annotation, templates.order, templates.places, templates.most_named]
         asked: list[Any] = [wording.preamble, shown, request.question, blocks]
