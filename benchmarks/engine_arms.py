@@ -23,8 +23,8 @@ __all__ = ["TODAY", "Arm", "Batch", "Conversations", "Online", "Predicted", "Pre
 TODAY = "relevance"
 """The arm of an application without warmprefix."""
 PREAMBLE = (
-    "You answer questions from the context. Rely on nothing else, name the passages that you used by the labels in"
-    " brackets, and report if the answer is not there."
+    "You answer questions from the context. Rely on nothing else, name the passages that you used, and report if the"
+    " answer is not there."
 )
 
 
@@ -52,6 +52,9 @@ class Arm(Protocol):
         """Return the numbers of the requests in the order in which to prepare them."""
         ...
 
+    def announce(self, asked: EngineQuestion) -> None:
+        """Receive a request that is ready to be prepared, as `ContextPlanner.aplan` announces its own."""
+
     def prepare(self, asked: EngineQuestion) -> Prepared:
         """Prepare a request."""
         ...
@@ -77,6 +80,9 @@ class Online:
 
     def order(self) -> Sequence[int]:
         return [asked.number for asked in self._asked]
+
+    def announce(self, asked: EngineQuestion) -> None:
+        self._planner.queued(asked.blocks, preamble=self._preamble)
 
     def prepare(self, asked: EngineQuestion) -> Prepared:
         plan = self._planner.plan(asked.blocks, preamble=self._preamble)
@@ -109,6 +115,9 @@ class Batch:
     def order(self) -> Sequence[int]:
         return [int(planned.id) for planned in self._batch]
 
+    def announce(self, asked: EngineQuestion) -> None:
+        """Do nothing: the batch has all requests."""
+
     def prepare(self, asked: EngineQuestion) -> Prepared:
         planned = self._batch[str(asked.number)]
         return Prepared(planned.messages(), planned.plan)
@@ -118,8 +127,7 @@ class Batch:
 
     def predicted(self, trace: Trace) -> Predicted:
         today = Replay(Workload(trace, longest(trace))).run(TODAY, self._capacity_tokens)
-        notes = [planned.order_annotation for planned in self._batch]
-        paid = sum((len(note.encode()) + 3) // 4 for note in notes if note is not None)
+        paid = sum(planned.note_tokens for planned in self._batch)
         prefilled = self._batch.total_tokens - self._batch.saved_tokens + paid
         return Predicted(self._batch.hit_ratio, 1 - prefilled / today.prefilled_tokens)
 
@@ -140,6 +148,9 @@ class Conversations:
 
     def order(self) -> Sequence[int]:
         return [asked.number for asked in self._asked]
+
+    def announce(self, asked: EngineQuestion) -> None:
+        """Do nothing: a turn behind a history shares no prefix with other conversations."""
 
     def prepare(self, asked: EngineQuestion) -> Prepared:
         history = self._histories.get(asked.conversation, [])

@@ -10,8 +10,8 @@ takes its turn, so that only one engine works at a time and other load on the ma
 
 Modes: `online`, requests one by one; `batch`, all requests planned together; `turns`, follow-up questions, where
 context stays in the history; `control`, where no two requests share a block, so that nothing can be saved.
-`--concurrency 4` sends four requests at once. `--kv` is the engine's KV cache, in tokens; without it nothing is ever
-evicted. Texts: see engine_workload.py.
+`--concurrency 4` sends four requests at once, each planned in sight of the others. `--kv` is the engine's KV cache, in
+tokens; without it nothing is ever evicted. Texts: see engine_workload.py.
 
 Times are the client's, from the retrieved blocks to the answer's first token, planning included, for batches without.
 Ratios are relevance order's time over the arm's, with 95 % confidence intervals: bootstrap over requests, each with
@@ -292,6 +292,8 @@ class Run:
             if self._waiting[-1].conversation in {request.conversation for request in group} and self._keeps_history:
                 break
             group.append(self._waiting.pop())
+        for asked in group:
+            self.arm.announce(asked)
         for asked, sample in zip(group, pool.map(self._serve, group), strict=True):
             self._samples[asked.number] = sample
 

@@ -33,7 +33,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import print_table, write_results
-from fetch_traces import HOST, FetchError, File, default_folder, fetch, xquad_paragraphs
+from fetch_traces import HOST, FetchError, default_folder, fetch
+from trace_sources import File
+from trace_texts import squad_paragraphs
 from warmprefix import ContextBlock, Templates
 from warmprefix.tokens import estimated_tokens
 
@@ -242,7 +244,7 @@ def language_kinds(folder: Path) -> Iterator[Kind]:
         except FetchError as error:
             print(f"{language} is missing: {error}")
             continue
-        yield Kind("texts", language, [paragraph["context"] for paragraph in xquad_paragraphs([data])])
+        yield Kind("texts", language, [paragraph["context"] for paragraph in squad_paragraphs([data])])
 
 
 # -- the measurement ---------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class NoteWriter:
 
     def tokens(self, annotation: Annotation, planned: Sequence[PlannedBlock]) -> int:
         """Return the tokens of all labels and notes in a context."""
+        if annotation == "none":
+            return 0
         labels = [block.label for block in planned]
         total = self.order_note_tokens(annotation, [block.positions[0] for block in planned], labels)
         if not has_labels(annotation):

@@ -294,7 +294,7 @@ def test_one_id_with_two_texts_is_two_blocks() -> None:
 
 def test_repeated_block_counts_once() -> None:
     a, b = block("a"), block("b")
-    batch = ContextPlanner().plan_batch({"1": [a, b, a, a], "2": [b, b]})
+    batch = ContextPlanner(annotate="none").plan_batch({"1": [a, b, a, a], "2": [b, b]})
     assert batch.total_tokens == 30
     assert batch["1"].order == (1, 0)
     assert [each.positions for each in batch["1"].blocks] == [(1,), (0, 2, 3)]
@@ -304,13 +304,13 @@ def test_pinned_and_moved_beginnings_are_shared() -> None:
     """Two requests pin `a` to the start, and a third is moved behind it."""
     a, b, c = (block(text) for text in "abc")
     first = block("a", pinned="start")
-    batch = ContextPlanner().plan_batch({"1": [b, first], "2": [c], "3": [first, c], "4": [b, a], "5": [a]})
+    batch = ContextPlanner(annotate="none").plan_batch({"1": [b, first], "2": [c], "3": [first, c], "4": [b, a], "5": [a]})
     assert batch.saved_tokens >= 30
     order = [planned.id for planned in batch]
     assert abs(order.index("1") - order.index("4")) <= 2
     assert batch.saved_tokens == sum(
         planned.saved_tokens
-        for planned in ContextPlanner().plan_batch(
+        for planned in ContextPlanner(annotate="none").plan_batch(
             [request.request for request in batch.in_callers_order()], capacity_tokens=20
         )
     )
@@ -411,10 +411,10 @@ def test_large_batches(planner: str, listed: list[list[ContextBlock]], saved_tok
 
 def test_one_shared_block_and_nested_contexts() -> None:
     shared = {str(i): [block(f"{i}"), block("in all")] for i in range(5_000)}
-    batch = ContextPlanner().plan_batch(shared)
+    batch = ContextPlanner(annotate="none").plan_batch(shared)
     assert batch.saved_tokens == batch.upper_bound == 49_990
     nested = {str(length): [block(f"{i}") for i in range(length)] for length in range(400)}
-    batch = ContextPlanner().plan_batch(nested)
+    batch = ContextPlanner(annotate="none").plan_batch(nested)
     assert batch.saved_tokens == batch.upper_bound == 10 * sum(range(399))
 
 

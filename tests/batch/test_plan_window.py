@@ -47,7 +47,7 @@ def test_reported_savings_are_correct(before: list[list[str]], window: list[list
 
 
 def test_example() -> None:
-    batch = ContextPlanner().plan_window({"1": ["aaaa", "bbbb"], "2": ["cccc"], "3": ["dddd", "bbbb"]})
+    batch = ContextPlanner(annotate="none").plan_window({"1": ["aaaa", "bbbb"], "2": ["cccc"], "3": ["dddd", "bbbb"]})
     assert [(planned.id, [each.text for each in planned.blocks]) for planned in batch] == [
         ("1", ["bbbb", "aaaa"]),
         ("3", ["bbbb", "dddd"]),
@@ -58,7 +58,7 @@ def test_example() -> None:
 
 
 def test_resident_blocks_come_first() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="none")
     with planner.planning(["xxxx", "yyyy"]):
         pass
     batch = planner.plan_window({"1": ["aaaa", "yyyy", "xxxx"], "2": ["aaaa"]})

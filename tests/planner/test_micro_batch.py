@@ -43,7 +43,7 @@ def texts(plan: ContextPlan) -> list[str]:
 
 def test_requests_that_come_together_are_planned_as_one_window() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(AN_HOUR, max_requests=3) as batch:
             plans = await asyncio.gather(
                 batch.plan(["aaaa", "bbbb"]), batch.plan(["cccc"]), batch.plan(["dddd", "bbbb"])
@@ -64,7 +64,7 @@ def test_requests_that_come_together_are_planned_as_one_window() -> None:
 
 def test_delay_ends_the_wait() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(0.001, max_requests=100) as batch:
             for _ in range(2):
                 await asyncio.gather(batch.plan(["a", "b"]), batch.plan(["b", "c"]))
@@ -75,7 +75,7 @@ def test_delay_ends_the_wait() -> None:
 
 def test_more_requests_than_a_window_holds_start_the_next_one() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(0.001, max_requests=4) as batch:
             await asyncio.gather(*[batch.plan([f"block {i}"]) for i in range(10)])
         assert planner.windows == [4, 4, 2]
@@ -85,7 +85,7 @@ def test_more_requests_than_a_window_holds_start_the_next_one() -> None:
 
 def test_callers_receive_their_plans_in_execution_order() -> None:
     async def main() -> None:
-        planner = ContextPlanner()
+        planner = ContextPlanner(annotate="none")
         received: list[str] = []
 
         async def caller(name: str, *blocks: str) -> None:
@@ -110,7 +110,7 @@ def test_callers_receive_their_plans_in_execution_order() -> None:
 )
 def test_requests_that_fit_in_no_window_are_planned_at_once(options: dict[str, Any]) -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(AN_HOUR) as batch:
             plan = await batch.plan(["a", "b"], **options)
         assert plan.conversation == options.get("conversation")
@@ -123,7 +123,7 @@ def test_requests_that_fit_in_no_window_are_planned_at_once(options: dict[str, A
 
 def test_end_of_the_context_plans_the_requests_that_wait() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(AN_HOUR) as batch:
             waiting = [asyncio.create_task(batch.plan([text])) for text in "ab"]
             await asyncio.sleep(0)
@@ -136,7 +136,7 @@ def test_end_of_the_context_plans_the_requests_that_wait() -> None:
 
 def test_requests_of_other_scopes_share_nothing() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         scopes: Sequence[dict[str, Any]] = [
             {"tenant": "a"},
             {"tenant": "b"},
@@ -163,7 +163,7 @@ def test_requests_of_other_scopes_share_nothing() -> None:
 
 def test_cancelled_call_leaves_the_others_unharmed() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(AN_HOUR, max_requests=3) as batch:
             early = [asyncio.create_task(batch.plan(["x", text])) for text in "ab"]
             await asyncio.sleep(0)
@@ -181,7 +181,7 @@ def test_cancelled_call_leaves_the_others_unharmed() -> None:
 
 def test_plan_of_a_call_cancelled_after_planning_is_abandoned() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(AN_HOUR, max_requests=2) as batch:
             early = asyncio.create_task(batch.plan(["a"]))
             await asyncio.sleep(0)
@@ -199,7 +199,7 @@ def test_plan_of_a_call_cancelled_after_planning_is_abandoned() -> None:
 
 def test_bad_request_is_refused_alone() -> None:
     async def main() -> None:
-        planner = WindowCounter()
+        planner = WindowCounter(annotate="none")
         async with planner.micro_batch(0.001) as batch:
             results = await asyncio.gather(
                 batch.plan(["a"]),
@@ -246,7 +246,7 @@ def test_failure_of_the_planner_reaches_every_caller() -> None:
 )
 def test_bounds_are_checked(arguments: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
-        ContextPlanner().micro_batch(**arguments)
+        ContextPlanner(annotate="none").micro_batch(**arguments)
     assert error in str(raised.value)
 
 
