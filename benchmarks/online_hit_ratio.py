@@ -299,7 +299,7 @@ class Repeated:
         return next(self._orders)
 
     def observe(self, served: Sequence[BlockView]) -> None:
-        """Do nothing: all orders are known."""
+        """Do nothing: the orders are there already."""
 
 
 if __name__ == "__main__":
