@@ -13,6 +13,12 @@ otherwise.
 *as it comes*: blocks in relevance order, requests in order of arrival. *relevance*: only the requests are ordered.
 *top-down*: the greedy rule of GGR (arXiv 2403.05821), by count times tokens. *merge, 10 s*: with a time budget, to show
 what is left to find. *bound*: no plan can save more, as `BatchPlan.upper_bound` has it; its kind stands next to it.
+Hit ratios are gross: the plans of merge and the others are made without notes. Net is the prefill saved against *as it
+comes*, in % of its prefill; labels and notes count as prefilled unless the cache holds them. For it, the planners of
+warmprefix plan with the price of the short note, and the orders of the others are charged with it. In the last columns,
+all orders but ours are charged with the published note: a label in front of each block, and a sentence that lists all
+labels.
+
 Seconds are those of the whole call, for ours with the bound, labels, and what warms what; for `contextpilot` those of
 `reorder()` with one worker. Nothing else runs on a second core.
 
@@ -43,10 +49,15 @@ from common import measured_all, print_table, size, write_results, zipf_requests
 from exact import fewest_prefilled, fewest_prefilled_of_all, small_batches
 from traces import generated, given_files, reported_k, trace_of
 from warmprefix import ContextPlanner
+from warmprefix.annotate import Annotate, Templates, has_labels
 from warmprefix.batch.distinct import split
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first
+from warmprefix.labels import label_candidates
+from warmprefix.notes import NoteWriter
+from warmprefix.plan import PlannedBlock
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix.tokens import CheckedCounter, as_counter
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace, TraceRequest
@@ -70,6 +81,14 @@ FLOORS: Mapping[str, tuple[float, float]] = {
 }
 """Published hit ratios in %, in the caches of `CAPACITIES`, of the first version of the merge planner. They have one
 decimal place, to which others are rounded before the comparison."""
+
+NET = {
+    "net_percent": "net prefill saved in %, with the short note",
+    "net_published_percent": f"net prefill saved in %, with the published note, but {OURS} with the short one",
+}
+"""Titles of net numbers, by their field in a row."""
+SHORT_NOTE = NoteWriter(Templates(), "auto", CheckedCounter(as_counter(None), lambda: None))
+PUBLISHED_NOTE = replace(SHORT_NOTE, templates=Templates(most_named=None), annotate="both")
 
 SMALL = 500
 NEAR = 0.98
@@ -104,6 +123,9 @@ def main() -> None:
     shown = [AS_IT_COMES, *planners, budgeted(options.budget)]
     for capacity in CAPACITIES:
         print_rows(rows, shown, capacity)
+    for field, title in NET.items():
+        for capacity in CAPACITIES:
+            print_net(rows, planners, capacity, field, title)
     print_seconds(rows, shown)
     small = measure_small(planners)
     print_small(small)
@@ -157,11 +179,29 @@ def measure(workload: Workload, name: str, planners: Sequence[str], budget: floa
     }
     ours = plans[OURS][None].batch
     assert ours is not None
+    noted = {planner: plans_for(workload, planner, annotate="auto") for planner in planners}
+    today = {capacity: total - saved(workload, as_it_comes, capacity) for capacity in CAPACITIES}
+
+    def net(planner: str, capacity: int | None, writer: NoteWriter) -> float:
+        prefilled = net_prefilled(workload, noted[planner][capacity], capacity, writer)
+        return round(100 * (1 - prefilled / max(today[capacity], 1)), 2)
+
+    writers = {
+        "net_percent": dict.fromkeys(planners, SHORT_NOTE),
+        "net_published_percent": {**dict.fromkeys(planners, PUBLISHED_NOTE), OURS: SHORT_NOTE},
+    }
     return {
         "trace": name,
         "requests": len(workload.requests),
         "k": workload.k,
         "hit_percent": ratios,
+        **{
+            field: {
+                planner: {size(capacity): net(planner, capacity, writer) for capacity in CAPACITIES}
+                for planner, writer in of.items()
+            }
+            for field, of in writers.items()
+        },
         "bound_percent": round(100 * ours.upper_bound / total, 2),
         "bound": ours.bound,
         "seconds": {planner: round(of[None].seconds, 3) for planner, of in plans.items()},
@@ -169,19 +209,27 @@ def measure(workload: Workload, name: str, planners: Sequence[str], budget: floa
     }
 
 
-def plans_for(workload: Workload, planner: str, budget: float | None = None) -> dict[int | None, Planned]:
+def plans_for(
+    workload: Workload, planner: str, budget: float | None = None, annotate: Annotate = "none"
+) -> dict[int | None, Planned]:
     """Return a plan per cache size; one plan serves all that hold the longest request, or ignore the size."""
-    unbounded = made(workload, planner, None, budget)
+    unbounded = made(workload, planner, None, budget, annotate)
     longest = max((request.context_tokens for request in workload.requests), default=0)
     return {
         capacity: unbounded
         if capacity is None or longest <= capacity or planner == PEER
-        else made(workload, planner, capacity, budget)
+        else made(workload, planner, capacity, budget, annotate)
         for capacity in CAPACITIES
     }
 
 
-def made(workload: Workload, planner: str, capacity: int | None = None, budget: float | None = None) -> Planned:
+def made(
+    workload: Workload,
+    planner: str,
+    capacity: int | None = None,
+    budget: float | None = None,
+    annotate: Annotate = "none",
+) -> Planned:
     if planner == PEER:
         return contextpilot(workload)
     chosen: str | BatchPlanner = TopDown() if planner == "top-down" else planner
@@ -189,7 +237,7 @@ def made(workload: Workload, planner: str, capacity: int | None = None, budget: 
         BatchRequest(i, request.blocks, tenant=request.source.scope) for i, request in enumerate(workload.requests)
     ]
     started, cpu_started = time.perf_counter(), cpu_seconds_used()
-    batch = ContextPlanner().plan_batch(requests, chosen, capacity_tokens=capacity, time_budget=budget)
+    batch = ContextPlanner(annotate=annotate).plan_batch(requests, chosen, capacity_tokens=capacity, time_budget=budget)
     seconds, cpu_seconds = time.perf_counter() - started, cpu_seconds_used() - cpu_started
     keys = [request.keys for request in workload.requests]
     placed = [Placed(int(r.id), tuple([keys[int(r.id)][position] for position in r.order])) for r in batch]
@@ -247,6 +295,28 @@ def saved(workload: Workload, planned: Planned, capacity: int | None) -> int:
     if batch is not None and batch.capacity_tokens == capacity and batch.saved_tokens != found:
         raise ValueError(f"{workload.name}: the plan promises {batch.saved_tokens} tokens, {found} are found")
     return found
+
+
+def net_prefilled(workload: Workload, planned: Planned, capacity: int | None, writer: NoteWriter) -> int:
+    """Return the tokens that are prefilled of a plan, labels and notes included."""
+    annotation = writer.annotation(None, "head")
+    lengths: dict[int, int] = {}
+    blocks: dict[int, PlannedBlock] = {}
+    for request in workload.requests:
+        for key, block in zip(request.keys, request.blocks, strict=True):
+            if key not in blocks:
+                label = next(label_candidates(block))
+                blocks[key] = PlannedBlock(block, (0,), label, None, writer.templates)
+                lengths[key] = block.tokens
+                if has_labels(annotation):
+                    lengths[key] += writer.tokens("labels", [blocks[key]])
+    tree = PrefixTree[int](capacity, 2 * len(workload.requests) + 1)
+    prefilled = 0
+    for i, order in planned.placed:
+        ranks = [workload.requests[i].keys.index(key) for key in order]
+        prefilled += writer.order_note_tokens(annotation, ranks, [blocks[key].label for key in order])
+        prefilled += sum([lengths[key] for key in order]) - tree.insert(order, [lengths[key] for key in order]).tokens
+    return prefilled
 
 
 def cpu_seconds_used() -> float:
@@ -344,6 +414,16 @@ def print_rows(rows: Sequence[Mapping[str, Any]], planners: Sequence[str], capac
         cells = [f"{ratios[planner][size(capacity)]:.2f}" for planner in planners]
         lines.append([f"{row['trace']} ({row['requests']}, {row['k']})", *cells, floor, *bound])
     print_table(["trace (requests, k)", *planners, "floor", "bound", ""], lines)
+
+
+def print_net(
+    rows: Sequence[Mapping[str, Any]], planners: Sequence[str], capacity: int | None, field: str, title: str
+) -> None:
+    print(f"\n{title}, cache {'without bound' if capacity is None else f'of {capacity:,} tokens'}\n")
+    lines: list[list[object]] = [
+        [row["trace"], *[f"{row[field][planner][size(capacity)]:.2f}" for planner in planners]] for row in rows
+    ]
+    print_table(["trace", *planners], lines)
 
 
 def print_seconds(rows: Sequence[Mapping[str, Any]], planners: Sequence[str]) -> None:

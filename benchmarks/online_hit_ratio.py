@@ -10,6 +10,11 @@ policy of warmprefix, and through the online path of the published `contextpilot
 with a prefix cache of its own; all are counted by the same cache model (docs/replay.md). `k` is the trace's own, 15
 at most, unless `REPORTED_K` or `--k NAME=K` changes it.
 
+Hit ratios are gross: nothing is written into the prompts. Net is the prefill saved against relevance order, in % of its
+prefill, with labels and notes counted as prefilled unless the cache holds them. The default prices its note. The orders
+of the others are charged twice: with the same short note, and with the published one (a label in front of each block,
+and a sentence that lists all labels).
+
 *counts*: the first rule from which the default was developed: the deepest path, then co-access counts
 (docs/ordering.md). *bound*: the most that any order can find with any cache: the tokens that each request shares with
 its best earlier partner. *margin*: the default policy minus the best other column, in points; `--check` ends with
@@ -30,7 +35,7 @@ import io
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,10 +43,11 @@ from pathlib import Path
 from common import percentile, print_table, size, write_rows
 from experimental_ordering import ExperimentalPolicy, Rule
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
-from warmprefix.ordering import POLICIES, OrderingPolicy
-from warmprefix_tools.replay.arrange import ContextOrder
+from warmprefix.annotate import Templates
+from warmprefix.ordering import POLICIES, BlockView, OrderingPolicy, PrefixView
+from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.replay.simulation import Replay
-from warmprefix_tools.replay.workload import ReplayRequest, Workload
+from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace
 
@@ -50,6 +56,12 @@ DEFAULT = "coaccess"
 COUNTS = "counts"
 PEER = "contextpilot"
 TOLERANCE = 0.05
+COLUMNS = {
+    "hit_percent": "hit ratio in %, gross",
+    "net_percent": "net prefill saved in %, with the short note",
+    "net_published_percent": f"net prefill saved in %, with the published note, but {DEFAULT} with the short one",
+}
+"""Titles of the measured numbers, by their field in a row."""
 
 
 def main() -> None:
@@ -71,8 +83,9 @@ def main() -> None:
             rows.append(row)
             below += falls_short(row)
             print(f"{trace.name}, {variant}: done in {row['seconds']:.0f} s", file=sys.stderr)
-    for capacity in CAPACITIES:
-        print_rows(rows, policies, capacity)
+    for field, title in COLUMNS.items():
+        for capacity in CAPACITIES:
+            print_rows(rows, policies, capacity, field, title)
     print_notes(rows, policies)
     whole = set(POLICIES) | {PEER} <= set(policies)
     if whole and options.limit is None and not options.k and options.seed == 0:
@@ -123,22 +136,32 @@ def name_and_number(text: str) -> tuple[str, int]:
 
 
 def measure(workload: Workload, policies: Sequence[str], identity: dict[str, object]) -> dict[str, object]:
-    """Return all hit ratios of one trace, in %."""
+    """Return all hit ratios and net savings of one trace, in %."""
     started = time.perf_counter()
-    replay = Replay(workload)
+    free, noted = Replay(workload, annotate="none"), Replay(workload)
+    published = Replay(workload, annotate="both", templates=Templates(most_named=None))
     peer = Peer(workload) if PEER in policies else None
-    ratios: dict[str, dict[str, float]] = {}
-    row: dict[str, object] = {**identity, "requests": len(workload.requests), "k": workload.k, "hit_percent": ratios}
+    row: dict[str, object] = {**identity, "requests": len(workload.requests), "k": workload.k}
+    numbers: dict[str, dict[str, dict[str, float]]] = {field: {} for field in COLUMNS}
     for policy in policies:
-        ratios[policy] = {}
         for capacity in CAPACITIES:
-            if policy == PEER and peer is not None:
-                result = replay.run_arranger(peer.again(), capacity, name=PEER)
-            else:
-                result = replay.run(counts if policy == COUNTS else policy, capacity, name=policy)
-            ratios[policy][size(capacity)] = round(100 * result.hit_ratio, 2)
+
+            def run(replay: Replay, policy: str = policy, capacity: int | None = capacity) -> ReplayResult:
+                if policy == PEER and peer is not None:
+                    return replay.run(peer.again(), capacity, name=PEER)
+                return replay.run(counts if policy == COUNTS else policy, capacity, name=policy)
+
+            result, net = run(free), run(noted)
+            measured = {
+                "hit_percent": result.hit_ratio,
+                "net_percent": 0 - net.prefill_change,
+                "net_published_percent": 0 - (net if policy == DEFAULT else run(published)).prefill_change,
+            }
+            for field, share in measured.items():
+                numbers[field].setdefault(policy, {})[size(capacity)] = round(100 * share, 2)
             if policy == DEFAULT and capacity is None:
-                row["plan_us_p50"], row["plan_us_p99"] = round(result.plan_us_p50, 1), round(result.plan_us_p99, 1)
+                row["plan_us_p50"], row["plan_us_p99"] = round(net.plan_us_p50, 1), round(net.plan_us_p99, 1)
+    row |= numbers
     if peer is not None:
         row |= peer.report()
     row["bound_percent"] = round(100 * bound(workload), 2)
@@ -167,9 +190,9 @@ def bound(workload: Workload) -> float:
     return most / max(total, 1)
 
 
-def margin(row: dict[str, object], capacity: int | None) -> float | None:
+def margin(row: dict[str, object], capacity: int | None, field: str = "hit_percent") -> float | None:
     """Return the default's points above the best of the others; None where it was not run."""
-    ratios = row["hit_percent"]
+    ratios = row[field]
     assert isinstance(ratios, dict)
     others = [ratio[size(capacity)] for policy, ratio in ratios.items() if policy != DEFAULT]
     return ratios[DEFAULT][size(capacity)] - max(others) if DEFAULT in ratios and others else None
@@ -184,17 +207,19 @@ def falls_short(row: dict[str, object]) -> list[str]:
     return found
 
 
-def print_rows(rows: Sequence[dict[str, object]], policies: Sequence[str], capacity: int | None) -> None:
-    print(f"\nhit ratio in %, cache {'without bound' if capacity is None else f'of {capacity:,} tokens'}\n")
+def print_rows(
+    rows: Sequence[dict[str, object]], policies: Sequence[str], capacity: int | None, field: str, title: str
+) -> None:
+    print(f"\n{title}, cache {'without bound' if capacity is None else f'of {capacity:,} tokens'}\n")
     header = ["trace (requests, k)", *policies, "bound", "margin"]
     lines: list[list[object]] = []
     for row in rows:
-        ratios = row["hit_percent"]
+        ratios = row[field]
         assert isinstance(ratios, dict)
         name = f"{row['trace']} ({row['requests']}, {row['k']})"
         if row["variant"] != "as-recorded":
             name += f" {row['variant']}"
-        points = margin(row, capacity)
+        points = margin(row, capacity, field)
         shown = "" if points is None else f"{points:+.1f}{' <' if points < -TOLERANCE else '  '}"
         lines.append(
             [name, *(f"{ratios[policy][size(capacity)]:.1f}" for policy in policies), row["bound_percent"], shown]
@@ -251,8 +276,10 @@ class Peer:
                 self._times.append(time.perf_counter() - started)
                 self._orders.append(order)
 
-    def again(self) -> Repeated:
-        return Repeated(self._orders)
+    def again(self) -> Callable[[], OrderingPolicy]:
+        """Return a policy that repeats the orders for the whole trace, whatever the scopes of its requests."""
+        repeated = Repeated(self._orders)
+        return lambda: repeated
 
     def report(self) -> dict[str, object]:
         return {
@@ -263,13 +290,16 @@ class Peer:
 
 
 class Repeated:
-    """An arrangement by orders that were computed before."""
+    """A policy of orders that were computed before, one per request."""
 
     def __init__(self, orders: Sequence[tuple[int, ...]]) -> None:
         self._orders = iter(orders)
 
-    def arrange(self, request: ReplayRequest) -> ContextOrder:
-        return ContextOrder(next(self._orders))
+    def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
+        return next(self._orders)
+
+    def observe(self, served: Sequence[BlockView]) -> None:
+        """Do nothing: the orders are there already."""
 
 
 if __name__ == "__main__":
