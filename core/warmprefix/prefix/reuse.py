@@ -141,14 +141,17 @@ class ReuseTree(StampedTree[Hashable]):
 
     def _touch(self, node: _Node[Hashable]) -> None:
         touched = node
+        total = 0
         while touched.parent is not None:
             tokens = sum(touched.tokens)
             if touched.used:
                 self.clock.add(touched.used, -tokens)
-            self.clock.add(self.clock.now, tokens)
+            total += tokens
             touched = touched.parent
+        self.clock.add(self.clock.now, total)
         super()._touch(node)
 
     def _pop_last_block(self, leaf: _Node[Hashable]) -> None:
-        self.clock.add(leaf.used, -leaf.tokens[-1])
-        super()._pop_last_block(leaf)
+        self.clock.add(leaf.used, -sum(leaf.tokens))
+        while leaf.keys:  # all at once: there is no capacity to fill up to the last block
+            super()._pop_last_block(leaf)
