@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from warmprefix.errors import MissingExtraError
 
 try:
@@ -49,8 +51,8 @@ class SharedSettings(BaseSettings):
     """Blocks remembered per conversation."""
     share_orders: bool = True
     """True if planners learn from the orders that others serve."""
-    capacity_tokens: int | None = Field(default=500_000, ge=1)
-    """Tokens of context that the engine's prefix cache can hold."""
+    capacity_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    """Tokens of context that the engine's prefix cache can hold, learned if `auto`."""
     salt_key: SecretStr = SecretStr("")
     """Secret that makes cache salts unguessable for those who have a tenant's name."""
 

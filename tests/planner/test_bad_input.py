@@ -82,7 +82,7 @@ def test_a_bad_request_is_refused_and_leaves_no_trace(
         ({"policy": "fastest"}, ValueError, "policy must be one of coaccess, .*, got 'fastest'"),
         ({"policy": CoAccessPolicy()}, TypeError, "policy must be a name or a callable .*, got CoAccessPolicy"),
         ({"capacity_tokens": 0}, ValueError, "capacity_tokens must be 1 or more, or None, got 0"),
-        ({"capacity_tokens": "big"}, TypeError, "capacity_tokens must be an int or None, got str"),
+        ({"capacity_tokens": "big"}, ValueError, "capacity_tokens must be 'auto', an int or None, got 'big'"),
         ({"max_labels": 1e3}, TypeError, "max_labels must be an int, got float"),
         ({"patience": True}, TypeError, "patience must be an int or None, got bool"),
         ({"max_nodes": 0}, ValueError, "max_nodes must be 1 or more, got 0"),

@@ -12,10 +12,10 @@ from warmprefix.residency import FeedStats
 from warmprefix.telemetry import LatencySnapshot
 from warmprefix.telemetry.exported_metrics import METRICS
 
-NOT_METRICS: dict[str, str] = {}
+NOT_METRICS: dict[str, str] = {"capacity_source": "a name, not a number"}
 """Counts that are deliberately not exported, and why."""
 
-WITH_FEED = PlannerStats(feed=FeedStats(sources=1), residency_confidence=0.0)
+WITH_FEED = PlannerStats(feed=FeedStats(sources=1), residency_confidence=0.0, capacity_tokens=1)
 
 
 def samples_of(stats: PlannerStats) -> dict[tuple[str, str | None], object]:

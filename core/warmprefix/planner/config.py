@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from warmprefix.annotate import Annotate, Templates, check_annotate
 from warmprefix.errors import check_count
@@ -26,7 +26,7 @@ class PlannerOptions(TypedDict, total=False):
     """The arguments of `ContextPlanner` that `from_url` takes too."""
 
     policy: str | Callable[[], OrderingPolicy]
-    capacity_tokens: int | None
+    capacity_tokens: int | Literal["auto"] | None
     max_nodes: int
     max_scopes: int
     max_labels: int
@@ -47,10 +47,10 @@ class PlannerBounds:
 
     Raises:
         TypeError: An argument is not an int, or None where that is allowed.
-        ValueError: An argument is below 1.
+        ValueError: An argument is below 1, or `capacity_tokens` is a string other than `auto`.
     """
 
-    capacity_tokens: int | None
+    capacity_tokens: int | Literal["auto"] | None
     max_nodes: int
     max_scopes: int
     max_labels: int
@@ -59,7 +59,12 @@ class PlannerBounds:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_count(field.name, getattr(self, field.name), optional=field.name in ("capacity_tokens", "patience"))
+            value = getattr(self, field.name)
+            if field.name == "capacity_tokens" and isinstance(value, str):
+                if value != "auto":
+                    raise ValueError(f"capacity_tokens must be 'auto', an int or None, got {value!r}")
+                continue
+            check_count(field.name, value, optional=field.name in ("capacity_tokens", "patience"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineR
     if report is not None and cached_tokens is not None:
         raise TypeError(f"cached_tokens must be None if a report is given, got {cached_tokens!r}")
     checked = EngineReport(cached_tokens) if report is None else report
-    for name, count in (("cached_tokens", checked.cached_tokens), ("prompt_tokens", checked.prompt_tokens)):
+    for name in ("cached_tokens", "prompt_tokens", "capacity_tokens"):
+        count = getattr(checked, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
             raise TypeError(f"{name} must be an int or None, got {type(count).__name__}")
         if count is not None and count < 0:
@@ -125,6 +126,8 @@ class PlanFeedback:
         state = self.scopes.find(plan.scope)
         if state is None or not plan.opens_prompt:
             return
+        if report.capacity_tokens:
+            state.capacity.start(report.capacity_tokens)
         outcome = state.feedback.learn(plan, report)
         if outcome.comparison is not None:
             self.errors.add(outcome.comparison)
@@ -132,6 +135,7 @@ class PlanFeedback:
             counts["predicted_cached_tokens"] += round(outcome.comparison.predicted)
             counts["compared_cached_tokens"] += outcome.comparison.actual
             counts["compared_prompt_tokens"] += report.prompt_tokens or 0
+            state.learn_capacity(plan.blocks, outcome.comparison.likely_blocks)
         if outcome.ordering_switched:
             change = (
                 "left in relevance order, because the engine evidently caches nothing"

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from warmprefix.annotate import Annotate, Templates
 from warmprefix.batch.planners import BatchPlanner, Progress
@@ -70,7 +70,7 @@ class ContextPlanner(PlannerLifecycle):
         self,
         *,
         policy: str | Callable[[], OrderingPolicy] = "coaccess",
-        capacity_tokens: int | None = 500_000,
+        capacity_tokens: int | Literal["auto"] | None = "auto",
         max_nodes: int = 65_536,
         max_scopes: int = 1_024,
         max_labels: int = 65_536,
@@ -91,7 +91,7 @@ class ContextPlanner(PlannerLifecycle):
         Args:
             policy: A name in `warmprefix.ordering.POLICIES`, or a class or function that makes a policy. It is called
                 once per scope, so that scopes share no state.
-            capacity_tokens: Tokens of context that the engine's prefix cache can hold; None for no bound.
+            capacity_tokens: Tokens of context in the engine's prefix cache; None for no bound, `"auto"` to learn it.
             max_nodes: Most nodes of the prefix tree, per scope.
             max_scopes, max_labels: Most scopes, and most blocks with a label in each; the least recently used go.
             max_open_plans: Most open plans besides the last batch's; beyond it the oldest can't be committed.

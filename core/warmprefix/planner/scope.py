@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from warmprefix.blocks import ContextBlock, fingerprint
 from warmprefix.errors import check_names
@@ -20,10 +20,19 @@ from warmprefix.plan import PlannedBlock, Scope
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.queue import RequestQueue
-from warmprefix.prefix.tree import PrefixTree
-from warmprefix.residency.report import ScopeFeedback
+from warmprefix.residency.report import (
+    DEFAULT_CAPACITY,
+    Capacity,
+    FixedCapacity,
+    LearnedCapacity,
+    ScopeFeedback,
+)
 
 __all__ = ["ScopeOptions", "ScopeRegistry", "ScopeState", "make_scope"]
+
+
+_MAX_LEARNED = 64
+"""Most tenants and models, the latest to appear, whose capacity is learned."""
 
 
 class ScopeOptions(TypedDict, total=False):
@@ -47,12 +56,14 @@ def make_scope(tenant: str | None = None, model: str | None = None, preamble: st
 class ScopeState:
     """What one scope has learned. Not thread-safe: callers hold the planner's lock."""
 
-    __slots__ = ("_metrics", "cache_salt", "feedback", "labels", "policy", "queue", "tree")
+    __slots__ = ("_metrics", "_scope", "cache_salt", "capacity", "feedback", "labels", "policy", "queue", "tree")
 
-    def __init__(self, scope: Scope, config: PlannerConfig, metrics: PlannerMetrics) -> None:
+    def __init__(self, scope: Scope, config: PlannerConfig, capacity: Capacity, metrics: PlannerMetrics) -> None:
         bounds = config.bounds
+        self._scope = scope
         self._metrics = metrics
-        self.tree = PrefixTree[bytes](bounds.capacity_tokens, bounds.max_nodes)
+        self.capacity = capacity
+        self.tree = capacity.new_tree(bounds.max_nodes)
         self.policy = config.new_policy()
         self.labels = LabelRegistry(bounds.max_labels)
         self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
@@ -110,9 +121,15 @@ class ScopeState:
         """Return the tokens that the engine's cache is predicted to hold."""
         return self.tree.match_prefix([block.block.fingerprint for block in planned]).tokens
 
+    def learn_capacity(self, blocks: Sequence[PlannedBlock], held: int) -> None:
+        """Learn from a report that the engine held the first `held` blocks of an order."""
+        keys = [planned.block.fingerprint for planned in blocks]
+        self.capacity.compare(self._scope, keys, [planned.block.tokens for planned in blocks], held)
+
     def learn(self, order: LearnedOrder) -> None:
         """Add an order that a model saw to the tree, and pass it to the policy."""
         keys, tokens, ranks = order
+        self.capacity.record(self._scope, keys, tokens)
         resident = self.tree.insert(keys, tokens).blocks
         try:
             self.policy.observe(
@@ -145,6 +162,7 @@ class ScopeRegistry:
         self._lock = lock
         self._metrics = metrics
         self._states: OrderedDict[Scope, ScopeState] = OrderedDict()
+        self._capacities = Capacities(config.bounds.capacity_tokens)
         self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
 
     def use(self, scope: Scope) -> ScopeState:
@@ -152,8 +170,10 @@ class ScopeRegistry:
         state = self._states.get(scope)
         if state is not None:
             self._states.move_to_end(scope)
+            state.capacity.fit(state.tree)
             return state
-        state = self._states[scope] = ScopeState(scope, self._config, self._metrics)
+        capacity = self._capacities.of_scope(scope)
+        state = self._states[scope] = ScopeState(scope, self._config, capacity, self._metrics)
         while len(self._states) > self._config.bounds.max_scopes:
             self._drop(next(iter(self._states)))
         self.sharing.follow(scope, self._learner(scope))
@@ -214,6 +234,7 @@ class ScopeRegistry:
             "queued_requests": sum(len(state.queue) for state in self),
             "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
             "tree_nodes": sum(state.tree.nodes for state in self),
+            **self._capacities.stats(),
             "published_orders": shared.published,
             "sharing_errors": shared.dropped + shared.malformed + shared.errors,
         }
@@ -223,9 +244,46 @@ class ScopeRegistry:
         for scope in self._states:
             self.sharing.unfollow(scope)
         self._states.clear()
+        self._capacities.clear()
 
     def __iter__(self) -> Iterator[ScopeState]:
         return iter(self._states.values())
+
+
+class Capacities:
+    """The capacity of the engine of each tenant and model: given for all of them, or learned for each.
+
+    Tenants share an engine, but no tenant's plans may depend on the requests of another. So each learns the part of the
+    cache that the others leave to it.
+    """
+
+    def __init__(self, tokens: int | Literal["auto"] | None) -> None:
+        self._given = None if tokens == "auto" else FixedCapacity(tokens)
+        self._learned: OrderedDict[tuple[str | None, str | None], LearnedCapacity] = OrderedDict()
+
+    def of_scope(self, scope: Scope) -> Capacity:
+        """Return the capacity that the scopes of one tenant and model share."""
+        if self._given is not None:
+            return self._given
+        owner = scope.tenant, scope.model
+        if owner not in self._learned:
+            self._learned[owner] = LearnedCapacity()
+            if len(self._learned) > _MAX_LEARNED:
+                self._learned.popitem(last=False)
+        return self._learned[owner]
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `PlannerStats` that concern the capacity: the smallest one in use."""
+        if self._given is not None:
+            return {"capacity_tokens": self._given.tokens, "capacity_source": self._given.source}
+        if not self._learned:
+            return {"capacity_tokens": DEFAULT_CAPACITY, "capacity_source": "default"}
+        capacity = min(self._learned.values(), key=lambda capacity: capacity.tokens)
+        return {"capacity_tokens": capacity.tokens, "capacity_source": capacity.source}
+
+    def clear(self) -> None:
+        """Forget what was learned."""
+        self._learned.clear()
 
 
 def _cache_salt(key: bytes, tenant: str) -> str:

@@ -428,7 +428,7 @@ class PrefixTree(Generic[K]):
 class _Node(Generic[K]):
     """The run of blocks on one edge, and a place in the recency ring."""
 
-    __slots__ = ("children", "keys", "older", "parent", "reach", "resident", "tokens", "younger")
+    __slots__ = ("children", "keys", "older", "parent", "reach", "resident", "tokens", "used", "younger")
 
     def __init__(self, keys: list[K], tokens: list[int], parent: _Node[K] | None, resident: bool) -> None:
         self.keys = keys
@@ -438,6 +438,8 @@ class _Node(Generic[K]):
         self.reach = sum(tokens)
         """An upper bound on the tokens of any path from the start of this edge downwards."""
         self.children: dict[K, _Node[K]] = {}
+        self.used = 0
+        """The last request that used the node, in trees that count requests; see `warmprefix.prefix.reuse`."""
         # The root closes the ring: root.younger is the oldest node, root.older the youngest.
         self.older: _Node[K] = self
         self.younger: _Node[K] = self

@@ -52,6 +52,7 @@ def _gauge(name: str, unit: str, description: str, field: str = "") -> Metric:
 
 _MEAN_ERROR = "Mean absolute error of predicted cached tokens, over the last 1,024 compared reports."
 _CONFIDENCE = "Agreement of prediction and report over those reports, 0 to 1; absent before the first one."
+_CAPACITY = "Tokens of context that the engine is believed to hold; absent without a bound."
 _CONNECTED = "1 while the feed has every publisher's complete state, else 0; absent before the first event."
 _WIPES = "Times that a publisher's state was discarded: it restarted, or a gap could not be filled."
 _REASONS = {
@@ -108,6 +109,7 @@ METRICS = (
     _counter("published_orders", "{order}", "Orders that other planners can learn."),
     _gauge("scopes", "{scope}", "Scopes (tenant, model, preamble) with learned state."),
     _gauge("tree_nodes", "{node}", "Nodes of all prefix trees."),
+    _gauge("capacity_tokens", "{token}", _CAPACITY),
     # -- the feed of KV events
     _gauge("feed_connected", "", _CONNECTED, "feed.connected"),
     _gauge("feed_sources", "{source}", "Publishers of KV events seen so far.", "feed.sources"),

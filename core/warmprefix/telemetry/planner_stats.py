@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from warmprefix.forks import in_each_process
 from warmprefix.residency import FeedStats
+from warmprefix.residency.report import DEFAULT_CAPACITY
 
 if TYPE_CHECKING:
     from warmprefix.plan import ContextPlan
@@ -130,6 +131,13 @@ class PlannerStats:
     prediction_error_p95: float = 0.0
     residency_confidence: float | None = None
     """Sum of the smaller of prediction and report over the sum of the larger; None before the first comparison."""
+    capacity_tokens: int | None = DEFAULT_CAPACITY
+    """Tokens of context that the engine is believed to hold, or None for no bound.
+
+    Of several tenants and models, the smallest number.
+    """
+    capacity_source: str = "default"
+    """Origin of that number: the planner's `argument`, the engine's `metrics` or `reports`, or the `default`."""
     feed: FeedStats = _EMPTY_FEED
     """Counts of the residency feed; empty without one."""
 

@@ -20,7 +20,12 @@ SGLANG = """sglang:max_total_num_tokens{model_name="m",tp_rank="0"} 4.5e+04
 """
 
 
-@pytest.mark.parametrize(("text", "tokens"), [(VLLM, 16_384), (SGLANG, 45_000)])
+HYBRID = VLLM.replace('num_gpu_blocks="1024"', 'kv_cache_size_tokens="9000",num_gpu_blocks="1024"')
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [(VLLM, 16_384), (SGLANG, 45_000), (HYBRID, 9_000), (HYBRID.replace("9000", "None"), 16_384)]
+)
 def test_the_text_of_metrics_is_parsed(text: str, tokens: int) -> None:
     assert capacity_from_metrics(text) == tokens
 

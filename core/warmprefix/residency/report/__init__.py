@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from warmprefix.residency.report.capacity import (
+    DEFAULT_CAPACITY,
+    Capacity,
+    CapacitySource,
+    FixedCapacity,
+    LearnedCapacity,
+)
 from warmprefix.residency.report.evidence import ScopeFeedback
 from warmprefix.residency.report.startup import capacity_from_metrics, paths_to_warm, warming_request
 from warmprefix.residency.report.usage import EngineReport, PredictionErrors, UsageFeedback
 
 __all__ = [
+    "DEFAULT_CAPACITY",
+    "Capacity",
+    "CapacitySource",
     "EngineReport",
+    "FixedCapacity",
+    "LearnedCapacity",
     "PredictionErrors",
     "ScopeFeedback",
     "UsageFeedback",

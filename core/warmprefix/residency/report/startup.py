@@ -22,7 +22,7 @@ _MAX_BYTES = 64 << 20
 def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
     """Return the number of tokens that the KV cache of an engine holds.
 
-    Pass it as `capacity_tokens` to a `ContextPlanner`.
+    Pass it as `capacity_tokens` to a `ContextPlanner`, which otherwise learns it.
 
     >>> capacity_from_metrics('vllm:cache_config_info{block_size="16",num_gpu_blocks="2048"} 1.0')
     32768
@@ -33,8 +33,9 @@ def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
         timeout: Seconds to wait for them.
 
     Returns:
-        vLLM's `block_size` times `num_gpu_blocks`, or SGLang's `max_total_num_tokens`. Of several engines or
-        data-parallel ranks, the smallest value: one of them caches a prompt.
+        vLLM's `kv_cache_size_tokens`, or its `block_size` times `num_gpu_blocks` without that; or SGLang's
+        `max_total_num_tokens`. Of several engines or data-parallel ranks, the smallest value: one of them caches a
+        prompt.
 
     Raises:
         EngineError: The engine could not be reached, or its metrics lack these values.
@@ -45,9 +46,12 @@ def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
     for labels in _VLLM.findall(text):
         values = dict(_LABEL.findall(labels))
         try:
-            found.append(int(values["block_size"]) * int(values["num_gpu_blocks"]))
-        except (KeyError, ValueError):  # "None", before the cache was allocated
-            continue
+            found.append(int(values["kv_cache_size_tokens"]))
+        except (KeyError, ValueError):  # other versions lack it, or write "None"
+            try:
+                found.append(int(values["block_size"]) * int(values["num_gpu_blocks"]))
+            except (KeyError, ValueError):  # "None", before the cache was allocated
+                continue
     tokens = [int(value) for value in found if value >= 1]
     if not tokens:
         raise EngineError("the metrics lack both vllm:cache_config_info with its sizes and sglang:max_total_num_tokens")

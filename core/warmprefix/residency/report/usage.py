@@ -39,6 +39,8 @@ class EngineReport:
     """The whole prompt as the engine saw it."""
     block_ends: Sequence[float] | None = None
     """For each planned block, in planned order, the share of the prompt's characters up to its end, from 0 to 1."""
+    capacity_tokens: int | None = None
+    """Tokens that the engine's prefix cache holds, if its metrics include them."""
 
 
 class UsageComparison(NamedTuple):
@@ -48,7 +50,9 @@ class UsageComparison(NamedTuple):
     """Cached tokens of the prompt, including the text before the context."""
     actual: int
     resident_blocks: int
-    """The engine held this many of the context's first blocks."""
+    """The engine held this many of the context's first blocks, counted generously."""
+    likely_blocks: int
+    """The most likely number of them."""
 
 
 class UsageFeedback:
@@ -94,7 +98,9 @@ class UsageFeedback:
             self._before.append(before + actual - predicted)
         most = actual + _KV_BLOCK_TOKENS
         held = next((count for count, least in enumerate(at_least) if least > most), len(at_least))
-        return UsageComparison(predicted, actual, held)
+        middles = [(start + end) / 2 for start, end in zip([before, *ends], ends, strict=False)]
+        likely = next((count for count, middle in enumerate(middles) if middle > actual), len(middles))
+        return UsageComparison(predicted, actual, held, likely)
 
 
 def _ascend(shares: Sequence[float]) -> bool:

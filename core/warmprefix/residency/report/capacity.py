@@ -1,0 +1,180 @@
+"""The capacity of an engine's prefix cache for context: given, or learned from what the engine reports."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import Literal, Protocol, TypeAlias
+
+from warmprefix.prefix.reuse import ReuseTree, StampedTree
+from warmprefix.prefix.tree import PrefixTree
+
+__all__ = ["DEFAULT_CAPACITY", "Capacity", "CapacitySource", "DistanceEvidence", "FixedCapacity", "LearnedCapacity"]
+
+CapacitySource: TypeAlias = Literal["argument", "default", "metrics", "reports"]
+
+DEFAULT_CAPACITY = 500_000
+"""Capacity in tokens, until reports or metrics of the engine arrive."""
+
+_LEAST_CAPACITY = 4_096
+_BUCKETS = 640
+_PER_OCTAVE = 16
+"""Buckets per doubling of the distance."""
+_HALF_LIFE = 1_024
+"""Reports after which evidence counts half."""
+_DECIDE_EVERY = 8
+_LEAST_GAIN = 0.001
+"""A move must explain at least this share of the reported context."""
+_CONTEXTS_TO_SHRINK = 2.0
+"""A smaller capacity must explain at least this number of mean contexts."""
+_CONTEXTS_TO_GROW = 0.5
+"""For a larger one, fewer are enough: a context can be missed for many reasons, and found only if it was held."""
+_CORRECTION = 0.25
+_SLACK_OF_CORRECTION = 0.125
+"""Capacities that differ by less than the share `_CORRECTION` need only this part of the evidence."""
+
+
+class Capacity(Protocol):
+    """The capacity that the scopes of one engine share."""
+
+    @property
+    def tokens(self) -> int | None: ...
+    @property
+    def source(self) -> CapacitySource: ...
+
+    def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
+        """Return an empty mirror of this capacity, for one scope."""
+        ...
+
+    def fit(self, tree: PrefixTree[bytes]) -> None:
+        """Evict from a mirror what the capacity leaves no room for."""
+        ...
+
+    def start(self, tokens: int) -> None:
+        """Use the capacity in an engine's metrics until reports give a better one; of several, the smallest."""
+        ...
+
+    def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
+        """Count a served order."""
+        ...
+
+    def compare(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int], held: int) -> None:
+        """Learn that the engine held the first `held` blocks of an order that is not recorded yet."""
+        ...
+
+
+class FixedCapacity:
+    """A capacity from the caller. Each scope has a mirror of this size."""
+
+    source: CapacitySource = "argument"
+
+    def __init__(self, tokens: int | None) -> None:
+        self.tokens = tokens
+
+    def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
+        return PrefixTree(self.tokens, max_nodes)
+
+    def fit(self, tree: PrefixTree[bytes]) -> None: ...
+    def start(self, tokens: int) -> None: ...
+    def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None: ...
+    def compare(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int], held: int) -> None: ...
+
+
+class LearnedCapacity:
+    """A capacity learned from reports.
+
+    Every report shows for each served block whether the engine still held it. A block with a reuse distance within the
+    capacity is held, and any other is not. The capacity is the value that contradicts the fewest tokens of the latest
+    reports, whatever else shares the cache: answers, questions, other applications.
+
+    From the first such value on, scopes share the capacity as they share the engine: what one of them serves
+    evicts from the mirrors of the others.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = DEFAULT_CAPACITY
+        self.source: CapacitySource = "default"
+        self._reuse = ReuseTree()
+        self._evidence = DistanceEvidence()
+
+    def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
+        return StampedTree(self._reuse.clock, self.tokens, max_nodes)
+
+    def fit(self, tree: PrefixTree[bytes]) -> None:
+        if tree.capacity_tokens != self.tokens:
+            tree.capacity_tokens = self.tokens
+            tree.evict(tree.resident_tokens - self.tokens)
+        if self.source != "default" and self._reuse.branches > 1 and isinstance(tree, StampedTree):
+            tree.evict_unused(self._reuse.clock.first_within(self.tokens))
+
+    def start(self, tokens: int) -> None:
+        if self.source == "default" or (self.source == "metrics" and tokens < self.tokens):
+            self.tokens, self.source = max(tokens, _LEAST_CAPACITY), "metrics"
+
+    def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
+        self._reuse.insert([scope, *keys], [0, *tokens])
+
+    def compare(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int], held: int) -> None:
+        distances = self._reuse.distances([scope, *keys])[1:]
+        self._evidence.add(distances, tokens, held)
+        if self._evidence.reports % _DECIDE_EVERY == 0:
+            better = self._evidence.better_capacity(self.tokens)
+            if better is not None:
+                self.tokens, self.source = max(better, _LEAST_CAPACITY), "reports"
+
+
+class DistanceEvidence:
+    """Tokens found and missed by reuse distance, where older reports count less."""
+
+    def __init__(self) -> None:
+        self._found = [0.0] * _BUCKETS
+        self._missed = [0.0] * _BUCKETS
+        self._weight = 1.0
+        self._served = 0.0
+        self._count = 0.0
+        self.reports = 0
+
+    def add(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
+        """Add a report: of the blocks with these lengths, the first `held` were held.
+
+        `distances` are those of the blocks that were served before.
+        """
+        self._weight *= 2 ** (1 / _HALF_LIFE)
+        for place, distance in enumerate(distances):
+            (self._found if place < held else self._missed)[_bucket(distance)] += self._weight * tokens[place]
+        self._served += self._weight * sum(tokens)
+        self._count += self._weight
+        self.reports += 1
+        if self._weight > 2.0**64:
+            for values in (self._found, self._missed):
+                values[:] = [value / self._weight for value in values]
+            self._served /= self._weight
+            self._count /= self._weight
+            self._weight = 1.0
+
+    def better_capacity(self, current: int) -> int | None:
+        """Return a capacity that explains the reports clearly better than `current`; None without one. O(buckets)."""
+        # Entry i: the tokens that contradict a capacity of all distances below bucket i.
+        wrong = list(accumulate((miss - hit for hit, miss in zip(self._found, self._missed, strict=True)), initial=0.0))
+        least = min(wrong)
+        first, last = wrong.index(least), _BUCKETS - wrong[::-1].index(least)
+        if last == _BUCKETS:  # nothing was missed beyond
+            last = first + _PER_OCTAVE
+        better = (_lower_end(first) + _lower_end(last)) // 2
+        contexts = _CONTEXTS_TO_SHRINK if better < current else _CONTEXTS_TO_GROW
+        slack = max(_LEAST_GAIN, contexts * self._weight / self._count) * self._served if self._count else 0.0
+        if abs(better - current) < _CORRECTION * current:
+            slack *= _SLACK_OF_CORRECTION
+        return better if wrong[_bucket(current)] > least + slack else None
+
+
+def _bucket(distance: int) -> int:
+    """Return the bucket of a distance; `_PER_OCTAVE` buckets have equal widths between two powers of two."""
+    shift = max(distance.bit_length() - 5, 0)
+    return min(shift * _PER_OCTAVE + (distance >> shift), _BUCKETS - 1)
+
+
+def _lower_end(bucket: int) -> int:
+    """Return the shortest distance of a bucket."""
+    shift = max(bucket // _PER_OCTAVE - 1, 0)
+    return (bucket - shift * _PER_OCTAVE) << shift
