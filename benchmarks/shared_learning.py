@@ -36,8 +36,8 @@ from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import NoSharing, OrderSharing
 from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix.prefix import PrefixTree
 from warmprefix.traces import NoRecorder
-from warmprefix_tools.replay.prompt_cache import CacheModel
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
 
@@ -151,12 +151,12 @@ def join_late(workload: Workload, url: str) -> list[dict[str, object]]:
 
 def serve(workload: Workload, workers: Workers, capacity: int | None) -> Account:
     """Send every request to the workers and every prompt to the engine."""
-    cache = CacheModel(capacity, len(workload.requests))
+    cache = PrefixTree[int](capacity, 2 * len(workload.requests) + 1)
     account = Account([], [])
     for number, request in enumerate(workload.requests):
         order = workers.order(number, request)
-        found = cache.serve([request.keys[i] for i in order], [request.tokens[i] for i in order])
-        account.saved.append(found.now)
+        found = cache.insert([request.keys[i] for i in order], [request.tokens[i] for i in order])
+        account.saved.append(found.tokens)
         account.totals.append(request.context_tokens)
     return account
 

@@ -52,7 +52,7 @@ context_blocks = st.builds(
     pinned=st.sampled_from([None, None, None, "start", "end"]),
 )
 requests = st.lists(context_blocks, max_size=8)
-annotations: st.SearchStrategy[Annotate] = st.sampled_from(["auto", "note", "labels", "both", "none"])
+kinds_of_annotation: st.SearchStrategy[Annotate] = st.sampled_from(["auto", "note", "labels", "both", "none"])
 
 
 def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[ContextBlock]) -> None:
@@ -297,7 +297,7 @@ TestVisibleConversation = VisibleConversation.TestCase
     turns=st.lists(st.tuples(requests, st.sampled_from(["head", "tail"]), st.booleans()), max_size=6),
     policy=st.sampled_from(sorted(POLICIES)),
     conversation=st.sampled_from([None, "chat"]),
-    annotate=annotations,
+    annotate=kinds_of_annotation,
 )
 def test_every_block_stays_in_the_prompt(
     turns: list[Any], policy: str, conversation: str | None, annotate: Annotate
@@ -315,7 +315,7 @@ def test_every_block_stays_in_the_prompt(
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)), annotate=annotations)
+@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)), annotate=kinds_of_annotation)
 def test_a_block_renders_to_the_same_bytes_in_every_request(
     turns: list[list[ContextBlock]], policy: str, annotate: Annotate
 ) -> None:
