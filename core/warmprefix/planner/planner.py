@@ -106,7 +106,7 @@ class ContextPlanner(PlannerLifecycle):
             observer: Notified of every plan and its end.
             patience: After this many answers in a row without the predicted cached tokens, a scope keeps relevance
                 order, except for one request in 16, until an answer has some. None for never.
-            annotate: What prompts show of the relevance order; see docs/annotations.md. `"note"`: a note where the
+            annotate: What prompts show of the relevance order; see docs/prompt-text.md. `"note"`: a note where the
                 order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
                 placement `"tail"` blocks always have labels, which references name.
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
