@@ -13,13 +13,14 @@ from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency import ResidencyFeed
 from warmprefix.stores import GuardedStore, SeenStore
 from warmprefix.telemetry import PlannerObserver
+from warmprefix.tokens import BackgroundCounter, TokenCounter, as_counter
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
     from warmprefix.settings import SharedSettings
     from warmprefix.stores.redis import RedisSeenStore
 
-__all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "SharedParts", "connect_shared_parts"]
+__all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "SharedParts", "connect_shared_parts", "counter_of"]
 
 
 class PlannerOptions(TypedDict, total=False):
@@ -111,6 +112,20 @@ class PlannerConfig:
     def new_policy(self) -> OrderingPolicy:
         """Return a new policy, for one scope."""
         return POLICIES[self.policy]() if isinstance(self.policy, str) else self.policy()
+
+
+def counter_of(tokenizer: object) -> TokenCounter:
+    """Return the counter of a planner's tokenizer. An engine is asked in the background.
+
+    Raises:
+        TypeError: `tokenizer` is nothing that `as_counter` accepts.
+    """
+    if tokenizer is not None:
+        from warmprefix.residency import EngineTokenizer  # imports HTTP
+
+        if isinstance(tokenizer, EngineTokenizer):
+            return BackgroundCounter(tokenizer)
+    return as_counter(tokenizer)
 
 
 class SharedParts(NamedTuple):

@@ -17,7 +17,7 @@ from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope
 from warmprefix.planner.batching import BatchOptions, BatchSession
-from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, connect_shared_parts
+from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, connect_shared_parts, counter_of
 from warmprefix.planner.conversation import ConversationStore
 from warmprefix.planner.feedback import PlanFeedback, as_report, check_plan
 from warmprefix.planner.lifecycle import Blocks, PlannerLifecycle
@@ -29,7 +29,7 @@ from warmprefix.planner.startup import Startup
 from warmprefix.residency import EngineReport, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore
 from warmprefix.telemetry import PlannerObserver
-from warmprefix.tokens import CheckedCounter, as_counter
+from warmprefix.tokens import CheckedCounter
 from warmprefix.traces import RequestRecorder
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class ContextPlanner(PlannerLifecycle):
                 order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
                 placement `"tail"` blocks always have labels, which references name.
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
-                `encode`, or a `warmprefix.tokens.BackgroundCounter` of the engine's. By default they are estimated.
+                `encode`, or a `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are
+                estimated.
 
         Raises:
             ValueError: `policy` or `annotate` has an unknown value, or a bound is below 1.
@@ -119,7 +120,7 @@ class ContextPlanner(PlannerLifecycle):
         config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate)
         self._lock = threading.RLock()  # scope.py states its rules
         self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
-        counter = CheckedCounter(as_counter(tokenizer), lambda: metrics.count("tokenizer_errors"))
+        counter = CheckedCounter(counter_of(tokenizer), lambda: metrics.count("tokenizer_errors"))
         writer = NoteWriter(Templates() if templates is None else templates, annotate, counter)
         self._scopes = ScopeRegistry(config, self._lock, self._metrics)
         self._open_plans = OpenPlans(max_open_plans)
