@@ -149,8 +149,9 @@ class Turns:
         """Return the plan, the chat in front of it, and the user's message. A chat that gets too long begins again."""
         history = None if chat is None else [_system(role), *chat.messages]
         placement: Placement = "head" if chat is None else "tail"
+        # The prompts name documents by their labels.
         plan = self._planner.plan(
-            blocks, placement=placement, history=history, tenant=tenant, model=agent, preamble=role
+            blocks, placement=placement, history=history, tenant=tenant, model=agent, preamble=role, annotate="both"
         )
         try:
             text = user_message(plan.render())

@@ -141,8 +141,8 @@ def check_nothing_lost(turns: Sequence[Any], prompts: Sequence[str]) -> None:
     for turn in turns:
         asked = [prompt for prompt in prompts if prompt.endswith(question(turn))]
         for passage in turn.passages:
-            shown = f"] {passage.text}\n"
-            assert sum(f"{prompt}\n".count(shown) for prompt in asked) == 1
+            shown = f"\n{passage.text}\n"
+            assert sum(f"\n{prompt}\n".count(shown) for prompt in asked) == 1
 
 
 def test_more_is_cached_than_with_round_robin(turns: Sequence[Any], team: Callable[[], Team]) -> None:
