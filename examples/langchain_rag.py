@@ -28,7 +28,7 @@ def search(question: str) -> list[Document]:
 
 
 planner = ContextPlanner()  # one for the whole application
-retriever = ContextReuseRetriever(retriever=RunnableLambda(search), planner=planner, annotate="prompt")  # one line
+retriever = ContextReuseRetriever(retriever=RunnableLambda(search), planner=planner, annotate="auto")  # one line
 model = ChatOpenAI(model=os.environ["MODEL"])
 chain = create_retrieval_chain(retriever, create_stuff_documents_chain(model, context_prompt()))
 for question in QUESTIONS:

@@ -18,13 +18,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializa
 from pydantic import ConfigDict
 
 from warmprefix import ContextPlanner
+from warmprefix.annotate import Annotate
 from warmprefix.plan import Placement
-from warmprefix_langchain.document_labels import Annotate
+from warmprefix_langchain.document_labels import NOTE_KEY, ShownIn
 from warmprefix_langchain.plugin_options import ContextReuseOptions
 
-__all__ = ["NOTE_KEY", "context_prompt", "context_reuse"]
-
-NOTE_KEY = "context_note"
+__all__ = ["context_prompt", "context_reuse"]
 
 StepInput = list[Document] | dict[str, Any]
 
@@ -33,7 +32,8 @@ def context_reuse(
     planner: ContextPlanner | None = None,
     *,
     placement: Placement = "head",
-    annotate: Annotate = "prompt",
+    annotate: Annotate = "auto",
+    shown_in: ShownIn = "prompt",
     tenant: str | None = None,
     model: str | None = None,
     preamble: str | None = None,
@@ -44,19 +44,20 @@ def context_reuse(
 
     The step takes a dict, for example from ``RunnablePassthrough.assign(context=itemgetter("input") | retriever)``. It
     yields the same dict with arranged documents and an added ``context_note``, which is an empty string if the order
-    did not change. It also takes a list of documents, and yields
+    needs no note. It also takes a list of documents, and yields
     ``{"documents": ..., "context": ..., "context_note": ...}`` with the same list under both names. That dict holds no
     question, which `context_prompt` needs.
 
-    `context_prompt` puts the note next to the question. A stuff chain shows the labels with every document prompt that
-    prints ``{page_content}``, as the default one does. For a function that joins ``page_content`` itself, use
-    `annotate="content"`, or the note names labels that the prompt does not show. See `ContextReuseOptions.annotate`.
+    `context_prompt` puts the note next to the question. By default the note names documents by their places, and all
+    texts keep their bytes. With labels (`annotate="labels"` or `"both"`, or `placement="tail"`), a stuff chain shows
+    them with every document prompt that prints ``{page_content}``, as the default one does. For a function that joins
+    ``page_content`` itself, use `shown_in="content"`, or the note names labels that the prompt does not show.
 
     Args:
         planner: By default this step creates its own. One planner for the whole application reuses most.
         placement: `"head"` if each turn builds the prompt again. `"tail"` if the documents are appended to a history
             that keeps them: documents that the messages under `history_key` show become references.
-        annotate: See `ContextReuseOptions`, as for `tenant`, `model` and `preamble`.
+        annotate, shown_in: See `ContextReuseOptions`, as for `tenant`, `model` and `preamble`.
         tenant: Tenant of the documents; if None, the config may name one.
         model: Model that the prompt is for.
         preamble: The text before the documents, or its name.
@@ -67,6 +68,7 @@ def context_reuse(
     return _ContextReuseStep(
         placement=placement,
         annotate=annotate,
+        shown_in=shown_in,
         tenant=tenant,
         model=model,
         preamble=preamble,

@@ -47,7 +47,7 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
         if self.mode == "long_context":
             return _best_at_both_ends(documents)
         metadata = getattr(callbacks, "metadata", None)
-        return append_note(self.arranged(documents, ensure_config(), metadata=metadata), self.annotate)
+        return append_note(self.arranged(documents, ensure_config(), metadata=metadata), self.shown_in)
 
     async def acompress_documents(
         self,
@@ -58,7 +58,7 @@ class ContextReuseCompressor(ContextReuseOptions, BaseDocumentCompressor, BaseDo
         if self.mode == "long_context":
             return _best_at_both_ends(documents)
         metadata = getattr(callbacks, "metadata", None)
-        return append_note(await self.aarranged(documents, ensure_config(), metadata=metadata), self.annotate)
+        return append_note(await self.aarranged(documents, ensure_config(), metadata=metadata), self.shown_in)
 
     def transform_documents(self, documents: Sequence[Document], **kwargs: Any) -> Sequence[Document]:
         """Do the same as `compress_documents`, for pipelines that call a transformer."""

@@ -1,4 +1,4 @@
-"""Documents as context blocks, and plans as labelled copies of the documents."""
+"""Documents as context blocks, and plans as annotated copies of the documents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from typing import Any, Literal, NamedTuple
 from langchain_core.documents import Document
 
 from warmprefix import ContextBlock, ContextPlan, PlannedBlock
+from warmprefix.annotate import has_labels
 
-__all__ = ["LABEL_KEY", "TEXT_KEY", "Annotate", "PromptDocuments", "append_note", "arrange", "as_blocks", "as_list"]
+__all__ = [
+    "LABEL_KEY",
+    "NOTE_KEY",
+    "TEXT_KEY",
+    "PromptDocuments",
+    "ShownIn",
+    "append_note",
+    "arrange",
+    "as_blocks",
+    "as_list",
+]
 
-Annotate = Literal["prompt", "content", "none"]
-"""Where a document shows its label: in prompts only, in its own text, or nowhere."""
+ShownIn = Literal["prompt", "content"]
+"""Where a document shows its label and the note: in prompts only, or in its own text."""
 
 LABEL_KEY = "context_label"
+NOTE_KEY = "context_note"
 TEXT_KEY = "page_content"
 """`format_document` prints a metadata entry of this name in place of the document's own text."""
 
@@ -24,7 +36,7 @@ class PromptDocuments(NamedTuple):
 
     documents: list[Document]
     note: str
-    """Empty if the order did not change, or if no labels are shown."""
+    """Empty if the order needs none, or if none is written."""
 
 
 def as_list(documents: Iterable[Document]) -> list[Document]:
@@ -40,27 +52,34 @@ def as_list(documents: Iterable[Document]) -> list[Document]:
     return list(documents)
 
 
-def as_blocks(documents: Sequence[Document], annotate: Annotate) -> list[ContextBlock]:
+def as_blocks(documents: Sequence[Document], shown_in: ShownIn) -> list[ContextBlock]:
     """Return one block per document, with the text that the prompt would show."""
-    return [ContextBlock(_shown_text(document, annotate), id=document.id) for document in documents]
+    return [
+        ContextBlock(document.page_content if shown_in == "content" else _prompt_text(document), id=document.id)
+        for document in documents
+    ]
 
 
-def arrange(documents: Sequence[Document], plan: ContextPlan, annotate: Annotate) -> PromptDocuments:
-    """Return copies in planned order; `plan` comes from `as_blocks(documents, annotate)`.
+def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn) -> PromptDocuments:
+    """Return copies in planned order; `plan` comes from `as_blocks(documents, shown_in)`.
 
     A full duplicate of another document is dropped. A document that shares only its text with another one follows
     after all planned ones, in relevance order. Documents without text come last, without a label. If several documents
     are references, the first one shows one sentence that names them all, and the others show nothing.
     """
-    copies = [_annotated(document, *shown, annotate) for shown, document in _in_order(documents, plan)]
+    is_labelled = has_labels(plan.annotation)
+    copies = [
+        _labelled(document, *shown, shown_in) if is_labelled else _plain(document)
+        for shown, document in _in_order(documents, plan)
+    ]
     planned = {position for block in plan.blocks for position in block.positions}
     blank = [document for i, document in enumerate(documents) if i not in planned]
     distinct = [document for i, document in enumerate(blank) if document not in blank[:i]]
     copies += [document.model_copy(update={"metadata": dict(document.metadata)}) for document in distinct]
-    return PromptDocuments(copies, "" if annotate == "none" else plan.order_annotation or "")
+    return PromptDocuments(copies, plan.order_annotation or "")
 
 
-def append_note(arranged: PromptDocuments, annotate: Annotate) -> list[Document]:
+def append_note(arranged: PromptDocuments, shown_in: ShownIn) -> list[Document]:
     """Append the note to the last document that shows text, and return the documents.
 
     A blank line separates the two. Changes the list and its last document.
@@ -69,12 +88,14 @@ def append_note(arranged: PromptDocuments, annotate: Annotate) -> list[Document]
     if not note:
         return documents
     texts = [
-        document.metadata.get(TEXT_KEY, "") if annotate == "prompt" else document.page_content for document in documents
+        str(document.metadata.get(TEXT_KEY, document.page_content)) if shown_in == "prompt" else document.page_content
+        for document in documents
     ]
-    last = max(i for i, text in enumerate(texts) if str(text).strip())
+    last = max(i for i, text in enumerate(texts) if text.strip())
     noted = f"{texts[last]}\n\n{note}"
-    if annotate == "prompt":
+    if shown_in == "prompt":
         documents[last].metadata[TEXT_KEY] = noted
+        documents[last].metadata.setdefault(NOTE_KEY, note)
     else:
         documents[last] = documents[last].model_copy(update={"page_content": noted})  # the class may be frozen
     return documents
@@ -94,32 +115,42 @@ def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tupl
         yield repeat, documents[position]
 
 
-def _shown_text(document: Document, annotate: Annotate) -> str:
+def _prompt_text(document: Document) -> str:
     """Return the text that prompts show: the application's own metadata entry comes before the document's text."""
-    if annotate == "content" or _is_labelled(document):
-        return document.page_content
-    return str(document.metadata.get(TEXT_KEY, document.page_content))
+    return str(_own_metadata(document).get(TEXT_KEY, document.page_content))
 
 
-def _annotated(document: Document, planned: PlannedBlock, shown: str, annotate: Annotate) -> Document:
-    """Return a copy with a label, and with the shown text where `annotate` puts it."""
-    metadata = {LABEL_KEY: planned.label, **document.metadata}  # the application's own entry of that name wins
-    if _is_labelled(document):
-        # These entries come from an earlier plan: another label, and perhaps another note.
-        metadata[LABEL_KEY] = planned.label
-        del metadata[TEXT_KEY]
+def _plain(document: Document) -> Document:
+    """Return a copy without a label."""
+    return document.model_copy(update={"metadata": _own_metadata(document)})
+
+
+def _labelled(document: Document, planned: PlannedBlock, shown: str, shown_in: ShownIn) -> Document:
+    """Return a copy with a label, and with the shown text where `shown_in` puts it."""
+    metadata = {LABEL_KEY: planned.label, **_own_metadata(document)}  # the application's own entry of that name wins
     update: dict[str, Any] = {"metadata": metadata}
-    if annotate == "prompt":
+    if shown_in == "prompt":
         metadata[TEXT_KEY] = shown
-    elif annotate == "content":
+    else:
         update["page_content"] = shown
     return document.model_copy(update=update)
 
 
-def _is_labelled(document: Document) -> bool:
-    """Return whether an earlier plan labelled the document.
+def _own_metadata(document: Document) -> dict[str, Any]:
+    """Return a copy of the metadata without the label and the note of an earlier plan.
 
-    Forged entries gain nothing: the text is rendered again from `page_content`.
+    Forged entries gain nothing: the text is then the `page_content`, or an entry that prompts would show anyway.
     """
-    label, text = document.metadata.get(LABEL_KEY), document.metadata.get(TEXT_KEY)
-    return isinstance(label, str) and isinstance(text, str) and f"[{label}]" in text
+    metadata = dict(document.metadata)
+    label, note, text = metadata.get(LABEL_KEY), metadata.get(NOTE_KEY), metadata.get(TEXT_KEY)
+    if not isinstance(text, str):
+        return metadata
+    if isinstance(note, str) and text.endswith(f"\n\n{note}"):
+        del metadata[NOTE_KEY]
+        metadata[TEXT_KEY] = text = text.removesuffix(f"\n\n{note}")
+        if text == document.page_content:
+            del metadata[TEXT_KEY]
+    if isinstance(label, str) and f"[{label}]" in text:
+        del metadata[LABEL_KEY]
+        metadata.pop(TEXT_KEY, None)
+    return metadata

@@ -65,7 +65,7 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
         found = self.retriever.invoke(query, config, **self._limit_argument(k), **kwargs)
         arranged = self.arranged(as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history)
-        return append_note(arranged, self.annotate)
+        return append_note(arranged, self.shown_in)
 
     async def _aget_relevant_documents(
         self,
@@ -82,7 +82,7 @@ class ContextReuseRetriever(ContextReuseOptions, BaseRetriever):
         arranged = await self.aarranged(
             as_list(found)[:k], ensure_config(), metadata=run_manager.metadata, history=history
         )
-        return append_note(arranged, self.annotate)
+        return append_note(arranged, self.shown_in)
 
     def _limit(self, k: int | None) -> int | None:
         if k is not None and k < 1:

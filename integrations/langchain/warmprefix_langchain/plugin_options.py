@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from warmprefix import ContextPlanner
+from warmprefix.annotate import Annotate, annotation_for
 from warmprefix.plan import Placement
-from warmprefix_langchain.document_labels import Annotate, PromptDocuments, arrange, as_blocks, as_list
+from warmprefix_langchain.document_labels import PromptDocuments, ShownIn, arrange, as_blocks, as_list
 
 __all__ = ["ContextReuseOptions"]
 
@@ -48,18 +49,24 @@ class ContextReuseOptions(BaseModel):
     was cut from the history, the model would get a reference to text that it never saw."""
 
     annotate: Annotate = "none"
-    """Where the labels and the relevance-order note go.
+    """What the prompt shows of the relevance order: the words of `ContextPlanner`.
 
-    `"none"`: nowhere. Only the order changes, which is safe in every chain.
+    `"none"`: nothing. Only the order changes, which is safe in every chain. `"note"` or `"auto"`: if the order needs
+    it, a note that names the most relevant documents by their places. All texts keep their bytes. `"labels"`: each
+    document begins with its label. `"both"`: labels, and a note that names them.
 
-    `"prompt"`, for chains that put all documents into one prompt: into `metadata["page_content"]`. `format_document`,
-    and so every document prompt with `{page_content}`, prints this entry in place of the text; `page_content` stays as
-    it was. Do not use it with splitters or map-reduce chains: they make other documents with the same metadata, which
-    would show these texts in place of their own.
+    All but `"none"` are for chains that put all documents into one prompt. `placement="tail"` needs labels, so `"note"`
+    and `"auto"` are `"both"` there. With labels, `metadata["context_label"]` holds the label, unless the document
+    already has an entry of that name."""
 
-    `"content"`, for chains that join the texts themselves: into `page_content`.
+    shown_in: ShownIn = "prompt"
+    """Where the documents show labels, note and references.
 
-    In each case `metadata["context_label"]` holds the label, unless the document already has an entry of that name."""
+    `"prompt"`: in `metadata["page_content"]`. `format_document`, and so every document prompt with `{page_content}`,
+    prints this entry in place of the text; `page_content` stays as it was. Do not use it with splitters or map-reduce
+    chains: they make other documents with the same metadata, which would show these texts in place of their own.
+
+    `"content"`, for chains that join the texts themselves: in `page_content`."""
 
     tenant: str | None = None
     """Tenant of every call; tenants share nothing. If None, a call's config may name one, as `tenant` in `configurable`
@@ -75,7 +82,8 @@ class ContextReuseOptions(BaseModel):
     def _check_references_have_labels(self) -> Self:
         if self.placement == "tail" and self.annotate == "none":
             raise ValueError(
-                "annotate must be 'prompt' or 'content' where placement='tail' needs labels to refer to, got 'none'"
+                "annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail', which needs labels to "
+                "refer to, got 'none'"
             )
         return self
 
@@ -101,8 +109,8 @@ class ContextReuseOptions(BaseModel):
         listed = as_list(documents)
         try:
             options = self._plan_options(config, metadata, history)
-            with self.planner.planning(as_blocks(listed, self.annotate), **options) as plan:
-                return arrange(listed, plan, self.annotate)
+            with self.planner.planning(as_blocks(listed, self.shown_in), **options) as plan:
+                return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)
 
@@ -118,8 +126,8 @@ class ContextReuseOptions(BaseModel):
         listed = as_list(documents)
         try:
             options = self._plan_options(config, metadata, history)
-            async with self.planner.aplanning(as_blocks(listed, self.annotate), **options) as plan:
-                return arrange(listed, plan, self.annotate)
+            async with self.planner.aplanning(as_blocks(listed, self.shown_in), **options) as plan:
+                return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)
 
@@ -137,6 +145,8 @@ class ContextReuseOptions(BaseModel):
             "tenant": tenant if self.tenant is None else self.tenant,
             "model": self.model,
             "preamble": self.preamble,
+            # Without a history the plan has head placement, but later turns refer to its labels.
+            "annotate": annotation_for(self.annotate, self.placement),
         }
         if self.placement == "tail" and history is not None:
             messages = convert_to_messages([history] if isinstance(history, str) else history)

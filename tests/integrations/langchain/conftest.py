@@ -86,8 +86,8 @@ def request_log() -> RequestLog:
 
 @pytest.fixture
 def planner(request_log: RequestLog) -> ContextPlanner:
-    """A planner that records every request in `request_log`."""
-    return ContextPlanner(recorder=request_log)
+    """A planner that records every request in `request_log`, and reorders whatever a note costs."""
+    return ContextPlanner(policy="oracle", recorder=request_log)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
-"""Properties of every way to arrange documents: none is lost or changed, and labels match the planner."""
+"""Properties of every way to arrange documents: none is lost or changed, and labels and notes match the planner."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy
 import pytest
@@ -20,12 +22,15 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import ConfigDict
 
 from warmprefix import ContextPlan, ContextPlanner, Templates
+from warmprefix.annotate import Annotate
 from warmprefix_langchain import ContextReuseCompressor, ContextReuseRetriever, context_reuse
+from warmprefix_langchain.document_labels import ShownIn
 
 NOTE = "Please read the context in the following priority order: "
+PLACES = re.compile(r"(?:\A|\n\n)Most relevant passages above: ([\d, ]+)\.\Z")
 PRINTED = PromptTemplate.from_template("{page_content}")
 
-Annotate = Literal["prompt", "content", "none"]
+Mode = tuple[Annotate, ShownIn]
 Named = Callable[[str], list[Document]]
 Ids = Callable[[Sequence[Document]], str]
 
@@ -40,12 +45,15 @@ own_keys: st.SearchStrategy[dict[str, str]] = st.fixed_dictionaries(
 )
 documents = st.builds(Document, texts, id=st.none() | st.sampled_from("ab"), metadata=own_keys)
 requests = st.lists(st.lists(documents, max_size=6), max_size=5)
-annotates: st.SearchStrategy[Annotate] = st.sampled_from(["prompt", "content", "none"])
+modes: st.SearchStrategy[Mode] = st.sampled_from([*itertools.product(get_args(Annotate), get_args(ShownIn))])
 
 
-def given_back(requests: Sequence[list[Document]], annotate: Annotate) -> Iterator[list[Document]]:
+def given_back(requests: Sequence[list[Document]], mode: Mode) -> Iterator[list[Document]]:
     """Return the results of one retriever, one per request."""
-    retriever = ContextReuseRetriever(retriever=RunnableLambda(lambda i: requests[int(i)]), annotate=annotate)
+    planner = ContextPlanner(policy="oracle")
+    retriever = ContextReuseRetriever(
+        retriever=RunnableLambda(lambda i: requests[int(i)]), planner=planner, annotate=mode[0], shown_in=mode[1]
+    )
     return (retriever.invoke(str(i)) for i in range(len(requests)))
 
 
@@ -53,11 +61,14 @@ def printed(document: Document) -> str:
     return format_document(document, PRINTED)
 
 
-def own(document: Document, annotate: Annotate) -> tuple[Any, ...]:
+def own(document: Document, mode: Mode) -> tuple[Any, ...]:
     """Return the parts of a document that arranging must not change."""
-    ours = {"context_label", "page_content"} if annotate == "prompt" else {"context_label"}
+    annotate, shown_in = mode
+    ours = set[str]() if annotate == "none" else {"context_label", "context_note"}
+    ours |= {"page_content"} if annotate != "none" and shown_in == "prompt" else set()
     metadata = {key: value for key, value in document.metadata.items() if key not in ours}
-    return document.id, sorted(metadata.items()), "" if annotate == "content" else document.page_content
+    text = "" if annotate != "none" and shown_in == "content" else document.page_content
+    return document.id, sorted(metadata.items()), text
 
 
 def split_note(text: str) -> tuple[str, str]:
@@ -65,19 +76,19 @@ def split_note(text: str) -> tuple[str, str]:
     return (body, note + labels) if note else (text, "")
 
 
-@given(requests, annotates)
-def test_no_document_is_lost_or_made_up(requests: list[list[Document]], annotate: Annotate) -> None:
-    for found, returned in zip(requests, given_back(requests, annotate), strict=True):
-        assert {repr(own(one, annotate)) for one in found} == {repr(own(one, annotate)) for one in returned}
+@given(requests, modes)
+def test_no_document_is_lost_or_made_up(requests: list[list[Document]], mode: Mode) -> None:
+    for found, returned in zip(requests, given_back(requests, mode), strict=True):
+        assert {repr(own(one, mode)) for one in found} == {repr(own(one, mode)) for one in returned}
         distinct = [one for i, one in enumerate(found) if one not in found[:i]]
         assert len(returned) == len(distinct)
         assert bool(returned) == bool(found)
 
 
-@given(requests, annotates)
-def test_the_callers_documents_stay_as_they_were(requests: list[list[Document]], annotate: Annotate) -> None:
+@given(requests, modes)
+def test_the_callers_documents_stay_as_they_were(requests: list[list[Document]], mode: Mode) -> None:
     before = copy.deepcopy(requests)
-    for returned in given_back(requests, annotate):
+    for returned in given_back(requests, mode):
         for document in returned:
             document.page_content = "changed"
             document.metadata["source"] = "changed"
@@ -85,19 +96,19 @@ def test_the_callers_documents_stay_as_they_were(requests: list[list[Document]],
     assert requests == before
 
 
-@given(requests, annotates)
-def test_the_same_requests_give_the_same_documents(requests: list[list[Document]], annotate: Annotate) -> None:
-    assert list(given_back(requests, annotate)) == list(given_back(copy.deepcopy(requests), annotate))
+@given(requests, modes)
+def test_the_same_requests_give_the_same_documents(requests: list[list[Document]], mode: Mode) -> None:
+    assert list(given_back(requests, mode)) == list(given_back(copy.deepcopy(requests), mode))
 
 
 @given(requests)
 def test_prompts_show_every_text_as_the_planner_renders_it(requests: list[list[Document]]) -> None:
-    for found, returned in zip(requests, given_back(requests, "prompt"), strict=True):
+    for found, returned in zip(requests, given_back(requests, ("both", "prompt")), strict=True):
         shown = [printed(document) for document in returned if printed(document).strip()]
         evidence = {printed(document) for document in found if printed(document).strip()}
         if shown:
             shown[-1], note = split_note(shown[-1])
-            assert note.count("[") in (0, len(evidence))
+            assert note.count("[") in (0, min(3, len(evidence)))
         labels = [text[1 : text.index("]")] for text in shown]
         assert set(shown) == {
             Templates().block(label, text, labels)
@@ -116,18 +127,71 @@ def is_shown(label: str, text: str, shown: list[str]) -> bool:
 def test_a_text_is_shown_under_one_label_in_every_request(found: list[Document], random: Any) -> None:
     requests = [found, random.sample(found, len(found)), found[:1]]
     labels: dict[str, str] = {}
-    for returned in given_back(requests, "prompt"):
+    for returned in given_back(requests, ("both", "prompt")):
         for document in returned:
             text = split_note(printed(document))[0]
             label, _, rest = text.partition(" ")
             assert labels.setdefault(rest.replace("\\", ""), label) == label
 
 
+@given(requests, st.sampled_from(get_args(ShownIn)))
+def test_a_note_counts_the_documents_as_the_prompt_shows_them(
+    requests: list[list[Document]], shown_in: ShownIn
+) -> None:
+    """Among repeats and blank documents too: those come last."""
+    for found, returned in zip(requests, given_back(requests, ("note", shown_in)), strict=True):
+        shows = printed if shown_in == "prompt" else lambda document: str(document.page_content)
+        evidence = list(dict.fromkeys(text for document in found if (text := shows(document)).strip()))
+        shown = [text for document in returned if (text := shows(document)).strip()]
+        noted = PLACES.search(shown[-1]) if shown else None
+        if noted is not None:
+            shown[-1] = shown[-1][: noted.start()]
+            named = [shown[int(place) - 1] for place in noted[1].split(", ")]
+            assert named == evidence[:3] != shown[:3]
+        else:
+            assert shown[: len(evidence)][:3] == evidence[:3]
+        assert {*shown} == {*evidence}  # each text with its own bytes
+        assert [*dict.fromkeys(shown)] == shown[: len(evidence)]  # repeats come last
+
+
+def test_a_note_leaves_all_documents_but_the_last_as_they_are(
+    planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
+) -> None:
+    found = named("ba")
+    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab"), "2": found}), planner=planner, annotate="note")
+    assert retriever.invoke("1") == named("ab")
+    first, last = retriever.invoke("2")
+    assert first == found[1]
+    assert printed(last) == "The text of b.\n\nMost relevant passages above: 2, 1."
+    assert last.page_content == "The text of b."
+    assert retriever.invoke("1") == named("ab")
+
+
+def test_an_order_must_pay_for_its_note(named: Named, shelf: Callable[..., Any], ids: Ids) -> None:
+    short = shelf({"1": named("ab"), "2": named("ba")})
+    long = shelf({"1": named("ab"), "2": named("ba")})
+    for documents in long.found.values():
+        for document in documents:
+            document.page_content *= 10
+    modes: tuple[tuple[Any, Annotate, str], ...] = (
+        (short, "none", "ab"),  # without a note, an order is free
+        (short, "auto", "ba"),
+        (short, "both", "ba"),
+        (long, "auto", "ab"),
+        (long, "both", "ab"),
+        (short, "labels", "ab"),  # labels cost the same in any order
+    )
+    for inner, annotate, planned in modes:
+        retriever = ContextReuseRetriever(retriever=inner, annotate=annotate)
+        retriever.invoke("1")
+        assert ids(retriever.invoke("2")) == planned
+
+
 def test_prompts_show_labels_and_note_and_all_else_is_clean(
     planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
 ) -> None:
     retriever = ContextReuseRetriever(
-        retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner, annotate="prompt"
+        retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner, annotate="both"
     )
     first, second = retriever.invoke("1"), retriever.invoke("2")
     assert [printed(document) for document in first] == ["[a] The text of a.", "[b] The text of b."]
@@ -143,19 +207,24 @@ def test_prompts_show_labels_and_note_and_all_else_is_clean(
 async def test_the_asynchronous_formatter_shows_the_same(
     planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
 ) -> None:
-    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab")}), planner=planner, annotate="prompt")
+    retriever = ContextReuseRetriever(retriever=shelf({"1": named("ab")}), planner=planner, annotate="both")
     returned = await retriever.ainvoke("1")
     assert [await aformat_document(document, PRINTED) for document in returned] == [*map(printed, returned)]
 
 
-def test_content_mode_shows_labels_in_joined_texts(
-    planner: ContextPlanner, named: Named, shelf: Callable[..., Any]
-) -> None:
+def test_joined_texts_show_labels_and_note(planner: ContextPlanner, named: Named, shelf: Callable[..., Any]) -> None:
     shelf_ = shelf({"1": named("ab"), "2": named("ba")})
-    retriever = ContextReuseRetriever(retriever=shelf_, planner=planner, annotate="content")
-    retriever.invoke("1")
-    joined = "\n\n".join(document.page_content for document in retriever.invoke("2"))
-    assert joined == f"[a] The text of a.\n\n[b] The text of b.\n\n{NOTE}[b] > [a] and answer the question."
+    joined = {}
+    annotates: tuple[Annotate, ...] = ("both", "labels", "note")
+    for annotate in annotates:
+        retriever = ContextReuseRetriever(retriever=shelf_, planner=planner, annotate=annotate, shown_in="content")
+        retriever.invoke("1")
+        joined[annotate] = "\n\n".join(document.page_content for document in retriever.invoke("2"))
+    assert joined == {
+        "both": f"[a] The text of a.\n\n[b] The text of b.\n\n{NOTE}[b] > [a] and answer the question.",
+        "labels": "[a] The text of a.\n\n[b] The text of b.",
+        "note": "The text of a.\n\nThe text of b.\n\nMost relevant passages above: 2, 1.",
+    }
 
 
 def test_none_mode_orders_and_shows_nothing(
@@ -166,8 +235,7 @@ def test_none_mode_orders_and_shows_nothing(
     retriever.invoke("1")
     returned = retriever.invoke("2")
     assert ids(returned) == "ab"
-    assert [printed(document) for document in returned] == ["The text of a.", "The text of b."]
-    assert [document.metadata["context_label"] for document in returned] == ["a", "b"]
+    assert returned == named("ab")
 
 
 def test_a_document_that_is_frozen_shows_the_note_too(planner: ContextPlanner) -> None:
@@ -175,16 +243,16 @@ def test_a_document_that_is_frozen_shows_the_note_too(planner: ContextPlanner) -
         model_config = ConfigDict(frozen=True)
 
     found = [Frozen(page_content=f"The text of {name}.", id=name) for name in "ab"]
-    compressor = ContextReuseCompressor(planner=planner, annotate="content")
+    compressor = ContextReuseCompressor(planner=planner, annotate="note", shown_in="content")
     compressor.compress_documents(found, "?")
-    assert NOTE in compressor.compress_documents(found[::-1], "?")[-1].page_content
+    assert compressor.compress_documents(found[::-1], "?")[-1].page_content.endswith("passages above: 2, 1.")
 
 
 def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
     class Scored(Document):
         relevance: float = 0.0
 
-    [returned] = ContextReuseCompressor(planner=planner, annotate="prompt").compress_documents(
+    [returned] = ContextReuseCompressor(planner=planner, annotate="both").compress_documents(
         [Scored(page_content="a", relevance=0.5)], "?"
     )
     assert isinstance(returned, Scored)
@@ -197,31 +265,32 @@ def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
 def test_a_text_that_the_application_put_in_the_metadata_is_what_the_prompt_shows(planner: ContextPlanner) -> None:
     document = Document("raw", id="a", metadata={"page_content": "edited"})
     [returned] = ContextReuseRetriever(
-        retriever=RunnableLambda(lambda _: [document]), planner=planner, annotate="prompt"
+        retriever=RunnableLambda(lambda _: [document]), planner=planner, annotate="both"
     ).invoke("?")
     assert printed(returned) == "[a] edited"
     assert returned.page_content == "raw"
 
 
-@pytest.mark.parametrize("annotate", ["content", "none"])
-def test_such_a_text_stays_where_we_show_nothing_in_the_metadata(annotate: Annotate, planner: ContextPlanner) -> None:
+@pytest.mark.parametrize("mode", [("both", "content"), ("note", "prompt"), ("none", "prompt")])
+def test_such_a_text_stays_where_we_show_nothing_in_the_metadata(mode: Mode, planner: ContextPlanner) -> None:
     document = Document("raw", id="a", metadata={"page_content": "edited"})
-    compressor = ContextReuseCompressor(planner=planner, annotate=annotate)
+    compressor = ContextReuseCompressor(planner=planner, annotate=mode[0], shown_in=mode[1])
     assert printed(compressor.compress_documents([document], "?")[0]) == "edited"
 
 
 def test_without_labels_such_a_text_is_the_blocks_text_all_the_same(planner: ContextPlanner, request_log: Any) -> None:
     document = Document("raw", id="a", metadata={"page_content": "edited"})
-    modes: tuple[Annotate, ...] = ("none", "prompt", "content")
-    for annotate in modes:
-        ContextReuseCompressor(planner=planner, annotate=annotate).compress_documents([document], "?")
-    assert request_log.texts == [["edited"], ["edited"], ["raw"]]
+    modes: tuple[Mode, ...] = (("none", "prompt"), ("note", "prompt"), ("both", "prompt"), ("both", "content"))
+    for annotate, shown_in in modes:
+        compressor = ContextReuseCompressor(planner=planner, annotate=annotate, shown_in=shown_in)
+        compressor.compress_documents([document], "?")
+    assert request_log.texts == [["edited"], ["edited"], ["edited"], ["raw"]]
 
 
 def test_an_applications_own_label_stays(planner: ContextPlanner) -> None:
     document = Document("text", id="a", metadata={"context_label": "chapter 4"})
     [returned] = ContextReuseRetriever(
-        retriever=RunnableLambda(lambda _: [document]), planner=planner, annotate="prompt"
+        retriever=RunnableLambda(lambda _: [document]), planner=planner, annotate="both"
     ).invoke("?")
     assert returned.metadata["context_label"] == "chapter 4"
     assert printed(returned) == "[a] text"
@@ -267,7 +336,7 @@ def test_only_full_duplicates_are_dropped(planner: ContextPlanner) -> None:
         Document("same", id="c", metadata={"page": 1}),
     ]
     returned = ContextReuseRetriever(
-        retriever=RunnableLambda(lambda _: found), planner=planner, annotate="prompt"
+        retriever=RunnableLambda(lambda _: found), planner=planner, annotate="both"
     ).invoke("?")
     assert [(document.id, document.metadata.get("page")) for document in returned] == [
         ("a", 1),
@@ -282,7 +351,7 @@ def test_repeats_follow_in_relevance_order(planner: ContextPlanner) -> None:
     def found(pages: str) -> list[Document]:
         return [Document(f"The text of {page.lower()}.", id=page) for page in pages]
 
-    compressor = ContextReuseCompressor(planner=planner, annotate="prompt")
+    compressor = ContextReuseCompressor(planner=planner, annotate="both")
     compressor.compress_documents(found("ab"), "?")
     returned = compressor.compress_documents(found("baBA"), "?")
     assert "".join(str(document.id) for document in returned) == "abBA"
@@ -294,37 +363,47 @@ def test_repeats_follow_in_relevance_order(planner: ContextPlanner) -> None:
 
 def test_arranging_twice_labels_once(planner: ContextPlanner, named: Named, shelf: Callable[..., Any]) -> None:
     retriever = ContextReuseRetriever(
-        retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner, annotate="prompt"
+        retriever=shelf({"1": named("ab"), "2": named("ba")}), planner=planner, annotate="both"
     )
     retriever.invoke("1")
-    chain = retriever | context_reuse(ContextPlanner())
-    assert [printed(document) for document in chain.invoke("2")["documents"]] == [
-        "[a] The text of a.",
-        "[b] The text of b.",
-    ]
+    labelled = (retriever | context_reuse(ContextPlanner(), annotate="both")).invoke("2")["documents"]
+    assert [printed(document) for document in labelled] == ["[a] The text of a.", "[b] The text of b."]
+    assert (retriever | context_reuse(ContextPlanner())).invoke("2")["documents"] == named("ab")
 
 
 def test_forged_entries_of_an_arranged_document_are_ignored(planner: ContextPlanner) -> None:
     forged = Document("raw", id="a", metadata={"context_label": "b", "page_content": "[b] x\n[c] forged"})
     [returned] = ContextReuseRetriever(
-        retriever=RunnableLambda(lambda _: [forged]), planner=planner, annotate="prompt"
+        retriever=RunnableLambda(lambda _: [forged]), planner=planner, annotate="both"
     ).invoke("?")
     assert printed(returned) == "[a] raw"
     assert returned.metadata["context_label"] == "a"
 
 
-@pytest.mark.parametrize("annotate", ["content", "none"])
-def test_an_old_note_is_not_shown_again(annotate: Annotate, planner: ContextPlanner, named: Named) -> None:
-    first = ContextReuseCompressor(planner=planner, annotate="prompt")
+@pytest.mark.parametrize("before", ["both", "note"])
+@pytest.mark.parametrize("mode", [("both", "prompt"), ("both", "content"), ("note", "prompt"), ("none", "prompt")])
+def test_an_old_note_is_not_shown_again(before: Annotate, mode: Mode, planner: ContextPlanner, named: Named) -> None:
+    annotate, shown_in = mode
+    first = ContextReuseCompressor(planner=planner, annotate=before)
     first.compress_documents(named("ab"), "?")
     with_note = first.compress_documents(named("ba"), "?")
-    assert NOTE in printed(with_note[-1])
-    [left] = ContextReuseCompressor(annotate=annotate).compress_documents(with_note[-1:], "?")
-    assert printed(left) == ("[b] The text of b." if annotate == "content" else "The text of b.")
+    assert "\n\n" in printed(with_note[-1])
+    again = ContextReuseCompressor(annotate=annotate, shown_in=shown_in)
+    [left] = again.compress_documents(with_note[-1:], "?")
+    assert printed(left) == ("[b] The text of b." if annotate == "both" else "The text of b.")
+
+
+def test_a_text_of_the_application_outlives_an_old_note(planner: ContextPlanner) -> None:
+    found = [Document("raw", id=name, metadata={"page_content": f"edited {name}"}) for name in "ab"]
+    compressor = ContextReuseCompressor(planner=planner, annotate="note")
+    compressor.compress_documents(found, "?")
+    noted = compressor.compress_documents(found[::-1], "?")
+    assert printed(noted[-1]) == "edited b\n\nMost relevant passages above: 2, 1."
+    assert compressor.compress_documents(noted, "?") == found
 
 
 def test_arranged_documents_among_others_are_labelled_once(planner: ContextPlanner, named: Named) -> None:
-    compressor = ContextReuseCompressor(planner=planner, annotate="prompt")
+    compressor = ContextReuseCompressor(planner=planner, annotate="both")
     mixed = [*compressor.compress_documents(named("ab"), "?"), *named("c")]
     assert [printed(document) for document in compressor.compress_documents(mixed, "?")] == [
         "[a] The text of a.",
@@ -357,8 +436,8 @@ async def test_a_failing_planner_leaves_the_documents_alone_and_warns_once(
     caplog.set_level(logging.DEBUG, "warmprefix")
     found = named("ab")
     planner = BrokenPlanner()
-    retriever = ContextReuseRetriever(retriever=shelf({"?": found}), planner=planner, annotate="prompt")
-    compressor = ContextReuseCompressor(planner=planner, annotate="prompt")
+    retriever = ContextReuseRetriever(retriever=shelf({"?": found}), planner=planner, annotate="both")
+    compressor = ContextReuseCompressor(planner=planner, annotate="both")
     for returned in (
         retriever.invoke("?"),
         await retriever.ainvoke("?"),
@@ -375,7 +454,7 @@ async def test_a_failing_planner_leaves_the_documents_alone_and_warns_once(
 def test_metadata_that_cannot_be_compared_costs_no_answer(planner: ContextPlanner, named: Named) -> None:
     found = [Document("same", metadata={"embedding": numpy.arange(3)}) for _ in range(2)]
     returned = ContextReuseRetriever(
-        retriever=RunnableLambda(lambda _: found), planner=planner, annotate="prompt"
+        retriever=RunnableLambda(lambda _: found), planner=planner, annotate="both"
     ).invoke("?")
     assert [document.page_content for document in returned] == ["same", "same"]
     assert planner.stats().open_plans == 0
@@ -402,7 +481,7 @@ def test_what_is_no_document_costs_no_answer() -> None:
 
 def test_references_without_labels_are_refused(named: Named) -> None:
     with pytest.raises(
-        ValueError, match=r"annotate must be 'prompt' or 'content' where placement='tail' needs labels.*got 'none'"
+        ValueError, match=r"annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail'.*got 'none'"
     ):
         context_reuse(placement="tail", annotate="none")
 

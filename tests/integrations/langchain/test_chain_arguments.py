@@ -21,7 +21,8 @@ MISTAKES: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (
         lambda: context_reuse(placement="tail", annotate="none"),
         ValueError,
-        "annotate must be 'prompt' or 'content' where placement='tail' needs labels to refer to, got 'none'",
+        "annotate must be 'auto', 'note', 'labels' or 'both' with placement='tail', which needs labels to refer to, "
+        "got 'none'",
     ),
     (
         lambda: context_reuse().invoke({"input": "?"}),
@@ -34,7 +35,7 @@ MISTAKES: list[tuple[Callable[..., Any], type[Exception], str]] = [
         "documents must be a sequence of Document, got one str",
     ),
     (
-        lambda: ContextReuseCompressor(placement="tail", annotate="content"),
+        lambda: ContextReuseCompressor(placement="tail", annotate="labels"),
         ValueError,
         "placement must be 'head', got 'tail': a compressor gets no history to refer to",
     ),

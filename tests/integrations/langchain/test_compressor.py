@@ -36,7 +36,7 @@ class Without(BaseDocumentTransformer):
 async def test_a_compression_retriever_gives_back_what_it_arranged(
     in_pipeline: bool, planner: ContextPlanner, named: Make, shelf: Make, ids: Make
 ) -> None:
-    ours = ContextReuseCompressor(planner=planner, annotate="prompt")
+    ours = ContextReuseCompressor(planner=planner, annotate="auto")
     compressor = DocumentCompressorPipeline(transformers=[Without("x"), ours]) if in_pipeline else ours
     retriever = ContextualCompressionRetriever(
         base_compressor=compressor, base_retriever=shelf({"?": named("ab"), "!": named("ba")})
@@ -44,12 +44,12 @@ async def test_a_compression_retriever_gives_back_what_it_arranged(
     retriever.invoke("?")
     for found in (retriever.invoke("!"), await retriever.ainvoke("!")):
         assert ids(found) == "ab"
-        assert found[-1].metadata["page_content"].endswith("order: [b] > [a] and answer the question.")
+        assert found[-1].metadata["page_content"].endswith("\n\nMost relevant passages above: 2, 1.")
 
 
 def test_a_note_names_what_a_filter_in_front_left(planner: ContextPlanner, named: Make) -> None:
     pipeline = DocumentCompressorPipeline(
-        transformers=[Without("x"), ContextReuseCompressor(planner=planner, annotate="prompt")]
+        transformers=[Without("x"), ContextReuseCompressor(planner=planner, annotate="both")]
     )
     pipeline.compress_documents(named("ab"), "?")
     note = pipeline.compress_documents(named("bxa"), "?")[-1].metadata["page_content"]
@@ -58,7 +58,7 @@ def test_a_note_names_what_a_filter_in_front_left(planner: ContextPlanner, named
 
 def test_a_filter_behind_it_takes_the_note_only_with_its_document(planner: ContextPlanner, named: Make) -> None:
     """The wrong way round: then a note may be gone or name what is gone, but all that is left is labelled."""
-    ours = ContextReuseCompressor(planner=planner, annotate="prompt")
+    ours = ContextReuseCompressor(planner=planner, annotate="both")
     ours.compress_documents(named("ab"), "?")
     note = "\n\nPlease read the context in the following priority order: [b] > [a] and answer the question."
     for name, left in (("a", f"[b] The text of b.{note}"), ("b", "[a] The text of a.")):
@@ -69,7 +69,7 @@ def test_a_filter_behind_it_takes_the_note_only_with_its_document(planner: Conte
 
 async def test_whose_call_it_is(planner: ContextPlanner, named: Make, shelf: Make, request_log: Any) -> None:
     retriever = ContextualCompressionRetriever(
-        base_compressor=ContextReuseCompressor(planner=planner, annotate="prompt"),
+        base_compressor=ContextReuseCompressor(planner=planner, annotate="both"),
         base_retriever=shelf({"?": named("ab")}),
     )
     config: RunnableConfig = {"metadata": {"session_id": "chat-7", "tenant": "acme"}}
@@ -85,7 +85,7 @@ async def test_whose_call_it_is(planner: ContextPlanner, named: Make, shelf: Mak
 
 def test_a_compressor_has_no_history_to_refer_to() -> None:
     with pytest.raises(ValueError, match="placement must be 'head'"):
-        ContextReuseCompressor(placement="tail", annotate="prompt")
+        ContextReuseCompressor(placement="tail", annotate="both")
 
 
 def long_context_reorder(documents: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ def test_readme_blocks_run(readme_blocks: Callable[[str], list[str]]) -> None:
     assert len(blocks) == 2
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-    assert names["retriever"].invoke("question")[0].metadata["context_label"] == "a"
+    assert names["retriever"].invoke("question") == [Document("Passage.", id="a")]
     assert names["agent"].invoke({"messages": [HumanMessage("Hello.")]})["messages"][-1].content == "An answer."
 
 

@@ -43,7 +43,7 @@ IN_A_THREAD: RunnableConfig = {"configurable": {"thread_id": "chat-7", "tenant":
 @pytest.fixture
 def retriever(planner: ContextPlanner, named: Make, shelf: Make) -> ContextReuseRetriever:
     return ContextReuseRetriever(
-        retriever=shelf({"?": named("ab"), "!": named("ba")}), planner=planner, annotate="prompt"
+        retriever=shelf({"?": named("ab"), "!": named("ba")}), planner=planner, annotate="both"
     )
 
 
@@ -297,7 +297,7 @@ def test_k_must_leave_something(k: int, retriever: ContextReuseRetriever, shelf:
 @pytest.fixture
 def tail(planner: ContextPlanner, named: Make, shelf: Make) -> ContextReuseRetriever:
     shelf_ = shelf({"?": named("ab"), "!": named("bca")})
-    return ContextReuseRetriever(retriever=shelf_, planner=planner, placement="tail", annotate="prompt")
+    return ContextReuseRetriever(retriever=shelf_, planner=planner, placement="tail", annotate="auto")
 
 
 def printed(documents: list[Document]) -> list[str]:
@@ -339,7 +339,7 @@ def test_a_history_may_be_a_prompt_or_one_text(tail: ContextReuseRetriever) -> N
 def test_content_mode_shows_the_reference_in_joined_texts(planner: ContextPlanner, named: Make, shelf: Make) -> None:
     found = named("ab")
     retriever = ContextReuseRetriever(
-        retriever=shelf({"?": found}), planner=planner, placement="tail", annotate="content"
+        retriever=shelf({"?": found}), planner=planner, placement="tail", annotate="labels", shown_in="content"
     )
     returned = retriever.invoke("?", history=["[a] The text of a."])
     assert [document.page_content for document in returned] == [

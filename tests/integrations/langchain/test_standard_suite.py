@@ -43,7 +43,7 @@ class TestAroundRunnable(OursTests):
 class TestInTailPlacement(TestAroundRunnable):
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
-        return {**super().retriever_constructor_params, "placement": "tail", "annotate": "content"}
+        return {**super().retriever_constructor_params, "placement": "tail", "annotate": "both", "shown_in": "content"}
 
 
 @pytest.mark.parametrize("base", [TestAroundVectorStore, TestAroundRunnable, TestInTailPlacement])
