@@ -171,7 +171,7 @@ async def test_a_cancelled_task_leaves_no_announcement_and_no_plan() -> None:
 async def test_a_failed_call_leaves_no_announcement() -> None:
     planner = ContextPlanner()
     with pytest.raises(ValueError, match="placement"):
-        await planner.aplan(blocks("ab"), placement="foot")  # type: ignore[typeddict-item]
+        await planner.aplan(blocks("ab"), placement="foot")  # type: ignore[arg-type]
     assert planner.stats().queued_requests == 0
 
 
