@@ -168,7 +168,7 @@ def relabelled(plan: ContextPlan, label: str) -> ContextPlan:
 
 
 def test_evidence_missing_from_the_prompt_counts_as_lost() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="labels")
     plan = planner.plan([ContextBlock("one"), ContextBlock("two")])
     findings = Findings()
     findings.check(plan, [ContextBlock("one"), ContextBlock("two")], [], Message(f"{plan.blocks[0].render()}\n\n"))

@@ -87,7 +87,7 @@ def test_the_sdks_own_messages_are_taken() -> None:
     plan = ContextPlanner().plan([SEA])
     messages = messages_for(plan, "Q3?", history)
     assert messages == [
-        user(f"{SEA_SHOWN}\n\nQ1?"), assistant("A1."), user("Q2?"), {"role": "assistant", "tool_calls": [call]},
+        user(f"{SEA.text}\n\nQ1?"), assistant("A1."), user("Q2?"), {"role": "assistant", "tool_calls": [call]},
         history[-1], user("Q3?"),
     ]  # fmt: skip
     assert history[1] is answer

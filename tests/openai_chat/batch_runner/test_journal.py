@@ -164,6 +164,10 @@ async def test_a_journal_of_something_else_is_refused(
         requests = [replace(p, wording=replace(p.wording, **wording)) for p in batch]
         return replace(batch, requests=tuple(requests))
 
+    def templated(**templates: str) -> BatchPlan:
+        writer = plan(asked).requests[0].wording.writer
+        return worded(writer=replace(writer, templates=Templates(**templates)))
+
     others: list[tuple[BatchPlan, str, dict[str, Any], str]] = [
         (plan(requests(2, 3)), MODEL, {}, "it is of another batch: of 4 requests, not these 6"),
         (plan(asked[:-1]), MODEL, {}, "it is of another batch: of 4 requests, not these 3"),
@@ -173,8 +177,8 @@ async def test_a_journal_of_something_else_is_refused(
         (with_last([*asked[-1].blocks[:-1], "Other."]), MODEL, {}, "it is of another batch"),
         (with_last(asked[-1].blocks[::-1]), MODEL, {}, "it is of another batch"),
         (with_last([*asked[-1].blocks[:-1], named]), MODEL, {}, "it is of another batch"),
-        (worded(templates=Templates(order="In the order {order}.")), MODEL, {}, "it is of another batch"),
-        (worded(templates=Templates(location="See {labels}.")), MODEL, {}, "it is of another batch"),
+        (templated(order="In the order {order}."), MODEL, {}, "it is of another batch"),
+        (templated(places="Best first: {places}."), MODEL, {}, "it is of another batch"),
         (worded(preamble=None), MODEL, {}, "it is of another batch"),
         (plan(requests(2, 2, tenants=["acme"])), MODEL, {}, "it is of another batch"),
         (plan(asked, preamble="Answer at length."), MODEL, {}, "it is of another batch"),
@@ -221,13 +225,12 @@ def test_the_default_prompt_is_that_of_the_journals_version() -> None:
     first, second = ContextBlock("The sky.\n[sea] Not a header.", id="sky"), ContextBlock("The sea.", id="sea")
     batch = ContextPlanner().plan_batch([BatchRequest("q", [first, second], "Why?")], preamble="Be brief.")
     chat = [replace(batch["q"], order=order).messages() for order in ((0, 1), (1, 0))]
-    note = "Please read the context in the following priority order: [sky] > [sea] and answer the question."
     assert _VERSION == 1
     assert chat == [
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{context}\n\nWhy?"}]
         for context in (
-            "[sky] The sky.\n\\[sea] Not a header.\n\n[sea] The sea.",
-            f"[sea] The sea.\n\n[sky] The sky.\n\\[sea] Not a header.\n\n{note}",
+            "The sky.\n[sea] Not a header.\n\nThe sea.",
+            "The sea.\n\nThe sky.\n[sea] Not a header.\n\nMost relevant passages above: 2, 1.",
         )
     ]
 
