@@ -35,5 +35,5 @@ llm = OpenAILike(model=os.environ["MODEL"], api_base=os.environ["OPENAI_BASE_URL
 memory = ChatMemoryBuffer.from_defaults(token_limit=30_000)
 chat = ContextChatEngine.from_defaults(Search(), llm=llm, memory=memory, node_postprocessors=[warm])
 for question in QUESTIONS:
-    print(question, [source.metadata["warmprefix_label"] for source in chat.chat(question).source_nodes])
+    print(question, [source.node_id for source in chat.chat(question).source_nodes])
 print(planner.stats().reordered_plans, "of", len(QUESTIONS), "prompts were reordered")

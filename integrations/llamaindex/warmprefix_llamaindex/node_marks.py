@@ -1,4 +1,4 @@
-"""Marks that nodes carry from the postprocessor to the prompt: label, relevance rank and templates.
+"""Marks that nodes carry from the postprocessor to the prompt: rank, label, kind of annotation and templates.
 
 Marks are metadata, because a `CitationQueryEngine` copies metadata to the nodes into which it splits a node. They are
 excluded from embeddings; a model sees them only in `MetadataMode.ALL`.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 from llama_index.core.schema import DEFAULT_METADATA_TMPL, BaseNode, MetadataMode, Node, NodeWithScore, TextNode
 
-from warmprefix import Templates
+from warmprefix import ContextPlan, PlannedBlock, Templates
+from warmprefix.annotate import Annotation
 
-__all__ = ["LABEL", "RANK", "NodeMark", "copied", "labelled", "mark_of", "marks", "rank_of"]
+__all__ = ["LABEL", "RANK", "NodeMark", "annotated", "copied", "is_blank", "mark_of", "marks", "rank_of", "with_node"]
 
 LABEL = "warmprefix_label"
 """Metadata key of a node's label in the prompt, such as `Doc_1`."""
@@ -22,20 +23,33 @@ LABEL = "warmprefix_label"
 RANK = "warmprefix_rank"
 """Metadata key of a node's place in relevance order, from 0."""
 
+ANNOTATION = "warmprefix_annotation"
+"""Metadata key of what the prompt shows of the relevance order; only on nodes that show the model a text."""
+
+BLOCK = "warmprefix_block"
+"""Metadata key of a digest of the text, which distinguishes nodes of two plans; on the same nodes."""
+
 ORDER = "warmprefix_order_template"
+PLACES = "warmprefix_places_template"
+MOST_NAMED = "warmprefix_most_named"
 LOCATION = "warmprefix_location_template"
 """Metadata keys of the annotation templates, if they are not the default ones."""
 
-_ALL = frozenset((LABEL, RANK, ORDER, LOCATION))
+_ALL = frozenset((LABEL, RANK, ANNOTATION, BLOCK, ORDER, PLACES, MOST_NAMED, LOCATION))
 
+_ANNOTATIONS = get_args(Annotation)
 _DEFAULT = Templates()
 
 
 class NodeMark(NamedTuple):
-    """A node's label in the prompt, its relevance rank, and the templates of the annotations."""
+    """A node's label in the prompt, its relevance rank, and the annotations of its prompt."""
 
     label: str
+    """Empty without labels."""
     rank: int
+    block: str
+    """The same for all pieces of a node, and for nodes with equal texts."""
+    annotation: Annotation
     templates: Templates
 
 
@@ -65,14 +79,21 @@ def with_node(scored: NodeWithScore, node: BaseNode) -> NodeWithScore:
     return scored.model_copy(update={"node": node})
 
 
-def marks(rank: int, label: str | None = None, templates: Templates = _DEFAULT) -> dict[str, Any]:
-    """Return the metadata entries for a node; `label` is None if it shows no text."""
+def marks(rank: int, plan: ContextPlan | None = None, planned: PlannedBlock | None = None) -> dict[str, Any]:
+    """Return the metadata entries for a node; without a plan if it shows no text."""
     written: dict[str, Any] = {RANK: rank}
-    if label is not None:
-        written[LABEL] = label
-        if templates != _DEFAULT:
-            written[ORDER] = templates.order
-            written[LOCATION] = templates.location
+    if plan is None or planned is None:
+        return written
+    if planned.label:
+        written[LABEL] = planned.label
+    written[ANNOTATION] = plan.annotation
+    written[BLOCK] = planned.block.fingerprint.hex()[:12]
+    templates = planned.templates
+    if templates != _DEFAULT:
+        written[ORDER] = templates.order
+        written[PLACES] = templates.places
+        written[MOST_NAMED] = templates.most_named
+        written[LOCATION] = templates.location
     return written
 
 
@@ -83,34 +104,43 @@ def rank_of(scored: NodeWithScore) -> int | None:
 
 
 def is_blank(node: BaseNode) -> bool:
-    """Return whether an unlabelled node shows the model no text."""
-    planned_as_blank = RANK in node.metadata and LABEL not in node.metadata
+    """Return whether an unmarked node shows the model no text."""
+    planned_as_blank = RANK in node.metadata and ANNOTATION not in node.metadata
     return planned_as_blank or not node.get_content(MetadataMode.LLM).strip()
 
 
 def mark_of(node: BaseNode) -> NodeMark | None:
-    """Return a node's mark; None if the node has no label, or already shows it."""
-    rank, label = node.metadata.get(RANK), node.metadata.get(LABEL)
-    if not isinstance(rank, int) or not isinstance(label, str) or LABEL not in node.excluded_llm_metadata_keys:
+    """Return a node's mark; None if the node shows no text, or already shows its annotation."""
+    rank, annotation = node.metadata.get(RANK), node.metadata.get(ANNOTATION)
+    if not isinstance(rank, int) or annotation not in _ANNOTATIONS:
         return None
-    order, location = node.metadata.get(ORDER), node.metadata.get(LOCATION)
-    return NodeMark(label, rank, _DEFAULT if order is None or location is None else _templates(order, location))
+    if ANNOTATION not in node.excluded_llm_metadata_keys:
+        return None
+    wording = [node.metadata.get(key) for key in (ORDER, PLACES, LOCATION)]
+    templates = _DEFAULT if None in wording else _templates(*wording, node.metadata.get(MOST_NAMED))
+    label, block = (str(node.metadata.get(key, "")) for key in (LABEL, BLOCK))
+    return NodeMark(label, rank, block, cast(Annotation, annotation), templates)
 
 
 @lru_cache
-def _templates(order: str, location: str) -> Templates:
-    return Templates(order=order, location=location)
+def _templates(order: str, places: str, location: str, most_named: int | None) -> Templates:
+    return Templates(order=order, places=places, most_named=most_named, location=location)
 
 
-def labelled(node: BaseNode, mark: NodeMark, names: Collection[str], note: str | None = None) -> BaseNode | None:
-    """Return a copy that shows the model `[label] text`, followed by the note.
+def annotated(node: BaseNode, mark: NodeMark, names: Collection[str], note: str | None = None) -> BaseNode | None:
+    """Return a node that shows the model its label, if it has one, its text and the note.
 
-    None if the node's class renders its text in its own way. `names` are the labels of the whole prompt: the text is
-    escaped where it could pass for one of them. The node's own text stays unchanged; the template holds the shown text.
+    Itself if there is neither label nor note, else a copy. None if its class renders its text in its own way. `names`
+    are the labels of the whole prompt: a labelled text is escaped where it could pass for one of them. The node's own
+    text stays unchanged; the template holds the shown text.
     """
+    if not mark.label and note is None:
+        return node
     if type(node).get_content not in (TextNode.get_content, Node.get_content):
         return None
-    shown = mark.templates.block(mark.label, node.get_content(MetadataMode.LLM), names)
+    shown = node.get_content(MetadataMode.LLM)
+    if mark.label:
+        shown = mark.templates.block(mark.label, shown, names)
     if note is not None:
         # Without a note LlamaIndex strips the result of the template, so this gives the same bytes.
         shown = f"{shown.rstrip()}\n\n{note}"
@@ -119,6 +149,6 @@ def labelled(node: BaseNode, mark: NodeMark, names: Collection[str], note: str |
             "text_template": shown.replace("{", "{{").replace("}", "}}"),
             # LlamaIndex uses the template only if there is metadata to show.
             "metadata_template": DEFAULT_METADATA_TMPL,
-            "excluded_llm_metadata_keys": [key for key in node.excluded_llm_metadata_keys if key != LABEL],
+            "excluded_llm_metadata_keys": [key for key in node.excluded_llm_metadata_keys if key != ANNOTATION],
         }
     )

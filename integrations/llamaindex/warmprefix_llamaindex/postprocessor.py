@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
@@ -13,7 +15,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.annotate import Annotate
 from warmprefix_llamaindex.node_marks import copied, marks
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
 
@@ -30,11 +33,11 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     `node_postprocessors=[reranker, ContextReusePostprocessor()]`. Never put a `LongContextReorder` after it: that would
     sort by score again.
 
-    It returns copies of the nodes with the same text and score, and with two metadata keys, `warmprefix_label` and
-    `warmprefix_rank`, that a model sees only in `MetadataMode.ALL`. A response synthesizer that puts all nodes into one
-    prompt gets labels and the order note. Other synthesizers (the modes `refine` and `accumulate`, or a context that is
-    split because of its length) get the same prompts as without the postprocessor. Both read copies: the list and its
-    nodes never change, so threads and tasks may share them.
+    It returns copies of the nodes with the same text and score, and with metadata that a model sees only in
+    `MetadataMode.ALL`, such as `warmprefix_rank`. A response synthesizer that puts all nodes into one prompt gets the
+    order note, if the order needs one, and labels, if `annotate` asks for them. Other synthesizers (the modes `refine`
+    and `accumulate`, or a context that is split because of its length) get the same prompts as without the
+    postprocessor. Both read copies: the list and its nodes never change, so threads and tasks may share them.
 
     The planner learns the order at once, because the postprocessor does not see whether the model answers. At worst the
     planner expects a prefix that the cache does not hold.
@@ -61,10 +64,12 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     conversation_id: str | None = Field(
         default=None, min_length=1, description="Conversation, for a recorder of requests."
     )
-    annotate: bool = Field(
-        default=True,
-        description="True to show the model labels and the relevance order. If False, every response mode gets the "
-        "planned order, because nothing then depends on the reader of the nodes.",
+    annotate: Annotate = Field(
+        default="auto",
+        description="What prompts show of the relevance order. 'note' or 'auto': if the order needs it, a note that "
+        "names the most relevant nodes by their places. 'labels': a label in front of each node. 'both': labels, and a "
+        "note that names them. 'none': nothing; then every response mode gets the planned order, because nothing "
+        "depends on the reader of the nodes.",
     )
 
     _failed: bool = PrivateAttr(default=False)
@@ -82,7 +87,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        if self.annotate:
+        if self.annotate != "none":
             install_labels()
 
     @classmethod
@@ -102,19 +107,30 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return self._traced(nodes, query_bundle)
+        with self._traced(nodes, query_bundle) as report:
+            return report(self._arranged(_in_relevance_order(nodes)))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        # Planning is microseconds of work and waits for nothing.
-        return self._traced(nodes, query_bundle)
+        with self._traced(nodes, query_bundle) as report:
+            return report(await self._aarranged(_in_relevance_order(nodes)))
 
-    def _traced(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None) -> list[NodeWithScore]:
-        """Arrange the nodes, and emit the same events as the framework's rerankers."""
-        if not nodes:
-            return nodes
+    @contextmanager
+    def _traced(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None
+    ) -> Iterator[Callable[[list[NodeWithScore]], list[NodeWithScore]]]:
+        """Emit the same events as the framework's rerankers, around a call of the yielded function with the result."""
         name, count = self.class_name(), len(nodes)
+        reported: list[NodeWithScore] = []
+
+        def report(arranged: list[NodeWithScore]) -> list[NodeWithScore]:
+            reported[:] = arranged
+            return arranged
+
+        if not nodes:
+            yield report
+            return
         _dispatcher.event(ReRankStartEvent(query=query_bundle, nodes=nodes, top_n=count, model_name=name))
         if self.callback_manager.handlers:
             payload: dict[str, Any] = {
@@ -124,53 +140,86 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
                 EventPayload.TOP_K: count,
             }
             with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
-                arranged = self._arranged(nodes)
-                event.on_end(payload={EventPayload.NODES: arranged})
+                yield report
+                event.on_end(payload={EventPayload.NODES: reported})
         else:  # an event takes time even without a handler
-            arranged = self._arranged(nodes)
-        _dispatcher.event(ReRankEndEvent(nodes=arranged))
-        return arranged
+            yield report
+        _dispatcher.event(ReRankEndEvent(nodes=reported))
 
     def _arranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        """Return the nodes in planned order; after a failure, as they came: the one place that degrades."""
-        if isinstance(nodes, PlannedNodes):  # another ContextReusePostprocessor made the list
-            nodes = nodes.in_relevance_order()
-        try:
-            return PlannedNodes(self._planned(nodes))
-        except Exception:
-            level = logging.DEBUG if self._failed else logging.WARNING
-            self._failed = True
-            _log.log(level, "nodes stay in relevance order", exc_info=True)
+        """Return the nodes in planned order; after a failure, as they came."""
+        if not nodes:
             return nodes
+        try:
+            request = _Request(nodes)
+            with self.planner.planning(request.blocks, **self._plan_options()) as plan:
+                pass
+            return request.in_planned_order(plan)
+        except Exception:
+            return self._unarranged(nodes)
 
-    def _planned(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        blocks: list[ContextBlock] = []
-        ranks: list[int] = []
+    async def _aarranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        """Do the same as `_arranged`; requests of other tasks that are ready are considered."""
+        if not nodes:
+            return nodes
+        try:
+            request = _Request(nodes)
+            async with self.planner.aplanning(request.blocks, **self._plan_options()) as plan:
+                pass
+            return request.in_planned_order(plan)
+        except Exception:
+            return self._unarranged(nodes)
+
+    def _plan_options(self) -> dict[str, Any]:
+        tags = active_instrument_tags.get()
+        return {
+            "conversation": self.conversation_id or _name(tags.get("conversation_id")) or None,
+            "tenant": _name(tags.get("tenant")) if self.tenant is None else self.tenant,
+            "model": self.model,
+            "preamble": self.preamble,
+            "annotate": self.annotate,
+        }
+
+    def _unarranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        """Log a failure, and return the nodes: the one place that degrades."""
+        level = logging.DEBUG if self._failed else logging.WARNING
+        self._failed = True
+        _log.log(level, "nodes stay in relevance order", exc_info=True)
+        return nodes
+
+
+def _in_relevance_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+    """Return the nodes as they came, or as they were before another ContextReusePostprocessor planned them."""
+    return nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else nodes
+
+
+class _Request:
+    """The nodes of one request, and the blocks of those that show the model a text."""
+
+    def __init__(self, nodes: list[NodeWithScore]) -> None:
+        self._nodes = nodes
+        self.blocks: list[ContextBlock] = []
+        self._ranks: list[int] = []
         for rank, scored in enumerate(nodes):
             text = scored.node.get_content(MetadataMode.LLM)
             if text.strip():  # other nodes, such as images, show the model no text
-                blocks.append(ContextBlock(text, id=scored.node.node_id))
-                ranks.append(rank)
-        tags = active_instrument_tags.get()
-        with self.planner.planning(
-            blocks,
-            conversation=self.conversation_id or _name(tags.get("conversation_id")) or None,
-            tenant=_name(tags.get("tenant")) if self.tenant is None else self.tenant,
-            model=self.model,
-            preamble=self.preamble,
-        ) as plan:
-            pass
+                self.blocks.append(ContextBlock(text, id=scored.node.node_id))
+                self._ranks.append(rank)
+
+    def in_planned_order(self, plan: ContextPlan) -> PlannedNodes:
+        """Return copies of the nodes with their marks, which are empty if the plan has no annotation."""
+        nodes, ranks = self._nodes, self._ranks
         order = [ranks[planned.rank] for planned in plan.blocks]
         placed = set(order)
         order += [rank for rank in range(len(nodes)) if rank not in placed]  # repeats, and nodes without a text
-        if not self.annotate:
-            return [copied(nodes[rank], {}) for rank in order]
+        if plan.annotation == "none":
+            return PlannedNodes([copied(nodes[rank], {}) for rank in order])
         written = {
-            ranks[position]: marks(ranks[position], planned.label, planned.templates)
+            ranks[position]: marks(ranks[position], plan, planned)
             for planned in plan.blocks
             for position in planned.positions
         }
-        return [copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order]
+        return PlannedNodes([copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order])
 
 
 def _name(tag: object) -> str | None:

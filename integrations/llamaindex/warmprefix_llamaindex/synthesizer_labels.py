@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, wraps
 from inspect import getattr_static
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from llama_index.core.response_synthesizers.compact_and_accumulate import Compac
 from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from warmprefix_llamaindex.node_marks import is_blank, labelled, mark_of, rank_of, with_node
+from warmprefix_llamaindex.node_marks import NodeMark, annotated, is_blank, mark_of, rank_of, with_node
 
 __all__ = ["PlannedNodes", "install_labels"]
 
@@ -54,9 +54,9 @@ class PlannedNodes(list[NodeWithScore]):
 
 
 def install_labels() -> None:
-    """Make response synthesizers read planned nodes with labels from now on.
+    """Make response synthesizers read planned nodes with labels and note from now on.
 
-    Labels and note are correct only in a prompt that holds all nodes. A postprocessor does not see its reader. A span
+    Both are correct only in a prompt that holds all nodes. A postprocessor does not see its reader. A span
     handler does, but can only change the nodes in place, while other threads read them. So this function wraps
     `BaseSynthesizer.synthesize` and `asynthesize`: they get copies of the nodes, and their response names the caller's
     own nodes as sources. Lists without planned nodes pass through unchanged.
@@ -94,10 +94,10 @@ class _SynthesizerInput(NamedTuple):
     nodes: Any
     """List for the synthesizer."""
     originals: Mapping[int, NodeWithScore] = MappingProxyType({})
-    """The caller's nodes, by the `id()` of their labelled copies in `nodes`."""
+    """The caller's nodes, by the `id()` of their copies in `nodes`."""
 
     def restore_sources(self, response: Any) -> Any:
-        """Replace the labelled copies in a response by the caller's nodes, and return it."""
+        """Replace the copies in a response by the caller's nodes, and return it."""
         sources = getattr(response, "source_nodes", None)
         if self.originals and isinstance(sources, list):
             sources[:] = [self.originals.get(id(scored), scored) for scored in sources]
@@ -105,12 +105,12 @@ class _SynthesizerInput(NamedTuple):
 
 
 def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping[str, Any]) -> _SynthesizerInput:
-    """Choose the nodes for a synthesizer: labelled copies, or those of a plain prompt. Changes no node."""
+    """Choose the nodes for a synthesizer: annotated copies, or those of a plain prompt. Changes no node."""
     if not isinstance(nodes, list) or all(rank_of(scored) is None for scored in nodes):
         return _SynthesizerInput(nodes)
     given = list(nodes)
     try:
-        copies = _labelled([scored.node for scored in given])
+        copies = _annotated([scored.node for scored in given])
         if copies is not None and _in_one_prompt(synthesizer, query, options, copies):
             shown = [with_node(scored, copy) for scored, copy in zip(given, copies, strict=True)]
             return _SynthesizerInput(shown, {id(copy): scored for copy, scored in zip(shown, given, strict=True)})
@@ -118,38 +118,62 @@ def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping
         # The one place that degrades: the application gets the prompt that it has without the postprocessor.
         level = logging.DEBUG if _failed.is_set() else logging.WARNING
         _failed.set()
-        _log.log(level, "nodes stay unlabelled, in relevance order", exc_info=True)
+        _log.log(level, "nodes stay without annotation, in relevance order", exc_info=True)
     return _SynthesizerInput(nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given)
 
 
-def _labelled(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
-    """Return the nodes with labelled copies of the marked ones; the last copy shows the order note.
+def _annotated(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
+    """Return the nodes with annotated copies of the marked ones; the last of these shows the order note.
 
-    None if one context cannot hold all labels: the nodes come from two plans, or an unlabelled text follows a labelled
-    one and would read as a part of it.
+    None if one context cannot hold the annotations: the nodes come from two plans, or an unlabelled text follows a
+    labelled one and would read as a part of it.
     """
     marked = {i: mark for i, node in enumerate(nodes) if (mark := mark_of(node)) is not None}
-    if not marked:
+    if not marked or not _of_one_plan(marked.values()):
         return None
     first, last = min(marked), max(marked)
-    for i, node in enumerate(nodes):
-        if i > first and i not in marked and not is_blank(node):
+    shown = [i for i, node in enumerate(nodes) if i in marked or not is_blank(node)]
+    if marked[first].label:
+        if any(i > first and i not in marked for i in shown):
             return None
-    labels: dict[int, str] = {}
-    for mark in marked.values():
-        if labels.setdefault(mark.rank, mark.label) != mark.label:
-            return None
-    in_relevance_order = list(dict.fromkeys(labels[rank] for rank in sorted(labels)))
-    reordered = list(dict.fromkeys(mark.label for mark in marked.values())) != in_relevance_order
-    names = frozenset(in_relevance_order)
+        note = _label_note(list(marked.values()))
+    else:
+        note = _place_note(shown, marked)
+    names = frozenset([mark.label for mark in marked.values()])
     copies = list(nodes)
     for i, mark in marked.items():
-        note = mark.templates.order_annotation(in_relevance_order) if reordered and i == last else None
-        copy = labelled(nodes[i], mark, names, note)
+        copy = annotated(nodes[i], mark, names, note if i == last else None)
         if copy is None:
             return None
         copies[i] = copy
     return copies
+
+
+def _of_one_plan(marks: Collection[NodeMark]) -> bool:
+    """Return whether each rank stands for one block and one label. A node may be cut into several pieces."""
+    identities = {(mark.rank, mark.label, mark.block) for mark in marks}
+    kinds = {mark.annotation for mark in marks}
+    return len(identities) == len({mark.rank for mark in marks}) and len(kinds) == 1
+
+
+def _label_note(marks: Sequence[NodeMark]) -> str | None:
+    """Return the note that names labels; None if the order needs none. Nodes with equal texts have one label."""
+    ranks: dict[str, int] = {}
+    for mark in marks:
+        ranks[mark.label] = min(mark.rank, ranks.get(mark.label, mark.rank))
+    return marks[0].templates.order_note(marks[0].annotation, list(ranks.values()), list(ranks))
+
+
+def _place_note(shown: Sequence[int], marked: Mapping[int, NodeMark]) -> str | None:
+    """Return the note that counts the shown texts; None if the order needs none.
+
+    Texts that the application added keep their places in relevance order, as they would without the planner.
+    """
+    by_relevance = sorted(marked, key=lambda i: marked[i].rank)
+    best = dict(zip(marked, by_relevance, strict=True))  # in relevance order, the second stands at the first's place
+    ranks = {best.get(i, i): place for place, i in enumerate(shown)}
+    mark = next(iter(marked.values()))
+    return mark.templates.order_note(mark.annotation, [ranks[i] for i in shown], [mark.label] * len(shown))
 
 
 def _in_one_prompt(

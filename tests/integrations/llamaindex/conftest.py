@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from warmprefix import ContextBlock
+from warmprefix import ContextBlock, ContextPlanner
 
 with warnings.catch_warnings():  # pytest ignores the below only once this file is read
     warnings.filterwarnings("ignore", "The 'validate_default' attribute")
@@ -22,6 +22,8 @@ with warnings.catch_warnings():  # pytest ignores the below only once this file 
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.llms.openai_like import OpenAILike
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
+
+from warmprefix_llamaindex import ContextReusePostprocessor
 
 THIRD_PARTY_WARNINGS = (
     # Pydantic, because of models in llama-index-core 0.13.
@@ -140,13 +142,19 @@ def make_nodes() -> Callable[[Sequence[ContextBlock | str]], list[NodeWithScore]
 
 
 NOTE = re.compile(r"Please read the context in the following priority order: (.*?) and answer the question\.")
+PLACES = re.compile(r"Most relevant passages above: (.*?)\.")
 
 
-def _read_note(prompt: str) -> list[str]:
-    notes = list(NOTE.finditer(prompt))
-    assert len(notes) <= 1, "one prompt, one note"
+def _read_note(prompt: str, passages: Sequence[str]) -> list[str]:
+    notes, places = list(NOTE.finditer(prompt)), list(PLACES.finditer(prompt))
+    assert len(notes) + len(places) <= 1, "one prompt, one note"
+    if places:
+        shown = sorted(range(len(passages)), key=lambda i: prompt.index(passages[i]))
+        assert all(prompt.index(text) < places[0].start() for text in passages), "a passage behind the note"
+        return [f"Doc_{shown[int(place) - 1]}" for place in places[0][1].split(", ")]
     if not notes:
         assert "Please read the context in the following" not in prompt, "a note that was cut off"
+        assert "Most relevant passages" not in prompt, "a note that was cut off"
         return []
     labels = notes[0][1].strip("[]").split("] > [")
     for label in labels:
@@ -155,6 +163,12 @@ def _read_note(prompt: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def read_note() -> Callable[[str], list[str]]:
-    """The labels that a prompt's order annotation names, each shown before it; empty if it has none."""
+def read_note() -> Callable[[str, Sequence[str]], list[str]]:
+    """The passages that a prompt's note names, as `Doc_0` and so on, each shown before it; empty if it has none."""
     return _read_note
+
+
+@pytest.fixture(scope="session")
+def reordering() -> Callable[..., ContextReusePostprocessor]:
+    """Make postprocessors that reorder short passages too, whatever a note costs."""
+    return lambda **options: ContextReusePostprocessor(planner=ContextPlanner(policy="oracle"), **options)

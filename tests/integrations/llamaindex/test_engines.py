@@ -30,7 +30,8 @@ from warmprefix import ContextPlanner
 from warmprefix_llamaindex import ContextReusePostprocessor
 
 MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
-ReadNote = Callable[[str], list[str]]
+ReadNote = Callable[[str, Sequence[str]], list[str]]
+Reordering = Callable[..., ContextReusePostprocessor]
 MakeLLM = Callable[..., Any]
 
 PASSAGES = ["The sky is blue.", "The sea is deep.", "The sun is far away."]
@@ -45,10 +46,12 @@ def ids(nodes: Sequence[NodeWithScore]) -> list[str]:
 def check_prompts(prompts: Sequence[str], read_note: ReadNote) -> None:
     """Each of the turns' prompts holds the passages in the first turn's order and names the order of its own."""
     assert len(prompts) == len(FOUND)
+    label = "[Doc_{}] " if "[Doc_" in prompts[0] else ""
+    assert all(("[Doc_" in prompt) == bool(label) for prompt in prompts)
     for prompt, found in zip(prompts, FOUND, strict=True):
-        places = [prompt.index(f"[Doc_{i}] {text}") for i, text in enumerate(PASSAGES)]
+        places = [prompt.index(label.format(i) + text) for i, text in enumerate(PASSAGES)]
         assert places == sorted(places)
-        assert read_note(prompt) == ([] if found == [0, 1, 2] else [f"Doc_{i}" for i in found])
+        assert read_note(prompt, PASSAGES) == ([] if found == [0, 1, 2] else [f"Doc_{i}" for i in found])
         assert "above in this conversation" not in prompt
 
 
@@ -57,9 +60,9 @@ def answer_prompts(prompts: Sequence[str]) -> list[str]:
     return [prompt for prompt in prompts if "standalone question" not in prompt]
 
 
-@pytest.fixture
-def postprocessor() -> ContextReusePostprocessor:
-    return ContextReusePostprocessor()
+@pytest.fixture(params=["auto", "both"])
+def postprocessor(request: Any, reordering: Reordering) -> ContextReusePostprocessor:
+    return reordering(annotate=request.param)
 
 
 @pytest.fixture
@@ -253,7 +256,7 @@ def test_chat_engines_async(
 
 
 def test_a_chat_whose_history_leaves_no_room_stays_as_without_us(
-    retriever: Any, make_nodes: MakeNodes, recording_llm: MakeLLM, read_note: ReadNote
+    retriever: Any, make_nodes: MakeNodes, recording_llm: MakeLLM
 ) -> None:
     """The history is in the template, so the context is split sooner from turn to turn."""
 
@@ -271,12 +274,11 @@ def test_a_chat_whose_history_leaves_no_room_stays_as_without_us(
         return list(llm.prompts)
 
     ours, without = conversation([ContextReusePostprocessor()]), conversation([])
-    notes = [bool(read_note(prompt)) for prompt in ours]
-    assert notes[1]
-    assert not notes[-1]
-    assert [prompt for prompt in ours if "[Doc_" not in prompt] == without[
-        -len([p for p in ours if "[Doc_" not in p]) :
-    ]
+    noted = ["Most relevant passages above: " in prompt for prompt in ours]
+    assert noted[:2] == [False, True]
+    assert not noted[-1]
+    split = ours[len(ours) - noted[::-1].index(True) :]
+    assert split == without[-len(split) :]
 
 
 def test_a_model_error_loses_nothing(
@@ -309,17 +311,17 @@ def test_threads_may_share_one_engine(
         responses = list(pool.map(engine.query, [f"Question {i}?" for i in range(64)]))
     assert len(llm.prompts) == 64
     for prompt in llm.prompts:
-        assert all(prompt.count(f"[Doc_{i}] {text}") == 1 for i, text in enumerate(PASSAGES))
-        read_note(prompt)
+        assert all(prompt.count(f"\n{text}\n") == 1 for text in PASSAGES)
+        assert read_note(prompt, PASSAGES) == []
     for response in responses:
         assert [scored.node.get_content(MetadataMode.LLM) for scored in response.source_nodes] == PASSAGES
 
 
 async def test_tasks_keep_their_tenants_apart(
-    recording_llm: MakeLLM, retriever: Any, make_nodes: MakeNodes, read_note: ReadNote
+    recording_llm: MakeLLM, retriever: Any, make_nodes: MakeNodes, reordering: Reordering
 ) -> None:
     llm = recording_llm()
-    engine = RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=[ContextReusePostprocessor()])
+    engine = RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=[reordering()])
     nodes = make_nodes(PASSAGES)
 
     async def ask(tenant: str, found: list[int]) -> list[str]:
@@ -348,7 +350,7 @@ def test_an_index_answers_and_stays_as_it_was(recording_llm: MakeLLM, turns: lis
         engine = index.as_query_engine(
             llm=llm,
             similarity_top_k=6,
-            node_postprocessors=[ContextReusePostprocessor(planner=planner)],
+            node_postprocessors=[ContextReusePostprocessor(planner=planner, annotate="both")],
             **options,
         )
         for turn in turns[:4]:
@@ -359,7 +361,7 @@ def test_an_index_answers_and_stays_as_it_was(recording_llm: MakeLLM, turns: lis
     chat = index.as_chat_engine(
         chat_mode=ChatMode.CONDENSE_PLUS_CONTEXT,
         llm=llm,
-        node_postprocessors=[ContextReusePostprocessor(planner=planner)],
+        node_postprocessors=[ContextReusePostprocessor(planner=planner, annotate="both")],
         memory=a_memory(),
     )
     chat.chat(turns[0].question)
@@ -367,7 +369,7 @@ def test_an_index_answers_and_stays_as_it_was(recording_llm: MakeLLM, turns: lis
     assert index.vector_store.to_dict() == vectors
     assert len(llm.prompts) == 13
     for prompt in llm.prompts:
-        read_note(prompt)
+        read_note(prompt, [])
         assert prompt.count("] source: ") >= 2
 
 
@@ -378,5 +380,5 @@ def test_all_nodes_of_a_summary_index(recording_llm: MakeLLM, read_note: ReadNot
         llm=llm, response_mode="tree_summarize", node_postprocessors=[ContextReusePostprocessor()]
     )
     assert ids(engine.query("What?").source_nodes) == ["Doc_0", "Doc_1", "Doc_2"]
-    assert read_note(llm.prompts[0]) == []
-    assert "[Doc_2] The sun is far away." in llm.prompts[0]
+    assert read_note(llm.prompts[0], PASSAGES) == []
+    assert "The sea is deep.\n\nThe sun is far away.\n" in llm.prompts[0]

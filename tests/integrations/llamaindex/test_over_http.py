@@ -17,9 +17,9 @@ from warmprefix import ContextPlanner
 from warmprefix_llamaindex import ContextReusePostprocessor
 
 MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
-ReadNote = Callable[[str], list[str]]
+ReadNote = Callable[[str, Sequence[str]], list[str]]
 
-NOTE = "Please read the context in the following priority order"
+NOTE = "Most relevant passages above: "
 REFERENCE = "above in this conversation"
 TURNS = 24
 
@@ -89,8 +89,8 @@ def test_more_is_cached_and_every_passage_is_in_every_prompt(
         for turn, prompt in zip(turns, server.prompts, strict=False):
             assert all(passage.text.strip() in unescaped(prompt) for passage in turn.passages)
             assert REFERENCE not in prompt
-    for prompt in served["with"].prompts:
-        read_note(prompt)
+    for turn, prompt in zip(turns, served["with"].prompts, strict=False):
+        read_note(unescaped(prompt), [passage.text.strip() for passage in turn.passages])
     assert any(NOTE in prompt for prompt in served["with"].prompts)
     assert not any(NOTE in prompt for prompt in served["without"].prompts)
     ratios = {name: server.hit_ratio for name, server in served.items()}
@@ -148,8 +148,8 @@ def test_five_turns_hold_their_context_whatever_fails(
         system, *messages = body["messages"]
         assert REFERENCE not in prompt
         assert all(passage.text.strip() in unescaped(system["content"]) for passage in passages)
-        labels = read_note(prompt)
-        assert len(labels) == (0 if turn == 0 else len(passages))
+        named = read_note(prompt, [passage.text.strip() for passage in passages])
+        assert named == ([] if turn == 0 else [f"Doc_{(turn + i) % len(passages)}" for i in range(3)])
         # The history holds the questions and answers, in the same bytes each time, and no context.
         earlier = [text for pair in zip(asked[:turn], answers[:turn], strict=True) for text in pair]
         assert [message["content"].strip() for message in messages] == [
@@ -157,7 +157,7 @@ def test_five_turns_hold_their_context_whatever_fails(
             asked[turn],
         ]
     # Behind the first turn, the context before the note is the same to the byte.
-    contexts = {body["messages"][0]["content"].partition("\n\nPlease read")[0] for body in server.bodies[1:]}
+    contexts = {body["messages"][0]["content"].partition("\n\nMost relevant")[0] for body in server.bodies[1:]}
     assert len(contexts) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
@@ -9,7 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
 
 from warmprefix import ContextPlanner, MissingExtraError, Templates
+from warmprefix.annotate import Annotate
 from warmprefix_llamaindex import ContextReusePostprocessor
 
 MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
@@ -42,7 +44,7 @@ def ids(nodes: Sequence[NodeWithScore]) -> list[str]:
 
 
 def test_a_resident_prefix_comes_first_and_the_copies_remember_where_they_stood(make_nodes: MakeNodes) -> None:
-    postprocessor = ContextReusePostprocessor()
+    postprocessor = ContextReusePostprocessor(annotate="labels")
     a, b, c = make_nodes(["The sky is blue.", "The sea is deep.", "The sun is far."])
     postprocessor.postprocess_nodes([a, b])
     arranged = postprocessor.postprocess_nodes([c, b, a], query_str="How far?")
@@ -55,18 +57,19 @@ def test_a_resident_prefix_comes_first_and_the_copies_remember_where_they_stood(
 def test_no_model_and_no_embedding_is_shown_a_mark(make_nodes: MakeNodes) -> None:
     [given] = make_nodes(["The sky is blue."])
     given.node.metadata["file"] = "sky.txt"
-    [arranged] = ContextReusePostprocessor().postprocess_nodes([given])
+    [arranged] = ContextReusePostprocessor(annotate="both").postprocess_nodes([given])
     for mode in (MetadataMode.LLM, MetadataMode.EMBED, MetadataMode.NONE):
         assert arranged.node.get_content(mode) == given.node.get_content(mode)
 
 
 def test_it_may_run_twice(make_nodes: MakeNodes) -> None:
     planner = ContextPlanner(templates=Templates(order="Best first: {order}."))
-    once = ContextReusePostprocessor(planner=planner).postprocess_nodes(make_nodes(["one", "two"]))
+    once = ContextReusePostprocessor(planner=planner, annotate="both").postprocess_nodes(make_nodes(["one", "two"]))
+    assert len(once[0].metadata) == 8
     twice = ContextReusePostprocessor().postprocess_nodes(once)
     assert ids(twice) == ids(once)
     for scored in twice:
-        keys = ["warmprefix_rank", "warmprefix_label"]
+        keys = ["warmprefix_rank", "warmprefix_annotation", "warmprefix_block"]
         assert list(scored.metadata) == keys
         assert scored.node.excluded_llm_metadata_keys == keys
         assert scored.node.excluded_embed_metadata_keys == keys
@@ -74,7 +77,7 @@ def test_it_may_run_twice(make_nodes: MakeNodes) -> None:
 
 def test_equal_texts_are_all_kept_the_repeats_behind(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(["same", "other", "same", "third"])
-    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
+    arranged = ContextReusePostprocessor(annotate="both").postprocess_nodes(nodes)
     assert ids(arranged) == ["Doc_0", "Doc_1", "Doc_3", "Doc_2"]
     assert arranged[3].metadata["warmprefix_label"] == arranged[0].metadata["warmprefix_label"]
 
@@ -84,7 +87,7 @@ def test_what_a_model_reads_of_a_node_is_its_identity() -> None:
         NodeWithScore(node=TextNode(text="same", id_=f"n{i}", metadata=metadata))
         for i, metadata in enumerate([{"year": 1999}, {"year": 2000}])
     ]
-    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
+    arranged = ContextReusePostprocessor(annotate="labels").postprocess_nodes(nodes)
     assert len({scored.metadata["warmprefix_label"] for scored in arranged}) == 2
 
 
@@ -98,7 +101,8 @@ def test_nodes_without_a_text_follow_behind() -> None:
     arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
     assert ids(arranged) == ["document", "index", "image", "blank"]
     assert [type(scored.node) for scored in arranged] == [Document, IndexNode, ImageNode, TextNode]
-    assert ["warmprefix_label" in scored.metadata for scored in arranged] == [True, True, False, False]
+    assert ["warmprefix_annotation" in scored.metadata for scored in arranged] == [True, True, False, False]
+    assert all("warmprefix_label" not in scored.metadata for scored in arranged)
     assert ids(ContextReusePostprocessor().postprocess_nodes(nodes[:2])) == ["image", "blank"]
 
 
@@ -129,9 +133,9 @@ def node_lists(draw: st.DrawFn) -> list[NodeWithScore]:
     return nodes
 
 
-@given(st.lists(node_lists(), max_size=4), node_lists(), st.booleans())
+@given(st.lists(node_lists(), max_size=4), node_lists(), st.sampled_from(get_args(Annotate)))
 def test_nothing_is_lost_nothing_given_is_changed_and_it_is_deterministic(
-    earlier: list[list[NodeWithScore]], nodes: list[NodeWithScore], annotate: bool
+    earlier: list[list[NodeWithScore]], nodes: list[NodeWithScore], annotate: Annotate
 ) -> None:
     before = [scored.model_dump() for scored in nodes]
     outcomes = []
@@ -202,8 +206,31 @@ async def test_names_come_from_the_constructor_or_else_from_tags(make_nodes: Mak
     ]
 
 
+async def test_tasks_that_are_planned_together_share_a_prefix(make_nodes: MakeNodes) -> None:
+    """The asynchronous call considers the requests of tasks that are ready; the other one can't."""
+    nodes = make_nodes(["own a", "own b", "own c", "shared"])
+    found = [[nodes[i], nodes[3]] for i in range(3)]
+    postprocessor = ContextReusePostprocessor(annotate="none")
+    arranged = await asyncio.gather(*[postprocessor.apostprocess_nodes(asked) for asked in found])
+    assert [ids(nodes)[0] for nodes in arranged] == ["Doc_3"] * 3
+    alone = ContextReusePostprocessor(annotate="none")
+    assert ids(alone.postprocess_nodes(found[0])) == ["Doc_0", "Doc_3"]
+
+
+def test_an_order_must_pay_for_its_note(make_nodes: MakeNodes) -> None:
+    short, long = make_nodes(["one", "two"]), make_nodes(["one " * 50, "two " * 50])
+    for nodes, annotate, planned in (
+        (short, "none", ["Doc_0", "Doc_1"]),  # without a note, an order is free
+        (short, "auto", ["Doc_1", "Doc_0"]),
+        (long, "auto", ["Doc_0", "Doc_1"]),
+    ):
+        postprocessor = ContextReusePostprocessor(annotate=annotate)
+        postprocessor.postprocess_nodes(nodes)
+        assert ids(postprocessor.postprocess_nodes(nodes[::-1])) == planned
+
+
 def test_nothing_crosses_a_tenant(make_nodes: MakeNodes) -> None:
-    postprocessor = ContextReusePostprocessor()
+    postprocessor = ContextReusePostprocessor(annotate="none")
     a, b = make_nodes(["one", "two"])
     with instrument_tags({"tenant": "acme"}):
         postprocessor.postprocess_nodes([a, b])
@@ -237,13 +264,13 @@ FIELDS = {
     "model": "m",
     "preamble": None,
     "conversation_id": "chat-42",
-    "annotate": False,
+    "annotate": "none",
 }
 
 
 def a_postprocessor(planner: ContextPlanner) -> ContextReusePostprocessor:
     return ContextReusePostprocessor(
-        planner=planner, tenant="acme", model="m", conversation_id="chat-42", annotate=False
+        planner=planner, tenant="acme", model="m", conversation_id="chat-42", annotate="none"
     )
 
 
