@@ -27,7 +27,7 @@ ANNOTATION = "warmprefix_annotation"
 """Metadata key of what the prompt shows of the relevance order; only on nodes that show the model a text."""
 
 BLOCK = "warmprefix_block"
-"""Metadata key of a digest of the text, in which nodes of two plans differ; on the same nodes."""
+"""Metadata key of a digest of the text, which distinguishes nodes of two plans; on the same nodes."""
 
 ORDER = "warmprefix_order_template"
 PLACES = "warmprefix_places_template"

@@ -74,7 +74,9 @@ class MemoryChat:
         # A new planner per call: only the messages decide. They include the question, because a label that the user
         # writes must not name a memory.
         planner = ContextPlanner(policy="relevance", recorder=NoRecorder())
-        plan = planner.plan(blocks, placement="tail", history=[*messages, question], order_locked=True)
+        plan = planner.plan(
+            blocks, placement="tail", history=[*messages, question], order_locked=True, annotate="labels"
+        )
         lines = [planned.render() for planned in plan.blocks if planned.reference is None]
         if plan.references:
             lines.append(_TEMPLATES.location_annotation([reference.label for reference in plan.references]))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix.annotate import Annotate, check_annotate, has_labels
 from warmprefix.ordering import BlockView, PrefixView
 
 __all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "text_of"]
@@ -25,7 +26,8 @@ class SteadyOrder:
 
     Blocks that were in the last order come first, in that order; new ones follow in relevance order. One exception: if
     another resident path is predicted to hold more tokens, its blocks come first, followed by the other blocks of the
-    last order. The first request stays in relevance order.
+    last order. The first request stays in relevance order, and so does one whose order saves fewer tokens than its note
+    takes; see `annotate` of `ContextReuseMemory`.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,13 @@ class SteadyOrder:
         path = prefix.deepest_path(blocks)
         if sum(blocks[i].tokens for i in path) <= prefix.match_prefix([blocks[i] for i in kept]).tokens:
             path = []
-        return list(dict.fromkeys([*path, *kept, *range(len(blocks))]))
+        planned = list(dict.fromkeys([*path, *kept, *range(len(blocks))]))
+        note = prefix.note_tokens(planned)
+        if note:
+            saved = prefix.match_prefix([blocks[i] for i in planned]).tokens - prefix.match_prefix(blocks).tokens
+            if saved <= note:
+                return range(len(blocks))
+        return planned
 
     def observe(self, served: Sequence[BlockView]) -> None:
         self._last = tuple(block.fingerprint for block in served)
@@ -61,12 +69,14 @@ class MemoryArranger:
     expects a prefix that the engine never saw.
     """
 
-    def __init__(self, planner: ContextPlanner | None, annotate: bool = False) -> None:
+    def __init__(self, planner: ContextPlanner | None, annotate: Annotate = "none") -> None:
         """Plan with `planner`, or with a new one that keeps the last order of each tenant.
 
         Raises:
             TypeError: `planner` is neither a ContextPlanner nor None.
+            ValueError: `annotate` has another value.
         """
+        check_annotate(annotate)
         if planner is not None and not isinstance(planner, ContextPlanner):
             raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
         self.planner = ContextPlanner(policy=SteadyOrder) if planner is None else planner
@@ -81,30 +91,48 @@ class MemoryArranger:
             tenant: Returns the tenant of the memories. An error in it counts as a failure too.
         """
         try:
-            return self._planned(entries, tenant())
+            with self.planner.planning(_blocks(entries), tenant=tenant(), annotate=self.annotate) as plan:
+                return _in_planned_order(entries, plan)
         except Exception:
-            self._log_failure()
-            texts = [text for entry in entries if (text := text_of(entry)) and not text.isspace()]
-            return ArrangedMemories(list(map(copy, entries)), _as_list(dict.fromkeys(texts)), None)
+            return self._unplanned(entries)
 
-    def _planned(self, entries: Sequence[Entry], tenant: str) -> ArrangedMemories:
-        with_text = [(i, text) for i, entry in enumerate(entries) if (text := text_of(entry)) is not None]
-        blocks = [ContextBlock(text, id=_id_of(entries[i])) for i, text in with_text]
-        with self.planner.planning(blocks, tenant=tenant) as plan:
-            planned = [with_text[block.rank][0] for block in plan.blocks]
-            # Then the entries that are not blocks: repeated texts, and entries without text.
-            order = dict.fromkeys([*planned, *range(len(entries))])
-            if self.annotate:
-                context, note = plan.render(), plan.order_annotation
-            else:
-                context, note = _as_list(block.text for block in plan.blocks), None
-            return ArrangedMemories([copy(entries[i]) for i in order], context, note)
+    async def aarrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
+        """Do the same as `arrange`; searches of other tasks that are ready are considered."""
+        try:
+            async with self.planner.aplanning(_blocks(entries), tenant=tenant(), annotate=self.annotate) as plan:
+                return _in_planned_order(entries, plan)
+        except Exception:
+            return self._unplanned(entries)
 
-    def _log_failure(self) -> None:
-        """Log a planning failure. Its caller is the one place that degrades to the order of Mem0."""
+    def _unplanned(self, entries: Sequence[Entry]) -> ArrangedMemories:
+        """Log a failure, and return the memories in the order of Mem0: the one place that degrades."""
         level = logging.DEBUG if self._failed_before else logging.WARNING
         self._failed_before = True
         _log.log(level, "planning the order of memories failed", exc_info=True)
+        texts = [text for entry in entries if (text := text_of(entry)) and not text.isspace()]
+        return ArrangedMemories(list(map(copy, entries)), _as_list(dict.fromkeys(texts)), None)
+
+
+def _with_text(entries: Sequence[Entry]) -> list[tuple[int, str]]:
+    """Return the place and the text of each entry that has one."""
+    return [(i, text) for i, entry in enumerate(entries) if (text := text_of(entry)) is not None]
+
+
+def _blocks(entries: Sequence[Entry]) -> list[ContextBlock]:
+    return [ContextBlock(text, id=_id_of(entries[i])) for i, text in _with_text(entries)]
+
+
+def _in_planned_order(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
+    """Return copies of the entries; `plan` comes from `_blocks(entries)`."""
+    with_text = _with_text(entries)
+    # Then the entries that are not blocks: repeated texts, and entries without text.
+    order = dict.fromkeys([*(with_text[block.rank][0] for block in plan.blocks), *range(len(entries))])
+    note = plan.order_annotation
+    if has_labels(plan.annotation):
+        context = plan.render()
+    else:
+        context = _as_list(block.text for block in plan.blocks) + ("" if note is None else f"\n\n{note}")
+    return ArrangedMemories([copy(entries[i]) for i in order], context, note)
 
 
 def text_of(entry: object) -> str | None:

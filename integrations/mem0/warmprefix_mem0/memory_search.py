@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from warmprefix import ContextPlanner
-from warmprefix_mem0.memory_order import MemoryArranger
+from warmprefix.annotate import Annotate
+from warmprefix_mem0.memory_order import ArrangedMemories, Entry, MemoryArranger
 from warmprefix_mem0.memory_owners import owners_of, tenant_of
 
 __all__ = ["AsyncContextReuseMemory", "ContextReuseMemory"]
@@ -30,7 +31,7 @@ class _MemoryWrapper:
         planner: ContextPlanner | None = None,
         *,
         tenant: str | None = None,
-        annotate: bool = False,
+        annotate: Annotate = "none",
     ) -> None:
         """Wrap a memory, which remains usable directly.
 
@@ -40,12 +41,15 @@ class _MemoryWrapper:
                 to set its bounds, to read its counters, or to order by another policy.
             tenant: Name of this Mem0, required if several Mem0 instances in which one id names different people share a
                 planner.
-            annotate: True to put a label before each memory in `context` and, if the order changed, a note with the
-                relevance order at its end. This costs about 20 tokens per memory, which is more than the order saves
-                unless memories have more than about 60 tokens each. If False, `context` is a list, one item per memory.
+            annotate: What `context` shows of the relevance order. `"none"`: nothing; it is a list, one item per memory.
+                `"note"` or `"auto"`: the same list and, if the order needs it, a note at its end that names the most
+                relevant memories by their places. `"labels"`: each memory behind its label. `"both"`: labels, and a
+                note that names them. A label takes about ten tokens, and so does a note; an order that saves fewer
+                tokens than its note takes stays in relevance order.
 
         Raises:
             TypeError: `memory` needs the other class or has no `search`, or another argument has the wrong type.
+            ValueError: `annotate` has another value.
         """
         search = getattr(memory, "search", None)
         kind = type(memory).__name__
@@ -61,22 +65,11 @@ class _MemoryWrapper:
         self._arranger = MemoryArranger(planner, annotate)
         self._tenant = tenant
 
-    def _with_context(self, result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        results = result.get("results") if isinstance(result, dict) else None
-        if not isinstance(results, list):
-            return result  # another API's result, which stays unchanged
+    def _owners(self, results: list[Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return the tenant of a search."""
         filters = _filters(args, kwargs)
-        arranged = self._arranger.arrange(
-            results,
-            # A subclass may have its own `search`, whose other arguments select the owners.
-            lambda: owners_of(results, self._tenant) if filters is None else tenant_of(filters, self._tenant),
-        )
-        return {
-            **result,
-            "results": arranged.entries,
-            "context": arranged.context,
-            "order_annotation": arranged.order_annotation,
-        }
+        # A subclass may have its own `search`, whose other arguments select the owners.
+        return owners_of(results, self._tenant) if filters is None else tenant_of(filters, self._tenant)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in _MemoryWrapper.__slots__:  # a copy under construction has no memory yet
@@ -132,8 +125,11 @@ class ContextReuseMemory(_MemoryWrapper):
 
         @wraps(search)
         def arranged(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            result: dict[str, Any] = self._with_context(search(*args, **kwargs), args, kwargs)
-            return result
+            result: dict[str, Any] = search(*args, **kwargs)
+            results = _results(result)
+            if results is None:
+                return result
+            return _with_context(result, self._arranger.arrange(results, lambda: self._owners(results, args, kwargs)))
 
         return arranged
 
@@ -164,8 +160,12 @@ class AsyncContextReuseMemory(_MemoryWrapper):
 
         @wraps(search)
         async def arranged(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            result: dict[str, Any] = self._with_context(await search(*args, **kwargs), args, kwargs)
-            return result
+            result: dict[str, Any] = await search(*args, **kwargs)
+            results = _results(result)
+            if results is None:
+                return result
+            arranged = await self._arranger.aarrange(results, lambda: self._owners(results, args, kwargs))
+            return _with_context(result, arranged)
 
         return arranged
 
@@ -178,6 +178,21 @@ class AsyncContextReuseMemory(_MemoryWrapper):
     ) -> bool | None:
         suppress: bool | None = await self._memory.__aexit__(exc_type, exc, traceback)
         return suppress
+
+
+def _results(result: Any) -> list[Entry] | None:
+    """Return the memories that a search found; None for another API's result, which stays unchanged."""
+    results = result.get("results") if isinstance(result, dict) else None
+    return results if isinstance(results, list) else None
+
+
+def _with_context(result: Mapping[str, Any], arranged: ArrangedMemories) -> dict[str, Any]:
+    return {
+        **result,
+        "results": arranged.entries,
+        "context": arranged.context,
+        "order_annotation": arranged.order_annotation,
+    }
 
 
 def _filters(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmprefix.annotate import Annotate
 from warmprefix_mem0 import ContextReuseMemory
 
 TEXTS = [
@@ -49,9 +50,11 @@ class Replies:
 
 
 @given(
-    st.lists(results, max_size=4), st.booleans(), st.sampled_from([{"user_id": "ann"}, {3: "x", "y": 1}, None, "odd"])
+    st.lists(results, max_size=4),
+    st.sampled_from(get_args(Annotate)),
+    st.sampled_from([{"user_id": "ann"}, {3: "x", "y": 1}, None, "odd"]),
 )
-def test_all_results_are_kept_as_they_are(searches: list[list[Any]], annotate: bool, filters: object) -> None:
+def test_all_results_are_kept_as_they_are(searches: list[list[Any]], annotate: Annotate, filters: object) -> None:
     replies = Replies()
     ours = ContextReuseMemory(replies, annotate=annotate)
     for found in searches:
@@ -61,12 +64,13 @@ def test_all_results_are_kept_as_they_are(searches: list[list[Any]], annotate: b
         assert Counter(map(repr, arranged["results"])) == Counter(map(repr, found))
         assert arranged["relations"] == [1]
         assert arranged.keys() == {"results", "relations", "context", "order_annotation"}
-        if not annotate:
+        if annotate not in ("labels", "both"):
             texts = [
                 e["memory"] for e in arranged["results"] if isinstance(e, dict) and isinstance(e.get("memory"), str)
             ]
             shown = [text for text in dict.fromkeys(texts) if text.strip()]
-            assert arranged["context"] == "\n".join(f"- {text}" for text in shown)
+            note = arranged["order_annotation"]
+            assert arranged["context"] == "\n".join(f"- {text}" for text in shown) + (f"\n\n{note}" if note else "")
 
 
 def test_results_are_copies() -> None:

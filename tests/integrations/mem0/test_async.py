@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from mem0 import AsyncMemory
 
+from warmprefix import ContextPlanner
 from warmprefix_mem0 import AsyncContextReuseMemory
 
 ANN = {"user_id": "ann"}
@@ -60,6 +61,17 @@ async def test_many_tasks_share_one(facts: Any) -> None:
     searches = [ours.search(FACTS[i % 5], filters={"user_id": user}, threshold=0.0) for i, user in enumerate(users)]
     for user, found in zip(users, await asyncio.gather(*searches), strict=True):
         assert sorted(texts(found)) == sorted(f"{user}: {fact}" for fact in FACTS)
+
+
+async def test_searches_that_are_planned_together_share_a_prefix() -> None:
+    class Finds:
+        async def search(self, query: list[str], **kwargs: Any) -> dict[str, Any]:
+            return {"results": [{"memory": text} for text in query]}
+
+    ours = AsyncContextReuseMemory(Finds(), ContextPlanner())
+    asked = [[fact, "Ann's fact that all searches find"] for fact in FACTS[:3]]
+    for found in await asyncio.gather(*[ours.search(question, filters=ANN) for question in asked]):
+        assert texts(found)[0] == "Ann's fact that all searches find"
 
 
 async def test_mem0s_own_exceptions_and_cancellation_pass_through(facts: Any) -> None:

@@ -96,10 +96,54 @@ def test_nothing_found_is_an_empty_context(facts: Any) -> None:
     assert found == {"results": [], "context": "", "order_annotation": None}
 
 
-def test_annotated_context_has_labels_always_and_the_relevance_order_where_it_changed(
+def reordering() -> ContextPlanner:
+    """A planner that reorders short memories too, whatever a note costs."""
+    return ContextPlanner(policy="oracle")
+
+
+def test_a_note_counts_the_items_of_the_list(facts: Any, results: SearchResults) -> None:
+    ours = ContextReuseMemory(facts, reordering(), annotate="auto")
+    first = ours.search(TEA, filters=ANN, threshold=0.0)
+    assert first["context"] == "\n".join(f"- {text}" for text in texts(first))
+    assert first["order_annotation"] is None
+    second = ours.search(CATS, filters=ANN, threshold=0.0)
+    listed, note = second["context"].split("\n\n")
+    assert listed == "\n".join(f"- {text}" for text in texts(second))
+    assert note == second["order_annotation"]
+    places = re.findall(r"\d+", note)
+    assert [texts(second)[int(place) - 1] for place in places] == texts(results[-1])[:3]
+
+
+def test_an_order_must_pay_for_its_note() -> None:
+    found = {}
+    for annotate in ("none", "auto"):
+        for words in (1, 30):
+            reply = [{"id": str(i), "memory": f"memory {i} " * words} for i in range(2)]
+
+            class Replies:
+                def search(self, query: int, reply: Any = reply, **kwargs: Any) -> Any:
+                    return {"results": reply[::query]}
+
+            ours = ContextReuseMemory(Replies(), annotate=annotate)
+            ours.search(1, filters=ANN)
+            found[annotate, words] = [entry["id"] for entry in ours.search(-1, filters=ANN)["results"]]
+    assert found == {
+        ("none", 1): ["0", "1"],
+        ("none", 30): ["0", "1"],
+        ("auto", 1): ["1", "0"],
+        ("auto", 30): ["0", "1"],
+    }
+
+
+def test_an_unknown_annotation_is_refused(memory: Any) -> None:
+    with pytest.raises(ValueError, match="annotate must be one of auto, note, labels, both, none, got True"):
+        ContextReuseMemory(memory, annotate=True)  # type: ignore[arg-type]
+
+
+def test_labelled_context_has_labels_always_and_the_relevance_order_where_it_changed(
     facts: Any, results: SearchResults
 ) -> None:
-    ours = ContextReuseMemory(facts, annotate=True)
+    ours = ContextReuseMemory(facts, reordering(), annotate="both")
     first = ours.search(TEA, filters=ANN, threshold=0.0)
     label = re.compile(r"\[(ctx-[0-9a-f]+)\] (.+)")
     names = {text: name for name, text in label.findall(first["context"])}
@@ -109,7 +153,7 @@ def test_annotated_context_has_labels_always_and_the_relevance_order_where_it_ch
     *paragraphs, note = second["context"].split("\n\n")
     assert paragraphs == [f"[{names[text]}] {text}" for text in texts(second)]
     assert note == second["order_annotation"]
-    assert re.findall(r"\[(.+?)\]", note) == [names[text] for text in texts(results[-1])]
+    assert re.findall(r"\[(.+?)\]", note) == [names[text] for text in texts(results[-1])[:3]]
 
 
 def test_updated_memory_is_new_text_under_its_id(facts: Any) -> None:
@@ -127,7 +171,7 @@ def test_updated_memory_is_new_text_under_its_id(facts: Any) -> None:
 
 
 def test_updated_memory_never_gets_the_label_of_what_it_was(facts: Any) -> None:
-    ours = ContextReuseMemory(facts, annotate=True)
+    ours = ContextReuseMemory(facts, annotate="both")
     before = ours.search(CATS, filters=ANN, threshold=0.0)
     changed = before["results"][0]
     facts.update(changed["id"], "Ann has three cats called Ada, Grace and Mary")
@@ -163,8 +207,8 @@ def test_nothing_that_others_search_changes_what_one_gets(
     for owner in owners:
         remember(memory, *FACTS, **owner)
     results = log_searches(memory)
-    together = ContextReuseMemory(memory, annotate=True)
-    alone = [ContextReuseMemory(Echo(), annotate=True) for _ in owners]
+    together = ContextReuseMemory(memory, annotate="both")
+    alone = [ContextReuseMemory(Echo(), annotate="both") for _ in owners]
     for turn in range(6):
         for i, owner in enumerate(owners):
             question = (TEA, WORK, CATS)[(turn + i) % 3]
