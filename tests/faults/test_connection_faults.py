@@ -119,7 +119,6 @@ def test_damaged_messages_that_look_valid(way: str, proxy: FaultProxy, prefix: s
         talk.turn(planner, rng.sample(range(30), 6))
         talk.turn(planner, rng.sample(range(30), 6))
         assert talk.findings.wrong == 0, talk.findings.examples
-        assert talk.slowest < 0.02 + 0.5
     assert answered < 150 * 6 / 2
 
 
