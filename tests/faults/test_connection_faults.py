@@ -79,6 +79,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_connection(
     fault: str,
@@ -101,6 +102,7 @@ def test_a_bad_connection(
         dialogue.turn(worker, range(30, 36))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["requests", "replies"])
 def test_damaged_messages_that_look_valid(way: str, proxy: FaultProxy, prefix: str, open_planner: OpenPlanner) -> None:
     # TCP's checksums are meant to rule this out. What is left must not become a wrong reference.

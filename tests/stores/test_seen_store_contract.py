@@ -34,6 +34,8 @@ from warmprefix.stores import (
     Snapshot,
 )
 
+pytestmark = pytest.mark.sample(3)
+
 CHAT = Conversation("acme", "chat")
 
 
