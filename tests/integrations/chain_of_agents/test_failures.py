@@ -273,6 +273,7 @@ def test_unreadable_documents_are_skipped_and_reported_to_the_manager(
     assert chain.router.stats().open == chain.planner.stats().open_plans == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("status", [401, 404, 429, 503])
 def test_documents_are_not_skipped_for_agents_that_refuse_them_all(
     start_faulty: Any, faults: Any, connect: Any, documents: Any, status: int

@@ -240,6 +240,7 @@ async def test_a_whole_attempt_is_timed_however_busily_it_streams(
 # -- leaving early -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "raise"])
 @pytest.mark.parametrize("after", [0, 1, 7, 17])
 async def test_leaving_early_ends_the_requests_in_flight(
@@ -317,6 +318,7 @@ async def test_nothing_keeps_a_run_alive_that_was_left(
     pytest.fail("something still refers to the batch's planner")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("milliseconds", [0, 1, 3, 5, 8, 12, 20, 35, 60])
 async def test_cancelling_at_any_moment(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, milliseconds: int, tmp_path: Any

@@ -35,6 +35,7 @@ def stored(journal: Path, scratch: Path) -> set[str]:
             return set()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="has no SIGKILL")
 @pytest.mark.parametrize("results", [1, 4, 25])
 def test_a_killed_run_loses_only_the_requests_in_flight(
