@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import signal
+import ssl
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -24,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all",
         action="store_true",
-        help="run all tests: every Redis server found, tests marked `slow`, and ten times as many property examples",
+        help="run all tests: every Redis server found, tests marked `slow`, all variants of tests marked `sample`, "
+        "and ten times as many property examples",
     )
 
 
@@ -51,8 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     older = _older_servers()
     left_out = {item for item in items if _is_second_tier(item, older)}
+    left_out |= set(_unsampled(item for item in items if item not in left_out))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all modules from garbage collection, which tests start often."""
+    gc.freeze()
 
 
 def _is_second_tier(item: pytest.Item, older_servers: set[str]) -> bool:
@@ -62,6 +75,23 @@ def _is_second_tier(item: pytest.Item, older_servers: set[str]) -> bool:
     return any(isinstance(value, str) and value in older_servers for value in values)
 
 
+def _unsampled(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the variants of tests marked `sample` that the first tier leaves out.
+
+    It keeps variants at equal distances. The first one depends on the test's name, so that tests with the same
+    parameters run with different ones.
+    """
+    variants: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            variants[item.nodeid.partition("[")[0]].append(item)
+    for name, of_test in variants.items():
+        marker = of_test[0].get_closest_marker("sample")
+        size = marker.args[0] if marker is not None else 0
+        kept = {(crc32(name.encode()) + i * len(of_test) // size) % len(of_test) for i in range(size)}
+        yield from (item for i, item in enumerate(of_test) if i not in kept)
+
+
 def _older_servers() -> set[str]:
     """Return the flavours of all servers found but the newest, which the first tier uses."""
     if find_spec("redis") is None:
@@ -69,3 +99,17 @@ def _older_servers() -> set[str]:
     from redis_servers import binaries
 
     return set(list(binaries(clock=True))[:-1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_certificates() -> Iterator[None]:
+    """Let HTTP clients share the certificates they trust: each client reads them again, which takes 25 ms."""
+    create = ssl.create_default_context
+    shared = functools.cache(create)
+
+    def create_default_context(*purpose: ssl.Purpose, **options: str | bytes | None) -> ssl.SSLContext:
+        return shared(**options) if options.keys() == {"cafile"} and not purpose else create(*purpose, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", create_default_context)
+        yield

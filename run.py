@@ -45,13 +45,17 @@ DEMO_DOWNLOAD = "10 MB"
 """Size of the wheels of the extra `demo`, and of pip. Installed, with pip, they take about 90 MB."""
 TESTED = [name for name in REQUIREMENTS if name != "demo"]
 PARALLEL = ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
+WITH_INTEGRATIONS = ["--override-ini", "norecursedirs=kernels outside .* build"]
+"""Collect the folders `integrations` too. pytest ignores `tests/integrations` as an argument next to `tests`."""
 LEFT_OUT = (
     "pyright, the kernels, each framework alone and at its oldest version, LangChain's own tests, all Redis servers\n"
-    "but the newest, tests marked `slow`, and nine of ten examples of each property"
+    "but the newest, tests marked `slow`, most variants of tests marked `sample`, and nine of ten examples of each\n"
+    "property"
 )
 
-# These would point pip, or the environment's Python, to other places. Settings of indexes and proxies stay.
-PYTHON = {"PYTHONHOME", "PYTHONPATH"}
+# These would point pip, or the environment's Python, to other places, or have each worker of pytest compile all tests
+# again. Settings of indexes and proxies stay.
+PYTHON = {"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH"}
 PIP = {"PIP_PREFIX", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET"}
 ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name not in PYTHON | PIP}, "PIP_USER": "0"}
 
@@ -116,8 +120,8 @@ def quick_checks(options: list[str]) -> Iterator[Check]:
     """Yield the checks of the first tier."""
     python = environment("together")
     yield from static_checks(python)
-    folders = ["core", "tools", "tests", "integrations", "tests/integrations"]
-    yield "pytest", [python, "-m", "pytest", *(options or [*PARALLEL, *folders])]
+    folders = ["core", "tools", "tests", "integrations"]
+    yield "pytest", [python, "-m", "pytest", *(options or [*PARALLEL, *WITH_INTEGRATIONS, *folders])]
 
 
 def static_checks(python: Path) -> Iterator[Check]:

@@ -11,16 +11,13 @@ The checks do not depend on how plans are made or on any store's record. They co
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 
 __all__ = ["TENANTS", "Dialogue", "Findings", "Message", "Turn"]
 
-T = TypeVar("T")
 
 TENANTS = ("acme", "globex", None)
 
@@ -141,7 +138,7 @@ class Turn:
 class Dialogue:
     """One conversation of an obedient application: it stores a turn only if no other turn came between.
 
-    Numbers name its blocks. Every plan is checked, and every call is timed.
+    Numbers name its blocks. Every plan is checked.
     """
 
     def __init__(self, name: str = "chat", tenant: str | None = None) -> None:
@@ -149,8 +146,6 @@ class Dialogue:
         self.tenant = tenant
         self.history: tuple[Message, ...] = ()
         self.findings = Findings()
-        self.slowest = 0.0
-        """Seconds of the longest call of a planner."""
 
     @staticmethod
     def blocks(numbers: Iterable[int]) -> list[ContextBlock]:
@@ -158,15 +153,15 @@ class Dialogue:
 
     def plan(self, planner: ContextPlanner, numbers: Iterable[int]) -> Turn:
         request = self.blocks(numbers)
-        plan = self._timed(lambda: planner.plan(request, conversation=self.name, tenant=self.tenant, placement="tail"))
+        plan = planner.plan(request, conversation=self.name, tenant=self.tenant, placement="tail")
         return self.check(planner, plan, request)
 
     def keep(self, turn: Turn) -> bool:
         """Store and commit an answered turn, or abandon it if another was stored meanwhile; True if stored."""
         if not self.store(turn):
-            self._timed(lambda: turn.planner.abandon(turn.plan))
+            turn.planner.abandon(turn.plan)
             return False
-        self._timed(lambda: turn.planner.commit(turn.plan))
+        turn.planner.commit(turn.plan)
         return True
 
     def turn(self, planner: ContextPlanner, numbers: Iterable[int]) -> ContextPlan:
@@ -176,7 +171,7 @@ class Dialogue:
 
     def cut(self, planner: ContextPlanner, keep: int = 0) -> None:
         """Drop all messages but the first `keep`; if the store fails, raise StoreError and drop none."""
-        self._timed(lambda: planner.forget(self.name, tenant=self.tenant))
+        planner.forget(self.name, tenant=self.tenant)
         self.history = self.history[:keep]
 
     # -- steps, for tests that await the calls ------------------------------------------------------------------
@@ -193,10 +188,3 @@ class Dialogue:
             return False
         self.history = (*self.history, turn.message)
         return True
-
-    def _timed(self, call: Callable[[], T]) -> T:
-        began = time.perf_counter()
-        try:
-            return call()
-        finally:
-            self.slowest = max(self.slowest, time.perf_counter() - began)

@@ -139,6 +139,7 @@ def test_unshared_blocks_stay_behind_in_order(contexts: Contexts) -> None:
         assert [block for block in order if block in own] == own
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("length", [1_000_000_000, 10**18, 10**30])
 def test_huge_blocks_do_not_overflow(length: int) -> None:
     contexts, _ = zipf(3, 300, k=15)

@@ -393,6 +393,7 @@ def test_tiny_batches(planner: str, requests: Any) -> None:
     assert sorted(planned.order for planned in batch) == sorted(in_full)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("planner", ["auto", "context-index", "frequency", "relevance"])
 @pytest.mark.parametrize(
     ("listed", "saved_tokens"),
@@ -411,6 +412,7 @@ def test_large_batches(planner: str, listed: list[list[ContextBlock]], saved_tok
     assert (batch.saved_tokens, batch.upper_bound) == (saved_tokens, saved_tokens)
 
 
+@pytest.mark.slow
 def test_one_shared_block_and_nested_contexts() -> None:
     shared = {str(i): [block(f"{i}"), block("in all")] for i in range(5_000)}
     batch = ContextPlanner(annotate="none").plan_batch(shared)

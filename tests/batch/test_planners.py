@@ -71,6 +71,7 @@ def test_copies_run_next_to_each_other_in_one_order(planner: BatchPlanner, conte
         assert [planned[i].context for i in at] == sorted(planned[i].context for i in at)
 
 
+@pytest.mark.sample(6)
 @planners
 @pytest.mark.parametrize(
     "contexts",

@@ -40,12 +40,10 @@ def open_planner() -> Iterator[OpenPlanner]:
 
 @pytest.fixture
 def dialogue() -> Iterator[Dialogue]:
-    """Return a conversation; whatever the test does, no reference may dangle and no call may hang."""
+    """Return a conversation; whatever the test does, no reference may dangle."""
     talk = Dialogue()
     yield talk
     assert talk.findings.wrong == 0, talk.findings.examples
-    # The budget is 20 ms; the rest allows for a busy machine. A client's own time-outs are seconds.
-    assert talk.slowest < 0.02 + 0.5
 
 
 @pytest.fixture

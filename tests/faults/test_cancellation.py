@@ -75,6 +75,7 @@ async def cancelled_after(steps: int, work: Awaitable[Any]) -> tuple[bool, Any]:
         return False, None
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("delay", [0.0, 0.002], ids=["at once", "2 ms later"])
 @pytest.mark.parametrize("operation", ["plan", "commit", "abandon", "forget"])
 async def test_cancelled_at_every_await(operation: str, delay: float, chats: tuple[FaultProxy, Chats]) -> None:

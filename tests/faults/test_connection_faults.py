@@ -79,6 +79,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_connection(
     fault: str,
@@ -101,6 +102,7 @@ def test_a_bad_connection(
         dialogue.turn(worker, range(30, 36))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["requests", "replies"])
 def test_damaged_messages_that_look_valid(way: str, proxy: FaultProxy, prefix: str, open_planner: OpenPlanner) -> None:
     # TCP's checksums are meant to rule this out. What is left must not become a wrong reference.
@@ -119,7 +121,6 @@ def test_damaged_messages_that_look_valid(way: str, proxy: FaultProxy, prefix: s
         talk.turn(planner, rng.sample(range(30), 6))
         talk.turn(planner, rng.sample(range(30), 6))
         assert talk.findings.wrong == 0, talk.findings.examples
-        assert talk.slowest < 0.02 + 0.5
     assert answered < 150 * 6 / 2
 
 

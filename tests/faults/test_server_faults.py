@@ -129,6 +129,7 @@ def test_restarted_with_empty_data(
     recover(dialogue, planner)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("who", "outage"),
     [("the one who forgot", 0), ("another", 0), ("a new one", 0), ("another", 2), ("a new one", 2)],

@@ -40,6 +40,7 @@ def _quiet() -> Iterator[None]:
     log.setLevel(logging.NOTSET)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 @pytest.mark.parametrize("faults", ["none", "all"])
 def test_in_memory(scenario: Scenario, faults: str) -> None:

@@ -25,7 +25,7 @@ from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 Json = dict[str, Any]
 
-INSTANT = EmulatorConfig(kv_blocks=20_000, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+INSTANT = EmulatorConfig(kv_blocks=8_192, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
 
 CUT = object()
 """A piece of a reply that ends the connection."""

@@ -220,6 +220,7 @@ async def _application(planner: ContextPlanner, turn: Any, client: str) -> Async
             yield Application(planner, turn, link, sdk)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("store", ["memory", "Redis"])
 @pytest.mark.parametrize("client", ["client", "transport"])
 @pytest.mark.parametrize(

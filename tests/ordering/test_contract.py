@@ -205,6 +205,7 @@ def test_disjoint_contexts(policy: NewPolicy) -> None:
         served.serve(blocks(*[(i, j) for j in range(5)]))
 
 
+@pytest.mark.sample(3)
 @policies
 def test_identical_requests(policy: NewPolicy) -> None:
     served = Served(policy())
@@ -216,6 +217,7 @@ def test_identical_requests(policy: NewPolicy) -> None:
     assert served.tree.nodes == 1
 
 
+@pytest.mark.sample(3)
 @policies
 def test_one_block_shared_by_all_requests(policy: NewPolicy) -> None:
     served = Served(policy())
@@ -316,6 +318,7 @@ def work(task: Callable[[], object]) -> int:
     return lines
 
 
+@pytest.mark.sample(8)
 @policies
 @pytest.mark.parametrize("kind", ["disjoint", "shared", "overlapping"])
 def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind: str) -> None:
@@ -337,6 +340,7 @@ def test_cost_does_not_grow_with_the_number_of_requests(policy: NewPolicy, kind:
     assert sum(costs[20:]) <= 1.5 * sum(costs[:20])
 
 
+@pytest.mark.sample(3)
 @policies
 def test_cost_is_bounded_if_no_subtree_can_be_skipped(policy: NewPolicy) -> None:
     """Each of 5,040 orders continues with a heavy block that is not requested."""

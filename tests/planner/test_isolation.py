@@ -811,6 +811,7 @@ async def attack(world: World, loot: Loot, me: Conversation) -> dict[str, object
     return results
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("me", ATTACKERS.values(), ids=list(ATTACKERS))
 async def test_attacker_learns_nothing_and_changes_nothing(worlds: Worlds, me: Conversation) -> None:
     attacked, without_victim, without_attacker = [worlds.make() for _ in range(3)]

@@ -12,6 +12,7 @@ from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.ordering import POLICIES
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_identical_requests_add_nothing(policy: str) -> None:
     planner = ContextPlanner(policy=policy)
@@ -23,6 +24,7 @@ def test_identical_requests_add_nothing(policy: str) -> None:
     assert planner.stats().policy_errors == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_one_block_shared_by_thousands_of_requests(policy: str) -> None:
     planner = ContextPlanner(policy=policy, capacity_tokens=None)
@@ -33,6 +35,7 @@ def test_one_block_shared_by_thousands_of_requests(policy: str) -> None:
     assert planner.stats().policy_errors == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_disjoint_contexts(policy: str) -> None:
     planner = ContextPlanner(policy=policy, capacity_tokens=None)

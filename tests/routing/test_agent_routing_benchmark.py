@@ -51,6 +51,7 @@ def run(workload: AgentWorkload, name: str, agents: int = 4, kill: Kill | None =
     return simulate(workload, ARMS[name](agents, 0, capacity), capacity, sessions, 0, kill=kill, **options)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_arm_answers_all_documents(setting: str) -> None:
     source = f"{SMALL}+hot" if setting == "hot" else SMALL

@@ -34,6 +34,8 @@ from warmprefix.stores import (
     Snapshot,
 )
 
+pytestmark = pytest.mark.sample(3)
+
 CHAT = Conversation("acme", "chat")
 
 
@@ -604,6 +606,7 @@ def test_the_oldest_leases_beyond_the_bound_commit_nothing(kit: Kit) -> None:
     assert not store.execute(Commit(CHAT, "p3", sent("A"))), "it was prepared in parallel to p1"
 
 
+@pytest.mark.sample(1)
 def test_thousands_of_turns_stay_within_the_bounds(kit: Kit) -> None:
     store = kit.store(max_blocks=10, max_leases=5)
     for turn in range(2_000):

@@ -273,6 +273,7 @@ def test_unreadable_documents_are_skipped_and_reported_to_the_manager(
     assert chain.router.stats().open == chain.planner.stats().open_plans == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("status", [401, 404, 429, 503])
 def test_documents_are_not_skipped_for_agents_that_refuse_them_all(
     start_faulty: Any, faults: Any, connect: Any, documents: Any, status: int
@@ -333,6 +334,7 @@ def test_the_error_of_a_failing_manager_has_the_workers_summaries(start_team: An
     assert team.chain.run(QUESTION, documents(3), conversation="c").text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_an_agent_that_hangs_is_given_up(
@@ -391,6 +393,7 @@ async def test_the_time_out_is_for_the_whole_answer(
     assert isinstance(failed.value.__cause__, TimeoutError)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_an_answer_without_end_kills_no_agent(
     start_faulty: Any, faults: Any, connect: Any, connect_async: Any, documents: Any, awaited: bool

@@ -239,7 +239,7 @@ async def _respond(send: Send, status: int, body: str, headers: Mapping[str, str
     await send({"type": "http.response.body", "body": body.encode()})
 
 
-INSTANT = EmulatorConfig(kv_blocks=65_536, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+INSTANT = EmulatorConfig(kv_blocks=8_192, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
 
 
 @pytest.fixture

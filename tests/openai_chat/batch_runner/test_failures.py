@@ -38,6 +38,7 @@ async def into(results: list[BatchResult], run: Any) -> None:
         results.append(result)  # noqa: PERF401
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
@@ -113,7 +114,7 @@ async def test_all_requests_may_fail(
 async def test_when_warmers_fail_the_next_one_warms(
     plan: Plan, requests: MakeRequests, start_engine: Any, fault: Any, failing: int
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=10, decode_rate=1000))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=10, decode_rate=1000))
     batch = plan(requests(1, 8))
     executed = [planned.id for planned in batch]
     engine.fault = lambda id, n: fault("status", 500) if id in executed[:failing] else None
@@ -130,7 +131,7 @@ async def test_when_warmers_fail_the_next_one_warms(
 async def test_a_warmer_that_breaks_off_after_its_first_token_has_warmed(
     plan: Plan, requests: MakeRequests, start_engine: Any, fault: Any
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=5, decode_rate=1000))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=5, decode_rate=1000))
     batch = plan(requests(1, 4))
     first = batch.requests[0].id
     engine.fault = lambda id, n: fault("break", chunks=3) if id == first else None
@@ -228,7 +229,7 @@ async def test_the_servers_retry_after_is_followed(
 async def test_a_whole_attempt_is_timed_however_busily_it_streams(
     plan: Plan, requests: MakeRequests, start_engine: Any
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=0, decode_rate=20))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=0, decode_rate=20))
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
         run = BatchRunner(plan(requests(1, 1))).run(client, MODEL, timeout=0.3, retries=1, max_tokens=40)
         (result,) = [result async for result in run]
@@ -239,12 +240,13 @@ async def test_a_whole_attempt_is_timed_however_busily_it_streams(
 # -- leaving early -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "raise"])
 @pytest.mark.parametrize("after", [0, 1, 7, 17])
 async def test_leaving_early_ends_the_requests_in_flight(
     plan: Plan, requests: MakeRequests, start_engine: Any, way: str, after: int
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=1, decode_rate=400))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=1, decode_rate=400))
     batch = plan(requests(3, 6))
     seen: list[BatchResult] = []
 
@@ -316,6 +318,7 @@ async def test_nothing_keeps_a_run_alive_that_was_left(
     pytest.fail("something still refers to the batch's planner")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("milliseconds", [0, 1, 3, 5, 8, 12, 20, 35, 60])
 async def test_cancelling_at_any_moment(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, fault: Any, milliseconds: int, tmp_path: Any

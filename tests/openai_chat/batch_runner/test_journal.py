@@ -67,6 +67,7 @@ async def test_a_second_run_sends_nothing_and_returns_the_same(
     assert len(batch.owner.abandoned) == 12  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 5, 11])
 async def test_a_run_that_was_left_can_be_continued(

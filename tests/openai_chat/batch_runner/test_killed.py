@@ -35,12 +35,13 @@ def stored(journal: Path, scratch: Path) -> set[str]:
             return set()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="has no SIGKILL")
 @pytest.mark.parametrize("results", [1, 4, 25])
 def test_a_killed_run_loses_only_the_requests_in_flight(
     start_engine: Any, requests: Callable[..., list[BatchRequest]], tmp_path: Path, results: int
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=4, decode_rate=400))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=4, decode_rate=400))
     journal = tmp_path / "run.journal"
     command = [sys.executable, "-W", "error", PROGRAM, engine.base_url, str(journal)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

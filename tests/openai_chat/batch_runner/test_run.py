@@ -75,7 +75,7 @@ async def test_one_at_a_time_requests_run_in_execution_order(
 async def test_no_request_comes_before_its_warmers_first_token(
     plan: Plan, requests: MakeRequests, start_engine: Any, concurrency: int
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=2, prefill_rate=400_000, decode_rate=500))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=2, prefill_rate=400_000, decode_rate=500))
     batch = plan(requests(6, 8))
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
         results = [
@@ -92,7 +92,7 @@ async def test_no_request_comes_before_its_warmers_first_token(
 async def test_the_first_of_a_group_warms_and_then_the_rest_run_side_by_side(
     plan: Plan, requests: MakeRequests, start_engine: Any
 ) -> None:
-    engine = start_engine(EmulatorConfig(kv_blocks=65_536, base_ttft_ms=5, decode_rate=20))
+    engine = start_engine(EmulatorConfig(kv_blocks=8_192, base_ttft_ms=5, decode_rate=20))
     batch = plan(requests(1, 2))
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="none") as client:
         async for _ in BatchRunner(batch).run(client, MODEL, concurrency=8, max_tokens=6):

@@ -691,6 +691,7 @@ def test_a_lost_connection_makes_the_state_incomplete(feed_of: Make, listener: A
         assert feed.stats().kv_blocks == 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("thread", [True, False])
 def test_an_address_in_use_is_tried_again(thread: bool, until: Until, caplog: pytest.LogCaptureFixture) -> None:
     """Another process has bound it: the feed tries again until it is free, and logs one error."""

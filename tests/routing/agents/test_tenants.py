@@ -46,6 +46,7 @@ def victims_life(router: AgentRouter, meanwhile: Callable[[list[Assignment]], ob
 ATTACKERS = [None, "", "evil", "acm", "acme\0", "ACME"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("me", ATTACKERS)
 def test_attacker_does_not_move_the_victims_documents(me: str | None) -> None:
     attacked, alone = new_router(), new_router()

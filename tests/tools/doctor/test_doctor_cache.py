@@ -76,6 +76,7 @@ def test_hits_are_the_emulators(prompts: Sequence[tuple[Sequence[Turn], str | No
     assert all(tokens >= 0 for tokens in seen_tokens(log.as_sent(), log.pool))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_bounded_hits_are_nearly_the_emulators(seed: int) -> None:
     """Both evict in the same order, but the emulator's pool has some KV blocks twice."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from warmprefix_tools.doctor.findings import DoctorReport
 
 Examine = Callable[[Any], DoctorReport]
 
 
+@pytest.mark.sample(4)
 def test_nothing_is_found_in_a_clean_log(
     make_log: Callable[..., Any], examine: Examine, clean: tuple[str, int]
 ) -> None:
@@ -19,6 +22,7 @@ def test_nothing_is_found_in_a_clean_log(
     assert report.requests >= 50
 
 
+@pytest.mark.sample(24)
 def test_planted_defects_are_found_and_no_others(
     make_log: Callable[..., Any], examine: Examine, planted: tuple[str, tuple[str, ...]]
 ) -> None:

@@ -46,6 +46,7 @@ def requests_of(lines: list[Line]) -> list[Line]:
     return [line for line in lines if "request" in line]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("planner", BATCH_PLANNERS)
 @pytest.mark.parametrize("capacity", [None, 20_000, 900, 1])
 @pytest.mark.parametrize("scopes", [(None,), (None, "acme", "")])

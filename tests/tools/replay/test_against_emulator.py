@@ -154,6 +154,7 @@ def test_text_shares_some_blocks_but_not_all(turns: list[DemoTurn]) -> None:
     assert 0 < after.misses.new < after.prefilled_tokens
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[DemoTurn], policy: str) -> None:
     """Blocks have the same tokens in every place, so that their lengths add up."""
@@ -165,6 +166,7 @@ def test_prompt_is_the_preamble_its_blocks_and_the_rest(turns: list[DemoTurn], p
         assert prompt[: len(whole)] == whole
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_unbounded_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> None:
     """Cached are the preamble, the model's hit, and what the next tokens happen to have in common; no more."""
@@ -198,6 +200,7 @@ def first_missed(turn: DemoTurn, arranged: ContextOrder, saved: int) -> int | No
     return None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("share", [0.1, 0.3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bounded_hits_equal_the_emulators_within_a_block(turns: list[DemoTurn], policy: str, share: float) -> None:
@@ -237,6 +240,7 @@ class Repeated:
         return next(self._arranged)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", ["relevance", "greedy", "coaccess"])
 def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> None:
     """If conversations keep their context, hits differ only by the tokens that separate messages."""
