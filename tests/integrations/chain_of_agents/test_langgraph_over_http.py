@@ -141,7 +141,7 @@ def check_nothing_lost(turns: Sequence[Any], prompts: Sequence[str]) -> None:
     for turn in turns:
         asked = [prompt for prompt in prompts if prompt.endswith(question(turn))]
         for passage in turn.passages:
-            shown = f"] {passage.text}\n"
+            shown = f"\n{passage.text}\n"
             assert sum(f"{prompt}\n".count(shown) for prompt in asked) == 1
 
 
