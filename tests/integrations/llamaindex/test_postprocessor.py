@@ -219,11 +219,12 @@ async def test_tasks_that_are_planned_together_share_a_prefix(make_nodes: MakeNo
 
 def test_an_order_must_pay_for_its_note(make_nodes: MakeNodes) -> None:
     short, long = make_nodes(["one", "two"]), make_nodes(["one " * 50, "two " * 50])
-    for nodes, annotate, planned in (
+    cases: list[tuple[list[NodeWithScore], Annotate, list[str]]] = [
         (short, "none", ["Doc_0", "Doc_1"]),  # without a note, an order is free
         (short, "auto", ["Doc_1", "Doc_0"]),
         (long, "auto", ["Doc_0", "Doc_1"]),
-    ):
+    ]
+    for nodes, annotate, planned in cases:
         postprocessor = ContextReusePostprocessor(annotate=annotate)
         postprocessor.postprocess_nodes(nodes)
         assert ids(postprocessor.postprocess_nodes(nodes[::-1])) == planned
