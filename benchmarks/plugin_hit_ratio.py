@@ -138,7 +138,7 @@ def langchain_chain(base_url: str, model: str, turns: Sequence[Turn], plugin: bo
 
 
 def langchain_annotated_chain(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
-    langchain_stuff_chain(base_url, model, turns, {"annotate": "prompt"} if plugin else None)
+    langchain_stuff_chain(base_url, model, turns, {"annotate": "auto"} if plugin else None)
 
 
 def langchain_stuff_chain(base_url: str, model: str, turns: Sequence[Turn], options: dict[str, str] | None) -> None:
@@ -344,7 +344,7 @@ PARTS: dict[str, tuple[str, Sequence[str], Sequence[Arm]]] = {
         ["langchain", "langchain-core"],
         [
             Arm("LangChain chain: ContextReuseRetriever", langchain_chain),
-            Arm('LangChain chain: the same, annotate="prompt"', langchain_annotated_chain),
+            Arm('LangChain chain: the same, annotate="auto"', langchain_annotated_chain),
             Arm("LangChain agent: ContextReuseMiddleware", langchain_agent),
         ],
     ),

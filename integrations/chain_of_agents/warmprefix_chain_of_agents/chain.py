@@ -79,7 +79,8 @@ class ChainOfAgents:
             workers: The agents that read. Names must differ.
             manager: The agent that answers.
             router: Assigns documents to agents; one of its own by default.
-            planner: Arranges each prompt's documents; one of its own by default.
+            planner: Arranges each prompt's documents; one of its own by default. Documents have labels whatever its
+                `annotate` is, because the prompts name them.
             mode: See above.
             on_failure: For a document that no agent could read: `"skip"` it, and report the number of skipped ones to
                 the manager, or `"raise"`.

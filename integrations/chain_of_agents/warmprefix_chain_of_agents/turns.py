@@ -122,7 +122,7 @@ class Turns:
         """
         key = None if conversation is None else ChatKey(tenant, conversation, speaker.name)
         kept = None if key is None else self._memory.load(key)
-        plan, chat, message = self._prompt(speaker.name, role, blocks, user_message, tenant, kept)
+        plan, chat, message = await self._prompt(speaker.name, role, blocks, user_message, tenant, kept)
         try:
             messages = [_system(role), *chat.messages, {"role": "user", "content": message}]
             salt = plan.cache_salt if speaker.cache_salt else None
@@ -137,7 +137,7 @@ class Turns:
             self._memory.save(key, chat.extended(message, text), instead_of=kept)
         return AgentTurn(answer, text, attempts, plan, report)
 
-    def _prompt(
+    async def _prompt(
         self,
         agent: str,
         role: str,
@@ -149,9 +149,15 @@ class Turns:
         """Return the plan, the chat in front of it, and the user's message. A chat that gets too long begins again."""
         history = None if chat is None else [_system(role), *chat.messages]
         placement: Placement = "head" if chat is None else "tail"
-        # The prompts name documents by their labels.
-        plan = self._planner.plan(
-            blocks, placement=placement, history=history, tenant=tenant, model=agent, preamble=role, annotate="both"
+        # The prompts describe the documents as labelled, and name the labels.
+        plan = await self._planner.aplan(
+            blocks,
+            placement=placement,
+            history=history,
+            tenant=tenant,
+            model=agent,
+            preamble=role,
+            annotate="both",
         )
         try:
             text = user_message(plan.render())
@@ -162,7 +168,7 @@ class Turns:
             self._planner.abandon(plan)
             raise
         self._planner.abandon(plan)
-        return self._prompt(agent, role, blocks, user_message, tenant, Chat())
+        return await self._prompt(agent, role, blocks, user_message, tenant, Chat())
 
 
 def _system(role: str) -> ChatMessage:

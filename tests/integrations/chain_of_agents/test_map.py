@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from warmprefix import ContextBlock
+from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
 
 QUESTION = "Which fact is worth a mention?"
@@ -46,6 +46,14 @@ def test_documents_stand_before_the_question(start_team: Any, documents: Any) ->
         assert ends
         assert user["content"].startswith("[d")
         assert max(ends) < user["content"].index(QUESTION)
+
+
+def test_documents_have_labels_whatever_the_planner_annotates(start_team: Any, documents: Any) -> None:
+    """The prompts name them."""
+    team, given = start_team(mode="map", together=True, planner=ContextPlanner(annotate="none")), documents(6)
+    team.chain.run(QUESTION, given)
+    prompts = [body["messages"][1]["content"] for engine in team.workers.values() for body in engine.bodies]
+    assert all(sum(f"[{block.id}] {block.text}" in prompt for prompt in prompts) == 1 for block in given)
 
 
 def test_a_document_that_comes_again_is_a_warm_prefix(start_team: Any, documents: Any) -> None:
