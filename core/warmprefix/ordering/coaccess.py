@@ -64,8 +64,8 @@ class CoAccessPolicy:
         self._window = AccessWindow[bytes](window)
         self._recurrence = RecurrenceByRank()
         self._returns = _Returns()
-        self._is_priced = False
-        """True once an order needed a note."""
+        self._note_tokens = 0
+        """Tokens of the last order's note; 0 until an order needed one."""
         self._tails: list[Sequence[tuple[bytes, int]]] = [()] * window
         """For each place of the window, that request's blocks beyond its resident path, with their part of ranks."""
 
@@ -76,7 +76,7 @@ class CoAccessPolicy:
         note = prefix.note_tokens(planned)
         if not note:
             return planned
-        self._is_priced = True
+        self._note_tokens = note
         in_relevance_order = range(len(blocks))
         held = prefix.match_prefix(blocks)
         saved = sum([blocks[i].tokens for i in head]) - held.tokens
@@ -89,7 +89,7 @@ class CoAccessPolicy:
     def observe(self, served: Sequence[BlockView]) -> None:
         ranked = by_rank(served)
         keys = [block.fingerprint for block in ranked]
-        if self._is_priced and self._window.next_place % _RETURNS_INTERVAL == 0:
+        if self._note_tokens and self._window.next_place % _RETURNS_INTERVAL == 0:
             self._learn_returns(served, ranked)
         self._recurrence.learn(self._outcomes(BitCounter(self._window.requests(keys)), keys))
         self._tails[self._window.next_place] = [
@@ -147,8 +147,10 @@ class CoAccessPolicy:
             return
         found = sum(map(is_resident, served))
         demand = self._demand(ranked)
+        # What an earlier request left here costs a note again.
+        net = sum([block.tokens for block in served[unmoved:found]]) - self._note_tokens
         self._returns.learn(
-            sum([block.tokens for block in served[unmoved:found]]),
+            max(net, 0),
             demand.new_value(order, found) - demand.new_value(range(len(order)), min(found, unmoved)),
             sum([block.tokens for block in served]),
         )
@@ -211,7 +213,8 @@ class _Returns:
 
     An order that costs more than it saves now is an investment. On traffic that rarely repeats, or behind a cache that
     has evicted a path before it recurs, such investments are lost. So their expected value is scaled by the share that
-    reordered requests have found, at most `_MOST_RATE`: a path often serves more than the next request.
+    reordered requests have found, beyond the notes that this took, at most `_MOST_RATE`: a path often serves more than
+    the next request.
     """
 
     def __init__(self) -> None:
@@ -222,7 +225,7 @@ class _Returns:
         return min(_MOST_RATE, self._found / self._expected) if self._expected else _MOST_RATE
 
     def learn(self, found: int, expected: float, tokens: int) -> None:
-        """Add a reordered request that found this many tokens because of its order, and has `tokens` in all."""
+        """Add a reordered request that found this many tokens beyond its note, and has `tokens` in all."""
         if not self._expected:
             self._expected = _FIRST_REQUESTS * tokens
             self._found = _MOST_RATE * self._expected
