@@ -80,7 +80,7 @@ class MemoryArranger:
         if planner is not None and not isinstance(planner, ContextPlanner):
             raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
         self.planner = ContextPlanner(policy=SteadyOrder) if planner is None else planner
-        self.annotate = annotate
+        self.annotate: Annotate = annotate
         self._failed_before = False
 
     def arrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:

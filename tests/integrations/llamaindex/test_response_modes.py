@@ -862,7 +862,9 @@ def test_citations_keep_their_numbers_and_the_note_names_them(
         assert ("[Doc_{}] " if annotate == "both" else "\n").format(i) + f"Source {i + 1}:\n{text}" in prompt
     if annotate == "auto":
         assert "Most relevant passages above: 3, 2, 4." in prompt  # the numbers of the sources
-        assert response.source_nodes[i].node.get_content(MetadataMode.LLM).strip() == f"Source {i + 1}:\n{text}"
+        assert [source.node.get_content(MetadataMode.LLM).strip() for source in response.source_nodes] == [
+            f"Source {i + 1}:\n{text}" for i, text in enumerate(PASSAGES)
+        ]
     assert read_note(prompt, PASSAGES) == BEST
 
 
