@@ -219,10 +219,9 @@ async def test_async_synthesis_sends_the_same_prompts(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
 ) -> None:
     llm = recording_llm()
-    synthesizer = get_response_synthesizer(llm=llm)
-    synthesizer.synthesize("How far?", arrange())
+    synthesize(llm, "compact", arrange())
     arranged = arrange()
-    await synthesizer.asynthesize("How far?", arranged)
+    await get_response_synthesizer(llm=llm).asynthesize("How far?", arranged)
     assert llm.prompts[0] == llm.prompts[1]
     assert arranged[0].node.get_content(MetadataMode.LLM) == "The sky is blue."
 
