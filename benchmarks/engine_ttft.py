@@ -56,7 +56,7 @@ AT_A_TIME = 4
 LONGEST = 65_536
 """Tokens per prompt."""
 UNBOUNDED = 10**9
-KIND = ("mode", "text", "concurrency", "kv_tokens", "requests", "k", "engine", "arm")
+KIND = ("mode", "text", "concurrency", "kv_tokens", "requests", "k", "seed", "engine", "arm")
 """Rows with equal values of these are the same measurement."""
 COUNTED = ("hit_percent", "predicted_hit_percent", "saved_percent", "predicted_saved_percent")
 ARMS = {
@@ -80,7 +80,7 @@ class Sample:
 
 def main() -> None:
     options = arguments()
-    asked = read(options.text, options.requests, options.k)
+    asked = read(options.text, options.requests, options.k, options.seed)
     if options.text != "stdlib" and (options.mode == "turns" or options.concurrency > 1):
         # The text has no arrival times: concurrent questions come from different people.
         asked = taking_turns(asked, max(AT_A_TIME, options.concurrency))
@@ -112,6 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arms", type=lambda text: text.split(","), help="separated by commas; relevance is added")
     parser.add_argument("--requests", type=int, default=FULL_LENGTH)
     parser.add_argument("--k", type=int, default=8, help="blocks per request")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the questions about the standard library")
     parser.add_argument("--kv", type=int, help="tokens of the KV cache; by default no bound")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=1, help="repetitions of all runs, from empty caches")
@@ -207,6 +208,7 @@ def measure(options: argparse.Namespace, asked: Sequence[EngineQuestion], engine
         "text": options.text,
         "requests": len(asked),
         "k": options.k,
+        "seed": options.seed,
         "concurrency": options.concurrency,
         "kv_tokens": options.kv if options.start_vllm else engines.capacity_tokens,
     }

@@ -50,22 +50,24 @@ class EngineQuestion:
         return self.blocks[0].text[:200]
 
 
-def read(text: str, requests: int, k: int) -> list[EngineQuestion]:
+def read(text: str, requests: int, k: int, seed: int = 0) -> list[EngineQuestion]:
     """Return the first requests of a text, in order of arrival; fewer if the text has fewer.
+
+    `seed` draws the questions about the standard library; those of other texts are given.
 
     Raises:
         FileNotFoundError: The text is not there.
     """
-    asked = standard_library(requests, k) if text == "stdlib" else bundle(BUNDLES[text], requests, k)
+    asked = standard_library(requests, k, seed) if text == "stdlib" else bundle(BUNDLES[text], requests, k)
     return [replace(request, number=number) for number, request in enumerate(asked)]
 
 
-def standard_library(requests: int, k: int) -> Iterator[EngineQuestion]:
-    """Return the workload of the demo."""
+def standard_library(requests: int, k: int, seed: int) -> Iterator[EngineQuestion]:
+    """Return the workload of the demo, which has the seed 0."""
     entries = read_standard_library()
     blocks = [block for entry in entries for block in entry.blocks]
     retriever = Bm25Retriever([ContextBlock(block.text, id=number) for number, block in enumerate(blocks)])
-    for asked in ask(entries, requests, seed=0):
+    for asked in ask(entries, requests, seed):
         yield EngineQuestion(0, asked.conversation, asked.turn, asked.text, retriever.retrieve(asked.query, k))
 
 
