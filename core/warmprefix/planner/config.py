@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from warmprefix.annotate import Annotate, Templates, check_annotate
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import check_count
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
@@ -40,6 +41,7 @@ class PlannerOptions(TypedDict, total=False):
     patience: int | None
     annotate: Annotate
     tokenizer: object
+    profile: CacheProfile | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class PlannerConfig:
     feed: ResidencyFeed | None
     observer: PlannerObserver | None
     annotate: Annotate
+    profile: CacheProfile | str
 
     def __post_init__(self) -> None:
         self._check_type("store", SeenStore, "a SeenStore")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from warmprefix.annotate import Annotate, Templates
 from warmprefix.batch.planners import BatchPlanner, Progress
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.dedup.history import Message
 from warmprefix.errors import check_names
 from warmprefix.notes import NoteWriter
@@ -85,6 +86,7 @@ class ContextPlanner(PlannerLifecycle):
         patience: int | None = 32,
         annotate: Annotate = "auto",
         tokenizer: object = None,
+        profile: CacheProfile | str = "auto",
     ) -> None:
         """Start with nothing learned.
 
@@ -112,12 +114,15 @@ class ContextPlanner(PlannerLifecycle):
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
                 `encode`, or a `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are
                 estimated.
+            profile: Where the engine's cache can match: a `CacheProfile` or its name. `"auto"` learns it from the engine.
 
         Raises:
-            ValueError: `policy` or `annotate` has an unknown value, or a bound is below 1.
+            ValueError: `policy`, `annotate` or `profile` has an unknown value, or a bound is below 1.
         """
         bounds = PlannerBounds(capacity_tokens, max_nodes, max_scopes, max_labels, max_open_plans, patience)
-        config = PlannerConfig(policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate)
+        config = PlannerConfig(
+            policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate, profile
+        )
         self._lock = threading.RLock()  # scope.py states its rules
         self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
         counter = CheckedCounter(counter_of(tokenizer), lambda: metrics.count("tokenizer_errors"))

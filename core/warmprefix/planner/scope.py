@@ -23,6 +23,7 @@ from warmprefix.planner.queue import RequestQueue
 from warmprefix.residency.report import (
     DEFAULT_CAPACITY,
     Capacity,
+    EngineProfile,
     FixedCapacity,
     LearnedCapacity,
     ScopeFeedback,
@@ -163,6 +164,7 @@ class ScopeRegistry:
         self._metrics = metrics
         self._states: OrderedDict[Scope, ScopeState] = OrderedDict()
         self._capacities = Capacities(config.bounds.capacity_tokens)
+        self.profile = EngineProfile(config.profile)
         self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
 
     def use(self, scope: Scope) -> ScopeState:
@@ -235,6 +237,8 @@ class ScopeRegistry:
             "disabled_scopes": sum(state.feedback.evidence.is_off for state in self),
             "tree_nodes": sum(state.tree.nodes for state in self),
             **self._capacities.stats(),
+            "profile": self.profile.current.name,
+            "profile_source": self.profile.source,
             "published_orders": shared.published,
             "sharing_errors": shared.dropped + shared.malformed + shared.errors,
         }

@@ -138,6 +138,10 @@ class PlannerStats:
     """
     capacity_source: str = "default"
     """Origin of that number: the planner's `argument`, the engine's `metrics` or `reports`, or the `default`."""
+    profile: str = "full-attention"
+    """Name of the cache profile that plans are for."""
+    profile_source: str = "default"
+    """Origin of the profile: the planner's `argument`, what the `engine` shows of itself, or the `default`."""
     feed: FeedStats = _EMPTY_FEED
     """Counts of the residency feed; empty without one."""
 

@@ -10,6 +10,7 @@ from warmprefix.residency.report.capacity import (
     LearnedCapacity,
 )
 from warmprefix.residency.report.evidence import ScopeFeedback
+from warmprefix.residency.report.profile import EngineProfile
 from warmprefix.residency.report.startup import capacity_from_metrics, paths_to_warm, warming_request
 from warmprefix.residency.report.usage import EngineReport, PredictionErrors, UsageFeedback
 
@@ -17,6 +18,7 @@ __all__ = [
     "DEFAULT_CAPACITY",
     "Capacity",
     "CapacitySource",
+    "EngineProfile",
     "EngineReport",
     "FixedCapacity",
     "LearnedCapacity",
