@@ -398,7 +398,8 @@ def from_url(world: World, loot: Loot, me: Conversation) -> object:
 def stats(world: World, loot: Loot, me: Conversation) -> None:
     """Counts of all tenants together, and nothing else."""
     for counts in (world.attackers.stats(), world.sharing.stats()):
-        values = [getattr(counts, name) for name in counts.__dataclass_fields__ if not isinstance(getattr(counts, name), str)]
+        fields = [getattr(counts, name) for name in counts.__dataclass_fields__]
+        values = [value for value in fields if not isinstance(value, str)]
         assert {type(value) for value in values} <= {int, float, type(None), FeedStats, LatencySnapshot}
 
 

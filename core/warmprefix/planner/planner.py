@@ -114,7 +114,7 @@ class ContextPlanner(PlannerLifecycle):
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
                 `encode`, or a `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are
                 estimated.
-            profile: Where the engine's cache can match: a `CacheProfile` or its name. `"auto"` learns it from the engine.
+            profile: Where the engine's cache can match: a `CacheProfile` or its name. `"auto"` learns it.
 
         Raises:
             ValueError: `policy`, `annotate` or `profile` has an unknown value, or a bound is below 1.
