@@ -260,7 +260,7 @@ class Templates:
 
 
 def annotation_for(annotate: Annotate, placement: str) -> Annotation:
-    """Return what a prompt shows. With placement `tail` it always has labels, because references name them."""
+    """Return what a prompt shows. With placement `tail` it has labels, because references name them."""
     if placement == "tail":
         return "labels" if annotate in ("labels", "none") else "both"
     return "note" if annotate == "auto" else annotate

@@ -21,6 +21,10 @@ class NoteWriter:
     """What a request shows of the relevance order unless it asks for something else."""
     count: CheckedCounter
 
+    def is_automatic(self, annotate: Annotate | None) -> bool:
+        """Return True if the planner chooses what a request shows."""
+        return (self.annotate if annotate is None else annotate) == "auto"
+
     def annotation(self, annotate: Annotate | None, placement: Placement) -> Annotation:
         """Return what a request shows.
 
@@ -43,9 +47,9 @@ class NoteWriter:
             return 0
         labels = [block.label for block in planned]
         total = self.order_note_tokens(annotation, [block.positions[0] for block in planned], labels)
-        if not has_labels(annotation):
-            return total
         labels = [block.label for block in planned if block.reference is not None]
         if labels:
             total += self.count(self.templates.location_annotation(labels))
+        if not has_labels(annotation):
+            return total
         return total + sum([self.count(f"[{block.label}] ") for block in planned if block.reference is None])

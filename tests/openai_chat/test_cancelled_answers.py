@@ -198,12 +198,12 @@ async def marked_stream(app: Application, plan: ContextPlan, messages: Messages)
 @asynccontextmanager
 async def application(turn: Any, store: str, client: str) -> AsyncIterator[Application]:
     if store == "memory":
-        async with _application(ContextPlanner(), turn, client) as app:
+        async with _application(ContextPlanner(annotate="both"), turn, client) as app:
             yield app
         return
     with Server() as server:
         redis = RedisSeenStore(f"redis://127.0.0.1:{server.port}", settle=0, timeout=30)
-        planner = ContextPlanner(store=GuardedStore(redis, budget=30))
+        planner = ContextPlanner(store=GuardedStore(redis, budget=30), annotate="both")
         async with planner, _application(planner, turn, client) as app:
             yield app
         await redis.aclose()

@@ -183,7 +183,7 @@ def _commit(plan: ContextPlan) -> Commit:
     sent = [
         SeenBlock(planned.block.fingerprint, planned.label, turn, planned.block.tokens)
         for planned in plan.blocks
-        if planned.reference is None
+        if planned.reference is None and planned.label
     ]
     return Commit(_conversation(plan), _id_in_store(plan), sent)
 

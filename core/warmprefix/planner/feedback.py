@@ -78,6 +78,8 @@ class PlanFeedback:
                 self._apply_report(plan, report, is_fed)
                 if plan.opens_prompt:
                     self.scopes.learn(plan.scope, plan.blocks)
+                if plan.placement == "tail":
+                    self.scopes.use(plan.scope).label_savings.add(plan)
         if in_time:
             self._remember(plan, report)
         return in_time

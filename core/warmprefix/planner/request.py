@@ -25,7 +25,7 @@ from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.queue import RequestQueue
-from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, make_scope
+from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, ScopeState, make_scope
 from warmprefix.stores import Conversation, PreparedTurn
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ class PlanDraft(NamedTuple):
     visible: VisibleHistory | None
     order_locked: bool
     annotation: Annotation
+    may_omit_labels: bool
+    """True if blocks in full need labels only for references of later turns."""
     imitable: Sequence[str]
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
 
@@ -209,6 +211,7 @@ class RequestPlanner:
             visible,
             order_locked,
             annotation,
+            placement == "tail" and self.writer.is_automatic(annotate),
             imitable,
         )
 
@@ -236,11 +239,10 @@ class RequestPlanner:
             record: The store's answer; None if it was not called or did not answer.
             began: `time.perf_counter()` when the request came.
         """
-        distinct, positions, metrics, annotation = draft.blocks, draft.positions, self.metrics, draft.annotation
+        distinct, positions, metrics = draft.blocks, draft.positions, self.metrics
         templates = self.writer.templates
         resolution = draft.resolve(record, templates)
-        opens_prompt, resolved = resolution.opens_prompt, resolution.blocks
-
+        opens_prompt = resolution.opens_prompt
         priced: dict[tuple[int, ...], int] = {}
 
         def note_tokens(order: Sequence[int]) -> int:
@@ -253,13 +255,13 @@ class RequestPlanner:
             # Reordering is off for a scope whose engine evidently caches nothing.
             is_left_alone = opens_prompt and state.feedback.evidence.keeps_order()
             reorders = opens_prompt and not is_left_alone
+            annotation, resolved, names = self._wording(draft, resolution, state)
             waiting = state.queue.take([block.fingerprint for block in distinct]) if len(state.queue) else ()
             order = (
                 range(len(distinct))
                 if draft.order_locked
                 else state.order(distinct, reorders, waiting=waiting, note_tokens=note_tokens)
             )
-            names = self._names(draft, resolution, state.labels) if has_labels(annotation) else frozenset[str]()
             planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
             tokens = priced.get(tuple(order)) if annotation == "note" else None
             plan = ContextPlan(
@@ -286,19 +288,51 @@ class RequestPlanner:
         metrics.notify_planned(plan, began)
         return plan
 
+    def _wording(
+        self, draft: PlanDraft, resolution: DraftResolution, state: ScopeState
+    ) -> tuple[Annotation, Sequence[Resolution], frozenset[str]]:
+        """Return what the prompt shows, and the labels it must not imitate; the caller holds the lock.
+
+        Where labels do not pay, blocks in full show none, and no later turn refers to them.
+        """
+        annotation, resolved = draft.annotation, resolution.blocks
+        if not has_labels(annotation):
+            return annotation, resolved, frozenset()
+        names = self._names(draft, resolution, state.labels)
+        if draft.may_omit_labels and not state.label_savings.pay() and not self._escapes(draft, resolved, names):
+            return "note", [(label if reference else "", reference) for label, reference in resolved], frozenset()
+        self._open_lines(draft, resolved, names, state.labels)
+        return annotation, resolved, names
+
     def _names(self, draft: PlanDraft, resolution: DraftResolution, registry: LabelRegistry) -> frozenset[str]:
         """Return the labels that this prompt must not imitate; the caller holds the lock."""
         own = [label for label, _ in resolution.blocks]
         if draft.visible is None or draft.placement == "head":
             return frozenset([*own, *resolution.names])
-        names = draft.visible.labels(self.writer.templates, registry.is_text) | set(own)
-        in_full = [
-            (block, label)
-            for block, (label, reference) in zip(draft.blocks, resolution.blocks, strict=True)
-            if reference is None
-        ]
+        return frozenset(draft.visible.labels(self.writer.templates, registry.is_text) | set(own))
+
+    def _escapes(self, draft: PlanDraft, resolved: Sequence[Resolution], names: frozenset[str]) -> bool:
+        """Return True if a text imitates one of the names, so that its block must be escaped, and so labelled."""
+        return any(
+            not self.writer.templates.block(label, block.text, names).endswith(f"] {block.text}")
+            for block, label in _in_full(draft, resolved)
+        )
+
+    def _open_lines(
+        self, draft: PlanDraft, resolved: Sequence[Resolution], names: frozenset[str], registry: LabelRegistry
+    ) -> None:
+        """Remember the lines of shown texts that look like the first line of a block; the caller holds the lock."""
+        if draft.visible is None or draft.placement == "head":
+            return
+        in_full = _in_full(draft, resolved)
         lines = [found for block, _ in in_full for found in header_lines(block.text)]
         # Once such a line is part of the history, it must not pass for the first line of a block.
         registry.add_opened([line for label, line in lines if label not in names])
         registry.discard_opened(f"[{label}] {block.text}".partition("\n")[0] for block, label in in_full)
-        return frozenset(names)
+
+
+def _in_full(draft: PlanDraft, resolved: Sequence[Resolution]) -> list[tuple[ContextBlock, str]]:
+    """Return the blocks that no reference replaces, each with its label."""
+    return [
+        (block, label) for block, (label, reference) in zip(draft.blocks, resolved, strict=True) if reference is None
+    ]

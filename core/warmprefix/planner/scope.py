@@ -18,6 +18,7 @@ from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import PrefixView, ServedBlock
 from warmprefix.plan import PlannedBlock, Scope
 from warmprefix.planner.config import PlannerConfig
+from warmprefix.planner.label_savings import LabelSavings
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.queue import RequestQueue
 from warmprefix.residency.report import (
@@ -57,7 +58,18 @@ def make_scope(tenant: str | None = None, model: str | None = None, preamble: st
 class ScopeState:
     """What one scope has learned. Not thread-safe: callers hold the planner's lock."""
 
-    __slots__ = ("_metrics", "_scope", "cache_salt", "capacity", "feedback", "labels", "policy", "queue", "tree")
+    __slots__ = (
+        "_metrics",
+        "_scope",
+        "cache_salt",
+        "capacity",
+        "feedback",
+        "label_savings",
+        "labels",
+        "policy",
+        "queue",
+        "tree",
+    )
 
     def __init__(self, scope: Scope, config: PlannerConfig, capacity: Capacity, metrics: PlannerMetrics) -> None:
         bounds = config.bounds
@@ -67,6 +79,7 @@ class ScopeState:
         self.tree = capacity.new_tree(bounds.max_nodes)
         self.policy = config.new_policy()
         self.labels = LabelRegistry(bounds.max_labels)
+        self.label_savings = LabelSavings()
         self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
         self.feedback = ScopeFeedback(bounds.patience)
         self.queue = RequestQueue()
