@@ -6,6 +6,7 @@ python benchmarks/engine_tables.py
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -73,15 +74,35 @@ def runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
             row["k"],
         )
 
+    def arm(row: Row) -> int:
+        return [*NAMES].index(row["arm"])
+
     for _, arms in groupby(sorted(rows, key=run), key=run):
-        yield sorted(arms, key=lambda row: [*NAMES].index(row["arm"]))
+        yield [over_seeds(list(measured)) for _, measured in groupby(sorted(arms, key=arm), key=arm)]
+
+
+def over_seeds(rows: Sequence[Row]) -> Row:
+    """Return the means of an arm's runs; intervals then span its lowest and its highest run."""
+    if len(rows) == 1:
+        return rows[0]
+    means = {
+        name: statistics.fmean([row[name] for row in rows])
+        for name, value in rows[0].items()
+        if isinstance(value, float)
+    }
+    spans = {
+        f"{name}_95": (min(row[name] for row in rows), max(row[name] for row in rows))
+        for name in ("ratio_mean", "ratio_p50")
+    }
+    return {**rows[0], **means, **spans, "seeds": len(rows)}
 
 
 def title(row: Row) -> str:
     cache = "" if row["kv_tokens"] is None else f", a cache of {row['kv_tokens']:,} tokens"
     at_once = "one at a time" if row["concurrency"] == 1 else f"{row['concurrency']} at a time"
     what = f"{MODES[row['mode']]}, {TEXTS[row['text']]}"
-    return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}."
+    seeds = f", {row['seeds']} seeds" if "seeds" in row else ""
+    return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}{seeds}."
 
 
 def line(row: Row) -> str:
