@@ -215,7 +215,7 @@ def test_the_readmes_savings_are_those_of_the_benchmark() -> None:
     rows = re.findall(
         r"^\| (.+: .+|.+, or .+) \| ([\d.]+ → [\d.]+) \| (\d+%) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
-    assert [list(row) for row in rows] == expected
+    assert sorted(map(list, rows)) == sorted(expected)
 
 
 def test_the_times_on_a_real_engine_are_those_measured() -> None:
@@ -226,7 +226,7 @@ def test_the_times_on_a_real_engine_are_those_measured() -> None:
     assert len(listed) >= 2
     for table in listed:
         assert table in page
-    assert page.count("| **warmprefix**") == len([row for row in measured if row["arm"] in ("coaccess", "merge")])
+    assert page.count("| **warmprefix**") == len(listed)
 
 
 def test_every_example_fits_a_screen_and_has_a_test() -> None:
