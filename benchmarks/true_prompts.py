@@ -45,8 +45,11 @@ class Message:
     def named(self, label: str, text: str) -> tuple[bool, bool]:
         """Return whether it holds the labelled text in full, and whether another text has the label.
 
-        Ignores backslashes, because the prompt decides which lines of a text are escaped.
+        Ignores backslashes, because the prompt decides which lines of a text are escaped. Without a label, the text is a
+        paragraph of its own.
         """
+        if not label:
+            return f"\n\n{text}\n\n" in f"\n\n{self.text}", False
         holds = other = False
         full = f"[{label}] {text}".replace("\\", "")
         for start in self.headers.get(label, ()):

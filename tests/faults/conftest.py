@@ -32,7 +32,7 @@ def open_planner() -> Iterator[OpenPlanner]:
             options = {"settle": 0.3, "timeout": max(budget, 0.1), **options}
             store = opened.enter_context(contextlib.closing(RedisSeenStore(url, **options)))
             return opened.enter_context(
-                ContextPlanner(store=GuardedStore(store, budget=budget, breaker=breaker, interval=0.1))
+                ContextPlanner(store=GuardedStore(store, budget=budget, breaker=breaker, interval=0.1), annotate="both")
             )
 
         yield open_planner

@@ -118,7 +118,7 @@ def main(url: str, application: str, number: int, races: int, value_format: int 
     store = RedisSeenStore(url, settle=0, timeout=budget)
     with (
         redis.Redis.from_url(url, decode_responses=True) as client,
-        ContextPlanner(store=GuardedStore(store, budget=budget)) as planner,
+        ContextPlanner(store=GuardedStore(store, budget=budget), annotate="both") as planner,
     ):
         racer = Racer(planner, Storage(client, careless), number)
         alone = False

@@ -54,7 +54,7 @@ async def chats() -> AsyncIterator[tuple[FaultProxy, Chats]]:
     with Server() as server, FaultProxy(server.port) as proxy:
         # Long times, because calls must not time out on a busy machine.
         store = RedisSeenStore(f"redis://127.0.0.1:{proxy.port}", settle=0, timeout=5)
-        async with ContextPlanner(store=GuardedStore(store, budget=5, interval=0.1)) as planner:
+        async with ContextPlanner(store=GuardedStore(store, budget=5, interval=0.1), annotate="both") as planner:
             chats = Chats(planner)
             await chats.check_answers()
             yield proxy, chats

@@ -83,7 +83,7 @@ from warmprefix import ContextPlanner
 from warmprefix.stores import GuardedStore
 from warmprefix.stores.redis import RedisSeenStore
 store = RedisSeenStore(sys.argv[1], settle=0, lease_ttl=2, timeout=5)
-planner = ContextPlanner(store=GuardedStore(store, budget=5))
+planner = ContextPlanner(store=GuardedStore(store, budget=5), annotate="both")
 assert planner.plan(Dialogue.blocks([1, 9]), conversation="chat", placement="tail").turn == 2
 os.kill(os.getpid(), signal.SIGKILL)
 """
