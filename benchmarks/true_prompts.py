@@ -45,8 +45,8 @@ class Message:
     def named(self, label: str, text: str) -> tuple[bool, bool]:
         """Return whether it holds the labelled text in full, and whether another text has the label.
 
-        Ignores backslashes, because the prompt decides which lines of a text are escaped. Without a label, the text is a
-        paragraph of its own.
+        Ignores backslashes, because the prompt decides which lines of a text are escaped. An unlabelled text must
+        be a paragraph.
         """
         if not label:
             return f"\n\n{text}\n\n" in f"\n\n{self.text}", False

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import warmprefix.prefix.tree
 from warmprefix.ordering import (
     POLICIES,
     CoAccessPolicy,
@@ -30,6 +29,7 @@ from warmprefix.ordering import (
     ServedBlock,
     SortedPolicy,
 )
+from warmprefix.prefix.nodes import ring
 from warmprefix.prefix.tree import PrefixTree
 
 policies = pytest.mark.parametrize("policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
@@ -112,7 +112,7 @@ def test_order_finds_at_least_as_much_as_relevance_order(
 
 def snapshot(tree: PrefixTree[bytes]) -> list[tuple[int, list[bytes], list[int], bool]]:
     """Return all nodes, the next to be evicted first."""
-    return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in warmprefix.prefix.tree._ring(tree._root)]
+    return [(id(n), list(n.keys), list(n.tokens), n.resident) for n in ring(tree._root)]
 
 
 @policies

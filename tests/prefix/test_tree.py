@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import warmprefix.prefix.tree
+from warmprefix.prefix import nodes
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
 LENGTHS = {"A": 3, "B": 5, "C": 1, "D": 0, "E": 8, "F": 2}
@@ -433,7 +434,7 @@ def test_reading_changes_nothing(tree: PrefixTree[str], keys: Path) -> None:
 def ring(tree: PrefixTree[str]) -> list[tuple[Path, bool]]:
     """Return the paths, the next to evict first, each with its last block's residency."""
     listed: list[tuple[Path, bool]] = []
-    for node in warmprefix.prefix.tree._ring(tree._root):
+    for node in nodes.ring(tree._root):
         path = path_to(node)
         listed += [(path[:end], node.resident) for end in range(len(path), len(path) - len(node.keys), -1)]
     return listed
@@ -441,11 +442,10 @@ def ring(tree: PrefixTree[str]) -> list[tuple[Path, bool]]:
 
 def edges(tree: PrefixTree[str]) -> set[Path]:
     """The paths whose last block begins an edge."""
-    nodes = warmprefix.prefix.tree._ring(tree._root)
-    return {path_to(node)[: 1 - len(node.keys) or None] for node in nodes}
+    return {path_to(node)[: 1 - len(node.keys) or None] for node in nodes.ring(tree._root)}
 
 
-def path_to(node: warmprefix.prefix.tree._Node[str]) -> Path:
+def path_to(node: nodes.TreeNode[str]) -> Path:
     runs = [node.keys]
     while node.parent is not None:
         node = node.parent

@@ -130,14 +130,16 @@ class PlanFeedback:
             return
         if report.capacity_tokens:
             state.capacity.start(report.capacity_tokens)
-        outcome = state.feedback.learn(plan, report)
+        has_checkpoints = self.scopes.profile.current.checkpoints is not None
+        outcome = state.feedback.learn(plan, report, has_checkpoints)
         if outcome.comparison is not None:
             self.errors.add(outcome.comparison)
             counts["compared_reports"] += 1
             counts["predicted_cached_tokens"] += round(outcome.comparison.predicted)
             counts["compared_cached_tokens"] += outcome.comparison.actual
             counts["compared_prompt_tokens"] += report.prompt_tokens or 0
-            state.learn_capacity(plan.blocks, outcome.comparison.likely_blocks)
+            if not has_checkpoints:
+                state.learn_capacity(plan.blocks, outcome.comparison.likely_blocks)
         if outcome.ordering_switched:
             change = (
                 "left in relevance order, because the engine evidently caches nothing"

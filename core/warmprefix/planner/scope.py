@@ -60,6 +60,7 @@ class ScopeState:
 
     __slots__ = (
         "_metrics",
+        "_profile",
         "_scope",
         "cache_salt",
         "capacity",
@@ -71,8 +72,16 @@ class ScopeState:
         "tree",
     )
 
-    def __init__(self, scope: Scope, config: PlannerConfig, capacity: Capacity, metrics: PlannerMetrics) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        config: PlannerConfig,
+        capacity: Capacity,
+        profile: EngineProfile,
+        metrics: PlannerMetrics,
+    ) -> None:
         bounds = config.bounds
+        self._profile = profile
         self._scope = scope
         self._metrics = metrics
         self.capacity = capacity
@@ -132,8 +141,12 @@ class ScopeState:
         return order
 
     def resident_tokens(self, planned: Sequence[PlannedBlock]) -> int:
-        """Return the tokens that the engine's cache is predicted to hold."""
-        return self.tree.match_prefix([block.block.fingerprint for block in planned]).tokens
+        """Return the tokens that the engine is predicted to reuse; with checkpoints the least number of them."""
+        keys = [block.block.fingerprint for block in planned]
+        checkpoints = self._profile.current.checkpoints
+        if checkpoints is None:
+            return self.tree.match_prefix(keys).tokens
+        return self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
 
     def learn_capacity(self, blocks: Sequence[PlannedBlock], held: int) -> None:
         """Learn from a report that the engine held the first `held` blocks of an order."""
@@ -188,7 +201,7 @@ class ScopeRegistry:
             state.capacity.fit(state.tree)
             return state
         capacity = self._capacities.of_scope(scope)
-        state = self._states[scope] = ScopeState(scope, self._config, capacity, self._metrics)
+        state = self._states[scope] = ScopeState(scope, self._config, capacity, self.profile, self._metrics)
         while len(self._states) > self._config.bounds.max_scopes:
             self._drop(next(iter(self._states)))
         self.sharing.follow(scope, self._learner(scope))

@@ -6,13 +6,11 @@ A cache that evicts the least recently used path holds a block exactly if its re
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from warmprefix.errors import check_count
+from warmprefix.prefix.nodes import TreeNode
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
-
-if TYPE_CHECKING:
-    from warmprefix.prefix.tree import _Node
 
 __all__ = ["ReuseClock", "ReuseTree", "StampedTree"]
 
@@ -86,13 +84,13 @@ class StampedTree(PrefixTree[K]):
         while self._nodes and self._root.younger.used < since:
             self._pop_last_block(self._root.younger)
 
-    def _touch(self, node: _Node[K]) -> None:
+    def _touch(self, node: TreeNode[K]) -> None:
         super()._touch(node)
         while node.parent is not None:
             node.used = self.clock.now
             node = node.parent
 
-    def _split(self, node: _Node[K], at: int) -> _Node[K]:
+    def _split(self, node: TreeNode[K], at: int) -> TreeNode[K]:
         upper = super()._split(node, at)
         upper.used = node.used
         return upper
@@ -139,7 +137,7 @@ class ReuseTree(StampedTree[Hashable]):
                 found.append(distance)
         return found
 
-    def _touch(self, node: _Node[Hashable]) -> None:
+    def _touch(self, node: TreeNode[Hashable]) -> None:
         touched = node
         total = 0
         while touched.parent is not None:
@@ -151,7 +149,7 @@ class ReuseTree(StampedTree[Hashable]):
         self.clock.add(self.clock.now, total)
         super()._touch(node)
 
-    def _pop_last_block(self, leaf: _Node[Hashable]) -> None:
+    def _pop_last_block(self, leaf: TreeNode[Hashable]) -> None:
         self.clock.add(leaf.used, -sum(leaf.tokens))
         while leaf.keys:  # all at once: there is no capacity to fill up to the last block
             super()._pop_last_block(leaf)

@@ -14,8 +14,9 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
+from warmprefix.prefix.nodes import TreeNode, link_before, ring, ring_backwards, shared_prefix, unlink
 
-__all__ = ["PrefixMatch", "PrefixTree"]
+__all__ = ["PrefixMatch", "PrefixTree", "hottest_paths"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -60,7 +61,7 @@ class PrefixTree(Generic[K]):
 
     def clear(self) -> None:
         """Remove all paths, as an engine does that clears all its KV blocks."""
-        self._root: _Node[K] = _Node([], [], None, resident=True)
+        self._root: TreeNode[K] = TreeNode([], [], None, resident=True)
         self._nodes = 0
         self._blocks = 0
         self._resident_tokens = 0
@@ -90,6 +91,27 @@ class PrefixTree(Generic[K]):
             tokens += sum(node.tokens[:shared])
         return PrefixMatch(matched, tokens)
 
+    def match_junction(self, keys: Sequence[K]) -> PrefixMatch:
+        """Return the longest resident prefix of `keys` whose end two requests had in common. O(blocks matched).
+
+        There an engine that keeps checkpoints has one, perhaps rounded down; see `warmprefix.cache_profiles`.
+
+        >>> tree = PrefixTree[str]()
+        >>> _ = tree.insert("AB", [100, 50]), tree.insert("AC", [100, 50])
+        >>> tree.match_prefix("ABD"), tree.match_junction("ABD")
+        (PrefixMatch(blocks=2, tokens=150), PrefixMatch(blocks=1, tokens=100))
+        """
+        matched = tokens = 0
+        found = PrefixMatch(0, 0)
+        for node, shared in self._walk(keys):
+            if not node.resident or shared < len(node.keys):
+                break
+            matched += shared
+            tokens += sum(node.tokens)
+            if node.is_junction:
+                found = PrefixMatch(matched, tokens)
+        return found
+
     def deepest_path(self, keys: Sequence[K], after: Sequence[K] = (), budget: int | None = SEARCH_BUDGET) -> list[int]:
         """Return the resident path of most tokens, after `after` and of `keys` only.
 
@@ -113,7 +135,7 @@ class PrefixTree(Generic[K]):
         best_tokens = 0
         edges_left = -1 if budget is None else budget
         # Edges to walk: node, offset into its edge, blocks placed and tokens matched before it, and their trail.
-        stack: list[tuple[_Node[K], int, int, int, _Trail]] = [(*start, 0, 0, None)]
+        stack: list[tuple[TreeNode[K], int, int, int, _Trail]] = [(*start, 0, 0, None)]
         while stack and edges_left:
             node, offset, placed, matched, trail = stack.pop()
             if matched + node.reach <= best_tokens:
@@ -170,7 +192,7 @@ class PrefixTree(Generic[K]):
         order into an empty tree makes a tree that evicts the same blocks in the same order.
         """
         older = self._root
-        for node in _ring(self._root):
+        for node in ring(self._root):
             if node.resident:
                 older, before = node, older
                 if before.parent is node:
@@ -181,47 +203,6 @@ class PrefixTree(Generic[K]):
                 path.reverse()
                 yield [key for part in path for key in part.keys], [length for part in path for length in part.tokens]
 
-    def hottest_paths(self, count: int, among: int = 2_048) -> list[list[K]]:
-        """Return the hottest served paths, resident or not, the hottest first.
-
-        Each path has the most tokens that the paths before it lack, where each run counts once for every path that was
-        served through it. So widely shared paths come before long ones. O(among) per path.
-
-        Args:
-            count: Most paths to return.
-            among: Number of nodes to consider, the most recently served.
-        """
-        heat: dict[_Node[K], int] = {}
-        latest = list(islice(_ring_backwards(self._root), among))
-        above = {node.parent for node in latest}
-        paths = dict.fromkeys(reversed(latest), 0)
-        for node in paths:  # oldest first: each before its parent
-            if node not in above:
-                paths[node] = 1
-            if node.parent is not None and node.parent is not self._root:
-                paths[node.parent] += paths[node]
-            heat[node] = paths[node] * sum(node.tokens)
-        found: list[list[K]] = []
-        while len(found) < count:
-            total: dict[_Node[K], int] = {}
-            best: _Node[K] | None = None
-            for node in reversed(paths):  # each after its parent
-                assert node.parent is not None
-                total[node] = total.get(node.parent, 0) + heat[node]
-                if node not in above and total[node] > (0 if best is None else total[best]):
-                    best = node
-            if best is None:
-                break
-            runs: list[list[K]] = []
-            node = best
-            while node is not self._root:
-                heat[node] = 0
-                runs.append(node.keys)
-                assert node.parent is not None
-                node = node.parent
-            found.append([key for run in reversed(runs) for key in run])
-        return found
-
     def copy(self) -> PrefixTree[K]:
         """Return a tree of the resident blocks with the same eviction order. O(blocks)."""
         other = PrefixTree[K](self.capacity_tokens, self.max_nodes)
@@ -231,10 +212,11 @@ class PrefixTree(Generic[K]):
         while node.parent is not None:  # youngest first, so each comes after its parent
             if node.resident:
                 above = copies[node.parent]
-                copies[node] = twin = _Node(node.keys[:], node.tokens[:], above, resident=True)
+                copies[node] = twin = TreeNode(node.keys[:], node.tokens[:], above, resident=True)
                 twin.reach = node.reach
+                twin.is_junction = node.is_junction
                 above.children[twin.keys[0]] = twin
-                _link_before(other._root.younger, twin)
+                link_before(other._root.younger, twin)
             node = node.older
         other._nodes = len(copies) - 1
         other._blocks = sum([len(node.keys) for node in copies])
@@ -264,11 +246,13 @@ class PrefixTree(Generic[K]):
                 child = self._add_leaf(node, list(keys[position:]), list(tokens[position:]))
                 position = len(keys)
             else:
-                shared = _shared_prefix(child.keys, keys, position)
+                shared = shared_prefix(child.keys, keys, position)
                 if shared < len(child.keys):
                     child = self._split(child, shared)
                 position += shared
                 self._set_resident(child, True)
+                if position == before.blocks:
+                    child.is_junction = True
             node = child
         self._touch(node)
         self._fit()
@@ -323,25 +307,26 @@ class PrefixTree(Generic[K]):
         while self._nodes > self.max_nodes:
             self._pop_last_block(self._root.younger)
 
-    def _pop_last_block(self, leaf: _Node[K]) -> None:
+    def _pop_last_block(self, leaf: TreeNode[K]) -> None:
         key, tokens = leaf.keys.pop(), leaf.tokens.pop()
+        leaf.is_junction = False
         self._blocks -= 1
         if leaf.resident:
             self._resident_tokens -= tokens
         if not leaf.keys:
             assert leaf.parent is not None
             del leaf.parent.children[key]
-            _unlink(leaf)
+            unlink(leaf)
             self._nodes -= 1
 
-    def _add_leaf(self, parent: _Node[K], keys: list[K], tokens: list[int]) -> _Node[K]:
-        leaf = _Node(keys, tokens, parent, resident=True)
+    def _add_leaf(self, parent: TreeNode[K], keys: list[K], tokens: list[int]) -> TreeNode[K]:
+        leaf = TreeNode(keys, tokens, parent, resident=True)
         parent.children[keys[0]] = leaf
-        _link_before(self._root, leaf)
+        link_before(self._root, leaf)
         self._nodes += 1
         self._blocks += len(keys)
         self._resident_tokens += leaf.reach
-        ancestor: _Node[K] | None = parent
+        ancestor: TreeNode[K] | None = parent
         reach = leaf.reach
         while ancestor is not None:
             reach += sum(ancestor.tokens)
@@ -349,46 +334,46 @@ class PrefixTree(Generic[K]):
             ancestor = ancestor.parent
         return leaf
 
-    def _split(self, node: _Node[K], at: int) -> _Node[K]:
+    def _split(self, node: TreeNode[K], at: int) -> TreeNode[K]:
         """Split the edge to `node`; return the new node with the first `at` blocks."""
         parent = node.parent
         assert parent is not None
-        upper = _Node(node.keys[:at], node.tokens[:at], parent, node.resident)
+        upper = TreeNode(node.keys[:at], node.tokens[:at], parent, node.resident)
         node.keys, node.tokens, node.parent = node.keys[at:], node.tokens[at:], upper
         upper.reach, node.reach = node.reach, node.reach - upper.reach
         upper.children[node.keys[0]] = node
         parent.children[upper.keys[0]] = upper
-        _link_before(node.younger, upper)
+        link_before(node.younger, upper)
         self._nodes += 1
         return upper
 
-    def _touch(self, node: _Node[K]) -> None:
+    def _touch(self, node: TreeNode[K]) -> None:
         """Make the path to `node` the most recent, each node younger than those below it."""
         while node.parent is not None:
-            _unlink(node)
-            _link_before(self._root, node)
+            unlink(node)
+            link_before(self._root, node)
             node = node.parent
 
-    def _set_resident(self, node: _Node[K], resident: bool) -> None:
+    def _set_resident(self, node: TreeNode[K], resident: bool) -> None:
         if node.resident != resident:
             node.resident = resident
             self._resident_tokens += sum(node.tokens) if resident else -sum(node.tokens)
 
-    def _walk(self, keys: Sequence[K]) -> Iterator[tuple[_Node[K], int]]:
+    def _walk(self, keys: Sequence[K]) -> Iterator[tuple[TreeNode[K], int]]:
         """Yield the nodes along `keys`, each with its number of matching blocks."""
         node, position = self._root, 0
         while position < len(keys):
             child = node.children.get(keys[position])
             if child is None:
                 return
-            shared = _shared_prefix(child.keys, keys, position)
+            shared = shared_prefix(child.keys, keys, position)
             yield child, shared
             if shared < len(child.keys):
                 return
             node = child
             position += shared
 
-    def _locate(self, keys: Sequence[K]) -> tuple[_Node[K], int] | None:
+    def _locate(self, keys: Sequence[K]) -> tuple[TreeNode[K], int] | None:
         """Return a resident path's end: a node and an offset into its edge; else None."""
         node, offset, matched = self._root, 0, 0
         for node, offset in self._walk(keys):
@@ -399,9 +384,9 @@ class PrefixTree(Generic[K]):
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all structural invariants hold. O(nodes); for tests."""
-        age = {id(node): position for position, node in enumerate(_ring(self._root))}
+        age = {id(node): position for position, node in enumerate(ring(self._root))}
         nodes = blocks = resident_tokens = 0
-        stack: list[tuple[_Node[K], frozenset[K]]] = [(self._root, frozenset())]
+        stack: list[tuple[TreeNode[K], frozenset[K]]] = [(self._root, frozenset())]
         while stack:
             node, path = stack.pop()
             assert len(node.keys) == len(node.tokens)
@@ -425,59 +410,51 @@ class PrefixTree(Generic[K]):
         assert self.capacity_tokens is None or resident_tokens <= self.capacity_tokens
 
 
-class _Node(Generic[K]):
-    """The run of blocks on one edge, and a place in the recency ring."""
+def hottest_paths(tree: PrefixTree[K], count: int, among: int = 2_048) -> list[list[K]]:
+    """Return the hottest served paths, resident or not, the hottest first.
 
-    __slots__ = ("children", "keys", "older", "parent", "reach", "resident", "tokens", "used", "younger")
+    Each path has the most tokens that the paths before it lack, where each run counts once for every path that was
+    served through it. So widely shared paths come before long ones. O(among) per path.
 
-    def __init__(self, keys: list[K], tokens: list[int], parent: _Node[K] | None, resident: bool) -> None:
-        self.keys = keys
-        self.tokens = tokens
-        self.parent = parent
-        self.resident = resident
-        self.reach = sum(tokens)
-        """An upper bound on the tokens of any path from the start of this edge downwards."""
-        self.children: dict[K, _Node[K]] = {}
-        self.used = 0
-        """The last request that used the node, in trees that count requests; see `warmprefix.prefix.reuse`."""
-        # The root closes the ring: root.younger is the oldest node, root.older the youngest.
-        self.older: _Node[K] = self
-        self.younger: _Node[K] = self
-
-
-def _unlink(node: _Node[K]) -> None:
-    node.older.younger, node.younger.older = node.younger, node.older
-
-
-def _link_before(younger: _Node[K], node: _Node[K]) -> None:
-    node.older, node.younger = younger.older, younger
-    younger.older.younger = younger.older = node
-
-
-def _ring(root: _Node[K]) -> Iterator[_Node[K]]:
-    node = root.younger
-    while node is not root:
-        yield node
-        node = node.younger
-
-
-def _ring_backwards(root: _Node[K]) -> Iterator[_Node[K]]:
-    node = root.older
-    while node is not root:
-        yield node
-        node = node.older
-
-
-def _shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
-    """Return the length of the common prefix of `edge` and `keys[start:]`."""
-    limit = min(len(edge), len(keys) - start)
-    for i in range(limit):
-        if edge[i] != keys[start + i]:
-            return i
-    return limit
+    Args:
+        tree: The served paths.
+        count: Most paths to return.
+        among: Number of nodes to consider, the most recently served.
+    """
+    root = tree._root  # noqa: SLF001 - its own module
+    heat: dict[TreeNode[K], int] = {}
+    latest = list(islice(ring_backwards(root), among))
+    above = {node.parent for node in latest}
+    paths = dict.fromkeys(reversed(latest), 0)
+    for node in paths:  # oldest first: each before its parent
+        if node not in above:
+            paths[node] = 1
+        if node.parent is not None and node.parent is not root:
+            paths[node.parent] += paths[node]
+        heat[node] = paths[node] * sum(node.tokens)
+    found: list[list[K]] = []
+    while len(found) < count:
+        total: dict[TreeNode[K], int] = {}
+        best: TreeNode[K] | None = None
+        for node in reversed(paths):  # each after its parent
+            assert node.parent is not None
+            total[node] = total.get(node.parent, 0) + heat[node]
+            if node not in above and total[node] > (0 if best is None else total[best]):
+                best = node
+        if best is None:
+            break
+        runs: list[list[K]] = []
+        node = best
+        while node is not root:
+            heat[node] = 0
+            runs.append(node.keys)
+            assert node.parent is not None
+            node = node.parent
+        found.append([key for run in reversed(runs) for key in run])
+    return found
 
 
-def _ranks_of_children(node: _Node[K], index: dict[K, int]) -> list[int]:
+def _ranks_of_children(node: TreeNode[K], index: dict[K, int]) -> list[int]:
     """Return the places in `index`, ascending, of the resident children of `node`."""
     children = node.children
     shared = children.keys() & index.keys()

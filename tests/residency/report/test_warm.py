@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.prefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree, hottest_paths
 
 Engine = Any
 Serve = Callable[[ContextPlanner, Engine, Sequence[ContextBlock]], tuple[ContextPlan, EngineReport]]
@@ -86,16 +86,16 @@ def test_shared_paths_are_hotter_than_long_ones() -> None:
         tree.insert(["A", "B", tail], [100, 100, 10])
     tree.insert(["X", "Y"], [250, 250])
     tree.insert(["U"], [5])
-    assert [path[:2] for path in tree.hottest_paths(2)] == [["A", "B"], ["X", "Y"]]
-    assert len(tree.hottest_paths(100)) == 6
-    assert tree.hottest_paths(0) == []
+    assert [path[:2] for path in hottest_paths(tree, 2)] == [["A", "B"], ["X", "Y"]]
+    assert len(hottest_paths(tree, 100)) == 6
+    assert hottest_paths(tree, 0) == []
 
 
 def test_evicted_paths_stay_hot() -> None:
     tree = PrefixTree[str]()
     tree.insert(["A", "B"], [10, 10])
     tree.mark_stale([])
-    assert tree.hottest_paths(1) == [["A", "B"]]
+    assert hottest_paths(tree, 1) == [["A", "B"]]
 
 
 def test_hottest_paths_are_distinct_served_paths() -> None:
@@ -105,11 +105,11 @@ def test_hottest_paths_are_distinct_served_paths() -> None:
         for _ in range(chance.randrange(30)):
             keys = chance.sample(range(8), chance.randrange(1, 6))
             tree.insert(keys, [10 + key for key in keys])
-        paths = tree.hottest_paths(50)
+        paths = hottest_paths(tree, 50)
         assert len({tuple(path) for path in paths}) == len(paths)
         held = tree.copy()
         for path in paths:
             assert tree.mark_resident(path) == len(path)
         held.check_integrity()
         tree.check_integrity()
-    assert PrefixTree[int]().hottest_paths(3) == []
+    assert hottest_paths(PrefixTree[int](), 3) == []

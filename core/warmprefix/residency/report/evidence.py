@@ -41,8 +41,12 @@ class ScopeFeedback:
         self._usage = UsageFeedback()
         self._ttft = TtftFeedback()
 
-    def learn(self, plan: ContextPlan, report: EngineReport) -> ReportFindings:
-        """Learn from the answer to a plan whose context opens its prompt. O(blocks)."""
+    def learn(self, plan: ContextPlan, report: EngineReport, has_checkpoints: bool = False) -> ReportFindings:
+        """Learn from the answer to a plan whose context opens its prompt. O(blocks).
+
+        `has_checkpoints` is True for an engine that continues only from checkpoints. It may hold a block and still not
+        reuse it, so a shortfall shows nothing of residency there.
+        """
         if not plan.blocks:
             return ReportFindings()
         ends = accumulate([planned.block.tokens for planned in plan.blocks])
@@ -51,7 +55,10 @@ class ScopeFeedback:
         if comparison is not None:
             switched = self.evidence.add(predicted > 0, comparison.actual)
             held = comparison.resident_blocks
-            return ReportFindings(comparison, held if held < predicted else None, switched)
+            is_stale = held < predicted and not has_checkpoints
+            return ReportFindings(comparison, held if is_stale else None, switched)
+        if has_checkpoints:
+            return ReportFindings()
         if report.ttft is not None and self._ttft.was_cold(plan.total_tokens, plan.resident_tokens, report.ttft):
             return ReportFindings(resident_blocks=0)
         return ReportFindings()

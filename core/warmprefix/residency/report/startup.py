@@ -9,7 +9,7 @@ from typing import Any
 
 from warmprefix.blocks import ContextBlock
 from warmprefix.errors import EngineError
-from warmprefix.prefix.tree import PrefixTree
+from warmprefix.prefix.tree import PrefixTree, hottest_paths
 
 __all__ = ["capacity_from_metrics", "paths_to_warm", "warming_request"]
 
@@ -77,7 +77,7 @@ def paths_to_warm(tree: PrefixTree[bytes], blocks: Iterable[ContextBlock], count
     """Return the hottest paths of a tree, cut at the first block not given; the first path is empty (preamble only)."""
     given = {block.fingerprint: block for block in blocks}
     paths: list[list[ContextBlock]] = [[]]
-    for keys in tree.hottest_paths(count) if given else ():
+    for keys in hottest_paths(tree, count) if given else ():
         path = [given[key] for key in takewhile(given.__contains__, keys)]
         if path not in paths:
             paths.append(path)
