@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from warmprefix_tools.caches import KvSequence, PrefixCache, block_hashes
 from warmprefix_tools.emulator.engine import EmulatorConfig
-from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache, block_hashes
 from warmprefix_tools.emulator.tokenizer import ChatMessage, encode, render_chat, split
 
 if TYPE_CHECKING:

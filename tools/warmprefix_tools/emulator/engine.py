@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason
-from warmprefix_tools.emulator.kv_cache import KvSequence, PrefixCache
 
 __all__ = ["EmulatorConfig", "EmulatorEngine", "EngineObserver", "Generation"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix_tools.emulator import KvSequence, PrefixCache, block_hashes
+from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache, block_hashes
 
 A, B, C = ([letter * 100 + number for number in range(12)] for letter in (1, 2, 3))  # three blocks of four each
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from warmprefix_tools.emulator import KvSequence, PrefixCache
+from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache
 
 BLOCK = 2
 
@@ -155,8 +155,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @invariant()
     def agree(self) -> None:
         self.cache.check_integrity()
-        assert list(self.cache._free_queue) == self.naive.free_queue
-        assert {block.index for block in self.cache._pool if block.block_hash} == set(self.naive.content)
+        assert list(self.cache._pool.free_queue) == self.naive.free_queue
+        assert {block.index for block in self.cache._pool.blocks if block.block_hash} == set(self.naive.content)
         assert self.cache.num_sequences == len(self.naive.requests)
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
-__all__ = ["KvBlock", "KvSequence", "PrefixCache", "block_hashes"]
+__all__ = ["BlockPool", "KvBlock", "KvSequence", "PrefixCache", "block_hashes", "chained_hashes", "root_hash"]
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | None = None) -> Iterator[bytes]:
@@ -30,16 +30,118 @@ def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | No
     >>> [*block_hashes([1, 2, 9, 9], 2)][0] == one, [*block_hashes([3, 4], 2)] == [two]
     (True, False)
     """
-    return _chain(_root(cache_salt), token_ids, block_size)
+    return chained_hashes(root_hash(cache_salt), token_ids, block_size)
 
 
 @dataclass(slots=True, eq=False)
 class KvBlock:
-    """Room for the KV of `block_size` tokens; `block_hash` is set as long as the block is full and can be hit."""
+    """Room for the KV of `block_size` tokens; it can be hit by each of its keys."""
 
     index: int
     ref_count: int = 0
-    block_hash: bytes | None = None
+    keys: list[bytes] = field(default_factory=list)
+    key_tokens: int = 0
+    """Tokens of the prefix that the first key stands for."""
+
+    @property
+    def block_hash(self) -> bytes | None:
+        """The first key, if the block can be hit."""
+        return self.keys[0] if self.keys else None
+
+
+class BlockPool:
+    """All KV blocks of one engine but the null block, as in vLLM's `BlockPool`.
+
+    A block without a holder waits in the free queue and keeps its keys until `take` reaches it. All methods are
+    O(blocks touched).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks must be 2 or more (one is the null block), got {num_blocks}")
+        self.blocks = [KvBlock(index) for index in range(1, num_blocks)]
+        self.free_queue = OrderedDict((block.index, block) for block in self.blocks)
+        self.resident: dict[bytes, dict[int, KvBlock]] = {}
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks with a holder, 0 to 1."""
+        return 1 - len(self.free_queue) / len(self.blocks)
+
+    def find(self, key: bytes) -> KvBlock | None:
+        """Return the oldest block with this key."""
+        holders = self.resident.get(key)
+        return next(iter(holders.values())) if holders else None
+
+    def take(self) -> KvBlock:
+        """Return the block at the front of the free queue, without its keys and with one holder."""
+        _, block = self.free_queue.popitem(last=False)
+        self.drop_keys(block)
+        block.ref_count = 1
+        return block
+
+    def hold(self, block: KvBlock) -> None:
+        """Add a holder."""
+        if block.ref_count == 0:
+            del self.free_queue[block.index]
+        block.ref_count += 1
+
+    def release(self, blocks: Iterable[KvBlock]) -> None:
+        """Remove one holder of each block.
+
+        Blocks without holders go to the back of the queue in this order if they have keys. The others go to its front,
+        the first of them foremost.
+        """
+        never_cached: list[KvBlock] = []
+        for block in blocks:
+            block.ref_count -= 1
+            if block.ref_count:
+                continue
+            if block.keys:
+                self.free_queue[block.index] = block
+            else:
+                never_cached.append(block)
+        for block in reversed(never_cached):
+            self.free_queue[block.index] = block
+            self.free_queue.move_to_end(block.index, last=False)
+
+    def add_key(self, block: KvBlock, key: bytes, tokens: int) -> None:
+        """Let a block be hit by this key, which stands for a prefix of `tokens` tokens."""
+        if key in block.keys:
+            return
+        if not block.keys:
+            block.key_tokens = tokens
+        block.keys.append(key)
+        self.resident.setdefault(key, {})[block.index] = block
+
+    def drop_keys(self, block: KvBlock) -> None:
+        """Let a block be hit no more."""
+        for key in block.keys:
+            holders = self.resident[key]
+            del holders[block.index]
+            if not holders:
+                del self.resident[key]
+        block.keys.clear()
+
+    def forget(self) -> bool:
+        """Drop all keys; return False, and do nothing, if a block has a holder."""
+        if len(self.free_queue) < len(self.blocks):
+            return False
+        for block in self.blocks:
+            block.keys.clear()
+        self.resident.clear()
+        return True
+
+    def check_integrity(self, held: Counter[int]) -> None:
+        """Raise AssertionError if the parts contradict each other; `held` counts the holders by index."""
+        for block in self.blocks:
+            assert block.ref_count == held[block.index], f"block {block.index}: wrong reference count"
+            assert (block.ref_count == 0) == (block.index in self.free_queue), f"block {block.index}: wrongly free"
+            for key in block.keys:
+                assert block.index in self.resident.get(key, {}), f"block {block.index}: key not indexed"
+        keys = sum(len(block.keys) for block in self.blocks)
+        assert keys == sum(map(len, self.resident.values())), "the index contains blocks without a key"
+        assert all(self.resident.values()), "the index contains an empty entry"
 
 
 @dataclass(slots=True, eq=False)
@@ -66,22 +168,18 @@ class PrefixCache:
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        if num_blocks < 2:
-            raise ValueError(f"num_blocks must be 2 or more (one is the null block), got {num_blocks}")
+        self._pool = BlockPool(num_blocks)
         if block_size < 1:
             raise ValueError(f"block_size must be 1 or more, got {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._pool = [KvBlock(index) for index in range(1, num_blocks)]
-        self._free_queue = OrderedDict((block.index, block) for block in self._pool)
-        self._resident: dict[bytes, dict[int, KvBlock]] = {}
         self._sequences: set[KvSequence] = set()
         self._reserved = 0
 
     @property
     def usage(self) -> float:
         """Share of the blocks in use by running requests, 0 to 1; blocks that are only cached count as free."""
-        return 1 - len(self._free_queue) / len(self._pool)
+        return self._pool.usage
 
     @property
     def num_sequences(self) -> int:
@@ -106,17 +204,17 @@ class PrefixCache:
         now = self._blocks_for(len(token_ids)) - len(hits)
         later = self._blocks_for(len(token_ids) + room_for) - self._blocks_for(len(token_ids))
         revived = sum(block.ref_count == 0 for block in hits)
-        if revived + now + later > len(self._free_queue) - self._reserved:
+        if revived + now + later > len(self._pool.free_queue) - self._reserved:
             return None
 
         for block in hits:
-            self._hold(block)
+            self._pool.hold(block)
         cached_tokens = len(hits) * self.block_size
         sequence = KvSequence(
             cached_tokens,
-            blocks=[*hits, *(self._take() for _ in range(now))],
+            blocks=[*hits, *(self._pool.take() for _ in range(now))],
             tail=list(token_ids[cached_tokens:]),
-            parent_hash=(hits[-1].block_hash if hits else None) or _root(cache_salt),
+            parent_hash=(hits[-1].block_hash if hits else None) or root_hash(cache_salt),
             reserved=later,
         )
         self._reserved += later
@@ -141,7 +239,7 @@ class PrefixCache:
                 raise ValueError("sequence must have room left, got one whose room_for of allocate is used up")
             sequence.reserved -= 1
             self._reserved -= 1
-            sequence.blocks.append(self._take())
+            sequence.blocks.append(self._pool.take())
         sequence.tail.append(token_id)
         self._hash_full_blocks(sequence)
 
@@ -150,42 +248,17 @@ class PrefixCache:
         self._require_live(sequence)
         self._sequences.remove(sequence)
         self._reserved -= sequence.reserved
-        never_cached: list[KvBlock] = []
-        for block in reversed(sequence.blocks):
-            block.ref_count -= 1
-            if block.ref_count:
-                continue
-            if block.block_hash is None:
-                never_cached.append(block)
-            else:
-                self._free_queue[block.index] = block
-        for block in reversed(never_cached):
-            self._free_queue[block.index] = block
-            self._free_queue.move_to_end(block.index, last=False)
+        self._pool.release(reversed(sequence.blocks))
 
     def reset(self) -> bool:
         """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
-        if self._sequences:
-            return False
-        for block in self._pool:
-            block.block_hash = None
-        self._resident.clear()
-        return True
+        return self._pool.forget()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the parts contradict each other; O(num_blocks), for tests."""
-        held = Counter(block.index for sequence in self._sequences for block in sequence.blocks)
-        for block in self._pool:
-            assert block.ref_count == held[block.index], f"block {block.index}: wrong reference count"
-            assert (block.ref_count == 0) == (block.index in self._free_queue), f"block {block.index}: wrongly free"
-            holders = {} if block.block_hash is None else self._resident.get(block.block_hash, {})
-            is_hashed = block.block_hash is not None
-            assert is_hashed == (block.index in holders), f"block {block.index}: hash not indexed"
-        hashed = sum(block.block_hash is not None for block in self._pool)
-        assert hashed == sum(map(len, self._resident.values())), "the index contains blocks without a hash"
-        assert all(self._resident.values()), "the index contains an empty entry"
+        self._pool.check_integrity(Counter(block.index for sequence in self._sequences for block in sequence.blocks))
         reserved = sum(sequence.reserved for sequence in self._sequences)
-        assert 0 <= self._reserved == reserved <= len(self._free_queue), "more blocks are reserved than free"
+        assert 0 <= self._reserved == reserved <= len(self._pool.free_queue), "more blocks are reserved than free"
         for sequence in self._sequences:
             in_tail = self._blocks_for(len(sequence.tail))
             hashed = sum(block.block_hash is not None for block in sequence.blocks)
@@ -195,35 +268,19 @@ class PrefixCache:
         whole_blocks = (len(token_ids) - 1) // self.block_size * self.block_size
         hits: list[KvBlock] = []
         for block_hash in block_hashes(token_ids[:whole_blocks], self.block_size, cache_salt):
-            holders = self._resident.get(block_hash)
-            if holders is None:
+            block = self._pool.find(block_hash)
+            if block is None:
                 break
-            hits.append(next(iter(holders.values())))
+            hits.append(block)
         return hits
-
-    def _hold(self, block: KvBlock) -> None:
-        if block.ref_count == 0:
-            del self._free_queue[block.index]
-        block.ref_count += 1
-
-    def _take(self) -> KvBlock:
-        _, block = self._free_queue.popitem(last=False)
-        if block.block_hash is not None:
-            holders = self._resident[block.block_hash]
-            del holders[block.index]
-            if not holders:
-                del self._resident[block.block_hash]
-            block.block_hash = None
-        block.ref_count = 1
-        return block
 
     def _hash_full_blocks(self, sequence: KvSequence) -> None:
         unhashed = sequence.blocks[len(sequence.blocks) - self._blocks_for(len(sequence.tail)) :]
         full = len(sequence.tail) // self.block_size
-        hashes = _chain(sequence.parent_hash, sequence.tail, self.block_size)
+        hashes = chained_hashes(sequence.parent_hash, sequence.tail, self.block_size)
         for block, block_hash in zip(unhashed[:full], hashes, strict=True):
-            block.block_hash = sequence.parent_hash = block_hash
-            self._resident.setdefault(block_hash, {})[block.index] = block
+            self._pool.add_key(block, block_hash, self.block_size)
+            sequence.parent_hash = block_hash
         del sequence.tail[: full * self.block_size]
 
     def _blocks_for(self, tokens: int) -> int:
@@ -234,12 +291,14 @@ class PrefixCache:
             raise ValueError("sequence must be a running one of this cache, got one of another cache or a freed one")
 
 
-def _root(cache_salt: str | None) -> bytes:
+def root_hash(cache_salt: str | None) -> bytes:
+    """Return the parent of the first block's hash."""
     salt = b"" if cache_salt is None else b"salt" + cache_salt.encode("utf-8", "surrogatepass")
     return blake2b(salt, digest_size=16).digest()
 
 
-def _chain(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+def chained_hashes(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """Yield the hash of each full block that follows the block with hash `parent`."""
     packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
     stride = 4 * block_size
     for end in range(stride, len(packed) + 1, stride):

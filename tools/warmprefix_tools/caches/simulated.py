@@ -1,0 +1,153 @@
+"""The simulated cache of any `CacheProfile`, and one request through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from warmprefix.cache_profiles import CacheProfile
+from warmprefix_tools.caches.checkpoints import CheckpointCache, CheckpointLayout
+from warmprefix_tools.caches.hosted import HostedCache
+from warmprefix_tools.caches.kv_blocks import PrefixCache
+from warmprefix_tools.caches.prompts import Admission, CacheUse, MarkedPrompt, SimulatedCache
+from warmprefix_tools.caches.slots import SlotCache
+
+__all__ = ["BlockCache", "KvCache", "is_hosted", "serve", "simulated_cache"]
+
+
+def is_hosted(profile: CacheProfile) -> bool:
+    """Return True if the profile is one of a hosted API, whose capacity is not published."""
+    return profile.marks is not None or profile.lifetime is not None or profile.minimum_tokens > 1
+
+
+def simulated_cache(
+    profile: CacheProfile,
+    *,
+    kv_blocks: int = 4096,
+    block_size: int = 16,
+    window: int | None = None,
+    sparse_groups: int = 3,
+    step_tokens: int = 8192,
+) -> SimulatedCache:
+    """Return an empty cache that follows the rules of a profile.
+
+    Args:
+        profile: What the cache can do.
+        kv_blocks: Blocks of an engine's pool, one of which stores nothing, for all its groups of layers together.
+        block_size: Tokens per KV block of full attention, if the profile's unit is 1. With checkpoints, the block is
+            the profile's.
+        window: Tokens that sliding-window layers see; None for recurrent layers. For profiles with checkpoints.
+        sparse_groups: Groups of such layers.
+        step_tokens: Most tokens of one prefill step. For profiles with checkpoints.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+    if profile.slots is not None:
+        return SlotCache(profile.slots)
+    if is_hosted(profile):
+        return HostedCache(profile)
+    if profile.checkpoints is None:
+        return BlockCache(PrefixCache(kv_blocks, block_size if profile.unit == 1 else profile.unit))
+    layout = CheckpointLayout(profile.checkpoints, window, sparse_groups, step_tokens)
+    return BlockCache(CheckpointCache(kv_blocks, layout))
+
+
+def serve(cache: SimulatedCache, prompt: MarkedPrompt, now: float = 0.0, answer: Sequence[int] = ()) -> CacheUse:
+    """Send one request through a cache, to its end, and return what the cache had of the prompt.
+
+    The last token of `answer` is ignored: its KV is never computed.
+
+    >>> from warmprefix.cache_profiles import as_profile
+    >>> cache = simulated_cache(as_profile("vllm-checkpoints(128)"))
+    >>> [serve(cache, MarkedPrompt([*range(1000), *range(end, end + 300)])).read for end in (2000, 3000, 4000)]
+    [0, 0, 896]
+
+    Raises:
+        ValueError: The prompt and the answer do not fit into the cache, or its marks are refused.
+    """
+    admission = cache.admit(prompt, now, room_for=max(len(answer) - 1, 0))
+    if admission is None:
+        raise ValueError(f"prompt must fit into the cache, got one of {len(prompt.tokens)} tokens")
+    admission.store(now)
+    for token_id in answer[:-1]:
+        admission.append(token_id)
+    admission.free()
+    return admission.use
+
+
+class _Sequence(Protocol):
+    cached_tokens: int
+
+
+SequenceT = TypeVar("SequenceT", bound=_Sequence)
+
+
+class KvCache(Protocol[SequenceT]):
+    """A cache of KV blocks: `PrefixCache` or `CheckpointCache`."""
+
+    @property
+    def usage(self) -> float: ...
+
+    @property
+    def num_sequences(self) -> int: ...
+
+    def allocate(
+        self, token_ids: Sequence[int], cache_salt: str | None = None, *, room_for: int = 0
+    ) -> SequenceT | None: ...
+
+    def store(self, sequence: SequenceT) -> None: ...
+
+    def append(self, sequence: SequenceT, token_id: int) -> None: ...
+
+    def free(self, sequence: SequenceT) -> None: ...
+
+    def reset(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class _BlockAdmission(Generic[SequenceT]):
+    """A prompt that holds KV blocks."""
+
+    kv: KvCache[SequenceT]
+    sequence: SequenceT
+    use: CacheUse
+
+    def store(self, now: float) -> None:
+        self.kv.store(self.sequence)
+
+    def append(self, token_id: int) -> None:
+        self.kv.append(self.sequence, token_id)
+
+    def free(self) -> None:
+        self.kv.free(self.sequence)
+
+
+class BlockCache(Generic[SequenceT]):
+    """A cache of KV blocks, with the methods that all simulated caches have."""
+
+    def __init__(self, kv: KvCache[SequenceT]) -> None:
+        self.kv = kv
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use by running requests, 0 to 1."""
+        return self.kv.usage
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of requests that hold blocks."""
+        return self.kv.num_sequences
+
+    def admit(self, prompt: MarkedPrompt, now: float = 0.0, *, room_for: int = 0) -> Admission | None:
+        """Return the prompt's blocks, or None if running requests leave too few."""
+        sequence = self.kv.allocate(prompt.tokens, prompt.salt, room_for=room_for)
+        if sequence is None:
+            return None
+        read = sequence.cached_tokens
+        return _BlockAdmission(self.kv, sequence, CacheUse(read, (0,), len(prompt.tokens) - read))
+
+    def reset(self) -> bool:
+        """Forget every cached block; return False, and do nothing, if requests hold blocks, as in vLLM."""
+        return self.kv.reset()
