@@ -372,7 +372,7 @@ def test_prompt_is_unchanged_without_evidence_of_reuse(earlier: list[list[Contex
 @settings(max_examples=settings().max_examples // 2)
 @given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
 def test_order_annotation_appears_exactly_if_the_order_changed(turns: list[list[ContextBlock]], policy: str) -> None:
-    planner = ContextPlanner(policy=policy)
+    planner = ContextPlanner(policy=policy, templates=Templates(most_named=None))
     for request in turns:
         with planner.planning(request) as plan:
             assert (plan.order_annotation is not None) == plan.reordered
