@@ -79,6 +79,11 @@ class CheckpointLayout:
         in_window = -(-(self.window - 1 + self.step_tokens) // self.block) + 1
         return full + self.sparse_groups * min(full, in_window)
 
+    def most_tokens(self, blocks: int) -> int:
+        """Return the most tokens of a request, answer included, that always fit into `blocks` blocks."""
+        fitting = (number for number in range(blocks, 0, -1) if self.most_blocks(number * self.block) <= blocks)
+        return next(fitting, 0) * self.block
+
 
 @dataclass(slots=True, eq=False)
 class HeldBlocks:
