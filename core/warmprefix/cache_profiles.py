@@ -43,6 +43,8 @@ class Checkpoints:
     """Tokens between possible checkpoints."""
     unit: int | None = None
     """Tokens between possible ends of prompts that are kept; None for `block`."""
+    junction_only: bool = False
+    """True if a prompt with a junction leaves no other checkpoint, and nothing behind it is kept, as in SGLang."""
 
     def __post_init__(self) -> None:
         check_count("block", self.block)
@@ -177,9 +179,9 @@ _BUILT_IN = (
     CacheProfile(
         "sglang-checkpoints",
         unit=64,
-        checkpoints=Checkpoints(64),
-        as_of="2026-11-22",
-        source="https://github.com/sgl-project/sglang/pull/14792 and /31181, as their threads describe it",
+        checkpoints=Checkpoints(64, junction_only=True),
+        as_of="2026-11-23",
+        source="SGLang 0.5.23 with recurrent layers and --mamba-radix-cache-strategy extra_buffer: its own prefix tree",
     ),
     CacheProfile(
         "anthropic",
@@ -248,7 +250,7 @@ def as_profile(profile: CacheProfile | str) -> CacheProfile:
     """Return a profile by its name, or the given profile.
 
     >>> as_profile("vllm-checkpoints(528,16)").checkpoints
-    Checkpoints(block=528, unit=16)
+    Checkpoints(block=528, unit=16, junction_only=False)
 
     Raises:
         TypeError: `profile` is neither a CacheProfile nor a str.

@@ -1,4 +1,7 @@
-"""The checkpoint cache against vLLM's own scheduler, to the token, over random workloads."""
+"""The checkpoint cache against vLLM's own scheduler, to the token, over random workloads.
+
+The environment variable WARMPREFIX_WORKLOADS is the number of workloads per layout, 25 if it is not set.
+"""
 
 from __future__ import annotations
 

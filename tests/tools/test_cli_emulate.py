@@ -53,6 +53,24 @@ def test_emulate_serves_and_ctrl_c_ends_it_cleanly() -> None:
         assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("options", "described"),
+    [
+        (["--profile", "anthropic"], "cache of anthropic, context limit 1000000"),
+        (
+            ["--profile", "vllm-checkpoints(128)", "--window", "512"],
+            "cache of vllm-checkpoints(128), 4096 KV blocks of 128 tokens, context limit 497536",
+        ),
+    ],
+)
+def test_emulate_prints_the_profile(options: list[str], described: str) -> None:
+    with emulating(*options) as (process, url):
+        assert process.stdout is not None
+        assert described in process.stdout.readline()
+        body = {"max_tokens": 1, "messages": [{"role": "user", "content": "Hi."}]}
+        assert httpx.post(f"{url}/v1/messages", json=body).status_code == 200
+
+
 def test_ctrl_c_during_an_answer_prints_no_traceback() -> None:
     with emulating("--prefill-rate", "0.001") as (process, url), ThreadPoolExecutor(1) as pool:
         body = {"messages": [{"role": "user", "content": "Hi."}]}
@@ -80,6 +98,8 @@ def test_version(run: Run) -> None:
         (["emulate", "--decode-rate", "-5"], "decode_rate", "-5"),
         (["emulate", "--model", ""], "model", "''"),
         (["emulate", "--kv-blocks", "10", "--max-model-len", "500"], "max_model_len", "500"),
+        (["emulate", "--profile", "nothing"], "profile", "'nothing'"),
+        (["emulate", "--window", "512"], "window", "512"),
         (["emulate", "--port", "70000"], "--port must be from 0 to 65,535", "got 70000"),
         (["emulate", "--port", "x"], "--port", "Invalid value"),
         (["juggle"], "juggle", "No such command"),

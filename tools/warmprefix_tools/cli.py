@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_type_hints
 from warmprefix import __version__
 from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.stores import Conversation
+from warmprefix_tools.caches import is_hosted
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.emulator import EmulatorConfig
@@ -116,6 +117,13 @@ class EmulateOptions(EmulatorConfig):
     max_model_len: Annotated[
         int | None, Option(help="Most tokens of prompt and answer together.", show_default="the whole cache")
     ] = None
+    profile: Annotated[str, Option(help="Cache to emulate: a name such as anthropic or vllm-checkpoints(528,16).")] = (
+        "full-attention"
+    )
+    window: Annotated[
+        int | None,
+        Option(help="Tokens that sliding-window layers see, with checkpoints.", show_default="recurrent layers"),
+    ] = None
     port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
 
@@ -135,8 +143,7 @@ def _emulate(options: EmulateOptions) -> int | None:
         return 1
     typer.echo(
         f"warmprefix emulator on {server.base_url} (no model runs, its answers mean nothing)\n"
-        f"model {options.model}: {options.kv_blocks} KV blocks of {options.block_size} tokens,"
-        f" context limit {options.context_limit}\n"
+        f"model {options.model}: {_described_cache(options)}, context limit {options.context_limit}\n"
         f"TTFT = wait + {options.base_ttft_ms:g} ms + uncached tokens / {options.prefill_rate:g} per second;"
         f" then {options.decode_rate:g} tokens per second\n"
         "Ctrl-C ends it."
@@ -144,6 +151,13 @@ def _emulate(options: EmulateOptions) -> int | None:
     with suppress(KeyboardInterrupt):
         server.run()
     return None
+
+
+def _described_cache(options: EmulateOptions) -> str:
+    profile = options.cache_profile
+    if is_hosted(profile) or profile.slots is not None:
+        return f"cache of {profile.name}"
+    return f"cache of {profile.name}, {options.kv_blocks} KV blocks of {options.kv_block_size} tokens"
 
 
 @_command("demo")

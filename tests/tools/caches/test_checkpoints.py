@@ -87,6 +87,37 @@ def test_least_recently_used_checkpoints_are_evicted() -> None:
     assert hits(WINDOW, one, two, two, one, kv_blocks=200) == [0, 0, 896, 896]
 
 
+class OneCheckpoint:
+    """SGLang's rule without a tree: one checkpoint per prompt, at its junction or near its end."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.kept: list[list[int]] = []
+
+    def hit(self, prompt: list[int]) -> int:
+        ends = range(0, len(prompt), self.block)
+        junction = max(end for end in ends if any(kept[:end] == prompt[:end] for kept in self.kept) or not end)
+        hit = max(end for end in ends if prompt[:end] in self.kept or not end)
+        if len(prompt) - hit >= self.block:
+            end = junction if junction > hit else len(prompt) // self.block * self.block
+            self.kept.append(prompt[:end])
+        return hit
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=4), max_size=12))
+def test_sglang_keeps_one_checkpoint_per_prompt(prompts: list[list[tuple[int, int]]]) -> None:
+    rule = OneCheckpoint(4)
+    texts = [[token for name, length in pieces for token in text(name, length)] for pieces in prompts]
+    expected = [rule.hit(prompt) for prompt in texts]
+    assert hits(CheckpointLayout(Checkpoints(4, junction_only=True)), *texts) == expected
+
+
+def test_sglangs_second_visit_keeps_its_junction_and_not_its_end() -> None:
+    layout = CheckpointLayout(Checkpoints(64, junction_only=True))
+    one, two = (text(0, 1000) + text(visit, 300) for visit in (1, 2))
+    assert hits(layout, one, two, two, one) == [0, 0, 960, 1280]  # as SGLang 0.5.23's own tree
+
+
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=12),
     layout=st.sampled_from(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warmprefix_tools.caches import BlockCache, MarkedPrompt, PrefixCache
 from warmprefix_tools.emulator import EmulatorConfig
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason, compose_answer
 from warmprefix_tools.emulator.engine import EmulatorEngine, EngineObserver
@@ -75,6 +76,12 @@ def make_engine(config: EmulatorConfig = CONFIG) -> tuple[EmulatorEngine, Log]:
     return EmulatorEngine(config, observer=log, clock=now), log
 
 
+def kv_of(engine: EmulatorEngine) -> PrefixCache:
+    assert isinstance(engine.cache, BlockCache)
+    assert isinstance(engine.cache.kv, PrefixCache)
+    return engine.cache.kv
+
+
 def prompt_of(tokens: int, name: int = 0) -> list[int]:
     return [name * 10_000 + number for number in range(tokens)]
 
@@ -83,13 +90,13 @@ async def run(
     engine: EmulatorEngine, prompt: list[int], answer: ComposedAnswer | None = None, *, after: float = 0
 ) -> None:
     await asyncio.sleep(after)
-    async with engine.generate(prompt, answer or compose_answer(prompt, 1)) as generation:
+    async with engine.generate(MarkedPrompt(prompt), answer or compose_answer(prompt, 1)) as generation:
         async for _ in generation:
             pass
 
 
 def check_all_blocks_are_free(engine: EmulatorEngine) -> None:
-    engine.cache.check_integrity()
+    kv_of(engine).check_integrity()
     assert (engine.num_running, engine.num_waiting, engine.cache.usage) == (0, 0, 0)
 
 
@@ -146,12 +153,12 @@ def test_answer_is_cached_except_its_last_token() -> None:
         answer = compose_answer(prompt, 14)
         await run(engine, prompt, answer)
         history = [*prompt, *answer.token_ids]
-        assert engine.cache.match_prefix([*history, 1, 2, 3]) == 30
+        assert kv_of(engine).match_prefix([*history, 1, 2, 3]) == 30
         await run(engine, prompt, compose_answer(prompt, 13))
-        assert engine.cache.match_prefix([*history[:30], 1]) == 30
+        assert kv_of(engine).match_prefix([*history[:30], 1]) == 30
         engine.cache.reset()
         await run(engine, prompt, compose_answer(prompt, 13))
-        assert engine.cache.match_prefix([*history[:30], 1]) == 20
+        assert kv_of(engine).match_prefix([*history[:30], 1]) == 20
 
     in_virtual_time(main())
 
@@ -199,7 +206,7 @@ def test_cancelled_prefill_leaves_nothing_in_the_cache() -> None:
         assert engine.num_running == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert engine.cache.match_prefix(prompt_of(300)) == 0
+        assert kv_of(engine).match_prefix(prompt_of(300)) == 0
         check_all_blocks_are_free(engine)
 
     in_virtual_time(main())
@@ -208,7 +215,7 @@ def test_cancelled_prefill_leaves_nothing_in_the_cache() -> None:
 async def test_decoding_at_infinite_rate_lets_other_tasks_run() -> None:
     engine = EmulatorEngine(EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf))
     ran: list[bool] = []
-    async with engine.generate([1], compose_answer([1], 4)) as generation:
+    async with engine.generate(MarkedPrompt([1]), compose_answer([1], 4)) as generation:
         await anext(generation)
         asyncio.get_running_loop().call_soon(ran.append, True)
         await anext(generation)

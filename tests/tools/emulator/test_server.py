@@ -74,7 +74,7 @@ async def test_concurrent_streams_get_their_own_answers_and_the_metrics_add_up(
 
 def test_metrics_have_vllms_labels(shared_server: EmulatorServer, http: httpx.Client) -> None:
     text = http.get(f"{shared_server.url}/metrics").text
-    config = 'block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="2000"'
+    config = 'block_size="16",enable_prefix_caching="True",engine="0",mamba_cache_mode="none",num_gpu_blocks="2000"'
     assert f"vllm:cache_config_info{{{config}}} 1.0" in text
     assert f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} 0.0' in text
 

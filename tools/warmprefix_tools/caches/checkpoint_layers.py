@@ -79,6 +79,11 @@ class CheckpointLayout:
         in_window = -(-(self.window - 1 + self.step_tokens) // self.block) + 1
         return full + self.sparse_groups * min(full, in_window)
 
+    def most_tokens(self, blocks: int) -> int:
+        """Return the most tokens of a request, answer included, that always fit into `blocks` blocks."""
+        fitting = (number for number in range(blocks, 0, -1) if self.most_blocks(number * self.block) <= blocks)
+        return next(fitting, 0) * self.block
+
 
 @dataclass(slots=True, eq=False)
 class HeldBlocks:
@@ -115,6 +120,12 @@ class CheckpointSequence:
     """Blocks that the request may hold at one time."""
     computed: int = 0
     stored: bool = False
+
+    def only_checkpoint(self, block: int) -> int:
+        """Return where a prompt leaves its checkpoint if it leaves one only, or 0 if it leaves none."""
+        if self.prompt_tokens - self.cached_tokens < block:
+            return 0
+        return self.junction // block * block or self.prompt_tokens // block * block
 
 
 class LayerGroup:
@@ -161,6 +172,8 @@ class LayerGroup:
     def add_keys(self, held: HeldBlocks, sequence: CheckpointSequence, end: int) -> None:
         """Give keys to the full blocks up to `end` that a later request can use."""
         block_tokens = self.layout.block
+        if self.layout.checkpoints.junction_only:
+            end = min(end, sequence.only_checkpoint(block_tokens))
         for number in range(held.cached, end // block_tokens):
             block = held.blocks[number]
             if block is not None and self._is_kept(number, sequence):
@@ -227,6 +240,9 @@ class SparseGroup(LayerGroup):
 
     def _boundaries(self, sequence: CheckpointSequence) -> Iterator[int]:
         """Yield the tokens in front of each place where a later prompt can go on."""
+        if self.layout.checkpoints.junction_only:
+            yield sequence.only_checkpoint(self.layout.block)
+            return
         yield sequence.prompt_tokens - 1
         if sequence.junction:
             yield sequence.junction

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
+from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode, split
 
 __all__ = ["AnswerPayloads", "ComposedAnswer", "FinishReason", "Json", "compose_answer", "error", "model_list", "usage"]
@@ -104,13 +105,16 @@ class AnswerPayloads:
         }
 
 
-def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Json:
-    """Return the token counts of one answer; cached tokens are part of the prompt's."""
+def usage(use: CacheUse, completion_tokens: int, *, reports_writes: bool = False) -> Json:
+    """Return the token counts of one answer; tokens that were read or written are part of the prompt's."""
+    details = {"cached_tokens": use.read}
+    if reports_writes:
+        details["cache_write_tokens"] = sum(use.written)
     return {
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": use.tokens,
         "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "total_tokens": use.tokens + completion_tokens,
+        "prompt_tokens_details": details,
     }
 
 

@@ -4,7 +4,8 @@ A request's time to first token is
 
     TTFT = wait + base_ttft_ms / 1000 + uncached_tokens / prefill_rate
 
-where `wait` is for the prefills before it and, if running requests fill the cache, for KV blocks. Token `i` of the
+where `wait` is for the prefills before it and, if running requests fill the cache, for KV blocks. A hosted API computes
+all prompts at once. Token `i` of the
 answer comes `i / decode_rate` seconds after the first. First tokens come strictly in order of arrival.
 """
 
@@ -13,13 +14,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from warmprefix_tools.caches.kv_blocks import KvSequence, PrefixCache
+from warmprefix.cache_profiles import CacheProfile, as_profile
+from warmprefix_tools.caches import (
+    Admission,
+    CacheUse,
+    CheckpointLayout,
+    MarkedPrompt,
+    is_hosted,
+    simulated_cache,
+)
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason
 
 __all__ = ["EmulatorConfig", "EmulatorEngine", "EngineObserver", "Generation"]
@@ -33,8 +42,14 @@ class EmulatorConfig:
     `capacity_tokens` is `(kv_blocks - 1) * block_size`. Rates are in tokens per second; `math.inf` makes that phase
     instantaneous. `max_model_len=None` means as many tokens as the cache can store.
 
+    `profile` is the cache to emulate, or its name. With checkpoints, the profile has the block size, and `window` is
+    the number of tokens that sliding-window layers see, None for recurrent layers. `kv_blocks` and `block_size` mean
+    nothing to hosted APIs, whose context limit is a million tokens by default.
+
     >>> EmulatorConfig(kv_blocks=101).capacity_tokens
     1600
+    >>> EmulatorConfig(kv_blocks=101, profile="vllm-checkpoints(528,16)").capacity_tokens
+    45936
 
     Raises:
         ValueError: A value is out of range.
@@ -47,21 +62,45 @@ class EmulatorConfig:
     decode_rate: float = 80.0
     model: str = "warmprefix-emulator"
     max_model_len: int | None = None
+    profile: CacheProfile | str = "full-attention"
+    window: int | None = None
 
     def __post_init__(self) -> None:
+        profile = self.cache_profile  # which refuses names without a profile
         _require(self.kv_blocks >= 2, "kv_blocks", self.kv_blocks, "2 or more (one is the null block)")
         _require(self.block_size >= 1, "block_size", self.block_size, "1 or more")
         _require(self.prefill_rate > 0, "prefill_rate", self.prefill_rate, "above 0")
         _require(0 <= self.base_ttft_ms < math.inf, "base_ttft_ms", self.base_ttft_ms, "0 or more, and finite")
         _require(self.decode_rate > 0, "decode_rate", self.decode_rate, "above 0")
         _require(bool(self.model), "model", self.model, "a name that is not empty")
+        if self.window is not None:
+            _require(profile.checkpoints is not None, "window", self.window, f"None with the profile {profile.name}")
+            _require(self.window >= 2, "window", self.window, "2 or more")
         limits = f"from 2 to {self.capacity_tokens}, the tokens that the cache can store"
         _require(2 <= self.context_limit <= self.capacity_tokens, "max_model_len", self.context_limit, limits)
 
     @property
     def capacity_tokens(self) -> int:
         """Number of tokens whose KV fits into the cache at once."""
-        return (self.kv_blocks - 1) * self.block_size
+        if is_hosted(self.cache_profile):
+            return _HOSTED_CONTEXT
+        checkpoints = self.cache_profile.checkpoints
+        if checkpoints is not None:
+            return CheckpointLayout(checkpoints, self.window).most_tokens(self.kv_blocks - 1)
+        return (self.kv_blocks - 1) * self.kv_block_size
+
+    @property
+    def cache_profile(self) -> CacheProfile:
+        """The profile of the emulated cache."""
+        return as_profile(self.profile)
+
+    @property
+    def kv_block_size(self) -> int:
+        """Tokens per KV block: the profile's, if it has one, else `block_size`."""
+        profile = self.cache_profile
+        if profile.checkpoints is not None:
+            return profile.checkpoints.block
+        return self.block_size if profile.unit == 1 else profile.unit
 
     @property
     def context_limit(self) -> int:
@@ -80,6 +119,9 @@ class EmulatorConfig:
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
     if not holds:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+_HOSTED_CONTEXT = 1_000_000
 
 
 class EngineObserver:
@@ -106,10 +148,14 @@ class EmulatorEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.cache = PrefixCache(config.kv_blocks, config.block_size)
+        self.profile = config.cache_profile
+        self.cache = simulated_cache(
+            self.profile, kv_blocks=config.kv_blocks, block_size=config.block_size, window=config.window
+        )
         self._observer = EngineObserver() if observer is None else observer
         self._clock = clock
-        self._gpu = asyncio.Lock()
+        self._cache_seconds_ahead = 0.0
+        self._gpu: AbstractAsyncContextManager[object] = nullcontext() if is_hosted(self.profile) else asyncio.Lock()
         self._blocks_freed = asyncio.Event()
         self._unfinished = 0
 
@@ -123,70 +169,83 @@ class EmulatorEngine:
         """Number of requests that have arrived and hold no blocks yet."""
         return self._unfinished - self.num_running
 
+    def advance_clock(self, seconds: float) -> None:
+        """Let this much time pass for the lifetimes of cached prefixes; TTFT and decoding are not affected.
+
+        Raises:
+            ValueError: `seconds` is below 0 or not finite.
+        """
+        _require(0 <= seconds < math.inf, "seconds", seconds, "0 or more, and finite")
+        self._cache_seconds_ahead += seconds
+
     @asynccontextmanager
-    async def generate(
-        self, prompt: Sequence[int], answer: ComposedAnswer, cache_salt: str | None = None
-    ) -> AsyncIterator[Generation]:
+    async def generate(self, prompt: MarkedPrompt, answer: ComposedAnswer) -> AsyncIterator[Generation]:
         """Enter when the prompt is computed, iterate over the tokens, and leave at any time to free the blocks.
 
         `prompt` and `answer` together must fit into the context limit. Cancelling while entering is safe: a cancelled
         prefill leaves nothing in the cache.
+
+        Raises:
+            MarksRefusedError: The prompt has marks against the profile's rules.
         """
         arrived = self._clock()
         generation: Generation | None = None
         self._unfinished += 1
         try:
-            sequence = await self._prefill(prompt, len(answer.token_ids), cache_salt)
+            admission = await self._prefill(prompt, len(answer.token_ids))
             try:
                 first_token_at = self._clock()
-                self._observer.prefilled(len(prompt), sequence.cached_tokens, first_token_at - arrived)
-                decode = partial(self._decode, sequence, answer, first_token_at)
-                generation = Generation(answer, sequence.cached_tokens, decode)
+                self._observer.prefilled(len(prompt.tokens), admission.use.read, first_token_at - arrived)
+                decode = partial(self._decode, admission, answer, first_token_at)
+                generation = Generation(answer, admission.use, decode)
                 yield generation
             finally:
-                self._release(sequence)
+                self._release(admission)
         finally:
             self._unfinished -= 1
             complete = generation is not None and generation.complete
             self._observer.finished(answer.finish_reason if complete else "abort")
 
-    async def _prefill(self, prompt: Sequence[int], answer_tokens: int, cache_salt: str | None) -> KvSequence:
+    async def _prefill(self, prompt: MarkedPrompt, answer_tokens: int) -> Admission:
         async with self._gpu:
-            sequence = await self._admit(prompt, answer_tokens, cache_salt)
+            admission = await self._admit(prompt, answer_tokens)
             try:
-                await asyncio.sleep(self.config.prefill_seconds(len(prompt) - sequence.cached_tokens))
+                await asyncio.sleep(self.config.prefill_seconds(len(prompt.tokens) - admission.use.read))
             except BaseException:
-                self._release(sequence)
+                self._release(admission)
                 raise
-            self.cache.store(sequence)
-            return sequence
+            admission.store(self._cache_time())
+            return admission
 
-    async def _admit(self, prompt: Sequence[int], answer_tokens: int, cache_salt: str | None) -> KvSequence:
+    async def _admit(self, prompt: MarkedPrompt, answer_tokens: int) -> Admission:
         # The last token of an answer is never fed back, so its KV is never computed.
         room_for = answer_tokens - 1
-        while (sequence := self.cache.allocate(prompt, cache_salt, room_for=room_for)) is None:
+        while (admission := self.cache.admit(prompt, self._cache_time(), room_for=room_for)) is None:
             self._blocks_freed.clear()
             await self._blocks_freed.wait()
-        return sequence
+        return admission
 
-    def _release(self, sequence: KvSequence) -> None:
-        self.cache.free(sequence)
+    def _cache_time(self) -> float:
+        return self._clock() + self._cache_seconds_ahead
+
+    def _release(self, admission: Admission) -> None:
+        admission.free()
         self._blocks_freed.set()
 
-    async def _decode(self, sequence: KvSequence, answer: ComposedAnswer, first_token_at: float, position: int) -> None:
+    async def _decode(self, admission: Admission, answer: ComposedAnswer, first_token_at: float, position: int) -> None:
         if position:
             due = first_token_at + position / self.config.decode_rate
             await asyncio.sleep(max(due - self._clock(), 0))  # even for 0 s: the loop can notice a client that has left
-            self.cache.append(sequence, answer.token_ids[position - 1])
+            admission.append(answer.token_ids[position - 1])
         self._observer.generated()
 
 
 class Generation:
     """The answer to one request: an async iterator that yields the text of each token at its time."""
 
-    def __init__(self, answer: ComposedAnswer, cached_tokens: int, decode: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, answer: ComposedAnswer, use: CacheUse, decode: Callable[[int], Awaitable[None]]) -> None:
         self.answer = answer
-        self.cached_tokens = cached_tokens
+        self.use = use
         self.generated_tokens = 0
         self._decode = decode
 

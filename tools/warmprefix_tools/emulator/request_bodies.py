@@ -8,8 +8,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.emulator.tokenizer import ChatMessage
+from warmprefix_tools.caches import MarkedPrompt
+from warmprefix_tools.emulator.openai_caching import (
+    PromptCacheBreakpoint,
+    PromptCacheFields,
+    check_breakpoint,
+    check_fields,
+)
+from warmprefix_tools.emulator.parted_prompts import PartedMessage, PromptPart, render_parts
+from warmprefix_tools.emulator.tokenizer import ChatMessage, render_chat
 
 try:
     from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
@@ -17,33 +26,53 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "pydantic") from exc
 
-__all__ = ["ChatCompletionRequest", "StreamOptions", "TokenizeRequest"]
+__all__ = ["AdvanceClockRequest", "ChatCompletionRequest", "StreamOptions", "TokenizeRequest"]
 
 
-def _joined_parts(content: object) -> object:
-    """Join a list of text parts with newlines, as vLLM does for templates that take strings."""
+class TextPart(BaseModel):
+    """One content part; parts that are not text are refused."""
+
+    text: str
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+def _as_parts(content: object) -> object:
     if content is None:
-        return ""
-    if not isinstance(content, list):
+        return []
+    if isinstance(content, str):
+        return [{"text": content}]
+    if isinstance(content, list):
+        for position, part in enumerate(content):
+            if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+                shape = 'Part {position} should be {{"type": "text", "text": ...}}'
+                raise PydanticCustomError("text_part", shape, {"position": position})
         return content
-    for position, part in enumerate(content):
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            shape = 'Part {position} should be {{"type": "text", "text": ...}}'
-            raise PydanticCustomError("text_part", shape, {"position": position})
-    return "\n".join(part["text"] for part in content)
+    raise PydanticCustomError("content", "Input should be a valid string or list of text parts")
 
 
 class RequestMessage(BaseModel):
-    """One chat message, with its content parts joined."""
+    """One chat message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_joined_parts)] = ""
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)] = Field(default_factory=list)
     tool_calls: list[dict[str, Any]] | None = None
 
     def for_template(self) -> ChatMessage:
-        """Return the message with its tool calls after the text, because they are part of the prompt."""
-        calls = "".join(f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in self.tool_calls or ())
-        return ChatMessage(self.role, self.content + calls)
+        """Return the message with its parts joined by newlines, as vLLM does for templates that take strings.
+
+        Tool calls stand after the text, because they are part of the prompt.
+        """
+        return ChatMessage(self.role, "\n".join(part.text for part in self.content) + self._written_calls())
+
+    def in_parts(self) -> PartedMessage:
+        """Return the message with its parts apart."""
+        parts = [PromptPart(part.text, marked=part.prompt_cache_breakpoint is not None) for part in self.content]
+        if self.tool_calls:
+            parts.append(PromptPart(self._written_calls()))
+        return PartedMessage(self.role, tuple(parts), has_automatic_mark=self.role in ("user", "tool"))
+
+    def _written_calls(self) -> str:
+        return "".join(f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in self.tool_calls or ())
 
 
 class StreamOptions(BaseModel):
@@ -52,7 +81,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
 
 
-class ChatCompletionRequest(BaseModel):
+class ChatCompletionRequest(PromptCacheFields):
     """Body of POST /v1/chat/completions."""
 
     model: str | None = None
@@ -87,6 +116,25 @@ class ChatCompletionRequest(BaseModel):
         """Return the tools, if any, and the messages."""
         return _with_tools(self.tools, self.messages)
 
+    def prompt_for(self, profile: CacheProfile) -> MarkedPrompt:
+        """Return the prompt, with marks if the profile has them.
+
+        Raises:
+            RefusedError: A caching field is against the rules.
+        """
+        check_fields(profile, self)
+        for number, message in enumerate(self.messages):
+            for place, part in enumerate(message.content):
+                if part.prompt_cache_breakpoint is not None:
+                    path = f"messages[{number}].content[{place}].prompt_cache_breakpoint"
+                    check_breakpoint(profile, path, message.role, part.text)
+        salt = self.salt(profile, self.cache_salt)
+        if profile.marks is None:
+            return MarkedPrompt(render_chat(self.for_template()), salt)
+        tools = [PartedMessage("tools", (PromptPart(json.dumps(self.tools)),))] if self.tools else []
+        messages = [*tools, *(message.in_parts() for message in self.messages)]
+        return render_parts(messages, salt=salt, automatic=self.wants_automatic_mark)
+
 
 class TokenizeRequest(BaseModel):
     """Body of POST /tokenize: a chat, or a plain text."""
@@ -107,6 +155,12 @@ class TokenizeRequest(BaseModel):
     def for_template(self) -> list[ChatMessage]:
         """Return the tools, if any, and the messages; empty for a plain prompt."""
         return _with_tools(self.tools, self.messages or [])
+
+
+class AdvanceClockRequest(BaseModel):
+    """Body of POST /advance_clock: the time that cached prefixes grow older."""
+
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _with_tools(tools: list[dict[str, Any]] | None, messages: list[RequestMessage]) -> list[ChatMessage]:

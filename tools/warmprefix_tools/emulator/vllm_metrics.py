@@ -42,8 +42,11 @@ class EmulatorMetrics(EngineObserver):
             registry=self._registry,
             buckets=_TTFT_BUCKETS,
         ).labels(*self._values)
+        profile = config.cache_profile
+        is_recurrent = profile.checkpoints is not None and config.window is None
         values = {
-            "block_size": config.block_size,
+            "block_size": config.kv_block_size,
+            "mamba_cache_mode": "align" if is_recurrent else "none",
             "num_gpu_blocks": config.kv_blocks,
             "enable_prefix_caching": True,
             "engine": "0",

@@ -1,0 +1,115 @@
+"""Anthropic's Messages API: `POST /v1/messages`, streamed or not, and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+
+from warmprefix.errors import MissingExtraError
+from warmprefix_tools.caches import CacheUse, MarkedPrompt, is_hosted
+from warmprefix_tools.emulator.answers import ComposedAnswer, Json
+from warmprefix_tools.emulator.anthropic_bodies import CountTokensRequest, MessagesRequest
+from warmprefix_tools.emulator.engine import EmulatorEngine
+from warmprefix_tools.emulator.serving import (
+    EventStream,
+    named_event,
+    parsed,
+    planned_answer,
+    require_model,
+    unless_disconnected,
+)
+
+try:
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+except ImportError as exc:
+    raise MissingExtraError("cli", "starlette") from exc
+
+__all__ = ["MessagesApi", "error_body"]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
+
+
+def error_body(status: int, message: str) -> Json:
+    """Return a refusal in Anthropic's shape."""
+    kind = _ERRORS.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex}"}
+
+
+class MessagesApi:
+    """The routes, one method per route."""
+
+    def __init__(self, engine: EmulatorEngine) -> None:
+        self._engine = engine
+        self._lifetimes = () if engine.profile.marks is None else engine.profile.marks.lifetimes
+
+    async def create(self, request: Request) -> Response:
+        body = await parsed(request, MessagesRequest)
+        require_model(self._engine.config, body.model)
+        prompt = self._prompt(request, body)
+        answer = planned_answer(self._engine.config, prompt, body.max_tokens)
+        frame: Json = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._engine.config.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        if body.stream:
+            return EventStream(self._events(prompt, answer, frame))
+        return JSONResponse(await unless_disconnected(request.receive, self._message(prompt, answer, frame)))
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await parsed(request, CountTokensRequest)
+        require_model(self._engine.config, body.model)
+        return JSONResponse({"input_tokens": len(self._prompt(request, body).tokens)})
+
+    def _prompt(self, request: Request, body: CountTokensRequest) -> MarkedPrompt:
+        profile = self._engine.profile
+        key = request.headers.get("x-api-key") or request.headers.get("authorization")
+        return body.prompt_for(profile, key if is_hosted(profile) else body.cache_salt)
+
+    async def _message(self, prompt: MarkedPrompt, answer: ComposedAnswer, frame: Json) -> Json:
+        async with self._engine.generate(prompt, answer) as generation:
+            async for _ in generation:
+                pass
+        return {
+            **frame,
+            "content": [{"type": "text", "text": answer.text}],
+            "stop_reason": _STOP_REASONS[answer.finish_reason],
+            "usage": self._usage(generation.use, generation.generated_tokens),
+        }
+
+    async def _events(self, prompt: MarkedPrompt, answer: ComposedAnswer, frame: Json) -> AsyncGenerator[bytes, None]:
+        async with self._engine.generate(prompt, answer) as generation:
+            message = {**frame, "usage": self._usage(generation.use, 1)}
+            yield named_event({"type": "message_start", "message": message})
+            block = {"type": "text", "text": ""}
+            yield named_event({"type": "content_block_start", "index": 0, "content_block": block})
+            yield named_event({"type": "ping"})
+            async for piece in generation:
+                if piece:
+                    delta = {"type": "text_delta", "text": piece}
+                    yield named_event({"type": "content_block_delta", "index": 0, "delta": delta})
+        yield named_event({"type": "content_block_stop", "index": 0})
+        end = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
+        usage = self._usage(generation.use, generation.generated_tokens)
+        yield named_event({"type": "message_delta", "delta": end, "usage": usage})
+        yield named_event({"type": "message_stop"})
+
+    def _usage(self, use: CacheUse, output_tokens: int) -> Json:
+        written = dict(zip(self._lifetimes, use.written, strict=False))
+        return {
+            "input_tokens": use.uncached,
+            "cache_creation_input_tokens": sum(use.written),
+            "cache_read_input_tokens": use.read,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": written.get(300.0, 0),
+                "ephemeral_1h_input_tokens": written.get(3600.0, 0),
+            },
+            "output_tokens": output_tokens,
+            "service_tier": "standard",
+        }
