@@ -57,7 +57,7 @@ def test_blocks_without_a_label_come_in_full_again() -> None:
         with planner.planning([block(1), block(2)], conversation="a", placement="tail") as plan:
             assert plan.references == ()
             assert plan.render() == "passage 1\n\npassage 2"
-    history = [{"role": "user", "content": f"{plan.render()}\n\nWhy?"}]
+    history = [{"role": "user", "content": "passage 1\n\npassage 2\n\nWhy?"}]
     with planner.planning([block(1)], placement="tail", history=history) as plan:
         assert plan.references == ()
 

@@ -255,6 +255,7 @@ class RequestPlanner:
             # Reordering is off for a scope whose engine evidently caches nothing.
             is_left_alone = opens_prompt and state.feedback.evidence.keeps_order()
             reorders = opens_prompt and not is_left_alone
+            annotation: Annotation
             annotation, resolved, names = self._wording(draft, resolution, state)
             waiting = state.queue.take([block.fingerprint for block in distinct]) if len(state.queue) else ()
             order = (
