@@ -93,6 +93,8 @@ class ChatCompletionRequest(PromptCacheFields):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")] | None = None
 
     @field_validator("stream_options")
@@ -101,6 +103,13 @@ class ChatCompletionRequest(PromptCacheFields):
         if options is not None and not info.data.get("stream"):
             raise PydanticCustomError("stream_options", "Allowed only with stream=true")
         return options
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _ends_in_one_way(cls, continues: bool, info: ValidationInfo) -> bool:
+        if continues and info.data.get("add_generation_prompt"):
+            raise PydanticCustomError("chat_end", "Cannot set both continue_final_message and add_generation_prompt")
+        return continues
 
     @property
     def new_token_limit(self) -> int | None:
@@ -130,7 +139,12 @@ class ChatCompletionRequest(PromptCacheFields):
                     check_breakpoint(profile, path, message.role, part.text)
         salt = self.salt(profile, self.cache_salt)
         if profile.marks is None:
-            return MarkedPrompt(render_chat(self.for_template()), salt)
+            tokens = render_chat(
+                self.for_template(),
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+            )
+            return MarkedPrompt(tokens, salt)
         tools = [PartedMessage("tools", (PromptPart(json.dumps(self.tools)),))] if self.tools else []
         messages = [*tools, *(message.in_parts() for message in self.messages)]
         return render_parts(messages, salt=salt, automatic=self.wants_automatic_mark)

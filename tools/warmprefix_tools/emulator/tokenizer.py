@@ -72,7 +72,9 @@ class ChatMessage:
     text: str
 
 
-def render_chat(messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
+def render_chat(
+    messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+) -> list[int]:
     r"""Return the tokens of `<|im_start|>role\ntext<|im_end|>\n` for each message, then of the answer's head.
 
     Header, text and markers are encoded separately. So no text can look like a marker, and an answer sent back as an
@@ -82,10 +84,17 @@ def render_chat(messages: Sequence[ChatMessage], *, add_generation_prompt: bool 
     >>> longer = [*turn, ChatMessage("assistant", "Hi!"), ChatMessage("user", "Bye.")]
     >>> render_chat(longer)[: len(render_chat(turn))] == render_chat(turn)
     True
+
+    Args:
+        messages: The chat.
+        add_generation_prompt: True to end with the answer's head.
+        continue_final_message: True to end with the last message's text, without its end marker.
     """
     tokens: list[int] = []
     for message in messages:
         tokens += (MESSAGE_START, *encode(f"{message.role}\n"), *encode(message.text), MESSAGE_END, *encode("\n"))
+    if continue_final_message:
+        del tokens[-1 - len(encode("\n")) :]
     if add_generation_prompt:
         tokens += (MESSAGE_START, *encode("assistant\n"))
     return tokens
