@@ -138,10 +138,19 @@ class ContextPlan:
         sentences = iter([self.blocks[0].templates.location_annotation(labels)])
         return [planned.render() if planned.reference is None else next(sentences, "") for planned in self.blocks]
 
-    def render(self) -> str:
-        """Return the default prompt text: paragraphs, then the order annotation, if any."""
+    def parts(self) -> list[str]:
+        """Return the prompt text in parts, between which a cache mark can stand.
+
+        There is one part per paragraph and one for the order annotation, if any. Joined without a separator, they are
+        the text of `render`. Blank lines open the parts that they precede, so that a part's bytes do not depend on
+        what follows it.
+        """
         paragraphs = [paragraph for paragraph in self.paragraphs() if paragraph]
         annotation = self.order_annotation
         if annotation is not None:
             paragraphs.append(annotation)
-        return "\n\n".join(paragraphs)
+        return [*paragraphs[:1], *[f"\n\n{paragraph}" for paragraph in paragraphs[1:]]]
+
+    def render(self) -> str:
+        """Return the default prompt text: paragraphs, then the order annotation, if any."""
+        return "".join(self.parts())

@@ -19,6 +19,8 @@ def messages_for(
     question: str,
     history: Sequence[Mapping[str, Any] | SdkMessage] = (),
     preamble: str | None = None,
+    *,
+    parts: bool = False,
 ) -> list[Any]:
     r"""Return the messages of a chat that asks the question with the plan's context.
 
@@ -38,6 +40,8 @@ def messages_for(
             mappings, or as the SDK's own, `answer.choices[0].message`. They are copied, not changed. The planner must
             get the same history.
         preamble: The system prompt, if it is not the history's first message.
+        parts: Give the message with the context a list of content parts, one per block, so that a cache mark can stand
+            between blocks. Their texts join to the same prompt.
 
     Raises:
         TypeError: An argument has another type than the above.
@@ -62,16 +66,16 @@ def messages_for(
     context = plan.render()
     if plan.placement == "tail":
         _check_references(plan, earlier, begin)
-        return [*earlier, {"role": "user", "content": _joined(context, question)}]
+        return [*earlier, {"role": "user", "content": _content(plan, question, parts)}]
     messages = [*earlier, {"role": "user", "content": question}]
     if context:
         if messages[begin].get("role") != "user":
             messages.insert(begin, {"role": "user", "content": ""})
         content = messages[begin].get("content")
         if isinstance(content, list):  # parts, such as images
-            messages[begin]["content"] = [{"type": "text", "text": context}, *content]
+            messages[begin]["content"] = [*_text_parts(plan.parts() if parts else [context]), *content]
         else:
-            messages[begin]["content"] = _joined(context, content if isinstance(content, str) else "")
+            messages[begin]["content"] = _content(plan, content if isinstance(content, str) else "", parts)
     return messages
 
 
@@ -90,5 +94,12 @@ def _check_references(plan: ContextPlan, earlier: Sequence[Mapping[str, Any]], b
             raise ValueError(f"history must hold {missing}, got none")
 
 
-def _joined(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
+def _content(plan: ContextPlan, question: str, parts: bool) -> str | list[dict[str, str]]:
+    texts = plan.parts()
+    if question:
+        texts.append(f"\n\n{question}" if texts else question)
+    return _text_parts(texts) if parts and texts else "".join(texts)
+
+
+def _text_parts(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
