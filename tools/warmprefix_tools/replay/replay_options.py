@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 from warmprefix.annotate import Annotate
+from warmprefix.cache_profiles import CacheProfile, as_profile
 from warmprefix.errors import MissingExtraError
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import Placement
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
+from warmprefix_tools.replay.profile_cache import check_profile
 from warmprefix_tools.replay.workload import DEFAULT_K
 
 try:
@@ -70,6 +72,13 @@ class ReplayOptions:
     annotate: AnnotateOption = "auto"
     tokenizer: TokenizerOption = None
     waiting: Annotated[int, Option(help="Requests that wait while one is planned: those that follow in the trace.")] = 0
+    profile: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", help="A cache profile, such as openai or vllm-checkpoints(528,16), to count in addition."
+        ),
+    ] = None
+    preamble_tokens: Annotated[int, Option(help="With --profile: tokens in front of every context.")] = 0
     answer_tokens: Annotated[int, Option(help="With tail: the length of the answers in the history.")] = 0
     prefill_rate: Annotated[
         float | None, Option(help="Uncached prompt tokens per second, for a column of times to first token.")
@@ -104,7 +113,10 @@ class ReplayOptions:
                 f"--cached-price needs --price too, the price of tokens that are not cached; got {self.cached_price:g}"
                 " without it"
             )
-        _ = self.policy_names, self.capacities  # so that wrong names fail here
+        check_least("--preamble-tokens", self.preamble_tokens, 0)
+        if self.preamble_tokens and self.profile is None:
+            raise ValueError(f"--preamble-tokens needs --profile, got {self.preamble_tokens} without it")
+        _ = self.policy_names, self.capacities, self.cache_profile  # so that wrong names fail here
         check_files(self._outputs, self.traces)
 
     @property
@@ -124,6 +136,22 @@ class ReplayOptions:
     def capacities(self) -> tuple[int | None, ...]:
         """Cache sizes in tokens, in the given order; None for no bound."""
         return parse_capacities(self.capacity_tokens)
+
+    @property
+    def cache_profile(self) -> CacheProfile | None:
+        """The cache profile with this name.
+
+        Raises:
+            ValueError: The name is unknown, or the profile needs marks.
+        """
+        if self.profile is None:
+            return None
+        try:
+            profile = as_profile(self.profile)
+            check_profile(profile)
+        except ValueError as error:
+            raise ValueError(f"--profile: {error}") from None
+        return profile
 
     @property
     def files(self) -> list[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warmprefix.plan import Placement
+from warmprefix_tools.caches import CacheUse
 
 __all__ = ["TODAY", "Estimates", "Misses", "Point", "ReplayResult"]
 
@@ -95,6 +96,9 @@ class ReplayResult:
     """Tokens of the labels, notes and references in all prompts; with `tail` also of those in the history."""
     saved_note_tokens: int = 0
     """Those of them that were found in the cache."""
+    profile_use: CacheUse | None = None
+    """Tokens of all whole prompts in the cache of a profile, if there is one."""
+    today_profile_use: CacheUse | None = None
 
     @property
     def hit_ratio(self) -> float:
@@ -112,6 +116,14 @@ class ReplayResult:
     @property
     def today_prefilled_tokens(self) -> int:
         return self.today_total_tokens - self.today_saved_tokens
+
+    @property
+    def profile_saved_share(self) -> float:
+        """Share of today's prefill in the profile's cache that is saved, net; 0 without a profile."""
+        ours, today = self.profile_use, self.today_profile_use
+        if ours is None or today is None or today.tokens == today.read:
+            return 0.0
+        return 1 - (ours.tokens - ours.read) / (today.tokens - today.read)
 
     @property
     def even_requests(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warmprefix import __version__
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.tokens import TokenCounter
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
@@ -55,7 +56,7 @@ def run_replay(options: ReplayOptions) -> None:
     console = report_console(options.json_file)
     with standard_output():
         write_json(options.json_file, _as_json(results, options, estimates))
-        print_results(results, estimates, console)
+        print_results(results, estimates, console, options.cache_profile)
         if options.placement == "head":
             print_conversations(traces, console)
 
@@ -90,6 +91,8 @@ def _replay(
                 annotate=options.annotate,
                 tokenizer=tokenizer,
                 waiting=options.waiting,
+                profile=options.cache_profile,
+                preamble_tokens=options.preamble_tokens,
             )
             for capacity in options.capacities:
                 for policy in options.policy_names:
@@ -127,8 +130,9 @@ def _as_json(results: Sequence[ReplayResult], options: ReplayOptions, estimates:
         "warmprefix": __version__,
         "python": platform.python_version(),
         **{name: getattr(options, name) for name in ("annotate", "tokenizer", "waiting")},
+        **({} if options.profile is None else {"profile": options.profile, "preamble_tokens": options.preamble_tokens}),
         "estimates": asdict(estimates),
-        "results": [_result_as_json(result, estimates) for result in results],
+        "results": [_result_as_json(result, estimates, options.cache_profile) for result in results],
     }
 
 
@@ -141,7 +145,7 @@ _RESULT_FIELDS = (
 )  # fmt: skip
 
 
-def _result_as_json(result: ReplayResult, estimates: Estimates) -> dict[str, Any]:
+def _result_as_json(result: ReplayResult, estimates: Estimates, profile: CacheProfile | None) -> dict[str, Any]:
     fields = {name: getattr(result, name) for name in _RESULT_FIELDS}
     fields["capacity_tokens"] = _capacity_name(result.capacity_tokens)
     fields.update({name: round(value, 1) for name, value in fields.items() if "_us_" in name})
@@ -153,6 +157,9 @@ def _result_as_json(result: ReplayResult, estimates: Estimates) -> dict[str, Any
     if estimates.price is not None:
         fields["cost"] = estimates.cost(result)
         fields["cost_today"] = estimates.cost_today(result)
+    for name, use in (("profile_use", result.profile_use), ("today_profile_use", result.today_profile_use)):
+        if use is not None and profile is not None:
+            fields[name] = {**asdict(use), "cost": round(use.cost(profile), 1)}
     return fields
 
 

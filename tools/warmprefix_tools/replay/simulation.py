@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from warmprefix.annotate import Annotate, Templates
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import Placement
 from warmprefix.tokens import TokenCounter
+from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.replay.arrange import (
     ArrangeOptions,
     ContextOrder,
@@ -17,6 +19,7 @@ from warmprefix_tools.replay.arrange import (
     RelevanceArranger,
     RequestArranger,
 )
+from warmprefix_tools.replay.profile_cache import ProfileCache, check_profile
 from warmprefix_tools.replay.prompt_cache import CachedPieces, CacheModel, ReplayPrompt, prompt_layout
 from warmprefix_tools.replay.results import Misses, Point, ReplayResult
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
@@ -46,6 +49,8 @@ class Replay:
         templates: Templates | None = None,
         tokenizer: TokenCounter | None = None,
         waiting: int = 0,
+        profile: CacheProfile | None = None,
+        preamble_tokens: int = 0,
     ) -> None:
         """Prepare for runs.
 
@@ -55,15 +60,23 @@ class Replay:
             answer_tokens: With `tail`: the length of every answer, which stays in the history. Traces do not have it.
             annotate, templates, tokenizer: As for `ContextPlanner`.
             waiting: Number of requests of the same scope that wait while one is planned; see `ContextPlanner.queued`.
+            profile: A cache to serve the same prompts from too, next to one that matches everywhere.
+            preamble_tokens: Tokens in front of every context, for that cache.
 
         Raises:
-            ValueError: `answer_tokens` is negative.
+            ValueError: A number of tokens is negative, or the profile's cache needs marks.
         """
+        if profile is not None:
+            check_profile(profile)
+        if preamble_tokens < 0:
+            raise ValueError(f"preamble_tokens must be 0 or more, got {preamble_tokens}")
         if answer_tokens < 0:
             raise ValueError(f"answer_tokens must be 0 or more, got {answer_tokens}")
         self.workload = workload
         self.placement: Placement = placement
         self.answer_tokens = answer_tokens
+        self.profile = profile
+        self._preamble_tokens = preamble_tokens
         self._options = ArrangeOptions(placement, annotate, templates, tokenizer, waiting)
         self._today: dict[int | None, _Tally] = {}
 
@@ -125,18 +138,26 @@ class Replay:
             plan_us_p99=_quantile(run.plan_seconds, 0.99) * 1e6,
             commit_us_p50=_quantile(run.commit_seconds, 0.5) * 1e6,
             commit_us_p99=_quantile(run.commit_seconds, 0.99) * 1e6,
+            profile_use=run.profile_use,
+            today_profile_use=today.profile_use,
         )
 
     def _serve(self, arranger: RequestArranger, capacity_tokens: int | None, observe: Observe) -> _Tally:
         requests = self.workload.requests
         cache = CacheModel(capacity_tokens, len(requests))
         layout = prompt_layout(self.workload, self.placement, self.answer_tokens)
+        other = None
+        if self.profile is not None:
+            other = ProfileCache(self.profile, capacity_tokens, self.workload, self._preamble_tokens)
         tally = _Tally()
         for request in requests:
             order = arranger.arrange(request)
             prompt = layout.lay_out(request, order)
             tally.add(request, order, prompt, cache.serve(prompt))
+            if other is not None:
+                other.serve(request, prompt)
             observe(request, order)
+        tally.profile_use = None if other is None else other.use
         return tally
 
 
@@ -150,6 +171,7 @@ class _Tally:
         """Note tokens included."""
         self.plan_seconds: list[float] = []
         self.commit_seconds: list[float] = []
+        self.profile_use: CacheUse | None = None
         self.ever_saved = 0
         self.question_tokens = 0
         self.reference_tokens = 0

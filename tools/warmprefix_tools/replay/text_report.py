@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
+from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.replay.comparison import TraceComparison, compare, summary
 from warmprefix_tools.replay.results import Estimates, ReplayResult
 from warmprefix_tools.report.amounts import counted
@@ -27,14 +29,18 @@ _Column = tuple[str, Callable[[ReplayResult], str]]
 """Heading of two lines, and the cell of a result."""
 
 
-def print_results(results: Sequence[ReplayResult], estimates: Estimates, console: Console) -> None:
+def print_results(
+    results: Sequence[ReplayResult], estimates: Estimates, console: Console, profile: CacheProfile | None = None
+) -> None:
     """Print a table and a summary for each trace, and how to read the columns."""
     for comparison in compare(results):
         console.print(Text(_title(comparison), style="bold"))
-        _print_table(comparison, estimates, console)
+        _print_table(comparison, estimates, console, profile)
         _print_text(summary(comparison), console)
+        if profile is not None:
+            _print_text(_profile_summary(comparison.after, profile), console)
         console.print()
-    for line in [*_failures(results), *_legend(estimates)]:
+    for line in [*_failures(results), *_legend(estimates, profile)]:
         _print_text(line, console, style="dim")
 
 
@@ -58,16 +64,20 @@ def _title(comparison: TraceComparison) -> str:
     return f"{visible(comparison.trace)}: {requests}, k = {comparison.k}, placement {comparison.placement}"
 
 
-def _print_table(comparison: TraceComparison, estimates: Estimates, console: Console) -> None:
+def _print_table(
+    comparison: TraceComparison, estimates: Estimates, console: Console, profile: CacheProfile | None
+) -> None:
     """Print one table, or two if the console is too narrow; no number is ever cut."""
-    counts, times = _columns(comparison, estimates)
+    counts, times = _columns(comparison, estimates, profile)
     whole = _table(comparison, [*counts, *times])
     fits = whole.width is not None and whole.width <= console.width
     for table in [whole] if fits else [_table(comparison, counts), _table(comparison, times)]:
         console.print(table, crop=False)
 
 
-def _columns(comparison: TraceComparison, estimates: Estimates) -> tuple[list[_Column], list[_Column]]:
+def _columns(
+    comparison: TraceComparison, estimates: Estimates, profile: CacheProfile | None
+) -> tuple[list[_Column], list[_Column]]:
     """Return the columns of counts, and those of time and money."""
     counts: list[_Column] = [
         ("gross\nhit ratio", lambda result: f"{result.hit_ratio:.1%}"),
@@ -79,6 +89,11 @@ def _columns(comparison: TraceComparison, estimates: Estimates) -> tuple[list[_C
     ]
     if not any(result.reference_tokens for result in comparison.cells.values()):
         del counts[1]
+    if profile is not None:
+        counts.append(("profile\nsaved", lambda result: f"{result.profile_saved_share:+.1%}"))
+        if profile.read_price or profile.marks:
+            counts.append(("\ncost", lambda result: _cost(result.profile_use, profile)))
+            counts.append(("\ntoday", lambda result: _cost(result.today_profile_use, profile)))
     times: list[_Column] = [
         ("plan µs\np50", lambda result: f"{result.plan_us_p50:,.0f}"),
         ("\np99", lambda result: f"{result.plan_us_p99:,.0f}"),
@@ -109,6 +124,16 @@ def _table(comparison: TraceComparison, columns: Sequence[_Column]) -> Table:
     return table
 
 
+def _profile_summary(result: ReplayResult, profile: CacheProfile) -> str:
+    saved = result.profile_saved_share
+    change = f"{abs(saved):.1%} {'less' if saved > 0 else 'more'}" if round(saved, 3) else "as much"
+    return f"In a cache such as {profile.name}, {result.policy} would leave {change} to prefill."
+
+
+def _cost(use: CacheUse | None, profile: CacheProfile) -> str:
+    return "" if use is None else f"{use.cost(profile) / max(use.tokens, 1):.1%}"
+
+
 def _share(requests: int, result: ReplayResult) -> str:
     return f"{requests / max(result.requests, 1):.0%}"
 
@@ -129,12 +154,18 @@ def _failures(results: Sequence[ReplayResult]) -> list[str]:
     return policies + tokenizers
 
 
-def _legend(estimates: Estimates) -> list[str]:
+def _legend(estimates: Estimates, profile: CacheProfile | None) -> list[str]:
     lines = [
         "gross: without labels and notes. net: prefill, in percent and in tokens, that the order saves against the"
         " application as it is, in relevance order, with nothing de-duplicated and nothing written; labels, notes and"
         " references count. better, worse: requests that prefill less or more than that, net.",
     ]
+    if profile is not None:
+        lines.append(
+            f"profile: whole prompts in a cache such as {profile.name}, as of {profile.as_of}; nothing expires in it."
+            " saved: what there is less to prefill, net. cost, today: price of the input in percent of an uncached one,"
+            " writes included."
+        )
     if estimates.prefill_rate is not None:
         lines.append(
             f"est. TTFT: the prefill of a request at {estimates.prefill_rate:,.15g} tokens per second, mean, on an"

@@ -1,0 +1,115 @@
+"""Replays in the cache of a profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmprefix.cache_profiles import PROFILES, as_profile
+from warmprefix.plan import Placement
+from warmprefix_tools.replay.simulation import Replay
+from warmprefix_tools.replay.workload import Workload
+from warmprefix_tools.traces.trace import Trace, TraceRequest
+
+Run = Callable[..., Any]
+
+
+def trace_of(*orders: str, tokens: int = 100, query_tokens: int = 10, **fields: Any) -> Workload:
+    """Return a trace with one letter per block."""
+    requests = tuple(
+        TraceRequest(f"r{number}", tuple(order), query_tokens=query_tokens, **fields)
+        for number, order in enumerate(orders)
+    )
+    return Workload(Trace("letters", requests, dict.fromkeys("".join(orders), tokens), 8))
+
+
+def uses(workload: Workload, profile: str, **options: Any) -> tuple[int, int]:
+    """Return tokens read and not read in relevance order."""
+    use = Replay(workload, profile=as_profile(profile), **options).run("relevance", None).profile_use
+    assert use is not None
+    return use.read, use.tokens - use.read
+
+
+def test_checkpoints_are_hit_from_the_third_visit_on() -> None:
+    letters = trace_of("abx", "aby", "abz")
+    assert uses(letters, "vllm-checkpoints(128)") == (128, 3 * 310 - 128)
+    assert uses(letters, "full-attention") == (2 * 192, 3 * 310 - 2 * 192)  # whole KV blocks of 16
+
+
+def test_a_hosted_cache_needs_its_least_length_and_the_preamble_counts() -> None:
+    letters = trace_of("abx", "aby")
+    assert uses(letters, "openai-before-5.6") == (0, 620)
+    assert uses(letters, "openai-before-5.6", preamble_tokens=1_000) == (1_152, 2 * 1_310 - 1_152)
+
+
+def test_marks_at_the_end_alone_cost_more_than_no_cache() -> None:
+    letters = trace_of("abx", "aby", tokens=1_000)
+    use = Replay(letters, profile=PROFILES["openai"]).run("relevance", None).profile_use
+    assert use is not None
+    assert use.cost(PROFILES["openai"]) == pytest.approx(1.25 * 2 * 3_010)
+
+
+def test_a_slot_keeps_one_prompt() -> None:
+    letters = trace_of("ab", "cd", "ab")
+    assert uses(letters, "llama.cpp(1)")[0] == 0
+    assert uses(letters, "llama.cpp(2)")[0] == 200
+
+
+@pytest.mark.parametrize("placement", ["head", "tail"])
+def test_every_token_of_every_prompt_is_counted_once(placement: Placement) -> None:
+    letters = trace_of("abx", "bax", "abx", conversation="c")
+    replay = Replay(letters, placement, profile=PROFILES["full-attention"], preamble_tokens=50)
+    for policy in ("relevance", "coaccess"):
+        result = replay.run(policy, None)
+        use = result.profile_use
+        assert use is not None
+        questions = 0 if placement == "tail" else 3 * 10
+        assert use.tokens == result.total_tokens + result.note_tokens + 3 * 50 + questions + 3 * (placement == "tail")
+
+
+def test_a_prompt_longer_than_the_cache_is_computed() -> None:
+    result = Replay(trace_of("ab", "ab"), profile=PROFILES["full-attention"]).run("relevance", 64)
+    assert result.profile_use is not None
+    assert result.profile_use.read == 0
+
+
+def test_profiles_that_need_marks_are_refused() -> None:
+    with pytest.raises(ValueError, match="caches without marks"):
+        Replay(trace_of("ab"), profile=PROFILES["anthropic"])
+    with pytest.raises(ValueError, match="preamble_tokens must be 0 or more, got -1"):
+        Replay(trace_of("ab"), preamble_tokens=-1)
+
+
+def test_command_reports_the_profile(run: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "letters.jsonl"
+    lines: list[dict[str, Any]] = [{"name": "letters", "k": 3}, *({"block": name, "tokens": 500} for name in "abxyz")]
+    lines += [{"request": order, "blocks": [*order]} for order in ("abx", "aby", "abz")]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.json"
+    options = ["--profile", "openai-before-5.6", "--preamble-tokens", "1000", "--policies", "relevance,coaccess"]
+    done = run("replay", str(trace), *options, "--json", str(out))
+    shown = " ".join(done.stdout.split())
+    assert "In a cache such as openai-before-5.6, coaccess would leave as much to prefill." in shown
+    written = json.loads(out.read_text())
+    assert (written["profile"], written["preamble_tokens"]) == ("openai-before-5.6", 1000)
+    use: dict[str, Any] = written["results"][0]["profile_use"]
+    assert use["cost"] == use["uncached"] + 0.5 * use["read"]
+    assert use["read"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--profile", "claude"], "--profile: profile must be one of"),
+        (["--profile", "anthropic"], "caches without marks"),
+        (["--preamble-tokens", "5"], "--preamble-tokens needs --profile"),
+    ],
+)
+def test_wrong_options_are_named(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
+    done = run("replay", str(tmp_path / "none.jsonl"), *options)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
