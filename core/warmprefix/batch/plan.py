@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from warmprefix.annotate import Annotation
 from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks
+from warmprefix.cache_profiles import Checkpoints
 from warmprefix.notes import NoteWriter
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
+from warmprefix.primes import cut_chat, prime_request
 
-__all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedRequest", "SharedWording"]
+__all__ = ["BatchOwner", "BatchPlan", "BatchRequest", "BoundKind", "PlannedPrime", "PlannedRequest", "SharedWording"]
 
 BoundKind = Literal["spanning forest", "best partners", "every block once", "sampled"]
 """How an upper bound was computed, tightest first; see `warmprefix.batch.bounds.Bound`."""
@@ -171,6 +173,33 @@ class PlannedRequest:
         return [*system, {"role": "user", "content": content}]
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedPrime:
+    """A request for one token, which leaves a checkpoint where later requests part."""
+
+    before: PlannedRequest
+    """Send the prime right before this request, which begins with the same blocks."""
+    depth: int
+    """Number of blocks that the later requests share, the first ones of `before`."""
+    tokens: int
+    """Tokens of the preamble and these blocks, counted or estimated."""
+
+    def messages(
+        self, chat: Callable[[PlannedRequest], Sequence[Mapping[str, Any]]] = PlannedRequest.messages
+    ) -> list[dict[str, Any]] | None:
+        """Return its chat; None if the request's chat does not have the shared blocks in one text."""
+        paragraphs = [text for text in self.before.plan.paragraphs()[: self.depth] if text]
+        return cut_chat(chat(self.before), "\n\n".join(paragraphs))
+
+    def request(self, model: str, *, exact: bool = True) -> dict[str, Any] | None:
+        """Return the arguments of `chat.completions.create`; None without messages.
+
+        For an endpoint that answers 400 to the fields of `warmprefix.primes.EXACT_END`, pass `exact=False`.
+        """
+        messages = self.messages()
+        return None if messages is None else prime_request(model, messages, self.before.cache_salt, exact=exact)
+
+
 class BatchOwner(Protocol):
     """The planner that made a batch and learns from the orders that it served."""
 
@@ -208,6 +237,10 @@ class BatchPlan:
     seconds: float
     """The time that planning took."""
     owner: BatchOwner = field(repr=False, compare=False)
+    checkpoints: Checkpoints | None = None
+    """Where the engine keeps states to continue from; None if it can continue anywhere."""
+    primes: tuple[PlannedPrime, ...] = field(default=(), repr=False)
+    """In execution order; empty unless the engine has checkpoints."""
 
     @property
     def hit_ratio(self) -> float:

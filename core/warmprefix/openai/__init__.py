@@ -11,6 +11,7 @@ from warmprefix.openai.completion import AnswerError, BrokenStreamError, ChatAns
 from warmprefix.openai.link import EngineLink
 from warmprefix.openai.messages import messages_for
 from warmprefix.openai.plans import PLAN_HEADER
+from warmprefix.openai.prime_stats import PrimeStats
 from warmprefix.openai.retry import Retries, may_pass, status_of
 from warmprefix.openai.tracker import LinkStats
 
@@ -28,6 +29,7 @@ __all__ = [
     "ChatAsker",
     "EngineLink",
     "LinkStats",
+    "PrimeStats",
     "Retries",
     "SlowAnswerError",
     "ask_with_retries",

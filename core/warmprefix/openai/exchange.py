@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from warmprefix.openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer
 from warmprefix.openai.call import Additions, PromptCall, block_ends
@@ -70,6 +70,8 @@ class Exchange:
         self._has_passed_end = False
         """True once the client has asked for the event that ends the stream."""
         self._over = False
+        self.primes: tuple[Any, ...] = ()
+        """Requests to send in front of this one."""
 
     def sending(self) -> None:
         """Note that the request is sent now."""

@@ -10,6 +10,7 @@ from warmprefix.errors import check_count
 from warmprefix.openai.call import TokenIds
 from warmprefix.openai.exchange import Verdict
 from warmprefix.openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
+from warmprefix.openai.prime_stats import PrimeStats
 from warmprefix.openai.tracker import Additional, LinkStats, PlanTracker
 from warmprefix.openai.transports import AsyncLinkTransport, LinkTransport
 from warmprefix.plan import ContextPlan
@@ -55,6 +56,7 @@ class EngineLink:
         session_header: str | None = None,
         max_plans: int = 4_096,
         retry_grace: float = 30.0,
+        primes: int = 0,
     ) -> None:
         """Set up the link. It starts no thread and imports no SDK before they are needed.
 
@@ -72,6 +74,10 @@ class EngineLink:
                 most plans that wait for another attempt; beyond it those that have waited longest are abandoned.
             retry_grace: Seconds that a plan, whose request failed, waits for the client to try again, in addition to
                 the server's `Retry-After`.
+            primes: For an engine that keeps checkpoints, requests for one token that go out right in front of a chat:
+                1 for one behind its third block, 2 for one behind the second and one behind the fourth, when these
+                blocks first come in this order. 0 for none. The chat waits for them, a round trip each; they are left
+                out where this would take longer than they are expected to save.
 
         Raises:
             TypeError: `max_plans` is no int.
@@ -83,7 +89,7 @@ class EngineLink:
         if not retry_grace >= 0:
             raise ValueError(f"retry_grace must be 0 or more, got {retry_grace}")
         additional = Additional(cache_salt, stream_usage, token_ids, session_header)
-        self._tracker = PlanTracker(planner, additional, max_plans=max_plans, retry_grace=retry_grace)
+        self._tracker = PlanTracker(planner, additional, max_plans=max_plans, retry_grace=retry_grace, primes=primes)
 
     def http_client(self, **options: Any) -> LinkClient:
         """Return a client for `OpenAI(http_client=...)`: an `openai.DefaultHttpxClient` with these options.
@@ -136,6 +142,10 @@ class EngineLink:
     def stats(self) -> LinkStats:
         """Return the counts since the start."""
         return self._tracker.stats()
+
+    def prime_stats(self) -> PrimeStats:
+        """Return the counts of the primes since the start."""
+        return self._tracker.primer.stats()
 
     def close(self) -> None:
         """Abandon the plans that wait for another attempt. Clients stay open, and the link usable. Idempotent."""

@@ -17,6 +17,7 @@ from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks
 from warmprefix.openai.engine_capacity import EngineCapacity
 from warmprefix.openai.exchange import Exchange, Verdict
 from warmprefix.openai.plans import PLAN_HEADER, PlanBook, SentPlan, plan_in_context
+from warmprefix.openai.primer import Primer
 from warmprefix.plan import ContextPlan
 from warmprefix.ticker import Ticker
 
@@ -95,8 +96,11 @@ class PlanTracker:
     Thread-safe. Nothing that fails in here becomes a failure of a request. Memory is bounded.
     """
 
-    def __init__(self, planner: ContextPlanner, additional: Additional, *, max_plans: int, retry_grace: float) -> None:
+    def __init__(
+        self, planner: ContextPlanner, additional: Additional, *, max_plans: int, retry_grace: float, primes: int
+    ) -> None:
         self._planner = planner
+        self.primer = Primer(planner, primes)
         self._additional = additional
         self._retry_grace = retry_grace
         self._capacity = EngineCapacity(planner)
@@ -176,7 +180,15 @@ class PlanTracker:
         changed = _remade(request, without=PLAN_HEADER, content=additions.content, added=header)
         if plan is None:
             return changed, None
-        return changed, Exchange(sent, plan, call, additions=additions, on_error=self.degrade)
+        exchange = Exchange(sent, plan, call, additions=additions, on_error=self.degrade)
+        bodies = self.primer.bodies(plan, call, additions.content)
+        exchange.primes = tuple([_remade(request, without=PLAN_HEADER, content=body, added=header) for body in bodies])
+        return changed, exchange
+
+    def prime_answered(self, prime: Any, status: int | None) -> Any:
+        """Count the answer to a prime; return a request to send in its place, or None."""
+        body = self.primer.answered(_body_of(prime), status)
+        return None if body is None else _remade(prime, without=PLAN_HEADER, content=body)
 
     def settle(self, verdict: Verdict | None) -> None:
         """Carry out the verdict of an exchange. Never raises; a finalizer may call it."""
@@ -244,6 +256,7 @@ class PlanTracker:
             self._watch()
             return None if displaced is None else Verdict(*displaced, "abandon")
         self.book.end(verdict.sent)
+        self.primer.learn(verdict.report)
         if verdict.unread:
             self._count("unread_answers")
         return verdict

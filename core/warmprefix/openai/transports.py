@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from warmprefix.openai.tracker import PlanTracker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_log = logging.getLogger("warmprefix")
 
 __all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
 
@@ -63,8 +66,9 @@ def send(tracker: PlanTracker, exchange: Exchange | None, request: Any, forward:
     """Send a request, and have its exchange read the answer. The caller reads the body of the response."""
     if exchange is None:
         return forward(request)
-    exchange.sending()
     try:
+        _prime(tracker, exchange, forward)
+        exchange.sending()
         response = forward(request)
     except BaseException as error:
         tracker.settle(exchange.end(error))
@@ -80,8 +84,9 @@ async def asend(
     """Do the same as `send`, in a task: cancellation ends the exchange too."""
     if exchange is None:
         return await forward(request)
-    exchange.sending()
     try:
+        await _aprime(tracker, exchange, forward)
+        exchange.sending()
         response = await forward(request)
     except BaseException as error:
         await tracker.asettle(exchange.end(error))
@@ -89,6 +94,41 @@ async def asend(
     response, verdict = _answered(exchange, response, tracker, _AsyncBody)
     await tracker.asettle(verdict)
     return response
+
+
+def _prime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], Any]) -> None:
+    """Send the primes of a request, whose failures do not matter to it."""
+    for prime in exchange.primes:
+        due = prime
+        while due is not None:
+            status = None
+            try:
+                response = forward(due)
+                try:
+                    response.read()
+                    status = response.status_code
+                finally:
+                    response.close()
+            except Exception:
+                _log.debug("a prime failed", exc_info=True)
+            due = tracker.prime_answered(due, status)
+
+
+async def _aprime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], Awaitable[Any]]) -> None:
+    for prime in exchange.primes:
+        due = prime
+        while due is not None:
+            status = None
+            try:
+                response = await forward(due)
+                try:
+                    await response.aread()
+                    status = response.status_code
+                finally:
+                    await response.aclose()
+            except Exception:
+                _log.debug("a prime failed", exc_info=True)
+            due = tracker.prime_answered(due, status)
 
 
 def _answered(

@@ -143,6 +143,7 @@ class BatchSession:
         """
         from warmprefix.batch import SharedWording, planned_requests
         from warmprefix.batch.plan import BatchPlan
+        from warmprefix.batch.primes import planned_primes
         from warmprefix.batch.scope_plan import bound_of_all
 
         with self.lock:
@@ -175,6 +176,7 @@ class BatchSession:
         note_tokens = sum([request.note_tokens for request in planned])
         reordered = sum([list(request.order) != sorted(request.order) for request in planned])
         blank = sum([block.is_blank for request in requests for block in request.blocks])
+        checkpoints = self.scopes.profile.current.checkpoints
         with self.lock:
             self.open_plans.add_batch(batch_id, scopes)
             counts = self.metrics.counts
@@ -199,6 +201,8 @@ class BatchSession:
             bound=bound.kind,
             seconds=0.0,
             owner=owner,
+            checkpoints=checkpoints,
+            primes=planned_primes(planned, checkpoints),
         )
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.planner.conversation import ConversationStore
 from warmprefix.planner.feedback import PlanFeedback
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.scope import ScopeOptions, ScopeRegistry, make_scope
 from warmprefix.planner.startup import Startup, WarmOptions
+from warmprefix.primes import refuses_exact_end, without_exact_end
 from warmprefix.telemetry import PlannerStats
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ class PlannerLifecycle:
     _conversations: ConversationStore
     _feedback: PlanFeedback
     _startup: Startup
+
+    @property
+    def profile(self) -> CacheProfile:
+        """What the engine's cache can do, as given or as learned so far."""
+        return self._scopes.profile.current
 
     def catch_up(self, *, timeout: float = 5.0, **scope: Unpack[ScopeOptions]) -> bool:
         """Learn what other workers served lately; True if all was learned.
@@ -64,18 +71,30 @@ class PlannerLifecycle:
         Raises:
             Exception: Any error of the client; prompts sent before count as resident.
         """
-        sent = 0
+        sent, exact = 0, True
         for request in self._startup.warming_requests(preamble, blocks, **options):
-            client.chat.completions.create(**request)
+            try:
+                client.chat.completions.create(**(request if exact else without_exact_end(request)))
+            except Exception as error:
+                if not (exact and refuses_exact_end(request, error)):
+                    raise
+                exact = False
+                client.chat.completions.create(**without_exact_end(request))
             sent += 1
         return sent
 
     async def awarm(
         self, client: Any, preamble: str | None, blocks: Blocks | None = None, **options: Unpack[WarmOptions]
     ) -> int:
-        sent = 0
+        sent, exact = 0, True
         for request in self._startup.warming_requests(preamble, blocks, **options):
-            await client.chat.completions.create(**request)
+            try:
+                await client.chat.completions.create(**(request if exact else without_exact_end(request)))
+            except Exception as error:
+                if not (exact and refuses_exact_end(request, error)):
+                    raise
+                exact = False
+                await client.chat.completions.create(**without_exact_end(request))
             sent += 1
         return sent
 

@@ -70,7 +70,8 @@ class Startup:
     ) -> Iterator[dict[str, Any]]:
         """Yield the requests that warm a scope, one per path, the empty path first.
 
-        Send each before you take the next: a path counts as resident from then on.
+        Send each before you take the next: a path counts as resident from then on. For an engine that keeps
+        checkpoints they end one token behind the path.
         """
         scope = make_scope(tenant, model, preamble)
         given = as_blocks(() if blocks is None else blocks)
@@ -85,7 +86,8 @@ class Startup:
                 labelled = zip(names, texts, strict=True)
                 texts = [self.writer.templates.block(label, text, names) for label, text in labelled]
             context = "\n\n".join(texts)
-            yield warming_request(model, preamble, context, state.cache_salt)
+            exact = self.scopes.profile.current.checkpoints is not None
+            yield warming_request(model, preamble, context, state.cache_salt, exact=exact)
             with self.lock:
                 tree = self.scopes.use(scope).tree
                 tree.insert([block.fingerprint for block in path], [block.tokens for block in path])

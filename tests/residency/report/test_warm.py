@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -113,3 +114,47 @@ def test_hottest_paths_are_distinct_served_paths() -> None:
         held.check_integrity()
         tree.check_integrity()
     assert hottest_paths(PrefixTree[int](), 3) == []
+
+
+class RefusingCompletions:
+    """A client's completions that record requests, and refuse fields as an endpoint with status 400 does."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.chat = self
+        self.completions = self
+        self.refused = refused
+        self.requests: list[dict[str, Any]] = []
+
+    def create(self, **request: Any) -> None:
+        self.requests.append(request)
+        if self.refused in request.get("extra_body", {}):
+            response = httpx.Response(400, request=httpx.Request("POST", "http://engine"))
+            raise openai.BadRequestError("unknown field", response=response, body=None)
+
+
+def warmed(client: RefusingCompletions, corpus: list[ContextBlock], profile: str) -> int:
+    planner = ContextPlanner(profile=profile)
+    planner.commit(planner.plan(corpus[:2], preamble=PREAMBLE, model="model"))
+    return planner.warm(client, PREAMBLE, corpus, model="model")
+
+
+def test_an_engine_with_checkpoints_is_warmed_one_token_behind_each_path(corpus: list[ContextBlock]) -> None:
+    client = RefusingCompletions()
+    assert warmed(client, corpus, "vllm-checkpoints(128)") == 2
+    texts = [request["messages"][-1]["content"] for request in client.requests]
+    assert texts == [".", f"{corpus[0].text}\n\n{corpus[1].text}\n\n."]
+    exact = {"continue_final_message": True, "add_generation_prompt": False}
+    assert [request["extra_body"] for request in client.requests] == [exact, exact]
+
+
+def test_warming_leaves_out_fields_that_the_endpoint_refused(corpus: list[ContextBlock]) -> None:
+    client = RefusingCompletions("continue_final_message")
+    assert warmed(client, corpus, "vllm-checkpoints(128)") == 2
+    assert ["extra_body" in request for request in client.requests] == [True, False, False]
+
+
+def test_other_refusals_are_raised(corpus: list[ContextBlock]) -> None:
+    client = RefusingCompletions("cache_salt")
+    planner = ContextPlanner(profile="full-attention")
+    with pytest.raises(openai.BadRequestError):
+        planner.warm(client, PREAMBLE, corpus, model="model", tenant="acme")

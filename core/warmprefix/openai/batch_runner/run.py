@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
 from warmprefix.batch.planners import Progress
+from warmprefix.batch.primes import planned_primes
 from warmprefix.errors import BatchError
 from warmprefix.openai.asking import CallFailedError, ChatAsker, ask_with_retries, could_not_connect
 from warmprefix.openai.batch_runner.journal import (
@@ -22,6 +23,7 @@ from warmprefix.openai.batch_runner.journal import (
     Results,
     digest_of_request,
 )
+from warmprefix.openai.batch_runner.primes import BatchPrimer
 from warmprefix.openai.batch_runner.start_order import StartOrder, first_holders, planned_holders
 from warmprefix.openai.call import chat_options
 from warmprefix.openai.retry import Retries, status_of
@@ -43,6 +45,7 @@ class Asker(NamedTuple):
     options: Mapping[str, Any]
     messages: Messages
     retries: Retries
+    primer: BatchPrimer
 
     async def ask(
         self, planned: PlannedRequest, prefilled: Callable[[], object]
@@ -135,6 +138,7 @@ class _Run:
         self._requests = [planned for planned in batch if planned.id not in answered]
         # The cache may have lost the prefixes of an earlier run, so the rest gets warmers of its own.
         holders = first_holders(self._requests) if answered else planned_holders(self._requests)
+        asker.primer.expect(planned_primes(self._requests, batch.checkpoints) if answered else batch.primes)
         self._order = StartOrder(self._requests, holders, lookahead=(concurrency + 1) // 2)
         self._stopping = False
         self._reached = False
@@ -171,6 +175,7 @@ class _Run:
         planned = self._requests[i]
         owner = self._batch.owner
         try:
+            await self._asker.primer.send_before(planned)
             result, error = await self._asker.ask(planned, partial(self._prefilled, i))
         except BaseException:
             owner.abandon(planned.plan)

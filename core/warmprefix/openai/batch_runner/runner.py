@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from warmprefix.batch.planners import Progress, no_progress
 from warmprefix.errors import check_count
 from warmprefix.openai.batch_runner.journal import BatchResult, Messages, digest_of_options
 from warmprefix.openai.batch_runner.jsonl import read_answers, write_requests
+from warmprefix.openai.prime_stats import PrimeStats, primed
 from warmprefix.openai.retry import Retries
 
 if TYPE_CHECKING:
@@ -22,13 +24,18 @@ __all__ = ["BatchRunner"]
 
 
 class BatchRunner:
-    """Runs one planned batch. It keeps nothing between its calls; several runs may go on side by side."""
+    """Runs one planned batch. It keeps only counts between its calls; several runs may go on side by side."""
 
     def __init__(self, batch: BatchPlan) -> None:
         """Take a batch; anything else raises a TypeError."""
         if not isinstance(batch, BatchPlan):
             raise TypeError(f"batch must be a BatchPlan, got {type(batch).__name__}")
         self._batch = batch
+        self._prime_counts: Counter[str] = Counter()
+
+    def prime_stats(self) -> PrimeStats:
+        """Return the counts of the primes of all runs; see `BatchPlan.primes`."""
+        return primed(self._prime_counts)
 
     def run(
         self,
@@ -48,8 +55,9 @@ class BatchRunner:
 
         Requests start in execution order. One whose prefix another is to bring waits until that one is prefilled;
         meanwhile later ones may start, half as many as `concurrency` at most. Plans are committed as answers come,
-        and abandoned where none does. A request that fails for good yields a result with its `error`, and the batch
-        goes on. Leaving early cancels the requests in flight; `contextlib.aclosing` leaves at once.
+        and abandoned where none does. The plan's primes go out in front of their requests; a failed prime is only
+        counted. A request that fails for good yields a result with its `error`, and the batch goes on. Leaving early
+        cancels the requests in flight; `contextlib.aclosing` leaves at once.
 
         Args:
             client: Its own retries are not used.
@@ -74,6 +82,7 @@ class BatchRunner:
             MissingExtraError: The extra `openai` is not installed.
         """
         from warmprefix.openai.asking import ChatAsker
+        from warmprefix.openai.batch_runner.primes import BatchPrimer
         from warmprefix.openai.batch_runner.run import Asker, open_journal, results_of
 
         check_count("concurrency", concurrency)
@@ -85,7 +94,9 @@ class BatchRunner:
             raise ValueError(f"stream must be left out, because every run streams, got {request['stream']!r}")
         chat = PlannedRequest.messages if messages is None else messages
         policy = retries if isinstance(retries, Retries) else Retries(retries)
-        asker = Asker(ChatAsker(client, timeout=timeout), model, request, chat, policy)
+        engine = ChatAsker(client, timeout=timeout)
+        primer = BatchPrimer(engine, model, request, chat, self._prime_counts)
+        asker = Asker(engine, model, request, chat, policy, primer)
         opening = None
         if journal is not None:
             opening = partial(open_journal, self._batch, journal, model, digest_of_options(request), chat)

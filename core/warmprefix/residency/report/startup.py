@@ -10,6 +10,7 @@ from typing import Any
 from warmprefix.blocks import ContextBlock
 from warmprefix.errors import EngineError
 from warmprefix.prefix.tree import PrefixTree, hottest_paths
+from warmprefix.primes import prime_request
 
 __all__ = ["capacity_from_metrics", "paths_to_warm", "warming_request"]
 
@@ -84,14 +85,15 @@ def paths_to_warm(tree: PrefixTree[bytes], blocks: Iterable[ContextBlock], count
     return paths
 
 
-def warming_request(model: str, preamble: str | None, context: str, cache_salt: str | None) -> dict[str, Any]:
+def warming_request(
+    model: str, preamble: str | None, context: str, cache_salt: str | None, *, exact: bool = False
+) -> dict[str, Any]:
     """Return the arguments of `chat.completions.create` for a prompt that begins like a real one, for one token.
 
-    `preamble` is its system message, and the user's message is `context`, the rendered blocks.
+    `preamble` is its system message, and the user's message is `context`, the rendered blocks. With `exact` the prompt
+    ends one token behind them, where an engine that keeps checkpoints leaves one for all that begin with them.
     """
     messages = [] if preamble is None else [{"role": "system", "content": preamble}]
-    messages.append({"role": "user", "content": context or "."})  # many chat templates need a text
-    request: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 1}
-    if cache_salt is not None:
-        request["extra_body"] = {"cache_salt": cache_salt}
-    return request
+    text = f"{context}\n\n." if context and exact else context
+    messages.append({"role": "user", "content": text or "."})  # many chat templates need a text
+    return prime_request(model, messages, cache_salt, exact=exact)
