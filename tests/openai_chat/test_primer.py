@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -45,14 +45,13 @@ class PrimedEngine(ThreadingHTTPServer):
 
 
 class PrimedEngineHandler(BaseHTTPRequestHandler):
-    server: PrimedEngine
-
     def do_POST(self) -> None:
+        server = cast("PrimedEngine", self.server)
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
-        status = self.server.prime_status if body.get("max_tokens") == 1 else 200
+        server.bodies.append(body)
+        status = server.prime_status if body.get("max_tokens") == 1 else 200
         if "continue_final_message" in body:
-            status = max(status, self.server.exact_status)
+            status = max(status, server.exact_status)
         answer = json.dumps(COMPLETION).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -60,7 +59,7 @@ class PrimedEngineHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - its name there
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI
@@ -44,17 +44,16 @@ class Endpoint(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Endpoint
-
     def do_POST(self) -> None:
+        server = cast("Endpoint", self.server)
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
+        server.bodies.append(body)
         is_prime = body.get("max_tokens") == 1
-        if any(name in body for name in self.server.refused):
+        if any(name in body for name in server.refused):
             self._answer(400, b'{"error": {"message": "unknown field"}}')
-        elif not is_prime and any(text in body["messages"][-1]["content"] for text in self.server.failing):
+        elif not is_prime and any(text in body["messages"][-1]["content"] for text in server.failing):
             self._answer(400, b"{}")
-        elif is_prime and self.server.fails_primes:
+        elif is_prime and server.fails_primes:
             self._answer(500, b"{}")
         else:
             delta = {"id": "1", "choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}
@@ -67,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - its name there
 
 
 @pytest.fixture
