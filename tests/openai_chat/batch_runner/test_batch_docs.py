@@ -46,7 +46,7 @@ async def test_the_pages_code_runs(
     names: dict[str, Any] = {"planner": ContextPlanner(), "requests": asked, "client": client, "model": MODEL}
     blocks = CODE.findall((ROOT / "docs/batch-runs.md").read_text())
     assert len(blocks) == 7
-    for number, block in enumerate(blocks):
+    for block in blocks:
         if "read_jsonl(" in block:
             answer_file(str(client.base_url), Path("night.jsonl"), Path("answers.jsonl"))
         await run(block, names)
