@@ -198,7 +198,7 @@ def test_same_requests_give_the_same_plan(listed: Listed, planner: str) -> None:
 @given(one_tenants, planner_names)
 def test_commits_are_learned_and_abandoned_plans_are_not(listed: Listed, planner: str) -> None:
     requests = requests_of(listed)
-    learner, same = ContextPlanner(), ContextPlanner()
+    learner, same = ContextPlanner(annotate="labels"), ContextPlanner(annotate="labels")  # no order costs a note
     batch = learner.plan_batch(requests, planner)
     for planned in batch:
         assert learner.abandon(planned.plan)

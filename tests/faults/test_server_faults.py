@@ -152,7 +152,8 @@ def test_restored_from_before_the_history_was_cut(
     server.config["appendonly"] = "no"  # otherwise it would read this file, not the snapshot
     server.start()
     with server.client() as client:
-        assert client.hlen(client.keys("wp:*")[0]) > 4  # the record of the history before the cut
+        records = [client.hlen(key) for key in client.keys("wp:*:seen")]
+        assert max(records) > 4  # the record of the history before the cut
     if who == "the one who forgot":
         worker = forgetful
     else:
