@@ -24,6 +24,9 @@ __all__ = [
 MarkPlace = Literal["empty", "thinking", "assistant", "system", "tools"]
 """A content part that marks may be refused on: an empty text, a thinking block, or any part of such a message."""
 
+MarkField = Literal["cache_control", "prompt_cache_breakpoint", "cachePoint"]
+"""The field, or the kind of part, that is a mark in a request body."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
@@ -62,6 +65,7 @@ class MarkRules:
         ValueError: A count is below 1, or there is no lifetime.
     """
 
+    field: MarkField = "cache_control"
     most: int = 4
     """Most marks that one request may write, the automatic one included."""
     automatic: bool = False
@@ -195,7 +199,11 @@ _BUILT_IN = (
     CacheProfile(
         "openai",
         marks=MarkRules(
-            automatic=True, most_read=80, lifetimes=(1800.0,), refused_on=frozenset({"empty", "assistant"})
+            "prompt_cache_breakpoint",
+            automatic=True,
+            most_read=80,
+            lifetimes=(1800.0,),
+            refused_on=frozenset({"empty", "assistant"}),
         ),
         minimum_tokens=1024,
         read_price=0.1,
@@ -216,7 +224,9 @@ _BUILT_IN = (
     ),
     CacheProfile(
         "bedrock",
-        marks=MarkRules(look_back=20, lifetimes=(300.0, 3600.0), refused_on=frozenset({"empty", "thinking"})),
+        marks=MarkRules(
+            "cachePoint", look_back=20, lifetimes=(300.0, 3600.0), refused_on=frozenset({"empty", "thinking"})
+        ),
         minimum_tokens=1024,
         read_price=0.1,
         write_prices=(1.25, 2.0),

@@ -1,0 +1,24 @@
+"""Cache marks for hosted APIs whose caches match only at marks.
+
+`CacheMarker` puts them into request bodies. `MarkPlanner` decides where: which prefixes to write, how far and for how
+long, by how often they will be read.
+"""
+
+from __future__ import annotations
+
+from warmprefix.marks.bodies import ApiShape
+from warmprefix.marks.mark_planner import MarkDecision, MarkedPart, MarkPlanner
+from warmprefix.marks.marker import CacheMarker, MarkedBody, MarkStats
+from warmprefix.marks.usage import CacheUsage, cache_usage
+
+__all__ = [
+    "ApiShape",
+    "CacheMarker",
+    "CacheUsage",
+    "MarkDecision",
+    "MarkPlanner",
+    "MarkStats",
+    "MarkedBody",
+    "MarkedPart",
+    "cache_usage",
+]
