@@ -77,7 +77,7 @@ def prompts(workload: Workload, *, planned: bool) -> Iterator[Prompt]:
         blocks = [(each.block.id, each.block.tokens) for each in plan.blocks]
         question = (("question", number), max(request.source.query_tokens, 1))
         units = (("system", SYSTEM_TOKENS), *blocks, question)
-        yield Prompt(units, request.source.scope, request.source.t)
+        yield Prompt(units, request.source.scope, request.source.seconds)
 
 
 def measured(workload: Workload, profile: CacheProfile, orders: dict[bool, list[Prompt]]) -> Iterator[dict[str, Any]]:
@@ -101,8 +101,8 @@ def served(profile: CacheProfile, arm: str, asked: Sequence[Prompt], moments: Se
     for prompt, moment in zip(asked, moments, strict=True):
         now = moment
         ends: list[int] = []
-        for _, tokens in prompt.units:
-            ends.append((ends[-1] if ends else 0) + tokens)
+        for _, length in prompt.units:
+            ends.append((ends[-1] if ends else 0) + length)
         last = len(ends) - 1
         decision = planner.decide(parts_of(prompt), prompt.scope) if arm == "ours" else None
         if decision is not None:

@@ -40,7 +40,8 @@ class EngineLink:
     tried again, the plan waits for that: any failure until the block of `sending` ends, without one those that clients
     try again by themselves for `retry_grace` seconds.
 
-    For a planner that learns its capacity, it reads the metrics of each engine once, on a thread.
+    For a planner that learns its capacity or profile, it reads the metrics of each engine once, on a thread. Hosted
+    APIs are not asked.
 
     Requests without a plan pass unchanged, and no failure in here ever becomes one of a request. One link serves any
     number of clients, threads and tasks. Memory is bounded.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks, read_call
-from warmprefix.openai.engine_capacity import EngineCapacity
+from warmprefix.openai.engine_metrics import EngineMetrics
 from warmprefix.openai.exchange import Exchange, Verdict
 from warmprefix.openai.plans import PLAN_HEADER, PlanBook, SentPlan, plan_in_context
 from warmprefix.openai.primer import Primer
@@ -103,7 +103,7 @@ class PlanTracker:
         self.primer = Primer(planner, primes)
         self._additional = additional
         self._retry_grace = retry_grace
-        self._capacity = EngineCapacity(planner)
+        self._metrics = EngineMetrics(planner)
         self.book = PlanBook(max_plans)
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
@@ -159,7 +159,7 @@ class PlanTracker:
         else:
             plan = self.book.take(sent)
             self._count("repeated_plans" if plan is None else "requests")
-            self._capacity.visit(request.url)
+            self._metrics.visit(request.url)
         try:
             return self._with_additions(request, call, sent, plan)
         except BaseException:
@@ -264,7 +264,7 @@ class PlanTracker:
     def _notify_planner(self, verdict: Verdict) -> None:
         try:
             if verdict.step in _COMMITS:
-                recorded = self._planner.commit(verdict.plan, report=self._capacity.added_to(verdict.report))
+                recorded = self._planner.commit(verdict.plan, report=self._metrics.added_to(verdict.report))
                 self._count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 self._planner.abandon(verdict.plan)
@@ -276,7 +276,7 @@ class PlanTracker:
         begun.append(True)
         try:
             if verdict.step in _COMMITS:
-                recorded = await self._planner.acommit(verdict.plan, report=self._capacity.added_to(verdict.report))
+                recorded = await self._planner.acommit(verdict.plan, report=self._metrics.added_to(verdict.report))
                 self._count("commits", *(() if recorded else ("refused_commits",)))
             else:
                 await self._planner.aabandon(verdict.plan)

@@ -130,6 +130,8 @@ class PlanFeedback:
             return
         if report.capacity_tokens:
             state.capacity.start(report.capacity_tokens)
+        if report.profile is not None:
+            self.scopes.profile.learn(report.profile)
         has_checkpoints = self.scopes.profile.current.checkpoints is not None
         outcome = state.feedback.learn(plan, report, has_checkpoints)
         if outcome.comparison is not None:
@@ -138,6 +140,9 @@ class PlanFeedback:
             counts["predicted_cached_tokens"] += round(outcome.comparison.predicted)
             counts["compared_cached_tokens"] += outcome.comparison.actual
             counts["compared_prompt_tokens"] += report.prompt_tokens or 0
+            likely = outcome.comparison.likely_blocks
+            if self.scopes.profile.observe(plan.scope, _keys(plan), likely, outcome.comparison.actual):
+                _log.info("the engine's reports show the cache profile %s", self.scopes.profile.current.name)
             if not has_checkpoints:
                 state.learn_capacity(plan.blocks, outcome.comparison.likely_blocks)
         if outcome.ordering_switched:

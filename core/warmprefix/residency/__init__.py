@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.residency.feed_contract import FeedStats, NoFeed, ResidencyFeed, ResidencyTarget, ServedPrompt
-from warmprefix.residency.report import EngineReport, capacity_from_metrics
+from warmprefix.residency.report import EngineReport, capacity_from_metrics, report_from_metrics
 
 if TYPE_CHECKING:
     from warmprefix.residency.kv.kv_feed import KvEventFeed
@@ -22,6 +22,7 @@ __all__ = [
     "ServedPrompt",
     "TokenizerError",
     "capacity_from_metrics",
+    "report_from_metrics",
 ]
 
 _LAZY = {"KvEventFeed": "kv_feed", "EngineTokenizer": "spans", "TokenizerError": "spans"}

@@ -11,7 +11,12 @@ from warmprefix.residency.report.capacity import (
 )
 from warmprefix.residency.report.evidence import ScopeFeedback
 from warmprefix.residency.report.profile import EngineProfile
-from warmprefix.residency.report.startup import capacity_from_metrics, paths_to_warm, warming_request
+from warmprefix.residency.report.startup import (
+    capacity_from_metrics,
+    paths_to_warm,
+    report_from_metrics,
+    warming_request,
+)
 from warmprefix.residency.report.usage import EngineReport, PredictionErrors, UsageFeedback
 
 __all__ = [
@@ -27,5 +32,6 @@ __all__ = [
     "UsageFeedback",
     "capacity_from_metrics",
     "paths_to_warm",
+    "report_from_metrics",
     "warming_request",
 ]

@@ -8,11 +8,13 @@ from itertools import takewhile
 from typing import Any
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import EngineError
 from warmprefix.prefix.tree import PrefixTree, hottest_paths
 from warmprefix.primes import prime_request
+from warmprefix.residency.report.usage import EngineReport
 
-__all__ = ["capacity_from_metrics", "paths_to_warm", "warming_request"]
+__all__ = ["capacity_from_metrics", "paths_to_warm", "report_from_metrics", "warming_request"]
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _VLLM = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
@@ -42,7 +44,44 @@ def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
         EngineError: The engine could not be reached, or its metrics lack these values.
         ValueError: `source` is an address that is not `http` or `https`.
     """
-    text = _metrics(source, timeout) if "://" in source and "\n" not in source else source
+    tokens = _capacity(_text(source, timeout))
+    if tokens is None:
+        raise EngineError("the metrics lack both vllm:cache_config_info with its sizes and sglang:max_total_num_tokens")
+    return tokens
+
+
+def report_from_metrics(source: str, *, timeout: float = 5.0) -> EngineReport:
+    """Return the capacity of an engine's cache, and its profile if the engine keeps checkpoints.
+
+    vLLM's metrics show it for recurrent layers; for sliding windows they do not.
+
+    >>> text = 'vllm:cache_config_info{block_size="528",mamba_cache_mode="align",num_gpu_blocks="None"} 1.0'
+    >>> report_from_metrics(text).profile.name
+    'vllm-checkpoints(528)'
+
+    Args:
+        source: As in `capacity_from_metrics`.
+        timeout: Seconds to wait for the metrics.
+
+    Raises:
+        EngineError: The engine could not be reached.
+        ValueError: `source` is an address that is not `http` or `https`.
+    """
+    text = _text(source, timeout)
+    profile: CacheProfile | None = None
+    for labels in _VLLM.findall(text):
+        values = dict(_LABEL.findall(labels))
+        block = values.get("block_size", "")
+        if values.get("mamba_cache_mode") == "align" and block.isascii() and block.isdigit() and int(block):
+            profile = vllm_checkpoints(int(block))
+    return EngineReport(capacity_tokens=_capacity(text), profile=profile)
+
+
+def _text(source: str, timeout: float) -> str:
+    return _metrics(source, timeout) if "://" in source and "\n" not in source else source
+
+
+def _capacity(text: str) -> int | None:
     found = [float(value) for value in _SGLANG.findall(text)]
     for labels in _VLLM.findall(text):
         values = dict(_LABEL.findall(labels))
@@ -53,10 +92,7 @@ def capacity_from_metrics(source: str, *, timeout: float = 5.0) -> int:
                 found.append(int(values["block_size"]) * int(values["num_gpu_blocks"]))
             except (KeyError, ValueError):  # "None", before the cache was allocated
                 continue
-    tokens = [int(value) for value in found if value >= 1]
-    if not tokens:
-        raise EngineError("the metrics lack both vllm:cache_config_info with its sizes and sglang:max_total_num_tokens")
-    return min(tokens)
+    return min([int(value) for value in found if value >= 1], default=None)
 
 
 def _metrics(address: str, timeout: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.plan import PlannedBlock
 
 __all__ = ["EngineReport", "PredictionErrors", "UsageComparison", "UsageFeedback"]
@@ -41,6 +42,8 @@ class EngineReport:
     """For each planned block, in planned order, the share of the prompt's characters up to its end, from 0 to 1."""
     capacity_tokens: int | None = None
     """Tokens that the engine's prefix cache holds, if its metrics include them."""
+    profile: CacheProfile | None = None
+    """Where the engine's cache can match, if its metrics show that."""
 
 
 class UsageComparison(NamedTuple):
