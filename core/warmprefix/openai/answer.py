@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from warmprefix.marks import cache_usage
+
 __all__ = ["AnswerFacts", "AnswerReader", "EventSplitter", "StreamedAnswer", "WholeAnswer", "event_data"]
 
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -18,9 +20,9 @@ _END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r|\n)")
 
 _DONE = b"[DONE]"
 _FAILURES = ("error", "response.failed")
-_ENDS = ("response.completed", "response.incomplete")
+_ENDS = ("response.completed", "response.incomplete", "message_stop")
 
-_SIGNS = (b'"usage"', b'"error"', _DONE, b'"response.')
+_SIGNS = (b'"usage"', b'"error"', _DONE, b'"response.', b'"message_stop"')
 """Byte strings of which a relevant event holds one, once the answer has started."""
 
 
@@ -98,6 +100,8 @@ class AnswerFacts:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.prompt_token_ids: list[int] | None = None
+        self.usage: dict[str, Any] = {}
+        """The reported usage, as it came."""
 
     def read_event(self, data: bytes) -> dict[str, Any] | None:
         """Read the data of one event of a stream and return its JSON object; None if it holds none."""
@@ -111,6 +115,9 @@ class AnswerFacts:
         response = payload.get("response")
         if isinstance(response, dict):  # in the first and last event of `/v1/responses`
             self.read_prompt(response)
+        message = payload.get("message")
+        if isinstance(message, dict):  # in the first event of `/v1/messages`
+            self.read_prompt(message)
         self.read_prompt(payload)
         self.failed = self.failed or bool(payload.get("error")) or payload.get("type") in _FAILURES
         if not self.started and _has_token(payload):
@@ -130,6 +137,10 @@ class AnswerFacts:
         """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""
         usage = payload.get("usage")
         if isinstance(usage, dict):
+            self.usage.update(usage)
+            if "cache_read_input_tokens" in self.usage and (counted := cache_usage(self.usage)) is not None:
+                self.prompt_tokens, self.cached_tokens = sum(counted), counted.read
+                return
             for total in ("prompt_tokens", "input_tokens"):
                 self.prompt_tokens = _count(usage.get(total), self.prompt_tokens)
                 if isinstance(found := usage.get(f"{total}_details"), dict):
@@ -210,7 +221,7 @@ AnswerReader = WholeAnswer | StreamedAnswer
 def _has_token(chunk: Mapping[str, Any]) -> bool:
     kind = chunk.get("type")
     if isinstance(kind, str):
-        return kind in _ENDS or (kind.endswith(".delta") and bool(chunk.get("delta")))
+        return kind in (*_ENDS, "content_block_delta") or (kind.endswith(".delta") and bool(chunk.get("delta")))
     choices = chunk.get("choices")
     if not isinstance(choices, list):
         return False

@@ -19,11 +19,12 @@ __all__ = [
     "read_call",
 ]
 
-PromptRoute = Literal["chat", "completions", "responses"]
+PromptRoute = Literal["chat", "completions", "messages", "responses"]
 
 _ROUTES: Mapping[str, PromptRoute] = {
     "/chat/completions": "chat",
     "/completions": "completions",
+    "/messages": "messages",
     "/responses": "responses",
 }
 """The route of each end of a path; the first that matches counts."""
@@ -93,12 +94,25 @@ class Additions(NamedTuple):
     """The salt in the body; None without one."""
 
 
-def completed(call: PromptCall, *, cache_salt: str | None, stream_usage: bool, token_ids: TokenIds | None) -> Additions:
-    """Add the fields that the call does not set itself. Its own bytes stay, except its stream options."""
+def completed(
+    call: PromptCall,
+    *,
+    cache_salt: str | None,
+    stream_usage: bool,
+    token_ids: TokenIds | None,
+    salt_field: str = "cache_salt",
+) -> Additions:
+    """Add the fields that the call does not set itself. Its own bytes stay, except its stream options.
+
+    `salt_field` is the field that gets the salt, such as OpenAI's `prompt_cache_key`. Anthropic's Messages API has no
+    such fields, so its calls get none.
+    """
     body, added = call.body, dict[str, Any]()
-    if cache_salt is not None and "cache_salt" not in body:
-        added["cache_salt"] = cache_salt
-    salt_sent = added.get("cache_salt", body.get("cache_salt"))
+    if call.route == "messages":
+        return Additions(call.content, False, None)
+    if cache_salt is not None and salt_field not in body:
+        added[salt_field] = cache_salt
+    salt_sent = added.get(salt_field, body.get(salt_field))
     if call.route != "responses" and token_ids is not None:
         name, may_stream = _TOKEN_FIELDS[token_ids]
         if name not in body and (may_stream or not call.streams):
@@ -165,9 +179,9 @@ def _texts(route: PromptRoute, body: Mapping[str, Any]) -> Iterator[str | None]:
         prompt = body.get("prompt")
         yield from _content(prompt if isinstance(prompt, str) else (prompt or [])[:1])
         return
-    if route == "responses":
-        yield from _content(body.get("instructions"))
-    messages = body.get("messages" if route == "chat" else "input")
+    if route in ("messages", "responses"):
+        yield from _content(body.get("system" if route == "messages" else "instructions"))
+    messages = body.get("input" if route == "responses" else "messages")
     if isinstance(messages, str):
         yield messages
     elif isinstance(messages, list):

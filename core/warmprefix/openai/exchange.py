@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from warmprefix.marks import CacheMarker, MarkedBody
 from warmprefix.openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer
 from warmprefix.openai.call import Additions, PromptCall, block_ends
 from warmprefix.openai.plans import SentPlan
@@ -13,7 +14,7 @@ from warmprefix.openai.retry import is_transient, retry_after
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 
-__all__ = ["Exchange", "Verdict"]
+__all__ = ["Exchange", "RequestMarks", "Verdict"]
 
 _MAX_RETRY_AFTER = 60.0
 """Longest `Retry-After`, in seconds, that OpenAI's clients follow."""
@@ -35,6 +36,19 @@ class Verdict(NamedTuple):
     """Seconds that the server asked clients to wait, after a failure."""
     unread: bool = False
     """True if there was an answer that could not be read."""
+
+
+class RequestMarks(NamedTuple):
+    """The cache marks of one request."""
+
+    marker: CacheMarker
+    marked: MarkedBody
+    unmarked: Any
+    """The request without the marks, for an API that refuses them."""
+
+    def report(self, usage: Mapping[str, Any] | None) -> None:
+        """Pass on what the answer reported of the prompt; None after a failure."""
+        self.marker.report(self.marked, usage)
 
 
 class Exchange:
@@ -72,6 +86,8 @@ class Exchange:
         self._over = False
         self.primes: tuple[Any, ...] = ()
         """Requests to send in front of this one."""
+        self.marks: RequestMarks | None = None
+        """The marks of this request, and the request without them."""
 
     def sending(self) -> None:
         """Note that the request is sent now."""
@@ -175,6 +191,9 @@ class Exchange:
 
     def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
         self._over = True
+        if self.marks is not None:
+            usage = None if self._reader is None else self._reader.facts.usage
+            self.marks.report(usage or None)
         commits = step in ("commit", "commit part")
         report = self._report() if commits else None
         unread = commits and (self._reader is None or self._reader.facts.unread)

@@ -7,6 +7,7 @@ from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.errors import check_count
+from warmprefix.marks import MarkStats
 from warmprefix.openai.call import TokenIds
 from warmprefix.openai.exchange import Verdict
 from warmprefix.openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
@@ -43,6 +44,10 @@ class EngineLink:
     For a planner that learns its capacity or profile, it reads the metrics of each engine once, on a thread. Hosted
     APIs are not asked.
 
+    For a planner whose profile has marks, such as `ContextPlanner(profile="anthropic")`, it puts cache marks into the
+    requests with a plan; `messages_for(plan, question, parts=True)` leaves room for them between blocks. If the API
+    refuses them, the request goes out once more without. Anthropic's SDK takes a client with `transport`.
+
     Requests without a plan pass unchanged, and no failure in here ever becomes one of a request. One link serves any
     number of clients, threads and tasks. Memory is bounded.
     """
@@ -64,7 +69,8 @@ class EngineLink:
         Args:
             planner: The planner whose plans are sent; it ignores another planner's.
             cache_salt: Send a plan's `cache_salt`, unless the request has one. Plans without a tenant have none.
-                OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it. A feed of KV events gets no tokens of a
+                OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it; with the planner's profile `"openai"`
+                it goes out as `prompt_cache_key`. A feed of KV events gets no tokens of a
                 prompt that went out under another salt than its plan's, or under none.
             stream_usage: Have streams report usage. An application that did not ask for it does not see it.
             token_ids: Have the engine return the prompt's tokens, for a feed of its KV events: in the way of `"vllm"`,
@@ -147,6 +153,10 @@ class EngineLink:
     def prime_stats(self) -> PrimeStats:
         """Return the counts of the primes since the start."""
         return self._tracker.primer.stats()
+
+    def mark_stats(self) -> MarkStats:
+        """Return the counts of cache marks since the start; all zero for a planner whose profile has no marks."""
+        return MarkStats() if self._tracker.marker is None else self._tracker.marker.stats()
 
     def close(self) -> None:
         """Abandon the plans that wait for another attempt. Clients stay open, and the link usable. Idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 import time
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
+from warmprefix.marks import ApiShape, CacheMarker
 from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks, read_call
 from warmprefix.openai.engine_metrics import EngineMetrics
-from warmprefix.openai.exchange import Exchange, Verdict
+from warmprefix.openai.exchange import Exchange, RequestMarks, Verdict
 from warmprefix.openai.plans import PLAN_HEADER, PlanBook, SentPlan, plan_in_context
 from warmprefix.openai.primer import Primer
 from warmprefix.plan import ContextPlan
@@ -35,6 +37,9 @@ _UNSENT = (
     "that goes out when first read, or its prompt lacks the plan's blocks; the plan is abandoned, and requests sent "
     "from now on go without its cache_salt"
 )
+
+_SHAPES: Mapping[str, ApiShape] = {"chat": "chat", "messages": "messages", "responses": "responses"}
+"""The shape of each route's bodies, where marks can stand in them."""
 
 _COMMITS = ("commit", "commit part")
 
@@ -104,6 +109,9 @@ class PlanTracker:
         self._additional = additional
         self._retry_grace = retry_grace
         self._metrics = EngineMetrics(planner)
+        profile = planner.profile
+        self.marker = None if profile.marks is None else CacheMarker(profile)
+        self._salt_field = profile.isolation or "cache_salt"
         self.book = PlanBook(max_plans)
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
@@ -175,15 +183,47 @@ class PlanTracker:
             cache_salt=sent.cache_salt if add.cache_salt else None,
             stream_usage=add.stream_usage and plan is not None,
             token_ids=None if plan is None else add.token_ids,
+            salt_field=self._salt_field,
         )
         header = {add.session_header: sent.session} if add.session_header and sent.session else None
         changed = _remade(request, without=PLAN_HEADER, content=additions.content, added=header)
         if plan is None:
             return changed, None
         exchange = Exchange(sent, plan, call, additions=additions, on_error=self.degrade)
+        marked = self._with_marks(changed, call, plan, additions.content)
+        if marked is not None:
+            changed, exchange.marks = marked
         bodies = self.primer.bodies(plan, call, additions.content)
         exchange.primes = tuple([_remade(request, without=PLAN_HEADER, content=body, added=header) for body in bodies])
         return changed, exchange
+
+    def _with_marks(
+        self, request: Any, call: PromptCall, plan: ContextPlan, content: bytes
+    ) -> tuple[Any, RequestMarks] | None:
+        """Return the request with cache marks, if the planner's profile has them."""
+        shape = _SHAPES.get(call.route)
+        if self.marker is None or shape is None:
+            return None
+        body = call.body if content is call.content else json.loads(content)
+        marked = self.marker.mark(shape, body, tenant=plan.scope.tenant, endpoint=str(request.url))
+        if marked.decision is None:
+            return None
+        changed = _remade(request, without=PLAN_HEADER, content=json.dumps(marked.body).encode())
+        return changed, RequestMarks(self.marker, marked, request)
+
+    def marks_refused(self, exchange: Exchange) -> Any:
+        """Return the request without marks, to send in its place after a refusal; None if it had none."""
+        return None if exchange.marks is None else exchange.marks.unmarked
+
+    def sent_without_marks(self, exchange: Exchange, status: int) -> None:
+        """Note the answer to a request that was sent again without its marks."""
+        marks, exchange.marks = exchange.marks, None
+        if marks is None:
+            return
+        if status < 400:
+            marks.marker.refused(marks.marked)
+        else:
+            marks.report(None)
 
     def prime_answered(self, prime: Any, status: int | None) -> Any:
         """Count the answer to a prime; return a request to send in its place, or None."""

@@ -17,6 +17,9 @@ _log = logging.getLogger("warmprefix")
 
 __all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
 
+_REFUSALS = (400, 422)
+"""Statuses of a request that has a field which the API does not take."""
+
 
 class LinkTransport:
     """A transport around another one."""
@@ -70,6 +73,11 @@ def send(tracker: PlanTracker, exchange: Exchange | None, request: Any, forward:
         _prime(tracker, exchange, forward)
         exchange.sending()
         response = forward(request)
+        if response.status_code in _REFUSALS and (unmarked := tracker.marks_refused(exchange)) is not None:
+            response.close()
+            exchange.sending()
+            response = forward(unmarked)
+            tracker.sent_without_marks(exchange, response.status_code)
     except BaseException as error:
         tracker.settle(exchange.end(error))
         raise
@@ -88,6 +96,11 @@ async def asend(
         await _aprime(tracker, exchange, forward)
         exchange.sending()
         response = await forward(request)
+        if response.status_code in _REFUSALS and (unmarked := tracker.marks_refused(exchange)) is not None:
+            await response.aclose()
+            exchange.sending()
+            response = await forward(unmarked)
+            tracker.sent_without_marks(exchange, response.status_code)
     except BaseException as error:
         await tracker.asettle(exchange.end(error))
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.cache_profiles import as_profile
 from warmprefix_tools.caches import MarkedPrompt, SimulatedCache, UnitTokens, serve, simulated_cache
