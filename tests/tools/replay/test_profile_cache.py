@@ -77,9 +77,28 @@ def test_a_prompt_longer_than_the_cache_is_computed() -> None:
     assert result.profile_use.read == 0
 
 
-def test_profiles_that_need_marks_are_refused() -> None:
-    with pytest.raises(ValueError, match="caches without marks"):
-        Replay(trace_of("ab"), profile=PROFILES["anthropic"])
+@pytest.mark.parametrize("profile", ["anthropic", "openai", "bedrock"])
+def test_planned_marks_cost_less_than_those_of_the_api(profile: str) -> None:
+    letters = trace_of(*["abx", "aby", "abz", "acd"] * 10, tokens=1_000)
+    result = Replay(letters, profile=PROFILES[profile], preamble_tokens=1_000).run("coaccess", None)
+    assert result.profile_use is not None
+    assert result.today_profile_use is not None
+    ours, today = (use.cost(PROFILES[profile]) for use in (result.profile_use, result.today_profile_use))
+    assert today >= result.today_profile_use.tokens
+    assert ours < 0.5 * today
+
+
+def test_marks_expire_at_the_traces_own_times() -> None:
+    orders = ["ab"] * 12
+    requests = tuple(TraceRequest(f"r{n}", tuple(order), seconds=7_200.0 * n) for n, order in enumerate(orders))
+    letters = Workload(Trace("letters", requests, {"a": 1_000, "b": 1_000}, 8))
+    result = Replay(letters, profile=PROFILES["anthropic"]).run("coaccess", None)
+    assert result.profile_use is not None
+    assert result.profile_use.read == 0
+    assert result.profile_use.cost(PROFILES["anthropic"]) < 1.1 * result.profile_use.tokens
+
+
+def test_a_preamble_has_no_negative_length() -> None:
     with pytest.raises(ValueError, match="preamble_tokens must be 0 or more, got -1"):
         Replay(trace_of("ab"), preamble_tokens=-1)
 
@@ -105,7 +124,6 @@ def test_command_reports_the_profile(run: Run, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--profile", "claude"], "--profile: profile must be one of"),
-        (["--profile", "anthropic"], "caches without marks"),
         (["--preamble-tokens", "5"], "--preamble-tokens needs --profile"),
     ],
 )

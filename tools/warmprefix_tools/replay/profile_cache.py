@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Sequence
+from itertools import accumulate, count
+from typing import Any
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix_tools.caches import CacheUse, MarkedPrompt, UnitTokens, serve, simulated_cache
+from warmprefix.marks import CacheUsage, MarkedPart, MarkPlanner
+from warmprefix_tools.caches import CacheUse, Mark, MarkedPrompt, UnitTokens, serve, simulated_cache
 from warmprefix_tools.replay.prompt_cache import ReplayPrompt
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 
-__all__ = ["ProfileCache", "check_profile"]
+__all__ = ["ProfileCache"]
 
 _KV_BLOCK = 16
 _MOST_BLOCKS = 4_000_000
-
-
-def check_profile(profile: CacheProfile) -> None:
-    """Check that a replay can simulate a profile.
-
-    Raises:
-        ValueError: Its cache matches only at marks that the application has to set.
-    """
-    if profile.marks is not None and not profile.marks.automatic:
-        raise ValueError(
-            f"profile must be one that caches without marks, which a trace does not have, got {profile.name}"
-        )
 
 
 class ProfileCache:
     """Serves one prompt after another, and counts what the cache had of them.
 
     A prompt is the preamble, the pieces of `ReplayPrompt`, and an end that no other prompt has: the notes behind the
-    context and the question, at least one token. Requests are so dense that nothing expires.
+    context and the question, at least one token. Requests come at the trace's times; without these nothing expires.
 
     Args:
-        profile: One that `check_profile` accepts.
+        profile: What the cache can do.
         capacity_tokens: Tokens that all layers of the engine together can hold; None for all prompts. Hosted APIs have
             no such bound.
         workload: The trace.
         preamble_tokens: Tokens in front of every context.
+        plans_marks: Set the marks of a `MarkPlanner`, if the profile has marks. Otherwise there is only the mark that
+            the API sets by itself.
     """
 
     def __init__(
-        self, profile: CacheProfile, capacity_tokens: int | None, workload: Workload, preamble_tokens: int
+        self,
+        profile: CacheProfile,
+        capacity_tokens: int | None,
+        workload: Workload,
+        preamble_tokens: int,
+        *,
+        plans_marks: bool,
     ) -> None:
         block = profile.checkpoints.block if profile.checkpoints else max(profile.unit, _KV_BLOCK)
         if capacity_tokens is None:
@@ -51,6 +50,10 @@ class ProfileCache:
             tokens = capacity_tokens
         self._cache = simulated_cache(profile, kv_blocks=min(tokens // block + 2, _MOST_BLOCKS), block_size=_KV_BLOCK)
         self._preamble_tokens = preamble_tokens
+        self._now = 0.0
+        self._marks: MarkPlanner | None = None
+        if plans_marks and profile.marks is not None:
+            self._marks = MarkPlanner(profile, count_tokens=len, clock=lambda: self._now)
         self._units = UnitTokens()
         self._ends = count()
         self.read = self.uncached = 0
@@ -65,12 +68,18 @@ class ProfileCache:
         end = max(prompt.note_tokens - sum(written) + request.source.query_tokens - prompt.question_tokens, 1)
         units = [("preamble", self._preamble_tokens), *pieces, (("end", next(self._ends)), end)]
         tokens = self._units.encode(units)
-        ends = (self._preamble_tokens, len(tokens))
-        marked = MarkedPrompt(tokens, request.source.scope, part_ends=ends, message_ends=(1,))
+        ends = tuple(accumulate(length for _, length in units))
+        scope, last = request.source.scope, len(units) - 1
+        self._now = max(self._now, request.source.seconds or 0.0)
+        decision = None if self._marks is None else self._marks.decide(_parts(units), scope)
+        marks = () if decision is None else tuple([Mark(*each) for each in decision.lifetimes.items()])
+        marked = MarkedPrompt(tokens, scope, ends, marks, message_ends=(last,), automatic=decision is None)
         try:
-            use = serve(self._cache, marked, answer=self._units.encode(answer))
+            use = serve(self._cache, marked, self._now, answer=self._units.encode(answer))
         except ValueError:  # longer than the cache
             use = CacheUse(0, (), len(tokens))
+        if self._marks is not None and decision is not None:
+            self._marks.report(decision, CacheUsage(use.read, sum(use.written), use.uncached))
         self.read += use.read
         self.uncached += use.uncached
         self._written = [
@@ -83,3 +92,10 @@ class ProfileCache:
     def use(self) -> CacheUse:
         """Sum over all prompts."""
         return CacheUse(self.read, tuple(self._written), self.uncached)
+
+
+def _parts(units: Sequence[tuple[Any, int]]) -> list[MarkedPart]:
+    """Return the parts of a prompt: the preamble, the pieces and the end."""
+    first, *inner, last = [(repr(unit).encode(), length) for unit, length in units]
+    pieces = [MarkedPart(unit, "inner", length, depth) for depth, (unit, length) in enumerate(inner)]
+    return [MarkedPart(first[0], "system", first[1]), *pieces, MarkedPart(last[0], "end", last[1], len(inner))]

@@ -13,7 +13,6 @@ from warmprefix.errors import MissingExtraError
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import Placement
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
-from warmprefix_tools.replay.profile_cache import check_profile
 from warmprefix_tools.replay.workload import DEFAULT_K
 
 try:
@@ -142,16 +141,14 @@ class ReplayOptions:
         """The cache profile with this name.
 
         Raises:
-            ValueError: The name is unknown, or the profile needs marks.
+            ValueError: The name is unknown.
         """
         if self.profile is None:
             return None
         try:
-            profile = as_profile(self.profile)
-            check_profile(profile)
+            return as_profile(self.profile)
         except ValueError as error:
             raise ValueError(f"--profile: {error}") from None
-        return profile
 
     @property
     def files(self) -> list[Path]:

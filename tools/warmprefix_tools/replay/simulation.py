@@ -19,7 +19,7 @@ from warmprefix_tools.replay.arrange import (
     RelevanceArranger,
     RequestArranger,
 )
-from warmprefix_tools.replay.profile_cache import ProfileCache, check_profile
+from warmprefix_tools.replay.profile_cache import ProfileCache
 from warmprefix_tools.replay.prompt_cache import CachedPieces, CacheModel, ReplayPrompt, prompt_layout
 from warmprefix_tools.replay.results import Misses, Point, ReplayResult
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
@@ -64,10 +64,8 @@ class Replay:
             preamble_tokens: Tokens in front of every context, for that cache.
 
         Raises:
-            ValueError: A number of tokens is negative, or the profile's cache needs marks.
+            ValueError: A number of tokens is negative.
         """
-        if profile is not None:
-            check_profile(profile)
         if preamble_tokens < 0:
             raise ValueError(f"preamble_tokens must be 0 or more, got {preamble_tokens}")
         if answer_tokens < 0:
@@ -98,16 +96,28 @@ class Replay:
         """
         planner = PlannerArranger(self.workload, policy, capacity_tokens, self._options)
         policy_name = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
-        result = self.run_arranger(planner, capacity_tokens, name=name or policy_name, observe=observe)
+        result = self.run_arranger(
+            planner, capacity_tokens, name=name or policy_name, observe=observe, plans_marks=policy != "relevance"
+        )
         return replace(result, policy_errors=planner.policy_errors, tokenizer_errors=planner.tokenizer_errors)
 
     def run_arranger(
-        self, arranger: RequestArranger, capacity_tokens: int | None, *, name: str, observe: Observe = _ignore
+        self,
+        arranger: RequestArranger,
+        capacity_tokens: int | None,
+        *,
+        name: str,
+        observe: Observe = _ignore,
+        plans_marks: bool = True,
     ) -> ReplayResult:
-        """Run an arranger without a past, with the same cache and the same counts."""
+        """Run an arranger without a past, with the same cache and the same counts.
+
+        `plans_marks` is False for an application that sets no cache marks of its own.
+        """
         if capacity_tokens not in self._today:
-            self._today[capacity_tokens] = self._serve(RelevanceArranger(), capacity_tokens, _ignore)
-        today, run = self._today[capacity_tokens], self._serve(arranger, capacity_tokens, observe)
+            self._today[capacity_tokens] = self._serve(RelevanceArranger(), capacity_tokens, _ignore, plans_marks=False)
+        today = self._today[capacity_tokens]
+        run = self._serve(arranger, capacity_tokens, observe, plans_marks=plans_marks)
         saved, total = sum(run.saved), sum(run.totals)
         new = sum(request.new_tokens for request in self.workload.requests)
         evicted = run.ever_saved - saved
@@ -142,13 +152,17 @@ class Replay:
             today_profile_use=today.profile_use,
         )
 
-    def _serve(self, arranger: RequestArranger, capacity_tokens: int | None, observe: Observe) -> _Tally:
+    def _serve(
+        self, arranger: RequestArranger, capacity_tokens: int | None, observe: Observe, *, plans_marks: bool
+    ) -> _Tally:
         requests = self.workload.requests
         cache = CacheModel(capacity_tokens, len(requests))
         layout = prompt_layout(self.workload, self.placement, self.answer_tokens)
         other = None
         if self.profile is not None:
-            other = ProfileCache(self.profile, capacity_tokens, self.workload, self._preamble_tokens)
+            other = ProfileCache(
+                self.profile, capacity_tokens, self.workload, self._preamble_tokens, plans_marks=plans_marks
+            )
         tally = _Tally()
         for request in requests:
             order = arranger.arrange(request)
