@@ -258,6 +258,14 @@ def test_report_of_fewer_cached_tokens_marks_the_rest_stale() -> None:
     assert router.route([block(1, 1_000), block(2, 1_000), block(3, 1_000)]).resident_tokens == 2_000
 
 
+def test_checkpoints_explain_a_shortfall() -> None:
+    router = ReplicaRouter(["a"], profile="vllm-checkpoints(128)")
+    served(router, [block(1, 1_000), block(2, 1_000)])
+    router.commit(router.route([block(1, 1_000), block(3, 1_000)]), EngineReport(cached_tokens=0, prompt_tokens=2_000))
+    assert router.stats().stale_paths == 0
+    assert router.route([block(1, 1_000), block(2, 1_000)]).resident_tokens == 2_000
+
+
 def test_simultaneous_requests_mark_nothing_stale() -> None:
     router = ReplicaRouter(["a"])
     report = EngineReport(cached_tokens=0, prompt_tokens=3_000)

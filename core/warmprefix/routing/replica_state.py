@@ -13,7 +13,7 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.plan import PlannedBlock
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency import EngineReport
-from warmprefix.residency.report import UsageFeedback
+from warmprefix.residency.report import EngineProfile, UsageFeedback
 from warmprefix.routing.members import Member
 from warmprefix.routing.tenants import TenantState
 
@@ -382,9 +382,12 @@ class ReplicaTenant(TenantState):
         planned: Sequence[PlannedBlock],
         report: EngineReport,
         is_current: bool,
+        tenant: str | None,
+        profile: EngineProfile,
     ) -> bool:
         """Record that a replica holds one or more blocks, in this order, right behind the preamble.
 
+        The `profile` of the replicas learns from the report; with checkpoints a shortfall shows nothing of residency.
         `is_current` means that a feed makes the report superfluous. Returns True if less was held than predicted, and
         the rest of the path is now marked stale.
         """
@@ -397,9 +400,15 @@ class ReplicaTenant(TenantState):
         before = sum(end <= route.held for end in accumulate(tokens))
         expected = min(tree.match_prefix(keys).blocks, before)
         comparison = scope.feedback.compare(planned, expected, report)
-        is_stale = comparison is not None and comparison.resident_blocks < expected and not is_current
-        if comparison is not None and is_stale:
-            tree.mark_stale(keys, comparison.resident_blocks)
+        is_stale = False
+        if report.profile is not None:
+            profile.learn(report.profile)
+        if comparison is not None:
+            profile.observe((tenant, preamble, route.member.name), keys, comparison.likely_blocks, comparison.actual)
+            is_short = comparison.resident_blocks < expected and profile.current.checkpoints is None
+            is_stale = is_short and not is_current
+            if is_stale:
+                tree.mark_stale(keys, comparison.resident_blocks)
         tree.insert(keys, tokens)
         self.record(cache)
         return is_stale

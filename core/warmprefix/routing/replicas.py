@@ -9,10 +9,12 @@ from typing import cast
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency import EngineReport, ResidencyTarget
+from warmprefix.residency.report import EngineProfile
 from warmprefix.routing.balance import rendezvous_score
 from warmprefix.routing.fleet import Fleet, check_range, check_request, listed
 from warmprefix.routing.members import Member, Replica, check_type
@@ -135,6 +137,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         max_bytes: int = 500_000_000,
         share_load: bool = False,
         listener: ResidencyTarget | None = None,
+        profile: CacheProfile | str = "auto",
     ) -> None:
         """Start with empty caches.
 
@@ -158,11 +161,13 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             share_load: Count the load of all tenants together. It balances better where many tenants have little to do
                 each. But then one tenant's requests influence where another's go, which their latencies can reveal.
             listener: Receives the feeds' reports on plans as well: the planner, whose scopes they have.
+            profile: Where the caches of the replicas can match, as for `ContextPlanner`.
 
         Raises:
             TypeError: `replicas` is one string, or has an element of another type.
-            ValueError: Two replicas have one name, or a number is out of range.
+            ValueError: Two replicas have one name, a number is out of range, or the profile is unknown.
         """
+        self._profile = EngineProfile(profile)
         check_range(1, window_tokens=window_tokens, max_tenants=max_tenants, max_scopes=max_scopes)
         check_range(1, max_conversations=max_conversations, max_open_routes=max_open_routes, max_bytes=max_bytes)
         check_range(0, True, eps=eps, floor_tokens=floor_tokens, waiting_weight=waiting_weight, held_weight=held_weight)
@@ -340,7 +345,9 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             opens_prompt = closed.in_flight is not None if plan is None else plan.opens_prompt
             planned = [*map(_as_planned, route.blocks)] if plan is None else plan.blocks
             if opens_prompt and planned:
-                self._counts["stale_paths"] += state.record_context(route.preamble, closed, planned, given, is_current)
+                self._counts["stale_paths"] += state.record_context(
+                    route.preamble, closed, planned, given, is_current, route.tenant, self._profile
+                )
             if state.memory_bytes > state.recorded_bytes:  # a decrease is noticed before anything shrinks
                 self._tenants.record(route.tenant, state)
         self._remember_prompt(closed.member, plan, report)
