@@ -6,7 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from warmprefix.batch.device import Device
-from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, BoundKind, PlannedRequest, SharedWording
+from warmprefix.batch.plan import (
+    BatchOwner,
+    BatchPlan,
+    BatchRequest,
+    BoundKind,
+    PlannedPrime,
+    PlannedRequest,
+    SharedWording,
+)
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, no_progress
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ __all__ = [
     "Device",
     "MergePlanner",
     "Placed",
+    "PlannedPrime",
     "PlannedRequest",
     "Progress",
     "Requests",

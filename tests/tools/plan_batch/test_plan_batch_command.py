@@ -279,3 +279,21 @@ def test_plan_batch_records_no_trace(run: Run, trace: Path, tmp_path: Path) -> N
     result = run("plan-batch", trace, WARMPREFIX_RECORD=str(tmp_path / "recorded.jsonl"))
     assert result.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("profile", ["anthropic", "openai", "vllm-checkpoints(128)", "full-attention"])
+def test_profile_counts_the_plan_in_its_cache(run: Run, trace: Path, profile: str) -> None:
+    result = run("plan-batch", trace, "--profile", profile, "--json", "-")
+    written = json.loads(result.stdout)
+    assert written["profile"] == profile
+    before, after = written["today_profile_use"], written["profile_use"]
+    assert after["read"] > before["read"]
+    assert after["cost"] < before["cost"]
+    assert (written["primes"] > 0) == (profile == "vllm-checkpoints(128)")
+    assert "In a cache such as" in run("plan-batch", trace, "--profile", profile).stdout
+
+
+def test_unknown_profile_is_named(run: Run, trace: Path) -> None:
+    result = run("plan-batch", trace, "--profile", "claude")
+    assert result.returncode == 2
+    assert "--profile: profile must be one of" in " ".join(result.stderr.replace("│", " ").split())

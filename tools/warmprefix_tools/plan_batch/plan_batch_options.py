@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 from warmprefix.batch import BATCH_PLANNERS, Device
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
-from warmprefix_tools.replay.replay_options import AnnotateOption, KOption, TokenizerOption, parse_capacities
+from warmprefix_tools.replay.replay_options import (
+    AnnotateOption,
+    KOption,
+    ProfileOption,
+    TokenizerOption,
+    named_profile,
+    parse_capacities,
+)
 
 try:
     from typer import Argument, Option
@@ -42,6 +50,7 @@ class PlanBatchOptions:
         Device, Option(help="Where distances and overlaps are computed; auto: on a CUDA device if it pays.")
     ] = "auto"
     annotate: AnnotateOption = "auto"
+    profile: ProfileOption = None
     tokenizer: TokenizerOption = None
     time_budget: Annotated[
         float | None,
@@ -64,7 +73,7 @@ class PlanBatchOptions:
         check_least("-k", self.k, 1)
         check_least("--limit", self.limit, 1)
         check_range("--time-budget", self.time_budget, 0, _MOST_SECONDS)
-        _ = self.capacity  # so that a wrong size fails here
+        _ = self.capacity, self.cache_profile  # so that wrong values fail here
         check_files(self._outputs, [self.trace])
 
     @property
@@ -78,6 +87,15 @@ class PlanBatchOptions:
             raise ValueError(f"--capacity-tokens takes one size here, without commas; got {self.capacity_tokens!r}")
         (capacity,) = parse_capacities(self.capacity_tokens)
         return capacity
+
+    @property
+    def cache_profile(self) -> CacheProfile | None:
+        """The cache profile to count in addition.
+
+        Raises:
+            ValueError: The name is unknown.
+        """
+        return named_profile(self.profile)
 
     @property
     def files(self) -> list[Path]:

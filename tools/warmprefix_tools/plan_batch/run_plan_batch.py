@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import has_labels
-from warmprefix.batch import BatchPlan, BatchRequest, BoundKind
+from warmprefix.batch import BatchPlan, BatchRequest, BoundKind, PlannedPrime
 from warmprefix.blocks import ContextBlock
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.notes import NoteWriter
 from warmprefix.outputs import check_writable, standard_output, text_file
@@ -18,9 +19,11 @@ from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
 from warmprefix.tokens import TokenCounter
 from warmprefix.traces import NoRecorder
+from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.console import progress_bar, report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.replay.note_tokenizer import load_tokenizer
+from warmprefix_tools.replay.profile_cache import ProfileCache
 from warmprefix_tools.replay.workload import DEFAULT_K
 from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.report.visible import visible
@@ -72,14 +75,23 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
     saved_before = _saved_as_they_came(requests, options.capacity)
     plan = _plan(requests, options, tokenizer)
     numbers = _Numbers.of(plan, saved_before)
+    profile = options.cache_profile
+    uses = None if profile is None else _profile_uses(plan, requests, profile)
     if options.orders_out is not None:
         with text_file(options.orders_out) as write:
             for line in _order_lines(plan, trace):
                 write(line)
     console = report_console(options.json_file)
     with standard_output():
-        write_json(options.json_file, _as_json(plan, numbers, trace.name))
+        fields = _as_json(plan, numbers, trace.name)
+        if profile is not None and uses is not None:
+            fields["profile"], fields["primes"] = profile.name, len(plan.primes)
+            for name, use in zip(("today_profile_use", "profile_use"), uses, strict=True):
+                fields[name] = {**asdict(use), "cost": round(use.cost(profile), 1)}
+        write_json(options.json_file, fields)
         _print_plan(plan, numbers, trace.name, console)
+        if profile is not None and uses is not None:
+            _print_uses(plan, uses, profile, console)
 
 
 def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
@@ -152,7 +164,11 @@ def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions, tokenizer
         task = progress.add_task("planning", total=None)
         try:
             planner = ContextPlanner(
-                policy="relevance", recorder=NoRecorder(), annotate=options.annotate, tokenizer=tokenizer
+                policy="relevance",
+                recorder=NoRecorder(),
+                annotate=options.annotate,
+                tokenizer=tokenizer,
+                profile=options.cache_profile or "auto",
             )
             return planner.plan_batch(
                 requests,
@@ -166,6 +182,49 @@ def _plan(requests: Sequence[BatchRequest], options: PlanBatchOptions, tokenizer
             )
         except ValueError as error:  # such as too many requests for the planner, or no such device here
             raise PlanBatchError(f"Cannot plan {options.trace}: {error}.") from error
+
+
+def _profile_uses(
+    plan: BatchPlan, requests: Sequence[BatchRequest], profile: CacheProfile
+) -> tuple[CacheUse, CacheUse]:
+    """Return what a profile's cache has of the requests as they came, and of the plan with its primes and marks."""
+    tokens = sum(block.tokens for request in requests for block in request.blocks)
+    size = 2 * tokens if plan.primes else tokens
+    caches = [
+        ProfileCache(
+            profile, plan.capacity_tokens, expected_tokens=size, requests=2 * len(requests), plans_marks=plans_marks
+        )
+        for plans_marks in (False, True)
+    ]
+    for request in requests:
+        caches[0].serve_pieces(_pieces(request.blocks), 1, request.tenant)
+    primes: dict[object, list[PlannedPrime]] = {}
+    for prime in plan.primes:
+        primes.setdefault(prime.before.id, []).append(prime)
+    for planned in plan:
+        blocks = [planned.request.blocks[position] for position in planned.order]
+        for prime in primes.get(planned.id, ()):
+            caches[1].serve_pieces(_pieces(blocks[: prime.depth]), 1, planned.request.tenant)
+        caches[1].serve_pieces(_pieces(blocks), max(planned.plan.note_tokens, 1), planned.request.tenant)
+    return caches[0].use, caches[1].use
+
+
+def _pieces(blocks: Sequence[ContextBlock]) -> list[tuple[bytes, int]]:
+    return [(block.fingerprint, block.tokens) for block in blocks]
+
+
+def _print_uses(plan: BatchPlan, uses: tuple[CacheUse, CacheUse], profile: CacheProfile, console: Console) -> None:
+    """Print the prompts in the cache of a profile: as they came, and planned."""
+    before, after = uses
+    console.print(Text(f"\nIn a cache such as {profile.name}:", style="bold"))
+    changes = [("to prefill", before.tokens - before.read, after.tokens - after.read)]
+    if profile.marks is not None or profile.read_price:
+        changes.append(("price in uncached tokens", round(before.cost(profile)), round(after.cost(profile))))
+    for name, ours, planned in changes:
+        change = (planned - ours) / ours if ours else 0.0
+        console.print(Text(f"{name}: {ours:,} as they came -> {planned:,} planned, {change:+.1%}"))
+    if profile.checkpoints is not None:
+        console.print(Text(f"with {counted(len(plan.primes), 'prime')}, whose tokens are counted"))
 
 
 def _print_plan(plan: BatchPlan, numbers: _Numbers, trace: str, console: Console) -> None:

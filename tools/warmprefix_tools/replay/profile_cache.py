@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate, count
 from typing import Any
 
@@ -10,7 +10,7 @@ from warmprefix.cache_profiles import CacheProfile
 from warmprefix.marks import CacheUsage, MarkedPart, MarkPlanner
 from warmprefix_tools.caches import CacheUse, Mark, MarkedPrompt, UnitTokens, serve, simulated_cache
 from warmprefix_tools.replay.prompt_cache import ReplayPrompt
-from warmprefix_tools.replay.workload import ReplayRequest, Workload
+from warmprefix_tools.replay.workload import ReplayRequest
 
 __all__ = ["ProfileCache"]
 
@@ -28,7 +28,8 @@ class ProfileCache:
         profile: What the cache can do.
         capacity_tokens: Tokens that all layers of the engine together can hold; None for all prompts. Hosted APIs have
             no such bound.
-        workload: The trace.
+        expected_tokens: Tokens of all contexts, to make room for where the capacity is None.
+        requests: Number of prompts, for the same.
         preamble_tokens: Tokens in front of every context.
         plans_marks: Set the marks of a `MarkPlanner`, if the profile has marks. Otherwise there is only the mark that
             the API sets by itself.
@@ -38,14 +39,15 @@ class ProfileCache:
         self,
         profile: CacheProfile,
         capacity_tokens: int | None,
-        workload: Workload,
-        preamble_tokens: int,
         *,
+        expected_tokens: int,
+        requests: int,
+        preamble_tokens: int = 0,
         plans_marks: bool,
     ) -> None:
         block = profile.checkpoints.block if profile.checkpoints else max(profile.unit, _KV_BLOCK)
         if capacity_tokens is None:
-            tokens = sum(2 * request.context_tokens + preamble_tokens + 8 * block for request in workload.requests)
+            tokens = 2 * expected_tokens + requests * (preamble_tokens + 8 * block)
         else:
             tokens = capacity_tokens
         self._cache = simulated_cache(profile, kv_blocks=min(tokens // block + 2, _MOST_BLOCKS), block_size=_KV_BLOCK)
@@ -60,17 +62,28 @@ class ProfileCache:
         self._written: list[int] = []
 
     def serve(self, request: ReplayRequest, prompt: ReplayPrompt) -> int:
-        """Serve a prompt; return the tokens that the engine had to compute. O(tokens)."""
+        """Serve a prompt of a replay; return the tokens that the engine had to compute. O(tokens)."""
         written = prompt.written or [0] * len(prompt.tokens)
         pieces = [*zip(prompt.keys, map(sum, zip(prompt.tokens, written, strict=True)), strict=True)]
         in_prompt = prompt.total_tokens + sum(written)
         answer = [pieces.pop()] if pieces and sum([length for _, length in pieces]) > in_prompt else []
         end = max(prompt.note_tokens - sum(written) + request.source.query_tokens - prompt.question_tokens, 1)
-        units = [("preamble", self._preamble_tokens), *pieces, (("end", next(self._ends)), end)]
+        return self.serve_pieces(pieces, end, request.source.scope, request.source.seconds or 0.0, answer)
+
+    def serve_pieces(
+        self,
+        pieces: Sequence[tuple[Hashable, int]],
+        end_tokens: int,
+        scope: str | None,
+        seconds: float = 0.0,
+        answer: Sequence[tuple[Hashable, int]] = (),
+    ) -> int:
+        """Serve a prompt of pieces, each with its length in tokens, and an end that no other prompt has."""
+        units = [("preamble", self._preamble_tokens), *pieces, (("end", next(self._ends)), end_tokens)]
         tokens = self._units.encode(units)
         ends = tuple(accumulate(length for _, length in units))
-        scope, last = request.source.scope, len(units) - 1
-        self._now = max(self._now, request.source.seconds or 0.0)
+        last = len(units) - 1
+        self._now = max(self._now, seconds)
         decision = None if self._marks is None else self._marks.decide(_parts(units), scope)
         marks = () if decision is None else tuple([Mark(*each) for each in decision.lifetimes.items()])
         marked = MarkedPrompt(tokens, scope, ends, marks, message_ends=(last,), automatic=decision is None)

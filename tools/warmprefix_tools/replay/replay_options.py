@@ -20,11 +20,24 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "typer") from exc
 
-__all__ = ["AnnotateOption", "KOption", "ReplayOptions", "TokenizerOption", "parse_capacities"]
+__all__ = [
+    "AnnotateOption",
+    "KOption",
+    "ProfileOption",
+    "ReplayOptions",
+    "TokenizerOption",
+    "named_profile",
+    "parse_capacities",
+]
 
 _MOST = 1e12  # keeps seconds and money finite
 _CAPACITY = re.compile(r"([0-9][0-9_]*)(k|m|)")
 _MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000}
+
+ProfileOption = Annotated[
+    str | None,
+    Option(metavar="NAME", help="A cache profile, such as openai or vllm-checkpoints(528,16), to count in addition."),
+]
 
 KOption = Annotated[
     int | None, Option("-k", help="Blocks per request that count.", show_default=f"{DEFAULT_K}, or all if fewer")
@@ -71,12 +84,7 @@ class ReplayOptions:
     annotate: AnnotateOption = "auto"
     tokenizer: TokenizerOption = None
     waiting: Annotated[int, Option(help="Requests that wait while one is planned: those that follow in the trace.")] = 0
-    profile: Annotated[
-        str | None,
-        Option(
-            metavar="NAME", help="A cache profile, such as openai or vllm-checkpoints(528,16), to count in addition."
-        ),
-    ] = None
+    profile: ProfileOption = None
     preamble_tokens: Annotated[int, Option(help="With --profile: tokens in front of every context.")] = 0
     answer_tokens: Annotated[int, Option(help="With tail: the length of the answers in the history.")] = 0
     prefill_rate: Annotated[
@@ -143,12 +151,7 @@ class ReplayOptions:
         Raises:
             ValueError: The name is unknown.
         """
-        if self.profile is None:
-            return None
-        try:
-            return as_profile(self.profile)
-        except ValueError as error:
-            raise ValueError(f"--profile: {error}") from None
+        return named_profile(self.profile)
 
     @property
     def files(self) -> list[Path]:
@@ -158,6 +161,18 @@ class ReplayOptions:
     @property
     def _outputs(self) -> dict[str, Path | None]:
         return {"--json": self.json_file, "--orders-out": self.orders_out, "--html": self.html}
+
+
+def named_profile(name: str | None) -> CacheProfile | None:
+    """Return the cache profile that the option `--profile` names; None without one.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    try:
+        return None if name is None else as_profile(name)
+    except ValueError as error:
+        raise ValueError(f"--profile: {error}") from None
 
 
 def parse_capacities(text: str) -> tuple[int | None, ...]:

@@ -161,7 +161,12 @@ class Replay:
         other = None
         if self.profile is not None:
             other = ProfileCache(
-                self.profile, capacity_tokens, self.workload, self._preamble_tokens, plans_marks=plans_marks
+                self.profile,
+                capacity_tokens,
+                expected_tokens=sum(request.context_tokens for request in requests),
+                requests=len(requests),
+                preamble_tokens=self._preamble_tokens,
+                plans_marks=plans_marks,
             )
         tally = _Tally()
         for request in requests:
