@@ -27,6 +27,11 @@ def check_index(index: KvIndex) -> None:
             for key in medium.held.values():
                 names[key] = names.get(key, 0) + 1
         assert source.extra_names == {key: count - 1 for key, count in names.items() if count > 1}
+        for cache in source.sparse.values():
+            assert all(copies > 0 for copies in cache.copies.values())
+            assert cache.copies.keys() <= cache.held.keys()
+            entries += len(cache.held)
+            assert cache.keys == set(cache.held.values())
         for key in names:
             holders[key] = holders.get(key, 0) | source.bit
     assert holders == index._holders
@@ -64,7 +69,7 @@ def _check_prompts(tree: PromptTree) -> None:
 
 
 def resident_tokens(index: KvIndex, tokens: bytes, salt: str | None = None, model: str | None = None) -> int:
-    """Return the length of the prefix that one source holds, in tokens of full KV blocks.
+    """Return the length of the longest prefix behind which one source continues, in tokens of full KV blocks.
 
     Args:
         index: The index.
@@ -75,11 +80,7 @@ def resident_tokens(index: KvIndex, tokens: bytes, salt: str | None = None, mode
     root = root_key(salt, model if model in index._adapters else None)
     most = 0
     for size in index._sizes:
-        mask, blocks = -1, 0
-        for key in chain(tokens, size, root):
-            mask &= index._holders.get(key, 0)
-            if not mask:
-                break
-            blocks += 1
-        most = max(most, blocks * size)
+        path = [*chain(tokens, size, root)]
+        for source in index._sources.values():
+            most = max(most, size * max(source.stops(index._held_part(source, path)), default=0))
     return most

@@ -56,6 +56,21 @@ def test_served_order_matches_its_prefix() -> None:
     assert tree.match_prefix("BAC") == PrefixMatch(0, 0)
 
 
+def test_a_path_is_set_with_its_checkpoints() -> None:
+    tree = tree_of("ABCDE", "ABX")
+    assert tree.match_junction("ABCDE").blocks == 2
+    tree.set_path("ABCD", 3, [1, 3])
+    tree.check_integrity()
+    assert [tree.match_junction("ABCDE"[:end]).blocks for end in range(6)] == [0, 1, 1, 3, 3, 3]
+    assert tree.match_prefix("ABCDE").blocks == 3
+    assert tree.match_junction("ABX").blocks == 1
+    tree.set_path("ABCDE", 5, [])
+    assert tree.match_junction("ABCDE").blocks == 0
+    tree.set_path("AB", 2)
+    assert tree.match_prefix("ABCDE").blocks == 5
+    tree.check_integrity()
+
+
 def test_insert_returns_the_resident_part_before() -> None:
     tree = tree_of("ABC")
     assert tree.insert("ABD", [3, 5, 0]) == PrefixMatch(2, 8)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, fingerprint
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import Scope
-from warmprefix.residency import FeedStats, ResidencyTarget, ServedPrompt
+from warmprefix.residency import FeedStats, FoundCheckpoints, ResidencyTarget, ServedPrompt
 from warmprefix.routing import Replica, ReplicaRouter, ReplicaStats, Route
 from warmprefix.routing.replica_state import ReplicaCache, ReplicaTenant
 
@@ -373,7 +373,9 @@ class FakeFeed:
     def close(self) -> None:
         self.closed += 1
 
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def residency_changed(
+        self, scope: Scope, keys: Sequence[bytes], resident_blocks: int, checkpoints: FoundCheckpoints | None = None
+    ) -> None:
         self.changes.append((scope, resident_blocks))
 
     def _failing(self) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from warmprefix.cache_profiles import vllm_checkpoints
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.scope import ScopeRegistry
-from warmprefix.residency import EngineReport, FeedStats, ResidencyFeed, ServedPrompt
+from warmprefix.residency import EngineReport, FeedStats, FoundCheckpoints, ResidencyFeed, ServedPrompt
 from warmprefix.residency.report import PredictionErrors
 
 __all__ = ["PlanFeedback", "as_report", "check_plan"]
@@ -42,7 +43,7 @@ def as_report(cached_tokens: int | None, report: EngineReport | None) -> EngineR
     if report is not None and cached_tokens is not None:
         raise TypeError(f"cached_tokens must be None if a report is given, got {cached_tokens!r}")
     checked = EngineReport(cached_tokens) if report is None else report
-    for name in ("cached_tokens", "prompt_tokens", "capacity_tokens"):
+    for name in ("cached_tokens", "prompt_tokens", "capacity_tokens", "written_tokens"):
         count = getattr(checked, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
             raise TypeError(f"{name} must be an int or None, got {type(count).__name__}")
@@ -111,13 +112,16 @@ class PlanFeedback:
                 state.tree.mark_resident(_keys(plan))
         self._remember(plan, report)
 
-    def apply_residency(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def apply_residency(
+        self, scope: Scope, keys: Sequence[bytes], resident_blocks: int, checkpoints: FoundCheckpoints | None
+    ) -> None:
         """Apply an event of the feed; see `ContextPlanner.residency_changed`."""
         with self.lock:
+            if checkpoints is not None and self.scopes.profile.current.checkpoints is None:
+                self.scopes.profile.learn(vllm_checkpoints(checkpoints.block))
             state = self.scopes.find(scope)
             if state is not None:
-                state.tree.mark_resident(keys[:resident_blocks])
-                state.tree.mark_stale(keys, resident_blocks)
+                state.tree.set_path(keys, resident_blocks, None if checkpoints is None else checkpoints.ends)
 
     def _apply_report(self, plan: ContextPlan, report: EngineReport, is_fed: bool) -> None:
         """Update counters, evidence and tree; the caller holds the lock."""
@@ -125,6 +129,10 @@ class PlanFeedback:
         if report.cached_tokens is not None:
             counts["reports"] += 1
             counts["reported_cached_tokens"] += report.cached_tokens
+            written = report.written_tokens or 0
+            counts["reported_written_tokens"] += written
+            if report.prompt_tokens is not None:
+                counts["reported_uncached_tokens"] += max(report.prompt_tokens - report.cached_tokens - written, 0)
         state = self.scopes.find(plan.scope)
         if state is None or not plan.opens_prompt:
             return

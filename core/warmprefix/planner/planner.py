@@ -27,7 +27,7 @@ from warmprefix.planner.open_plans import OpenPlans
 from warmprefix.planner.request import PlanOptions, QueuedRequest, RequestPlanner, let_others_announce
 from warmprefix.planner.scope import ScopeOptions, ScopeRegistry
 from warmprefix.planner.startup import Startup
-from warmprefix.residency import EngineReport, NoFeed, ResidencyFeed
+from warmprefix.residency import EngineReport, FoundCheckpoints, NoFeed, ResidencyFeed
 from warmprefix.stores import Conversation, SeenStore
 from warmprefix.telemetry import PlannerObserver
 from warmprefix.tokens import CheckedCounter
@@ -383,10 +383,17 @@ class ContextPlanner(PlannerLifecycle):
         check_names(conversation=conversation, tenant=tenant)
         await self._conversations.aforget(Conversation(tenant, conversation))
 
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def residency_changed(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        resident_blocks: int,
+        checkpoints: FoundCheckpoints | None = None,
+    ) -> None:
         """Apply an event of a feed.
 
         The engine holds the first `resident_blocks` of `keys`. These are fingerprints of blocks that follow the
-        preamble in this order. O(blocks + nodes below them).
+        preamble in this order. It continues only behind the `checkpoints`, unless they are None. The first ones show a
+        profile that is recognised by itself that the engine keeps checkpoints. O(blocks + nodes below them).
         """
-        self._feedback.apply_residency(scope, keys, resident_blocks)
+        self._feedback.apply_residency(scope, keys, resident_blocks, checkpoints)

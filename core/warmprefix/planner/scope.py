@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import operator
 import threading
 import weakref
@@ -16,7 +14,7 @@ from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import PrefixView, ServedBlock
-from warmprefix.plan import PlannedBlock, Scope
+from warmprefix.plan import PlannedBlock, Scope, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
 from warmprefix.planner.metrics import PlannerMetrics
@@ -89,7 +87,7 @@ class ScopeState:
         self.policy = config.new_policy()
         self.labels = LabelRegistry(bounds.max_labels)
         self.label_savings = LabelSavings()
-        self.cache_salt = None if scope.tenant is None else _cache_salt(config.salt_key, scope.tenant)
+        self.cache_salt = None if scope.tenant is None else tenant_salt(config.salt_key, scope.tenant)
         self.feedback = ScopeFeedback(bounds.patience)
         self.queue = RequestQueue()
 
@@ -314,7 +312,3 @@ class Capacities:
     def clear(self) -> None:
         """Forget what was learned."""
         self._learned.clear()
-
-
-def _cache_salt(key: bytes, tenant: str) -> str:
-    return hmac.new(key, tenant.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()

@@ -272,6 +272,29 @@ class PrefixTree(Generic[K]):
         self._fit()
         return marked
 
+    def set_path(self, keys: Sequence[K], resident_blocks: int, checkpoints: Sequence[int] | None = None) -> None:
+        """Mark the first `resident_blocks` of this path as resident, and all behind them as not.
+
+        With `checkpoints`, the ascending numbers of blocks behind which the engine continues, exactly these count as
+        ends that requests have in common. O(len(keys) + nodes below them).
+        """
+        self.mark_resident(keys[:resident_blocks])
+        self.mark_stale(keys, resident_blocks)
+        if checkpoints is not None:
+            self._set_junctions(keys[:resident_blocks], checkpoints)
+
+    def _set_junctions(self, keys: Sequence[K], ends: Sequence[int]) -> None:
+        depth = 0
+        for node, shared in list(self._walk(keys)):  # all found before any is split
+            start, depth = depth, depth + shared
+            if shared == len(node.keys):
+                node.is_junction = depth in ends
+            for end in ends:
+                if start < end < depth or (end == depth and not node.is_junction):
+                    self._split(node, end - start).is_junction = True
+                    start = end
+        self._fit()
+
     def mark_stale(self, keys: Sequence[K], resident_blocks: int = 0) -> None:
         """Mark all but the first `resident_blocks` of this path as not resident.
 

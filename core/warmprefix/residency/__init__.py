@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.residency.feed_contract import FeedStats, NoFeed, ResidencyFeed, ResidencyTarget, ServedPrompt
+from warmprefix.residency.feed_contract import (
+    FeedStats,
+    FoundCheckpoints,
+    NoFeed,
+    ResidencyFeed,
+    ResidencyTarget,
+    ServedPrompt,
+)
 from warmprefix.residency.report import EngineReport, capacity_from_metrics, report_from_metrics
 
 if TYPE_CHECKING:
@@ -15,6 +22,7 @@ __all__ = [
     "EngineReport",
     "EngineTokenizer",
     "FeedStats",
+    "FoundCheckpoints",
     "KvEventFeed",
     "NoFeed",
     "ResidencyFeed",

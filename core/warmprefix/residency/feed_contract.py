@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmprefix.plan import Scope
 
-__all__ = ["FeedStats", "NoFeed", "ResidencyFeed", "ResidencyTarget", "ServedPrompt"]
+__all__ = ["FeedStats", "FoundCheckpoints", "NoFeed", "ResidencyFeed", "ResidencyTarget", "ServedPrompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,29 @@ class FeedStats:
     """Failures after which the feed started over."""
 
 
+class FoundCheckpoints(NamedTuple):
+    """Where on one path of context blocks an engine continues that keeps checkpoints."""
+
+    block: int
+    """Tokens between possible checkpoints."""
+    ends: tuple[int, ...]
+    """For each checkpoint, the number of context blocks up to its end, the last one perhaps in part. Ascending."""
+
+
 class ResidencyTarget(Protocol):
     """Receives changes of residency. A `ContextPlanner` is one."""
 
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        """Record that the engine holds the first `resident_blocks` of `keys`, in this order after the preamble."""
+    def residency_changed(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        resident_blocks: int,
+        checkpoints: FoundCheckpoints | None = None,
+    ) -> None:
+        """Record that the engine holds the first `resident_blocks` of `keys`, in this order after the preamble.
+
+        It continues only behind the `checkpoints`; with None, behind any of these blocks as far as the feed has seen.
+        """
 
 
 @runtime_checkable

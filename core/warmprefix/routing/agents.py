@@ -11,7 +11,7 @@ from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
 from warmprefix.errors import NoAgentError
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
-from warmprefix.residency import EngineReport
+from warmprefix.residency import EngineReport, FoundCheckpoints
 from warmprefix.routing.agent_state import AgentBounds, AgentTenant, AgentView, Bookings
 from warmprefix.routing.assignments import Assignment, RouterStats
 from warmprefix.routing.fleet import Fleet, check_range, check_request
@@ -363,7 +363,14 @@ class AgentRouter(Fleet[AgentTenant]):
                 member.first_blocks.popitem(last=False)
         return self._remember_prompt(member, plan, report) and self._feed_is_current(member, plan, report)
 
-    def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def _apply_residency(
+        self,
+        member: Member,
+        scope: Scope,
+        keys: Sequence[bytes],
+        resident_blocks: int,
+        checkpoints: FoundCheckpoints | None,
+    ) -> None:
         """Apply a report on a prompt's first block, the only one right behind the preamble, where others share it."""
         with self._lock:
             tokens = member.first_blocks.get((scope.tenant, keys[0])) if keys else None

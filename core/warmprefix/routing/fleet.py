@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic
 from warmprefix.errors import check_names, log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.plan import ContextPlan, Scope
-from warmprefix.residency import EngineReport, ResidencyFeed, ServedPrompt
+from warmprefix.residency import EngineReport, FoundCheckpoints, ResidencyFeed, ServedPrompt
 from warmprefix.routing.members import Agent, Member, check_number, check_type
 from warmprefix.routing.tenants import StateT, Tenants
 
@@ -200,7 +200,14 @@ class Fleet(ABC, Generic[StateT]):
         """Remove a member from what all tenants share."""
 
     @abstractmethod
-    def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def _apply_residency(
+        self,
+        member: Member,
+        scope: Scope,
+        keys: Sequence[bytes],
+        resident_blocks: int,
+        checkpoints: FoundCheckpoints | None,
+    ) -> None:
         """Apply a feed's report. Called without the lock, from the feed's thread."""
 
     def _feed_is_current(self, member: Member | None, plan: ContextPlan | None, report: EngineReport | None) -> bool:

@@ -10,7 +10,7 @@ from numbers import Real
 
 from warmprefix.errors import check_count
 from warmprefix.plan import Scope
-from warmprefix.residency import ResidencyFeed
+from warmprefix.residency import FoundCheckpoints, ResidencyFeed
 from warmprefix.routing.segments import name_digest
 
 __all__ = ["Agent", "Member", "Replica", "check_number", "check_type"]
@@ -69,7 +69,7 @@ class Member:
 
     spec: Agent
     feed: ResidencyFeed | None
-    apply: Callable[[Member, Scope, Sequence[bytes], int], object]
+    apply: Callable[[Member, Scope, Sequence[bytes], int, FoundCheckpoints | None], object]
     """Receives the feed's reports."""
     alive: bool = True
     first_blocks: OrderedDict[tuple[str | None, bytes], int] = field(default_factory=OrderedDict)
@@ -80,5 +80,11 @@ class Member:
         self.weight = self.spec.weight
         self.digest = name_digest("agent", self.name)  # stands for the name among routers that share
 
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
-        self.apply(self, scope, keys, resident_blocks)
+    def residency_changed(
+        self,
+        scope: Scope,
+        keys: Sequence[bytes],
+        resident_blocks: int,
+        checkpoints: FoundCheckpoints | None = None,
+    ) -> None:
+        self.apply(self, scope, keys, resident_blocks, checkpoints)

@@ -9,11 +9,11 @@ from typing import cast
 
 from warmprefix.annotate import Templates
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
-from warmprefix.cache_profiles import CacheProfile
+from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.residency import EngineReport, ResidencyTarget
+from warmprefix.residency import EngineReport, FoundCheckpoints, ResidencyTarget
 from warmprefix.residency.report import EngineProfile
 from warmprefix.routing.balance import rendezvous_score
 from warmprefix.routing.fleet import Fleet, check_range, check_request, listed
@@ -405,7 +405,14 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     def _removed(self, member: Member) -> None:
         del self._shared_load.by_member[member]
 
-    def _apply_residency(self, member: Member, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def _apply_residency(
+        self,
+        member: Member,
+        scope: Scope,
+        keys: Sequence[bytes],
+        resident_blocks: int,
+        checkpoints: FoundCheckpoints | None,
+    ) -> None:
         with self._lock:
             if not member.alive:  # a feed may keep the target of an earlier life
                 return
@@ -413,12 +420,13 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             caches = None if state is None else state.scopes.get(scope.preamble)
             cache = None if caches is None else caches.caches.get(member)
             if state is not None and cache is not None:
-                cache.tree.mark_resident(keys[:resident_blocks])
-                cache.tree.mark_stale(keys, resident_blocks)
+                cache.tree.set_path(keys, resident_blocks, None if checkpoints is None else checkpoints.ends)
                 state.record(cache)
                 self._tenants.record(scope.tenant, state)
+            if checkpoints is not None and self._profile.current.checkpoints is None:
+                self._profile.learn(vllm_checkpoints(checkpoints.block))
         if self._listener is not None:
-            self._listener.residency_changed(scope, keys, resident_blocks)
+            self._listener.residency_changed(scope, keys, resident_blocks, checkpoints)
 
 
 def _as_planned(block: ContextBlock) -> PlannedBlock:

@@ -90,6 +90,8 @@ class PlannerStats:
     """Tokens of labels, notes and references in all plans, counted or estimated."""
     reports: int = 0
     reported_cached_tokens: int = 0
+    reported_written_tokens: int = 0
+    reported_uncached_tokens: int = 0
     compared_reports: int = 0
     predicted_cached_tokens: int = 0
     """The preamble's tokens included, as in `compared_cached_tokens`."""

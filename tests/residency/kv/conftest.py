@@ -10,7 +10,7 @@ import pytest
 
 from kv_publisher import KvPublisher
 from warmprefix.plan import Scope
-from warmprefix.residency import KvEventFeed
+from warmprefix.residency import FoundCheckpoints, KvEventFeed
 
 
 class Listener:
@@ -19,7 +19,9 @@ class Listener:
     def __init__(self) -> None:
         self.changes: list[tuple[Scope, tuple[bytes, ...], int]] = []
 
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None:
+    def residency_changed(
+        self, scope: Scope, keys: Sequence[bytes], resident_blocks: int, checkpoints: FoundCheckpoints | None = None
+    ) -> None:
         self.changes.append((scope, tuple(keys), resident_blocks))
 
 

@@ -17,7 +17,7 @@ import zmq
 
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix.plan import Scope
-from warmprefix.residency import KvEventFeed, ResidencyFeed, ServedPrompt
+from warmprefix.residency import FoundCheckpoints, KvEventFeed, ResidencyFeed, ServedPrompt
 
 Until = Callable[[Callable[[], object]], None]
 Make = Callable[..., KvEventFeed]
@@ -49,7 +49,9 @@ def remembered(feed: KvEventFeed, until: Until, count: int = 1) -> None:
 
 
 class Target:
-    def residency_changed(self, scope: Scope, keys: Sequence[bytes], resident_blocks: int) -> None: ...
+    def residency_changed(
+        self, scope: Scope, keys: Sequence[bytes], resident_blocks: int, checkpoints: FoundCheckpoints | None = None
+    ) -> None: ...
 
 
 def test_it_implements_the_feed_protocol(feed_of: Make) -> None:

@@ -16,7 +16,7 @@ from kv_publisher import removed, stored
 from warmprefix.plan import Scope
 from warmprefix.residency.kv.kv_events import EventBatch, read_batch
 from warmprefix.residency.kv.kv_index import KvIndex
-from warmprefix.residency.kv.prompt_tree import MappedPrompt, chain, pack_tokens, root_key
+from warmprefix.residency.kv.prompt_tree import MappedPrompt, ResidencyChange, chain, pack_tokens, root_key
 
 SCOPE = Scope(None, None, None)
 SIZE = 2
@@ -99,11 +99,93 @@ def test_a_missing_medium_is_the_gpu(index: KvIndex) -> None:
     assert index.kv_blocks == 0
 
 
-def test_only_the_first_group_counts(index: KvIndex) -> None:
+def test_of_groups_without_a_kind_only_the_first_counts(index: KvIndex) -> None:
     index.apply("engine", batch_of(stored([1], None, [1, 2], SIZE), stored([1], None, [1, 2], SIZE, group_idx=1)))
     index.apply("engine", batch_of(removed(1, group_idx=1)))
     assert index.kv_blocks == 1
     assert index.unknown == 0
+
+
+WHOLE, STATES, WINDOW = 0, 1, 2
+
+
+def sparse(hashes: list[int], group: int, **fields: object) -> dict[str, object]:
+    """Return the event of a cache with the states of recurrent layers, or with the last two blocks of a window."""
+    kind: dict[str, object] = {"kv_cache_spec_kind": "mamba"}
+    if group == WINDOW:
+        kind = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 2 * SIZE + 1}
+    return stored(hashes, None, TOKENS, SIZE, group_idx=group, **{**kind, **fields})
+
+
+def whole(hashes: list[int], tokens: list[int]) -> dict[str, object]:
+    return stored(hashes, None, tokens, SIZE, group_idx=WHOLE, kv_cache_spec_kind="full_attention")
+
+
+def test_a_hybrid_model_continues_where_all_its_caches_can(index: KvIndex) -> None:
+    index.apply("engine", batch_of(sparse([1, 3, 4], STATES), sparse([2, 3, 4], WINDOW), whole([1, 2, 3, 4], TOKENS)))
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 8
+    mapped = prompt(TOKENS, 2, 6, 8)
+    index.remember(mapped)
+    assert index.changes() == [(SCOPE, mapped.keys, 3, (SIZE, (2, 3)))]
+    index.apply("engine", batch_of(removed(4, group_idx=STATES)))
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 6
+    assert index.changes() == [(SCOPE, mapped.keys, 3, (SIZE, (2,)))]
+    index.apply("engine", batch_of(removed(2, group_idx=WINDOW)))
+    assert resident_tokens(index, pack_tokens(TOKENS)) == 0
+    assert index.changes() == [(SCOPE, mapped.keys, 3, (SIZE, ()))]
+    check_index(index)
+
+
+def test_a_sparse_block_matters_to_prompts_that_end_behind_it(index: KvIndex) -> None:
+    index.apply("engine", batch_of(sparse([1, 2, 3, 4], WINDOW), whole([1, 2, 3, 4], TOKENS)))
+    index.remember(prompt(TOKENS, 4))
+    index.remember(prompt(TOKENS, 2, 6, 8))
+    assert [change.checkpoints for change in index.changes()] == [(SIZE, (1,)), (SIZE, (1, 2, 3))]
+    index.apply("engine", batch_of(removed(2, group_idx=WINDOW)))
+    assert [change.checkpoints for change in index.changes()] == [(SIZE, (1, 3))]
+
+
+def test_a_checkpoint_needs_the_blocks_of_its_own_source(index: KvIndex) -> None:
+    index.apply("engine", batch_of(sparse([1], STATES), whole([1, 2], TOKENS[:4])))
+    index.wipe("other", complete=True)
+    index.apply("other", batch_of(sparse([1, 2], STATES), whole([1, 2], TOKENS[:4])))
+    index.remember(prompt(TOKENS[:4], 2, 4))
+    assert [change.checkpoints for change in index.changes()] == [(SIZE, (1, 2))]
+    index.apply("other", batch_of(removed(2, group_idx=WHOLE)))
+    assert [change.checkpoints for change in index.changes()] == [(SIZE, (1,))]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        sparse([7], STATES),  # an unknown block
+        stored([1], None, [1, 2, 3, 4], 2 * SIZE, group_idx=STATES, kv_cache_spec_kind="mamba"),  # larger blocks
+        sparse([1], WINDOW, kv_cache_spec_sliding_window=None),
+        sparse([1], WINDOW, kv_cache_spec_kind="chunked_local_attention"),
+    ],
+)
+def test_a_sparse_cache_that_is_not_understood_makes_the_state_uncertain(
+    index: KvIndex, event: dict[str, object]
+) -> None:
+    index.apply("engine", batch_of(whole([1, 2], TOKENS[:4]), event))
+    assert not index.certain()
+    assert index.kv_blocks == 2
+    index.remember(prompt(TOKENS[:4], 4))
+    assert [change.checkpoints for change in index.changes()] == []
+
+
+def test_sparse_caches_are_bounded_and_cleared() -> None:
+    index = complete_index(max_kv_blocks=6)
+    for start in range(0, 60, 4):
+        names = [start + 1, start + 2]
+        stored_blocks = whole(names, [start, start, start + 1, start + 1])
+        index.apply("engine", batch_of(sparse(names, STATES), sparse(names, WINDOW), stored_blocks))
+        check_index(index)
+    assert index.dropped > 0
+    index.apply("engine", batch_of({"type": "AllBlocksCleared"}))
+    check_index(index)
+    assert index.kv_blocks == 0
+    assert index.certain()
 
 
 @pytest.mark.parametrize(
@@ -340,14 +422,25 @@ class AgainstAModel(RuleBasedStateMachine):
                 self.assumed[keys] = max(assumed, common(keys, mapped.keys))
         self.assumed[mapped.keys] = len(ends)
 
-    def resident(self, tokens: list[int]) -> int:
-        most = 0
-        for source in self.SOURCES:
-            length = 0
-            while length < len(tokens) // SIZE and self.count(source, tuple(tokens[: SIZE * (length + 1)])):
-                length += 1
-            most = max(most, length * SIZE)
-        return most
+    def resident(self, source: str, tokens: list[int]) -> int:
+        length = 0
+        while length < len(tokens) // SIZE and self.count(source, tuple(tokens[: SIZE * (length + 1)])):
+            length += 1
+        return length * SIZE
+
+    def stops(self, source: str, tokens: list[int]) -> list[int]:
+        """Return the numbers of tokens behind which a source continues."""
+        return list(range(SIZE, self.resident(source, tokens) + 1, SIZE))
+
+    def apply(self, change: ResidencyChange) -> None:
+        """Apply a change as a planner does."""
+        for keys in self.assumed:
+            shared = common(keys, change.keys)
+            assumed = self.assumed[keys]
+            if shared > change.resident_blocks:
+                self.assumed[keys] = change.resident_blocks
+            elif assumed is not None:
+                self.assumed[keys] = max(assumed, shared)
 
     @precondition(lambda self: hasattr(self, "index"))
     @invariant()
@@ -357,16 +450,12 @@ class AgainstAModel(RuleBasedStateMachine):
         certain = all(self.complete.values())
         assert self.index.certain() is certain
         for change in changes:
-            for keys in self.assumed:
-                shared = common(keys, change.keys)
-                assumed = self.assumed[keys]
-                if shared > change.resident_blocks:
-                    self.assumed[keys] = change.resident_blocks
-                elif assumed is not None:
-                    self.assumed[keys] = max(assumed, shared)
+            self.apply(change)
         for keys, (tokens, ends) in self.prompts.items():
-            held = self.resident(tokens[: ends[-1]])
-            assert resident_tokens(self.index, pack_tokens(tokens[: ends[-1]])) == held
+            path = tokens[: ends[-1]]
+            held = max(self.resident(source, path) for source in self.SOURCES)
+            usable = max([0, *(stop for source in self.SOURCES for stop in self.stops(source, path))])
+            assert resident_tokens(self.index, pack_tokens(path)) == usable
             count = sum(end // SIZE * SIZE <= held for end in ends)
             if certain:
                 assert self.assumed[keys] == count
@@ -382,5 +471,88 @@ def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
     return length
 
 
-AgainstAModel.TestCase.settings = settings()
+class HybridAgainstAModel(AgainstAModel):
+    """The same for a hybrid model, whose sparse caches store and remove blocks at any time."""
+
+    @initialize()
+    def start(self) -> None:
+        self.sparse: dict[tuple[str, int], Counter[tuple[int, ...]]] = {}
+        self.checkpoints: dict[tuple[bytes, ...], set[int]] = {}
+        super().start()
+        for source in self.SOURCES:
+            self.announce(source)
+
+    def announce(self, source: str) -> None:
+        """Show the caches of a source, with a block that no prompt has."""
+        root = (240, 240)
+        name = self.name(source, root)
+        self.index.apply(source, batch_of(sparse([name], STATES), sparse([name], WINDOW), whole([name], [*root])))
+        self.held[source]["GPU"][root] += 1
+        for group in (STATES, WINDOW):
+            self.sparse[source, group] = Counter([root])
+
+    @rule(
+        source=st.sampled_from(AgainstAModel.SOURCES),
+        path=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+        missing=st.tuples(st.sets(st.integers(0, 5), max_size=1), st.sets(st.integers(0, 5), max_size=1)),
+    )
+    def store_hybrid(self, source: str, path: list[int], missing: tuple[set[int], set[int]]) -> None:
+        """Store a whole path, and most of its blocks in the sparse caches."""
+        self.store(source, "GPU", path, 0)
+        tokens = tuple(token for block in path for token in (block, block))
+        for group, left_out in zip((STATES, WINDOW), missing, strict=True):
+            chosen = [tokens[: SIZE * blocks] for blocks in range(1, len(path) + 1) if blocks not in left_out]
+            self.index.apply(source, batch_of(sparse([self.name(source, block) for block in chosen], group)))
+            self.sparse[source, group].update(chosen)
+
+    @rule(source=st.sampled_from(AgainstAModel.SOURCES), group=st.sampled_from([STATES, WINDOW]), data=st.data())
+    def remove_sparse(self, source: str, group: int, data: st.DataObject) -> None:
+        held = self.sparse[source, group]
+        if held:
+            tokens = data.draw(st.sampled_from(sorted(held)))
+            self.index.apply(source, batch_of(removed(self.name(source, tokens), group_idx=group)))
+            held[tokens] -= 1
+            held += Counter()  # without the zeros
+
+    @rule(source=st.sampled_from(AgainstAModel.SOURCES), how=st.sampled_from(["cleared", "restarted", "lost"]))
+    def empty(self, source: str, how: str) -> None:
+        super().empty(source, how)
+        self.announce(source)
+
+    def stops(self, source: str, tokens: list[int]) -> list[int]:
+        stops: list[int] = []
+        for stop in super().stops(source, tokens):
+            blocks = [tuple(tokens[:end]) for end in range(SIZE, stop + 1, SIZE)]
+            window = all(self.sparse[source, WINDOW][block] for block in blocks[-2:])
+            if window and self.sparse[source, STATES][blocks[-1]]:
+                stops.append(stop)
+        return stops
+
+    def apply(self, change: ResidencyChange) -> None:
+        super().apply(change)
+        if change.checkpoints is None:
+            return
+        for keys in self.assumed:
+            shared = min(common(keys, change.keys), change.resident_blocks)
+            others = {end for end in self.checkpoints.get(keys, ()) if end > shared}
+            self.checkpoints[keys] = others | {end for end in change.checkpoints.ends if end <= shared}
+
+    @precondition(lambda self: hasattr(self, "index"))
+    @invariant()
+    def agrees(self) -> None:
+        super().agrees()
+        if not self.index.certain():
+            return
+        for keys, (tokens, ends) in self.prompts.items():
+            path = tokens[: ends[-1]]
+            stops = {stop for source in self.SOURCES for stop in self.stops(source, path)}
+            expected = {1 + sum(end < stop for end in ends) for stop in stops}
+            resident = self.assumed[keys] or 0
+            assert {end for end in self.checkpoints.get(keys, ()) if end <= resident} == {
+                end for end in expected if end <= resident
+            }
+
+
+AgainstAModel.TestCase.settings = HybridAgainstAModel.TestCase.settings = settings()
 TestAgainstAModel = AgainstAModel.TestCase
+TestHybridAgainstAModel = HybridAgainstAModel.TestCase

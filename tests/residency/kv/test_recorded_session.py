@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from warmprefix.plan import Scope
 from warmprefix.residency import ServedPrompt
 from warmprefix.residency.kv.kv_events import END, EventBatch, read_batch, read_message
 from warmprefix.residency.kv.kv_index import KvIndex
-from warmprefix.residency.kv.prompt_tree import pack_tokens
+from warmprefix.residency.kv.prompt_tree import chain, pack_tokens, root_key
 from warmprefix.residency.kv.spans import SpanFinder
 
 BLOCK = 32
@@ -67,6 +69,28 @@ def test_the_index_predicts_the_cached_tokens_of_every_request(session: dict[str
     assert requests == 73
     assert index.unknown == 0
     assert index.certain(salted=True)
+
+
+def test_the_index_predicts_the_cached_tokens_of_a_hybrid_model() -> None:
+    """The model has Gemma 3's layers: five caches for windows of 512 tokens and one for full attention.
+
+    Its cache holds 400 KV blocks of 128 tokens, too few for the 60 prompts.
+    """
+    with lzma.open(Path(__file__).parent / "vllm_hybrid_session.json.xz") as file:
+        requests = json.load(file)
+    index = KvIndex()
+    cached = full = 0
+    for request in requests:
+        tokens = pack_tokens(request["token_ids"][:-1])  # the engine computes the last token again
+        if index.sources:
+            assert resident_tokens(index, tokens) == request["cached_tokens"]
+            full += sum(1 for _ in takewhile(index._holders.get, chain(tokens, 128, root_key(None, None)))) * 128
+        cached += request["cached_tokens"]
+        for frames in request["frames"]:
+            assert apply(index, frames).unknown == 0
+        check_index(index)
+    assert index.certain()
+    assert (cached, full) == (8_448, 19_968)
 
 
 def test_reported_context_blocks_are_the_reused_ones(session: dict[str, Any]) -> None:

@@ -231,7 +231,7 @@ class KvEventFeed:
             target = self._target() if changes else None
             if target is not None:
                 for change in changes:
-                    target.residency_changed(change.scope, change.keys, change.resident_blocks)
+                    target.residency_changed(*change)
         receiver.update_complete(is_current)
 
     # -- finding context blocks --------------------------------------------------------------------------------

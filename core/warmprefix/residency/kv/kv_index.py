@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
-from itertools import islice
-from typing import TypeVar
+from itertools import islice, takewhile
 
 from warmprefix.residency.kv.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvHash
 from warmprefix.residency.kv.prompt_tree import (
@@ -19,13 +18,11 @@ from warmprefix.residency.kv.prompt_tree import (
     pack_tokens,
     root_key,
 )
+from warmprefix.residency.kv.sources import DEFAULT_MEDIUM, KvMedium, KvSource, SparseCache, count_down
 
 __all__ = ["KvIndex"]
 
-_Key = TypeVar("_Key")
-
-_DEFAULT_MEDIUM = "GPU"
-_MAX_MEDIA, _MAX_SIZES, _MAX_ADAPTERS, _MAX_ROOTS, _MAX_WAITING = 16, 8, 1_024, 1_024, 256
+_MAX_SIZES, _MAX_ADAPTERS, _MAX_WAITING = 8, 1_024, 256
 _DROPPED_SHARE = 16
 """A medium drops one in this many of its blocks at once."""
 
@@ -36,6 +33,11 @@ class KvIndex:
     The keys of `prompt_tree` identify KV blocks; the sources' hashes are only names for them. A block is held while
     any copy is, on any medium of any source. The prefix of a prompt is resident if one source holds all of it. Not
     thread-safe.
+
+    A hybrid model has several caches. One holds whole prefixes, for its layers with full attention. The sparse ones
+    hold single blocks: the last ones of a sliding window, or the states of recurrent layers. The engine continues only
+    behind a block where each sparse cache holds what its layers look back at: a *checkpoint*. Only sparse caches in
+    blocks of the same size as the whole prefixes' are followed; with another one the source stays incomplete.
 
     The bounds and `count_copies` are those of `KvEventFeed`; events of sources beyond `max_sources` are dropped.
     """
@@ -59,19 +61,21 @@ class KvIndex:
         """Number of stored blocks that were skipped because of an unknown parent or unusable tokens."""
         self._dropped = 0
         self._count_copies = count_copies
-        self._sources: dict[Hashable, _Source] = {}
+        self._sources: dict[Hashable, KvSource] = {}
         self._holders: dict[bytes, int] = {}
         """Sources that hold each block, as bits."""
         self._entries = 0
         self._touched: dict[bytes, None] = {}
         """Blocks of remembered prompts whose holders may have changed."""
+        self._touched_sparse: dict[bytes, None] = {}
+        """Blocks that a sparse cache stored or dropped."""
         self._was_certain: tuple[bool, bool] = (False, False)
         self._adapters: set[str] = set()
         self._sizes: list[int] = []
         """Tokens per KV block: all values in use."""
         self._waiting: deque[MappedPrompt] = deque()
         """Prompts remembered before the first event with a block size."""
-        self._prompts = PromptTree(max_prompts, max_prompt_blocks, lambda key: self._holders.get(key, 0))
+        self._prompts = PromptTree(max_prompts, max_prompt_blocks, lambda key: self._holders.get(key, 0), self._stops)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -81,16 +85,26 @@ class KvIndex:
         if source is None:
             self._dropped += sum(len(event.block_hashes) for event in batch.events if isinstance(event, BlockStored))
             return
+        sparse: list[tuple[SparseCache, BlockStored]] = []
         for event in batch.events:
+            if isinstance(event, BlockStored):
+                cache = source.cache_of(event)
+                if isinstance(cache, SparseCache):
+                    sparse.append((cache, event))
+                elif cache is None:
+                    self._miss(source, len(event.block_hashes))
+                elif cache == source.chain_group:
+                    self._store(source, event, batch.positional)
+                continue
+            self._store_sparse(source, sparse)
             if isinstance(event, AllBlocksCleared):
                 self._empty(source)
                 source.complete = True
-            elif event.group_idx:
-                continue  # of several caches of a hybrid model the first one decides about reuse
-            elif isinstance(event, BlockRemoved):
+            elif (event.group_idx or 0) in source.sparse:
+                self._remove_sparse(source.sparse[event.group_idx or 0], event)
+            elif (event.group_idx or 0) == source.chain_group:
                 self._remove(source, event)
-            else:
-                self._store(source, event, batch.positional)
+        self._store_sparse(source, sparse)
         if self._entries > self.max_kv_blocks:
             self._drop_oldest()
 
@@ -102,17 +116,19 @@ class KvIndex:
         self._flush_touched()
         self._empty(source)
         source.block_size = 0
+        source.chain_group = None
+        source.sparse.clear()
         source.complete = complete
         if not complete:
             self._withdraw_touched()
 
-    def _source(self, name: Hashable) -> _Source | None:
+    def _source(self, name: Hashable) -> KvSource | None:
         source = self._sources.get(name)
         if source is None and len(self._sources) < self.max_sources:
-            self._sources[name] = source = _Source(1 << len(self._sources))
+            self._sources[name] = source = KvSource(1 << len(self._sources))
         return source
 
-    def _store(self, source: _Source, event: BlockStored, positional: bool) -> None:
+    def _store(self, source: KvSource, event: BlockStored, positional: bool) -> None:
         hashes, size, parent = event.block_hashes, event.block_size, event.parent_block_hash
         medium = source.medium(event.medium)
         if medium is None:
@@ -176,7 +192,7 @@ class KvIndex:
                 if key in nodes:
                     self._touched[key] = None
 
-    def _store_copies(self, source: _Source, medium: _Medium, hashes: Sequence[KvHash]) -> None:
+    def _store_copies(self, source: KvSource, medium: KvMedium, hashes: Sequence[KvHash]) -> None:
         """Store copies of blocks whose tokens came when another medium stored them."""
         for name in hashes:
             key = source.find(name)
@@ -189,22 +205,54 @@ class KvIndex:
             elif self._count_copies:
                 medium.copies[name] = medium.copies.get(name, 0) + 1
 
-    def _remove(self, source: _Source, event: BlockRemoved) -> None:
+    def _store_sparse(self, source: KvSource, stored: list[tuple[SparseCache, BlockStored]]) -> None:
+        """Store these blocks of sparse caches, whose names came with the whole prefix after them in the same batch."""
+        for cache, event in stored:
+            if (event.medium or DEFAULT_MEDIUM) != DEFAULT_MEDIUM:
+                continue  # a checkpoint more is no loss; a wrong one would be
+            for name in event.block_hashes:
+                key = source.find(name)
+                if key is None or event.block_size != source.block_size:
+                    self._miss(source, 1)
+                elif name in cache.held:
+                    if self._count_copies:
+                        cache.copies[name] = cache.copies.get(name, 0) + 1
+                else:
+                    cache.held[name] = key
+                    cache.keys.add(key)
+                    self._entries += 1
+                    self._touched_sparse[key] = None
+        stored.clear()
+
+    def _remove_sparse(self, cache: SparseCache, event: BlockRemoved) -> None:
+        if (event.medium or DEFAULT_MEDIUM) != DEFAULT_MEDIUM:
+            return
+        for name in event.block_hashes:
+            if not (cache.copies and count_down(cache.copies, name)) and name in cache.held:
+                self._release_sparse(cache, name)
+
+    def _release_sparse(self, cache: SparseCache, name: KvHash) -> None:
+        key = cache.held.pop(name)
+        cache.keys.discard(key)
+        self._entries -= 1
+        self._touched_sparse[key] = None
+
+    def _remove(self, source: KvSource, event: BlockRemoved) -> None:
         medium = source.medium(event.medium)
         if medium is None:
             return
         held, copies = medium.held, medium.copies
         for name in event.block_hashes:
-            if copies and _count_down(copies, name):
+            if copies and count_down(copies, name):
                 continue
             key = held.pop(name, None)
             if key is not None:
                 self._entries -= 1
                 self._release(source, key)
 
-    def _release(self, source: _Source, key: bytes) -> None:
+    def _release(self, source: KvSource, key: bytes) -> None:
         """Remove one of the source's names for this key."""
-        if source.extra_names and _count_down(source.extra_names, key):
+        if source.extra_names and count_down(source.extra_names, key):
             return
         mask = self._holders[key] & ~source.bit
         if mask:
@@ -214,14 +262,18 @@ class KvIndex:
         if key in self._prompts.nodes:
             self._touched[key] = None
 
-    def _empty(self, source: _Source) -> None:
+    def _empty(self, source: KvSource) -> None:
         for medium in source.media.values():
             self._entries -= len(medium.held)
             for key in medium.held.values():
                 self._release(source, key)
         source.media.clear()
+        for cache in source.sparse.values():
+            cache.copies.clear()
+            for sparse_name in list(cache.held):
+                self._release_sparse(cache, sparse_name)
 
-    def _miss(self, source: _Source, blocks: int) -> None:
+    def _miss(self, source: KvSource, blocks: int) -> None:
         self.unknown += blocks
         source.complete = False
 
@@ -229,18 +281,21 @@ class KvIndex:
         """Drop the oldest blocks of the largest medium until the bound holds."""
         self._flush_touched()
         while self._entries > self.max_kv_blocks:
-            source = max(self._sources.values(), key=_Source.size)
-            medium = max(source.media.values(), key=lambda medium: len(medium.held))
+            source = max(self._sources.values(), key=KvSource.size)
+            medium = max((*source.media.values(), *source.sparse.values()), key=lambda medium: len(medium.held))
             for name in list(islice(medium.held, max(len(medium.held) // _DROPPED_SHARE, 1))):
-                key = medium.held.pop(name)
                 medium.copies.pop(name, None)
-                self._entries -= 1
                 self._dropped += 1
-                self._release(source, key)
+                if isinstance(medium, SparseCache):
+                    self._release_sparse(medium, name)
+                else:
+                    key = medium.held.pop(name)
+                    self._entries -= 1
+                    self._release(source, key)
             source.complete = False
         self._withdraw_touched()
 
-    def _accept_block_size(self, source: _Source, size: int) -> bool:
+    def _accept_block_size(self, source: KvSource, size: int) -> bool:
         """Return True if this is the source's block size; its first event sets it."""
         if source.block_size:
             return source.block_size == size
@@ -285,11 +340,36 @@ class KvIndex:
     def _flush_touched(self) -> None:
         if self._touched:
             touched, self._touched = self._touched, {}
-            self._prompts.refresh(touched)
+            changed = self._prompts.refresh(touched)
+            if any(source.sparse for source in self._sources.values()):
+                self._touched_sparse.update(changed)
+        if self._touched_sparse:
+            touched, self._touched_sparse = self._touched_sparse, {}
+            span = max(
+                [cache.blocks for source in self._sources.values() for cache in source.sparse.values()], default=1
+            )
+            self._prompts.recheck(touched, span)
 
     def _withdraw_touched(self) -> None:
         touched, self._touched = self._touched, {}
         self._prompts.withdraw(touched)
+
+    def _stops(self, path: Sequence[bytes]) -> set[int] | None:
+        """Return the numbers of blocks of this prefix behind which a source continues.
+
+        None if one that holds some of it has no sparse caches, or lost events. O(sources * blocks).
+        """
+        stops: set[int] = set()
+        for source in self._sources.values():
+            held = self._held_part(source, path)
+            if held and (not source.sparse or not source.complete):
+                return None
+            stops |= source.stops(held)
+        return stops
+
+    def _held_part(self, source: KvSource, path: Sequence[bytes]) -> list[bytes]:
+        """Return the part of this prefix that a source holds."""
+        return [*takewhile(lambda key: self._holders.get(key, 0) & source.bit, path)]
 
     def certain(self, *, salted: bool = False) -> bool:
         """Return True if a block missing here is missing from every source, because no event was lost.
@@ -319,63 +399,3 @@ class KvIndex:
     def dropped(self) -> int:
         """Number of KV blocks and prompts dropped to stay within the bounds."""
         return self._dropped + self._prompts.dropped
-
-
-def _count_down(counts: dict[_Key, int], key: _Key) -> bool:
-    """Subtract 1, and drop a count of 0; return False without a count."""
-    left = counts.get(key)
-    if left is None:
-        return False
-    if left > 1:
-        counts[key] = left - 1
-    else:
-        del counts[key]
-    return True
-
-
-class _Source:
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.complete = False
-        """True if no event was lost since it was last empty."""
-        self.sends_salts = False
-        self.block_size = 0
-        """Tokens per KV block; 0 before the first event."""
-        self.media: dict[str, _Medium] = {}
-        self.extra_names: dict[bytes, int] = {}
-        """For keys with several names, on one medium or several: the number of names beyond the first."""
-        self._roots: dict[tuple[str | None, str | None], bytes] = {}
-
-    def medium(self, name: str | None) -> _Medium | None:
-        medium = self.media.get(name or _DEFAULT_MEDIUM)
-        if medium is None and len(self.media) < _MAX_MEDIA:
-            self.media[name or _DEFAULT_MEDIUM] = medium = _Medium()
-        return medium
-
-    def find(self, name: KvHash) -> bytes | None:
-        for medium in self.media.values():
-            key = medium.held.get(name)
-            if key is not None:
-                return key
-        return None
-
-    def root(self, salt: str | None, adapter: str | None) -> bytes:
-        root = self._roots.get((salt, adapter))
-        if root is None:
-            if len(self._roots) >= _MAX_ROOTS:
-                self._roots.clear()
-            self._roots[salt, adapter] = root = root_key(salt, adapter)
-        return root
-
-    def size(self) -> int:
-        return sum(len(medium.held) for medium in self.media.values())
-
-
-class _Medium:
-    __slots__ = ("copies", "held")
-
-    def __init__(self) -> None:
-        self.held: dict[KvHash, bytes] = {}
-        """Our key for each of the source's names."""
-        self.copies: dict[KvHash, int] = {}
-        """For names with several copies: the number of copies beyond the first."""

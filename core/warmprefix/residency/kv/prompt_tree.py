@@ -7,6 +7,7 @@ must share. The engines' own hashes differ between engines and restarts, and may
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -14,6 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from warmprefix.plan import Scope
+from warmprefix.residency.feed_contract import FoundCheckpoints
 
 __all__ = [
     "KEY_BYTES",
@@ -71,6 +73,8 @@ class ResidencyChange(NamedTuple):
     scope: Scope
     keys: tuple[bytes, ...]
     resident_blocks: int
+    checkpoints: FoundCheckpoints | None = None
+    """None if the engine continues behind every resident block, or events were lost."""
 
 
 class PromptTree:
@@ -78,15 +82,24 @@ class PromptTree:
 
     `holders` returns the sources that hold a KV block, as bits. A prefix is resident if one source holds all of it, so
     a change costs O(blocks whose prefix it completes or breaks).
+
+    `stops` returns the numbers of KV blocks of a path behind which engines continue; None for every one that they hold.
     """
 
-    def __init__(self, max_prompts: int, max_blocks: int, holders: Callable[[bytes], int]) -> None:
+    def __init__(
+        self,
+        max_prompts: int,
+        max_blocks: int,
+        holders: Callable[[bytes], int],
+        stops: Callable[[Sequence[bytes]], Iterable[int] | None],
+    ) -> None:
         self.max_prompts = max_prompts
         self.max_blocks = max_blocks
         self.nodes: dict[bytes, _KvNode] = {}
         self.dropped = 0
         """Number of prompts forgotten to stay within the bounds."""
         self._holders = holders
+        self._stops = stops
         self._prompts: OrderedDict[_PromptName, _FollowedPrompt] = OrderedDict()
         self._changed: dict[_FollowedPrompt, None] = {}
 
@@ -116,6 +129,7 @@ class PromptTree:
             path: list[_KvNode] = []
             for key in islice(keys, prompt.ends[-1] // size):
                 path.append(self._node(key, path[-1] if path else None))
+            entry.sizes.append(size)
             entry.boundaries.append([path[end // size - 1] if end // size else None for end in prompt.ends])
         for node in entry.all_boundaries():
             if node.ends is None:
@@ -169,8 +183,13 @@ class PromptTree:
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    def refresh(self, keys: Iterable[bytes]) -> None:
-        """Read `holders` again for these KV blocks, which other sources hold than before."""
+    def refresh(self, keys: Iterable[bytes]) -> dict[bytes, None]:
+        """Read `holders` again for these KV blocks, which other sources hold than before.
+
+        Returns:
+            The keys of blocks whose prefix other sources hold than before.
+        """
+        refreshed: dict[bytes, None] = {}
         stack = [self.nodes[key] for key in keys if key in self.nodes]
         stack.reverse()
         while stack:
@@ -180,11 +199,26 @@ class PromptTree:
                 reach &= node.parent.reach
             if reach == node.reach:
                 continue
+            refreshed[node.key] = None
             if bool(reach) != bool(node.reach) and node.ends:
                 self._changed.update(node.ends)
             node.reach = reach
             if node.children:
                 stack.extend(node.children.values())
+        return refreshed
+
+    def recheck(self, keys: Iterable[bytes], span: int) -> None:
+        """Find the checkpoints again on paths through these KV blocks, as far as `span` blocks from each decide.
+
+        O(blocks within `span` and up to the end of the next context block).
+        """
+        stack = [(self.nodes[key], span) for key in keys if key in self.nodes]
+        while stack:
+            node, left = stack.pop()
+            if node.ends:
+                self._changed.update(node.ends)
+            if node.children and (left > 1 or not node.ends):
+                stack.extend([(child, left - 1) for child in node.children.values()])
 
     def withdraw(self, keys: Iterable[bytes]) -> None:
         """Refresh these KV blocks, whose state was lost: the residency reported before counts as unknown."""
@@ -212,19 +246,40 @@ class PromptTree:
         for prompt in self._changed:
             resident, before = prompt.resident_blocks(), prompt.reported
             removed = before is not None and prompt.proven and resident < before
-            prompt.reported, prompt.proven = resident, True
-            if resident == before:
+            checkpoints, stops_before = self._checkpoints(prompt), prompt.checkpoints
+            prompt.reported, prompt.proven, prompt.checkpoints = resident, True, checkpoints
+            if resident == before and checkpoints == stops_before:
                 continue
             if resident < len(prompt.keys) and (removed or certain(prompt.cache_salt)):
                 # Everything behind the first missing block is missing too, whichever prompt it belongs to.
-                changes[ResidencyChange(prompt.scope, prompt.keys[: resident + 1], resident)] = None
-            elif before is None or resident > before:
+                changes[ResidencyChange(prompt.scope, prompt.keys[: resident + 1], resident, checkpoints)] = None
+            elif before is None or resident >= before:
                 if resident:
-                    changes[ResidencyChange(prompt.scope, prompt.keys[:resident], resident)] = None
+                    changes[ResidencyChange(prompt.scope, prompt.keys[:resident], resident, checkpoints)] = None
             else:
                 prompt.reported = None
         self._changed.clear()
         return list(changes)
+
+    def _checkpoints(self, prompt: _FollowedPrompt) -> FoundCheckpoints | None:
+        """Return the checkpoints on the resident part of a prompt. O(its KV blocks)."""
+        found: set[int] = set()
+        block = 0
+        for size, boundaries in zip(prompt.sizes, prompt.boundaries, strict=True):
+            node: _KvNode | None = boundaries[-1]
+            if node is None:
+                continue
+            path: list[bytes] = []
+            while node is not None:
+                path.append(node.key)
+                node = node.parent
+            path.reverse()
+            stops = self._stops(path)
+            if stops is None:
+                return None
+            block = max(block, size)
+            found.update([bisect_left(prompt.ends, stop * size) + 1 for stop in stops])
+        return FoundCheckpoints(block, tuple(sorted(found))) if block else None
 
 
 _PromptName = tuple[Scope, str | None, tuple[bytes, ...]]
@@ -246,12 +301,25 @@ class _KvNode:
 
 
 class _FollowedPrompt:
-    __slots__ = ("boundaries", "cache_salt", "digest", "ends", "keys", "proven", "reported", "scope")
+    __slots__ = (
+        "boundaries",
+        "cache_salt",
+        "checkpoints",
+        "digest",
+        "ends",
+        "keys",
+        "proven",
+        "reported",
+        "scope",
+        "sizes",
+    )
 
     def __init__(self, prompt: MappedPrompt, digest: bytes) -> None:
         self.scope, self.cache_salt, self.keys, self.ends = prompt.scope, prompt.cache_salt, prompt.keys, prompt.ends
         self.digest = digest
         """Digest of the tokens."""
+        self.sizes: list[int] = []
+        """All sizes of KV blocks, in tokens."""
         self.boundaries: list[Sequence[_KvNode | None]] = []
         """For each size of KV block: the last full KV block of each context block, None before the first full one."""
         self.presume_resident()
@@ -262,6 +330,8 @@ class _FollowedPrompt:
         """Number of blocks that the target takes for resident; None if unknown."""
         self.proven = False
         """True if events confirmed that number."""
+        self.checkpoints: FoundCheckpoints | None = None
+        """The checkpoints that the target has received."""
 
     def all_boundaries(self) -> list[_KvNode]:
         return list({node: None for path in self.boundaries for node in path if node is not None})

@@ -44,6 +44,8 @@ class EngineReport:
     """Tokens that the engine's prefix cache holds, if its metrics include them."""
     profile: CacheProfile | None = None
     """Where the engine's cache can match, if its metrics show that."""
+    written_tokens: int | None = None
+    """Prompt tokens written to the cache at a price, if the API reports them."""
 
 
 class UsageComparison(NamedTuple):
