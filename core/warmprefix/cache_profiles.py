@@ -118,6 +118,8 @@ class CacheProfile:
     """Price of a token from the cache, relative to an uncached one; 0 where time is the only price."""
     write_prices: tuple[float, ...] = (1.0,)
     """Price of a token that is written to the cache, relative to an uncached one; with marks one per lifetime."""
+    token_price: float | None = None
+    """Dollars for an uncached token, as `warmprefix.prices` reads it from a table; None without such a table."""
     isolation: Literal["cache_salt", "prompt_cache_key"] | None = None
     """Field of a request that keeps caches of tenants apart, or routes requests to one cache."""
     as_of: str = ""
@@ -132,7 +134,12 @@ class CacheProfile:
         kinds = [kind for kind in ("checkpoints", "marks", "slots") if getattr(self, kind) is not None]
         if len(kinds) > 1:
             raise ValueError(f"a profile has at most one of checkpoints, marks and slots, got {' and '.join(kinds)}")
-        for name, prices in (("read_price", (self.read_price,)), ("write_prices", self.write_prices)):
+        absolute = () if self.token_price is None else (self.token_price,)
+        for name, prices in (
+            ("read_price", (self.read_price,)),
+            ("write_prices", self.write_prices),
+            ("token_price", absolute),
+        ):
             for price in prices:
                 if isinstance(price, bool) or not isinstance(price, int | float):
                     raise TypeError(f"{name} must be numbers, got {price!r}")

@@ -64,12 +64,19 @@ def test_anthropic_reads_what_was_marked(server: EmulatorServer, stream: bool) -
     assert marks.written_tokens == sum(usage.cache_creation_input_tokens for usage in usages)
     assert marks.uncached_tokens == sum(usage.input_tokens for usage in usages)
     assert marks.read_tokens > marks.written_tokens > 0
-    assert planner.stats().reports == COUNT
+    counted = planner.stats()
+    assert counted.reports == COUNT
+    assert (counted.reported_written_tokens, counted.reported_uncached_tokens) == (
+        marks.written_tokens,
+        marks.uncached_tokens,
+    )
 
 
+@pytest.mark.parametrize("parts", [True, False])
 @pytest.mark.parametrize("route", ["chat", "responses"])
 @pytest.mark.parametrize("server", ["openai"], indirect=True)
-def test_openai_writes_only_what_is_read(server: EmulatorServer, route: str) -> None:
+def test_openai_writes_only_what_is_read(server: EmulatorServer, route: str, parts: bool) -> None:
+    """The link makes the parts itself where the application sends one text."""
     planner = ContextPlanner(profile="openai")
     with (
         EngineLink(planner) as link,
@@ -79,11 +86,12 @@ def test_openai_writes_only_what_is_read(server: EmulatorServer, route: str) -> 
             plan = planner.plan(BLOCKS, tenant="one", preamble=PREAMBLE)
             with link.sending(plan):
                 if route == "chat":
-                    messages = messages_for(plan, f"question {number}", preamble=PREAMBLE, parts=True)
+                    messages = messages_for(plan, f"question {number}", preamble=PREAMBLE, parts=parts)
                     client.chat.completions.create(model=INSTANT.model, messages=messages, max_tokens=5)
                 else:
-                    parts = [{"type": "input_text", "text": text} for text in plan.parts()]
-                    items: Any = [{"role": "user", "content": [*parts, {"type": "input_text", "text": f"{number}?"}]}]
+                    texts = [*plan.parts(), f"{number}?"]
+                    split = [{"role": "user", "content": [{"type": "input_text", "text": text} for text in texts]}]
+                    items: Any = split if parts else "".join(texts)
                     client.responses.create(model=INSTANT.model, instructions=PREAMBLE, input=items)
         marks = link.mark_stats()
     assert (marks.requests, marks.errors, marks.refused) == (COUNT, 0, 0)

@@ -8,6 +8,7 @@ __all__ = ["SUMMARIES"]
 
 SUMMARIES: Mapping[str, str] = {
     "emulate": "Serve an engine that has vLLM's prefix cache and no model, to develop against without a GPU.",
+    "serve": "Serve a gateway in front of your engines: only the base URL of your applications changes.",
     "demo": "Show, on real text, how much prefill warmprefix saves. Takes about a minute.",
     "record": "Run an application, and write what its planners are asked to plan as a trace for `warmprefix replay`.",
     "replay": "Show what warmprefix would save on recorded retrieval traces, by policy and cache size.",

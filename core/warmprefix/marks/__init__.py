@@ -6,7 +6,7 @@ long, by how often they will be read.
 
 from __future__ import annotations
 
-from warmprefix.marks.bodies import ApiShape
+from warmprefix.marks.bodies import ApiShape, without_marks
 from warmprefix.marks.mark_planner import MarkDecision, MarkedPart, MarkPlanner
 from warmprefix.marks.marker import CacheMarker, MarkedBody, MarkStats
 from warmprefix.marks.usage import CacheUsage, cache_usage
@@ -21,4 +21,5 @@ __all__ = [
     "MarkedBody",
     "MarkedPart",
     "cache_usage",
+    "without_marks",
 ]

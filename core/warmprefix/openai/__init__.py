@@ -5,8 +5,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from warmprefix.openai.answer import AnswerFacts, StreamedAnswer, WholeAnswer
 from warmprefix.openai.batch_runner import BatchResult, BatchRunner
-from warmprefix.openai.call import chat_options
+from warmprefix.openai.call import Additions, PromptCall, chat_options, completed, read_call
 from warmprefix.openai.completion import AnswerError, BrokenStreamError, ChatAnswer
 from warmprefix.openai.link import EngineLink
 from warmprefix.openai.messages import messages_for
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAN_HEADER",
+    "Additions",
     "AnswerError",
+    "AnswerFacts",
     "BatchResult",
     "BatchRunner",
     "BrokenStreamError",
@@ -30,12 +33,17 @@ __all__ = [
     "EngineLink",
     "LinkStats",
     "PrimeStats",
+    "PromptCall",
     "Retries",
     "SlowAnswerError",
+    "StreamedAnswer",
+    "WholeAnswer",
     "ask_with_retries",
     "chat_options",
+    "completed",
     "may_pass",
     "messages_for",
+    "read_call",
     "status_of",
 ]
 

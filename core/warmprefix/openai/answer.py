@@ -99,6 +99,7 @@ class AnswerFacts:
         """True if the answer could not be read."""
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.written_tokens: int | None = None
         self.prompt_token_ids: list[int] | None = None
         self.usage: dict[str, Any] = {}
         """The reported usage, as it came."""
@@ -140,11 +141,13 @@ class AnswerFacts:
             self.usage.update(usage)
             if "cache_read_input_tokens" in self.usage and (counted := cache_usage(self.usage)) is not None:
                 self.prompt_tokens, self.cached_tokens = sum(counted), counted.read
+                self.written_tokens = counted.written
                 return
             for total in ("prompt_tokens", "input_tokens"):
                 self.prompt_tokens = _count(usage.get(total), self.prompt_tokens)
                 if isinstance(found := usage.get(f"{total}_details"), dict):
                     self.cached_tokens = _count(found.get("cached_tokens"), self.cached_tokens)
+                    self.written_tokens = _count(found.get("cache_write_tokens"), self.written_tokens)
         ids = payload.get("prompt_token_ids")
         if ids is None and isinstance(choices := payload.get("choices"), list) and choices:
             ids = choices[0].get("prompt_token_ids") if isinstance(choices[0], dict) else None

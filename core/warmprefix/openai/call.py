@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from warmprefix.plan import ContextPlan
@@ -16,6 +17,7 @@ __all__ = [
     "chat_options",
     "completed",
     "holds_blocks",
+    "in_parts",
     "read_call",
 ]
 
@@ -144,12 +146,42 @@ def block_ends(prompt: str, plan: ContextPlan) -> list[float] | None:
 
     The blocks must follow one another in planned order, labelled as the plan renders them, or bare.
     """
+    ends = _block_ends(prompt, plan)
+    if ends is None:
+        return None
+    return [end / len(prompt) for end in ends] if prompt else []
+
+
+def in_parts(route: PromptRoute, body: Mapping[str, Any], plan: ContextPlan) -> Mapping[str, Any]:
+    """Return the body with its context in content parts, one per block, so that a cache mark can stand between them.
+
+    The texts of the parts join to the same text. Returns the body itself if no text of a user holds all blocks in
+    planned order, or if the context is in parts already.
+    """
+    name = "input" if route == "responses" else "messages"
+    given = body.get(name)
+    messages: list[Any] = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    kind = "input_text" if route == "responses" else "text"
+    for at, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) and message.get("role") == "user" else None
+        if not isinstance(content, str):
+            continue
+        ends = _block_ends(content, plan)
+        if ends:
+            cuts = [0, *ends, len(content)]
+            texts = [content[start:end] for start, end in pairwise(cuts) if start < end]
+            parts = [{"type": kind, "text": text} for text in texts]
+            return {**body, name: [*messages[:at], {**message, "content": parts}, *messages[at + 1 :]]}
+    return body
+
+
+def _block_ends(prompt: str, plan: ContextPlan) -> list[int] | None:
     each = [planned.render() for planned in plan.blocks]
-    for texts in (plan.paragraphs(), each, [planned.text for planned in plan.blocks]):
-        ends = _ends(prompt, texts, from_start=plan.opens_prompt)
-        if ends is not None:
-            return [end / len(prompt) for end in ends] if prompt else []
-    return None
+    found = (
+        _ends(prompt, texts, from_start=plan.opens_prompt)
+        for texts in (plan.paragraphs(), each, [planned.text for planned in plan.blocks])
+    )
+    return next((ends for ends in found if ends is not None), None)
 
 
 def _ends(prompt: str, texts: Sequence[str], *, from_start: bool) -> list[int] | None:

@@ -211,4 +211,6 @@ class Exchange:
             except Exception:
                 self._on_error("a prompt's blocks could not be located")
         token_ids = facts.prompt_token_ids if self._reports_tokens else None
-        return EngineReport(facts.cached_tokens, facts.prompt_tokens, facts.ttft, token_ids, ends)
+        return EngineReport(
+            facts.cached_tokens, facts.prompt_tokens, facts.ttft, token_ids, ends, written_tokens=facts.written_tokens
+        )

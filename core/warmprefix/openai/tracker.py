@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from warmprefix.errors import log_failure
 from warmprefix.forks import in_each_process
 from warmprefix.marks import ApiShape, CacheMarker
-from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks, read_call
+from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks, in_parts, read_call
 from warmprefix.openai.engine_metrics import EngineMetrics
 from warmprefix.openai.exchange import Exchange, RequestMarks, Verdict
 from warmprefix.openai.plans import PLAN_HEADER, PlanBook, SentPlan, plan_in_context
@@ -205,6 +205,7 @@ class PlanTracker:
         if self.marker is None or shape is None:
             return None
         body = call.body if content is call.content else json.loads(content)
+        body = in_parts(call.route, body, plan)
         marked = self.marker.mark(shape, body, tenant=plan.scope.tenant, endpoint=str(request.url))
         if marked.decision is None:
             return None

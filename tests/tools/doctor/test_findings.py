@@ -15,6 +15,7 @@ from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED
 from warmprefix_tools.doctor.diagnosis import _charges, diagnose
 from warmprefix_tools.doctor.findings import DoctorReport, Finding
 from warmprefix_tools.doctor.log_reader import read_log
+from warmprefix_tools.doctor.profile_checks import PROFILE_KINDS
 
 Body = dict[str, Any]
 
@@ -275,6 +276,6 @@ def test_bounded_cache_finds_less(
 
 def test_docs_list_every_kind_with_title_and_fix() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert set(ADVICE) == {*CHECKS, SALT_SHARED}
+    assert set(ADVICE) == {*CHECKS, SALT_SHARED, *PROFILE_KINDS}
     for kind, (title, fix) in ADVICE.items():
         assert f"| `{kind}` | {title} | {fix} |\n" in page

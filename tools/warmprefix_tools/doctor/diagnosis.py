@@ -5,14 +5,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from operator import sub
 
-from warmprefix_tools.doctor.cache import seen_tokens, shared_tokens
+from warmprefix.cache_profiles import CacheProfile
+from warmprefix_tools.doctor.cache import seen_tokens, shared_tokens, simulate
 from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED, SHORT_PROMPT, Kinds, Repairs
-from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place
+from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place, ProfileReport
 from warmprefix_tools.doctor.log_reader import ReadLog
+from warmprefix_tools.doctor.profile_checks import examine_profile
 from warmprefix_tools.doctor.request_checks import shared_salt_spot
-from warmprefix_tools.doctor.request_log import PLAIN, TOOLS
+from warmprefix_tools.doctor.request_log import PLAIN
 from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 
 __all__ = ["diagnose"]
@@ -28,7 +31,12 @@ _BEFORE, _WITHIN, _AFTER = 60, 100, 40
 """Characters of a snippet."""
 
 
-def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None = None) -> DoctorReport:
+def diagnose(
+    read: ReadLog,
+    kv_block_size: int = 16,
+    capacity_tokens: int | None = None,
+    profile: CacheProfile | None = None,
+) -> DoctorReport:
     """Look for every defect, and charge each with its cost.
 
     A defect is a finding if its repair saves tokens that the repair of all others does not save. So harmless defects
@@ -39,6 +47,7 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
         read: The log. Its pool grows.
         kv_block_size: Tokens of a KV block.
         capacity_tokens: Size of the prefix cache; None for no bound.
+        profile: Where the cache can match, to examine the log for it as well.
 
     Raises:
         ValueError: The sizes are out of range.
@@ -74,6 +83,10 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
         concerned, later, earlier, spots = shared
         divergence = _divergence(survey, repairs, kinds, later, earlier, spots)
         findings.append(Finding(SALT_SHARED, *ADVICE[SALT_SHARED], 0, 0.0, concerned, divergence))
+    in_profile: ProfileReport | None = None
+    if profile is not None:
+        shared_starts = simulate(log.as_sent(), log.pool, 1)
+        in_profile = examine_profile(survey, profile, shared_starts, partial(_divergence, survey, repairs, kinds))
     hits = sum(before.hit_tokens)
     repaired_hits = hits + sum(charges.values())
     longer = map(sub, after.prompt_tokens, before.prompt_tokens)
@@ -100,6 +113,7 @@ def diagnose(read: ReadLog, kv_block_size: int = 16, capacity_tokens: int | None
         notes=tuple(read.notes),
         reported_prompt_tokens=sum(prompt for prompt, _ in reported) if reported else None,
         reported_cached_tokens=sum(cached for _, cached in reported) if reported else None,
+        profile=in_profile,
     )
 
 
@@ -177,14 +191,14 @@ def _place(survey: LogSurvey, request: int, spot: Spot) -> Place:
     end = min(spot.offset + within + _AFTER, len(text))
     front, back = "…" if start else "", "…" if end < len(text) else ""
     mark = len(front) + spot.offset - start
-    in_messages = message.role not in (TOOLS, PLAIN)
+    in_messages = message.role != PLAIN and spot.message >= entry.front
     return Place(
         request + 1,
         entry.file,
         entry.line,
-        message=spot.message - (entry.messages[0].role == TOOLS) if in_messages else None,
+        message=spot.message - entry.front if in_messages else None,
         role=message.role if in_messages else None,
-        path="tools" if message.role == TOOLS else None,
+        path=None if in_messages or message.role == PLAIN else message.role,
         offset=spot.offset,
         snippet=f"{front}{text[start:end]}{back}",
         mark=(mark, mark + within),

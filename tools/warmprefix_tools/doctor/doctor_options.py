@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from warmprefix import MissingExtraError
+from warmprefix.cache_profiles import CacheProfile
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
+from warmprefix_tools.replay.replay_options import ProfileOption, named_profile
 
 try:
     from typer import Argument, Option
@@ -31,6 +33,7 @@ class DoctorOptions:
     ]
     kv_block_size: Annotated[int, Option(help="Tokens per KV block of your engine.")] = 16
     capacity_tokens: Annotated[int | None, Option(help="Size of the prefix cache.", show_default="no bound")] = None
+    profile: ProfileOption = None
     fail_above: Annotated[
         float | None,
         Option(
@@ -48,8 +51,14 @@ class DoctorOptions:
             raise ValueError(
                 f"--capacity-tokens must be --kv-block-size ({self.kv_block_size}) or more, got {self.capacity_tokens}"
             )
+        _ = self.cache_profile  # so that a wrong name fails here
         check_range("--fail-above", self.fail_above, 0, 100)
         check_files(self._files, self.logs)
+
+    @property
+    def cache_profile(self) -> CacheProfile | None:
+        """The cache profile with this name; None without one."""
+        return named_profile(self.profile)
 
     @property
     def outputs(self) -> list[Path]:

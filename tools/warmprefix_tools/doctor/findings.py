@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from warmprefix import __version__
+from warmprefix_tools.report.amounts import counted, percent
 
-__all__ = ["Divergence", "DoctorReport", "Finding", "Place", "SkippedRecord"]
+__all__ = ["Divergence", "DoctorReport", "Finding", "Place", "ProfileReport", "SkippedRecord"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ class Finding:
     divergence: Divergence | None
     """An instance; None if no pair of requests shows it."""
 
+    @property
+    def cost(self) -> str:
+        """The cost in words."""
+        if not self.lost_tokens:
+            return f"No tokens lost; {counted(self.requests, 'request')} concerned"
+        tokens, requests = counted(self.lost_tokens, "token"), counted(self.requests, "request")
+        if self.kind.startswith("mark"):
+            return f"{percent(self.share)} of the price, as much as {tokens}; {requests} would cost less"
+        return f"{percent(self.share)} of all tokens: {tokens} computed again, {requests} would find more"
+
 
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
@@ -83,6 +94,26 @@ class SkippedRecord:
     file: str
     line: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """What the cache of a profile had of the log, and what is lost there."""
+
+    name: str
+    read_tokens: int
+    written_tokens: int
+    """Tokens written to the cache at a price; 0 for caches that keep what they compute."""
+    uncached_tokens: int
+    cost: float
+    """Price of all prompts, divided by their price without a cache."""
+    full_price: float | None
+    """Dollars for all prompts without a cache; None if the profile has no absolute prices."""
+    planned_cost: float | None
+    """The same with the marks that warmprefix would set; None for a cache without marks."""
+    findings: tuple[Finding, ...]
+    """Worst first. The loss to marks is in uncached tokens of the same price. Losses are not divided, as those of
+    `DoctorReport.findings` are: a log may lose the same tokens to another defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +146,8 @@ class DoctorReport:
     """The engine's own count, in requests whose record has its usage with cached tokens; None without any."""
     reported_cached_tokens: int | None = None
     """The engine's own count of hits in the same requests."""
+    profile: ProfileReport | None = None
+    """Results for the cache of `--profile`; None without that option."""
 
     @property
     def lost_tokens(self) -> int:

@@ -6,23 +6,22 @@ import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 from warmprefix import WarmprefixError
+from warmprefix_tools.doctor.bodies import UnreadableBodyError, body_messages, tool_parts
 from warmprefix_tools.doctor.findings import SkippedRecord
 from warmprefix_tools.doctor.records import (
     FoundBody,
     LoggedPrompt,
-    UnreadableBodyError,
     answer_usage,
     find_body,
     is_answer,
-    message_text,
     parse_line,
     split_rendered,
-    tool_texts,
 )
-from warmprefix_tools.doctor.request_log import PLAIN, LogMessage, LogRequest, Prompt, RequestLog
+from warmprefix_tools.doctor.request_log import PLAIN, LogMark, LogMessage, LogRequest, Prompt, RequestLog
 from warmprefix_tools.inputs import InputError, opened
 
 __all__ = ["DoctorError", "ReadLog", "read_log"]
@@ -33,7 +32,7 @@ _CUT_PROMPTS = 3
 """If this many of the longest logged prompts have the same length, the logger probably cuts prompts."""
 _ACCEPTED = (
     'Accepted are bodies of chat requests, {"messages": [...]}, one per line or in a JSON array; objects that contain'
-    ' one, such as {"body": {...}} or {"input": [...]}; and the log of vLLM.'
+    ' one, such as {"body": {...}}; bodies of other chat APIs, with "input" or "system"; and the log of vLLM.'
 )
 _LOG_SIGNS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL", "curl ", "POST Request", "http")
 
@@ -152,12 +151,10 @@ class _LogReader:
             raise ValueError("not a JSON object")
         found = find_body(record)
         if found is not None:
-            for messages in self._prompts(found):
+            for request in self._prompts(name, number, found):
                 self.result.log.requests.append(
-                    LogRequest(
-                        name,
-                        number,
-                        messages,
+                    replace(
+                        request,
                         model=found.model,
                         salt=found.salt,
                         tenant=found.tenant,
@@ -165,6 +162,7 @@ class _LogReader:
                         session=found.session,
                         reported_prompt_tokens=found.prompt_tokens,
                         reported_cached_tokens=found.cached_tokens,
+                        seconds=found.seconds,
                     )
                 )
         elif is_answer(record):
@@ -176,31 +174,42 @@ class _LogReader:
                 raise ValueError("it has neither messages nor a prompt")
             self._take_logged(name, number, logged)
 
-    def _prompts(self, found: FoundBody) -> Iterator[Prompt]:
-        body, log = found.body, self.result.log
-        messages = body.get("messages")
-        if isinstance(messages, list):
-            if not messages:
-                raise UnreadableBodyError("messages is empty")
-            tools = tool_texts(body)
-            prompt = [log.tools(tools)] if tools else []
-            for at, message in enumerate(messages):
-                role = message.get("role")
-                if not isinstance(role, str) or not role:
-                    raise UnreadableBodyError(f"messages[{at}] has no role")
-                prompt.append(log.message(role, message_text(message, at)))
-            yield tuple(prompt)
+    def _prompts(self, name: str, number: int, found: FoundBody) -> Iterator[LogRequest]:
+        body = found.body
+        if isinstance(body.get("messages"), list):
+            yield self._chat(name, number, body)
             return
         prompts = body.get("prompt")
         if not isinstance(prompts, list) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
         for one in prompts:
             if isinstance(one, str):
-                yield self._rendered(one)
+                yield LogRequest(name, number, self._rendered(one))
             elif isinstance(one, list) and all(isinstance(token, int) for token in one):
-                yield self._token_ids(one)
+                yield LogRequest(name, number, self._token_ids(one))
             else:
                 raise UnreadableBodyError("prompt is neither text nor token ids")
+
+    def _chat(self, name: str, number: int, body: Mapping[str, object]) -> LogRequest:
+        log = self.result.log
+        messages = body_messages(body)
+        tools = tool_parts(body)
+        prompt = [log.tools([tool.text for tool in tools])] if tools else []
+        prompt += [log.message(message.role, "\n".join([part.text for part in message.parts])) for message in messages]
+        parts = [tools] if tools else []
+        parts += [list(message.parts) for message in messages]
+        ends: list[tuple[int, ...]] = []
+        marks: list[LogMark] = []
+        for at, of_message in enumerate(parts):
+            if tools and not at:
+                ends.append(tuple(accumulate([len(part.text) + len("[,") for part in of_message])))
+            else:
+                ends.append(tuple([end - 1 for end in accumulate([len(part.text) + 1 for part in of_message])]))
+            for part, end in zip(of_message, ends[-1], strict=True):
+                if part.marked:
+                    marks.append(LogMark(at, end, part.lifetime))
+        front = len(prompt) - sum(message.in_list for message in messages)
+        return LogRequest(name, number, tuple(prompt), front=front, part_ends=tuple(ends), marks=tuple(marks))
 
     def _take_logged(self, name: str, number: int, logged: LoggedPrompt) -> None:
         if logged.id in self._logged_ids:  # vLLM may log one request twice, in full and in short

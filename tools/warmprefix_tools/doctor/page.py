@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from warmprefix_tools.doctor.findings import DoctorReport
+from warmprefix_tools.doctor.findings import DoctorReport, ProfileReport
 from warmprefix_tools.report.amounts import counted, percent, rounded
 from warmprefix_tools.report.pages import render_page
 
-__all__ = ["doctor_page"]
+__all__ = ["doctor_page", "profile_summary"]
 
 
 def doctor_page(report: DoctorReport) -> str:
@@ -25,11 +25,25 @@ def doctor_page(report: DoctorReport) -> str:
         title="What keeps the prefix cache cold",
         report=report,
         verdict=_verdict(report),
+        in_profile="" if report.profile is None else profile_summary(report.profile),
+        findings=(*report.findings, *(() if report.profile is None else report.profile.findings)),
         parts=parts,
         bar=[(class_, count / tokens, f"{name}: {count:,} tokens") for class_, name, count in drawn if tokens],
         bar_legend=[(class_, f"{name} {percent(count / tokens)}") for class_, name, count in drawn if tokens],
         highest_share=max((finding.share for finding in report.findings), default=0.0) or 1.0,
     )
+
+
+def profile_summary(profile: ProfileReport) -> str:
+    """Return in words what the cache of a profile had of the log."""
+    tokens = max(profile.read_tokens + profile.written_tokens + profile.uncached_tokens, 1)
+    read, written = percent(profile.read_tokens / tokens), percent(profile.written_tokens / tokens)
+    full = "" if profile.full_price is None else f" of ${profile.full_price:,.4f}"
+    cost = f" The prompts cost {percent(profile.cost)} of their price without a cache{full}"
+    if profile.planned_cost is None:
+        return f"The cache of {profile.name} would find {read} of these tokens."
+    planned = f", and {percent(profile.planned_cost)} with the marks that warmprefix sets"
+    return f"The cache of {profile.name} would find {read} of these tokens and write {written}.{cost}{planned}."
 
 
 def _verdict(report: DoctorReport) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from datetime import datetime, timezone
+
+from warmprefix.marks import cache_usage
+from warmprefix_tools.doctor.bodies import RESPONSE_ITEMS
 
 __all__ = [
     "FoundBody",
     "LoggedPrompt",
-    "UnreadableBodyError",
     "answer_usage",
     "find_body",
     "is_answer",
-    "message_text",
     "parse_line",
     "split_rendered",
-    "tool_texts",
 ]
 
 _Json = Mapping[str, object]
@@ -45,11 +45,9 @@ _DETAILS = (
     *("metadata", "extra_body", "requester_metadata", "spend_logs_metadata"),
     *("model_parameters", "optional_params"),
 )
-_TEXT_KINDS = {"text", "input_text", "output_text", "refusal"}
-
-
-class UnreadableBodyError(ValueError):
-    """A request without readable text; the message names the field."""
+_LATEST_SECONDS, _LATEST_MILLISECONDS = 1e11, 1e14
+_ANSWER_TYPES = ("message", "message_start", "message_delta", "response.completed")
+_TIMES = ("timestamp", "startTime", "start_time", "created_at", "time", "ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class FoundBody:
     session: str | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    seconds: float | None
+    """Time of the request, since 1970."""
 
 
 def find_body(record: _Json) -> FoundBody | None:
@@ -87,14 +87,29 @@ def find_body(record: _Json) -> FoundBody | None:
         session=_first(fields, _SESSION),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
+        seconds=next((time for layer in layers for name in _TIMES if (time := _seconds(layer.get(name)))), None),
     )
+
+
+def _seconds(time: object) -> float | None:
+    """Return a time as seconds since 1970; it may be in milliseconds, or in the words of ISO 8601."""
+    if isinstance(time, str):
+        try:
+            moment = datetime.fromisoformat(time.strip().replace("Z", "+00:00"))
+        except ValueError:
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    if isinstance(time, bool) or not isinstance(time, int | float) or not 0 < time < _LATEST_MILLISECONDS:
+        return None
+    return time / 1_000 if time > _LATEST_SECONDS else float(time)
 
 
 def is_answer(record: _Json) -> bool:
     """Return whether a record is an answer or a chunk of one, and belongs to the request before it."""
-    return str(record.get("object", "")).endswith(("completion", "completion.chunk")) or (
-        "choices" in record and "messages" not in record
-    )
+    if "messages" in record or "input" in record:
+        return False
+    name = str(record.get("object") or record.get("type") or "")
+    return "choices" in record or name.endswith(("completion", "completion.chunk", "response")) or name in _ANSWER_TYPES
 
 
 def answer_usage(record: _Json) -> tuple[int, int] | None:
@@ -119,11 +134,17 @@ def _layers(record: _Json, depth: int) -> list[_Json] | None:
     items = record.get("input")  # in Langfuse's exports, and in OpenAI's Responses
     if isinstance(items, str) and items.lstrip().startswith("["):
         items = _parsed(items)
-    if isinstance(items, list) and items and all(isinstance(item, Mapping) and "role" in item for item in items):
+    if isinstance(items, list) and items and all(map(_is_item, items)):
         return [{**record, "messages": items}]
+    if isinstance(items, str) and "instructions" in record:
+        return [{**record, "messages": [{"role": "user", "content": items}]}]
     if isinstance(record.get("prompt"), str | list) and not isinstance(messages, list):
         return [record]
     return None
+
+
+def _is_item(value: object) -> bool:
+    return isinstance(value, Mapping) and ("role" in value or str(value.get("type")) in RESPONSE_ITEMS)
 
 
 def _as_object(value: object) -> _Json | None:
@@ -167,8 +188,10 @@ def _usages(layer: _Json) -> Iterator[tuple[int, int]]:
                 one = _parsed(one.removeprefix("data:").strip())
             if not isinstance(one, Mapping):
                 continue
-            inner = one.get("body")
-            usage = one.get("usage") or (inner.get("usage") if isinstance(inner, Mapping) else None)
+            inners = [one.get(name) for name in ("body", "response", "message")]  # of proxies, and in streams
+            usage = one.get("usage") or next(
+                (inner["usage"] for inner in inners if isinstance(inner, Mapping) and inner.get("usage")), None
+            )
             usage = one if name == "usage" else usage
             if isinstance(usage, Mapping):
                 details = usage.get("prompt_tokens_details")
@@ -176,54 +199,8 @@ def _usages(layer: _Json) -> Iterator[tuple[int, int]]:
                 cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
                 if isinstance(total, int) and isinstance(cached, int):
                     yield total, cached
-
-
-def message_text(message: _Json, at: int) -> str:
-    """Return the text of a message as the emulator's chat template has it: content parts, then the tool calls.
-
-    Images, sounds and files become a short placeholder with their digest: their cost depends on the model.
-
-    Raises:
-        UnreadableBodyError: The content is neither text nor parts.
-    """
-    content = message.get("content")
-    if content is None:
-        text = ""
-    elif isinstance(content, str):
-        text = content
-    elif isinstance(content, list):
-        text = "\n".join(_parts(content, at))
-    else:
-        raise UnreadableBodyError(f"messages[{at}].content is {type(content).__name__}, neither text nor parts")
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        text += "".join(f"\n<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
-    return text
-
-
-def _parts(content: Sequence[object], at: int) -> Iterator[str]:
-    for position, part in enumerate(content):
-        if isinstance(part, str):
-            yield part
-        elif isinstance(part, Mapping):
-            text = part.get("text") if part.get("type") in _TEXT_KINDS else None
-            yield text if isinstance(text, str) else _placeholder(part)
-        else:
-            raise UnreadableBodyError(f"messages[{at}].content[{position}] is {type(part).__name__}, not a part")
-
-
-def _placeholder(part: _Json) -> str:
-    data = json.dumps(part, sort_keys=True)
-    digest = blake2b(data.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"<{part.get('type', 'part')} of {len(data)} characters, {digest}>"
-
-
-def tool_texts(body: _Json) -> list[str]:
-    """Return each tool as JSON, in the order of the body; OpenAI's older `functions` too."""
-    tools, functions = body.get("tools"), body.get("functions")
-    if not tools and isinstance(functions, list):
-        tools = [{"type": "function", "function": function} for function in functions]
-    return [json.dumps(tool) for tool in tools] if isinstance(tools, list) else []
+                elif total is None and (found := cache_usage(usage)) is not None:
+                    yield sum(found), found.read
 
 
 _LINE = re.compile(

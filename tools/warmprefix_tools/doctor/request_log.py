@@ -25,6 +25,7 @@ __all__ = [
     "TOOLS",
     "WIDTH",
     "Ids",
+    "LogMark",
     "LogMessage",
     "LogRequest",
     "LogVersion",
@@ -228,6 +229,18 @@ Prompt = tuple[LogMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class LogMark:
+    """A cache mark that a request sets on a content part."""
+
+    message: int
+    """Index into the prompt's messages."""
+    end: int
+    """Characters of the message's text up to the end of the part."""
+    lifetime: float | None
+    """Seconds that it asks for; None if it leaves that to the API."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogRequest:
     """One prompt that was sent, and its sender as far as the record names it."""
 
@@ -242,6 +255,13 @@ class LogRequest:
     """The conversation."""
     reported_prompt_tokens: int | None = None
     reported_cached_tokens: int | None = None
+    seconds: float | None = None
+    """Time at which it was sent, since 1970."""
+    front: int = 0
+    """Number of messages in front that its record has outside the list of messages: tools and system prompt."""
+    part_ends: tuple[tuple[int, ...], ...] = ()
+    """For each message, the characters of its text up to the end of each content part; empty for a rendered prompt."""
+    marks: tuple[LogMark, ...] = ()
 
     @property
     def sender(self) -> str | None:

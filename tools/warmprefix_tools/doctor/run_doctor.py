@@ -11,7 +11,7 @@ from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.doctor.findings import DoctorReport, Finding, Place
 from warmprefix_tools.doctor.log_reader import read_log
-from warmprefix_tools.doctor.page import doctor_page
+from warmprefix_tools.doctor.page import doctor_page, profile_summary
 from warmprefix_tools.report.amounts import counted, percent, rounded
 from warmprefix_tools.report.visible import visible
 
@@ -41,7 +41,7 @@ def run_doctor(options: DoctorOptions) -> bool:
     """
     for file in options.outputs:
         check_writable(file)
-    report = diagnose(read_log(options.logs), options.kv_block_size, options.capacity_tokens)
+    report = diagnose(read_log(options.logs), options.kv_block_size, options.capacity_tokens, options.cache_profile)
     with standard_output():
         write_json(options.json_file, report.as_json())
         if options.html_file is not None:
@@ -68,6 +68,12 @@ def _lines(report: DoctorReport) -> _Lines:
     for number, finding in enumerate(report.findings, 1):
         yield 0, Text()
         yield from _finding_lines(number, finding)
+    if report.profile is not None:
+        yield 0, Text()
+        yield 0, Text(profile_summary(report.profile))
+        for number, finding in enumerate(report.profile.findings, len(report.findings) + 1):
+            yield 0, Text()
+            yield from _finding_lines(number, finding)
     if report.skipped_lines:
         yield 0, Text()
         yield 0, Text(f"{counted(report.skipped_lines, 'record')} could not be read:")
@@ -98,13 +104,7 @@ def _overview(report: DoctorReport) -> Iterator[str]:
 
 def _finding_lines(number: int, finding: Finding) -> _Lines:
     yield 0, Text(f"{number}. {finding.title} ", style="bold").append(finding.kind, style="not bold dim")
-    cost = (
-        f"{percent(finding.share)} of all tokens: {counted(finding.lost_tokens, 'token')} computed again,"
-        f" {counted(finding.requests, 'request')} would find more"
-        if finding.lost_tokens
-        else f"No tokens lost; {counted(finding.requests, 'request')} concerned"
-    )
-    yield 3, Text(f"{cost}.")
+    yield 3, Text(f"{finding.cost}.")
     yield 3, Text(finding.fix)
     divergence = finding.divergence
     if divergence is None:

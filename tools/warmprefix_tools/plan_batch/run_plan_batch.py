@@ -223,6 +223,9 @@ def _print_uses(plan: BatchPlan, uses: tuple[CacheUse, CacheUse], profile: Cache
     for name, ours, planned in changes:
         change = (planned - ours) / ours if ours else 0.0
         console.print(Text(f"{name}: {ours:,} as they came -> {planned:,} planned, {change:+.1%}"))
+    if profile.token_price is not None:
+        prices = [f"${use.cost(profile) * profile.token_price:,.4f}" for use in uses]
+        console.print(Text(f"price in dollars: {' as they came -> '.join(prices)} planned"))
     if profile.checkpoints is not None:
         console.print(Text(f"with {counted(len(plan.primes), 'prime')}, whose tokens are counted"))
 

@@ -12,6 +12,7 @@ from warmprefix.cache_profiles import CacheProfile, as_profile
 from warmprefix.errors import MissingExtraError
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import Placement
+from warmprefix.prices import with_prices
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
 from warmprefix_tools.replay.workload import DEFAULT_K
 
@@ -164,13 +165,16 @@ class ReplayOptions:
 
 
 def named_profile(name: str | None) -> CacheProfile | None:
-    """Return the cache profile that the option `--profile` names; None without one.
+    """Return the cache profile that the option `--profile` names, perhaps with the prices of a model; None without one.
 
     Raises:
-        ValueError: The name is unknown.
+        ValueError: The name or the model is unknown.
     """
+    if name is None:
+        return None
+    profile, at, model = name.partition("@")
     try:
-        return None if name is None else as_profile(name)
+        return with_prices(profile, model) if at else as_profile(profile)
     except ValueError as error:
         raise ValueError(f"--profile: {error}") from None
 

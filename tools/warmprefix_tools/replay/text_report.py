@@ -131,7 +131,11 @@ def _profile_summary(result: ReplayResult, profile: CacheProfile) -> str:
 
 
 def _cost(use: CacheUse | None, profile: CacheProfile) -> str:
-    return "" if use is None else f"{use.cost(profile) / max(use.tokens, 1):.1%}"
+    if use is None:
+        return ""
+    cost = use.cost(profile)
+    money = "" if profile.token_price is None else f" ${cost * profile.token_price:,.2f}"
+    return f"{cost / max(use.tokens, 1):.1%}{money}"
 
 
 def _share(requests: int, result: ReplayResult) -> str:
@@ -164,7 +168,7 @@ def _legend(estimates: Estimates, profile: CacheProfile | None) -> list[str]:
         lines.append(
             f"profile: whole prompts in a cache such as {profile.name}, as of {profile.as_of}; nothing expires in it."
             " saved: what there is less to prefill, net. cost, today: price of the input in percent of an uncached one,"
-            " writes included."
+            f" writes included{'' if profile.token_price is None else ', and in dollars'}."
         )
     if estimates.prefill_rate is not None:
         lines.append(
