@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode, split
 
-__all__ = ["AnswerPayloads", "ComposedAnswer", "FinishReason", "Json", "compose_answer", "error", "model_list", "usage"]
+__all__ = [
+    "AnswerPayloads",
+    "ComposedAnswer",
+    "FinishReason",
+    "Json",
+    "ToolCall",
+    "compose_answer",
+    "error",
+    "model_list",
+    "scripted_answer",
+    "usage",
+]
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Json = dict[str, Any]
 
 _STATEMENT = "[warmprefix emulator: no model ran, these words mean nothing]"
 _EMULATOR = "warmprefix-emulator"
+
+
+class ToolCall(NamedTuple):
+    """A tool call in an answer."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,7 @@ class ComposedAnswer:
     pieces: tuple[str, ...]
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    calls: tuple[ToolCall, ...] = ()
 
     @property
     def text(self) -> str:
@@ -57,6 +78,16 @@ def compose_answer(prompt: Sequence[int], max_tokens: int) -> ComposedAnswer:
     return ComposedAnswer(pieces[:max_tokens], token_ids[:max_tokens], reason)
 
 
+def scripted_answer(text: str, calls: Sequence[ToolCall], max_tokens: int) -> ComposedAnswer:
+    """Return an answer with this text and these tool calls, cut after `max_tokens`; a cut one has no calls."""
+    written = "".join([f"<tool_call>{call.name}{call.arguments}</tool_call>" for call in calls])
+    pieces = (*split(text), *[""] * len(split(written)), "")
+    token_ids = (*encode(text), *encode(written), MESSAGE_END)
+    if len(token_ids) > max_tokens:
+        return ComposedAnswer(pieces[:max_tokens], token_ids[:max_tokens], "length")
+    return ComposedAnswer(pieces, token_ids, "tool_calls" if calls else "stop", tuple(calls))
+
+
 def _proquint(number: int) -> str:
     """Return 16 bits as a pronounceable word (arXiv 0901.4016)."""
     consonants, vowels = "bdfghjklmnprstvz", "aiou"
@@ -80,16 +111,24 @@ class AnswerPayloads:
     created: int
     model: str
 
-    def completion(self, text: str, finish_reason: str, usage: Json) -> Json:
+    def completion(self, answer: ComposedAnswer, usage: Json) -> Json:
         """Return the whole answer."""
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        message: Json = {"role": "assistant", "content": answer.text}
+        if answer.calls:
+            message |= {"content": answer.text or None, "tool_calls": [_written(call) for call in answer.calls]}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
         return {**self._header("chat.completion"), "choices": [choice], "usage": usage}
 
     def delta(self, delta: Json, finish_reason: str | None = None) -> Json:
         """Return one chunk of a streamed answer."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return {**self._header("chat.completion.chunk"), "choices": [choice], "usage": None}
+
+    def call_deltas(self, calls: Sequence[ToolCall]) -> Iterator[Json]:
+        """Yield the last chunks of a streamed answer with tool calls."""
+        for number, call in enumerate(calls):
+            yield self.delta({"tool_calls": [{"index": number, **_written(call)}]})
+        yield self.delta({}, "tool_calls")
 
     def usage_chunk(self, usage: Json) -> Json:
         """Return the chunk after the last delta: usage and no choices."""
@@ -103,6 +142,10 @@ class AnswerPayloads:
             "model": self.model,
             "system_fingerprint": _EMULATOR,
         }
+
+
+def _written(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def usage(use: CacheUse, completion_tokens: int, *, reports_writes: bool = False) -> Json:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncGenerator
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import CacheUse, MarkedPrompt, is_hosted
-from warmprefix_tools.emulator.answers import ComposedAnswer, Json
+from warmprefix_tools.emulator.answers import ComposedAnswer, Json, ToolCall
 from warmprefix_tools.emulator.anthropic_bodies import CountTokensRequest, MessagesRequest
 from warmprefix_tools.emulator.engine import EmulatorEngine
+from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import (
     EventStream,
     named_event,
@@ -27,7 +29,7 @@ except ImportError as exc:
 
 __all__ = ["MessagesApi", "error_body"]
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 
 
@@ -35,6 +37,10 @@ def error_body(status: int, message: str) -> Json:
     """Return a refusal in Anthropic's shape."""
     kind = _ERRORS.get(status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex}"}
+
+
+def _tool_use(call: ToolCall, arguments: Json) -> Json:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
 class MessagesApi:
@@ -48,7 +54,8 @@ class MessagesApi:
         body = await parsed(request, MessagesRequest)
         require_model(self._engine.config, body.model)
         prompt = self._prompt(request, body)
-        answer = planned_answer(self._engine.config, prompt, body.max_tokens)
+        turns = turns_of([{"role": turn.role} for turn in body.messages]) if body.tools else None
+        answer = planned_answer(self._engine, prompt, body.max_tokens, turns)
         frame: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -76,9 +83,10 @@ class MessagesApi:
         async with self._engine.generate(prompt, answer) as generation:
             async for _ in generation:
                 pass
+        texts = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
         return {
             **frame,
-            "content": [{"type": "text", "text": answer.text}],
+            "content": [*texts, *[_tool_use(call, json.loads(call.arguments)) for call in answer.calls]],
             "stop_reason": _STOP_REASONS[answer.finish_reason],
             "usage": self._usage(generation.use, generation.generated_tokens),
         }
@@ -95,6 +103,11 @@ class MessagesApi:
                     delta = {"type": "text_delta", "text": piece}
                     yield named_event({"type": "content_block_delta", "index": 0, "delta": delta})
         yield named_event({"type": "content_block_stop", "index": 0})
+        for number, call in enumerate(answer.calls, 1):
+            yield named_event({"type": "content_block_start", "index": number, "content_block": _tool_use(call, {})})
+            part = {"type": "input_json_delta", "partial_json": call.arguments}
+            yield named_event({"type": "content_block_delta", "index": number, "delta": part})
+            yield named_event({"type": "content_block_stop", "index": number})
         end = {"stop_reason": _STOP_REASONS[answer.finish_reason], "stop_sequence": None}
         usage = self._usage(generation.use, generation.generated_tokens)
         yield named_event({"type": "message_delta", "delta": end, "usage": usage})

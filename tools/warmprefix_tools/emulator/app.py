@@ -14,6 +14,7 @@ from warmprefix_tools.emulator.anthropic_messages import MessagesApi, error_body
 from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation
 from warmprefix_tools.emulator.openai_responses import ResponsesApi
 from warmprefix_tools.emulator.request_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
+from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import (
     EventStream,
     MarksResponses,
@@ -83,7 +84,8 @@ class _Api:
         body = await parsed(request, ChatCompletionRequest)
         require_model(self._config, body.model)
         prompt = body.prompt_for(self._engine.profile)
-        answer = planned_answer(self._config, prompt, body.new_token_limit)
+        turns = turns_of([{"role": message.role} for message in body.messages]) if body.tools else None
+        answer = planned_answer(self._engine, prompt, body.new_token_limit, turns)
         frame = AnswerPayloads(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), self._config.model)
         if body.stream:
             return EventStream(self._events(body, prompt, answer, frame))
@@ -124,7 +126,7 @@ class _Api:
         async with self._engine.generate(prompt, answer) as generation:
             async for _ in generation:
                 pass
-        completion = frame.completion(answer.text, answer.finish_reason, self._usage(generation))
+        completion = frame.completion(answer, self._usage(generation))
         return {**completion, "prompt_token_ids": prompt.tokens} if body.return_token_ids else completion
 
     async def _events(
@@ -135,7 +137,10 @@ class _Api:
             yield data_event({**first, "prompt_token_ids": prompt.tokens} if body.return_token_ids else first)
             async for piece in generation:
                 finish_reason = answer.finish_reason if generation.complete else None
-                yield data_event(frame.delta({"content": piece}, finish_reason))
+                if piece or not answer.calls:
+                    yield data_event(frame.delta({"content": piece}, finish_reason))
+            for delta in frame.call_deltas(answer.calls) if answer.calls else ():
+                yield data_event(delta)
         if body.wants_usage_chunk:
             yield data_event(frame.usage_chunk(self._usage(generation)))
         yield b"data: [DONE]\n\n"

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from warmprefix.cache_profiles import CacheProfile, as_profile
@@ -30,6 +31,7 @@ from warmprefix_tools.caches import (
     simulated_cache,
 )
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason
+from warmprefix_tools.emulator.scripts import AnswerScript
 
 __all__ = ["EmulatorConfig", "EmulatorEngine", "EngineObserver", "Generation"]
 
@@ -44,7 +46,8 @@ class EmulatorConfig:
 
     `profile` is the cache to emulate, or its name. With checkpoints, the profile has the block size, and `window` is
     the number of tokens that sliding-window layers see, None for recurrent layers. `kv_blocks` and `block_size` mean
-    nothing to hosted APIs, whose context limit is a million tokens by default.
+    nothing to hosted APIs, whose context limit is a million tokens by default. `script` is a file with answers to give
+    to requests with tools; see `AnswerScript`.
 
     >>> EmulatorConfig(kv_blocks=101).capacity_tokens
     1600
@@ -64,6 +67,7 @@ class EmulatorConfig:
     max_model_len: int | None = None
     profile: CacheProfile | str = "full-attention"
     window: int | None = None
+    script: Path | None = None
 
     def __post_init__(self) -> None:
         profile = self.cache_profile  # which refuses names without a profile
@@ -148,6 +152,7 @@ class EmulatorEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self.script = None if config.script is None else AnswerScript.read(config.script)
         self.profile = config.cache_profile
         self.cache = simulated_cache(
             self.profile, kv_blocks=config.kv_blocks, block_size=config.block_size, window=config.window

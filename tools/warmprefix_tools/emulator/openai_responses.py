@@ -9,9 +9,10 @@ from itertools import count
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import MarkedPrompt
-from warmprefix_tools.emulator.answers import ComposedAnswer, Json
+from warmprefix_tools.emulator.answers import ComposedAnswer, Json, ToolCall
 from warmprefix_tools.emulator.engine import EmulatorEngine, Generation
 from warmprefix_tools.emulator.responses_bodies import ResponsesRequest
+from warmprefix_tools.emulator.scripts import turns_of
 from warmprefix_tools.emulator.serving import (
     EventStream,
     named_event,
@@ -40,7 +41,8 @@ class ResponsesApi:
         body = await parsed(request, ResponsesRequest)
         require_model(self._engine.config, body.model)
         prompt = body.prompt_for(self._engine.profile)
-        answer = planned_answer(self._engine.config, prompt, body.max_output_tokens)
+        turns = turns_of(body.input) if body.tools and isinstance(body.input, list) else 0 if body.tools else None
+        answer = planned_answer(self._engine, prompt, body.max_output_tokens, turns)
         frame = _ResponsePayloads(self._engine.config.model, body)
         if body.stream:
             return EventStream(self._events(prompt, answer, frame))
@@ -64,15 +66,26 @@ class ResponsesApi:
         async with self._engine.generate(prompt, answer) as generation:
             yield event("created", response=frame.in_progress())
             yield event("in_progress", response=frame.in_progress())
-            yield event("output_item.added", output_index=0, item=frame.message("in_progress", []))
-            yield event("content_part.added", **place, part=_text_part(""))
+            has_text = bool(answer.text) or not answer.calls
+            if has_text:
+                yield event("output_item.added", output_index=0, item=frame.message("in_progress", []))
+                yield event("content_part.added", **place, part=_text_part(""))
             async for piece in generation:
                 if piece:
                     yield event("output_text.delta", **place, delta=piece, logprobs=[])
         response = frame.ended(answer, generation)
-        yield event("output_text.done", **place, text=answer.text, logprobs=[])
-        yield event("content_part.done", **place, part=_text_part(answer.text))
-        yield event("output_item.done", output_index=0, item=response["output"][0])
+        if has_text:
+            yield event("output_text.done", **place, text=answer.text, logprobs=[])
+            yield event("content_part.done", **place, part=_text_part(answer.text))
+            yield event("output_item.done", output_index=0, item=response["output"][0])
+        for index, item in enumerate(response["output"][has_text:], int(has_text)):
+            here: Json = {"item_id": item["id"], "output_index": index}
+            yield event(
+                "output_item.added", output_index=index, item={**item, "arguments": "", "status": "in_progress"}
+            )
+            yield event("function_call_arguments.delta", **here, delta=item["arguments"])
+            yield event("function_call_arguments.done", **here, arguments=item["arguments"], name=item["name"])
+            yield event("output_item.done", output_index=index, item=item)
         yield event(response["status"], response=response)
 
 
@@ -113,13 +126,15 @@ class _ResponsePayloads:
 
     def ended(self, answer: ComposedAnswer, generation: Generation) -> Json:
         """Return the whole response."""
-        status = "completed" if answer.finish_reason == "stop" else "incomplete"
+        status = "incomplete" if answer.finish_reason == "length" else "completed"
+        has_text = bool(answer.text) or not answer.calls
+        message = [self.message(status, [_text_part(answer.text)])] if has_text else []
         use, generated = generation.use, generation.generated_tokens
         return {
             **self._common,
             "status": status,
             "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
-            "output": [self.message(status, [_text_part(answer.text)])],
+            "output": [*message, *map(_call_item, answer.calls)],
             "usage": {
                 "input_tokens": use.tokens,
                 "input_tokens_details": {"cached_tokens": use.read, "cache_write_tokens": sum(use.written)},
@@ -128,6 +143,17 @@ class _ResponsePayloads:
                 "total_tokens": use.tokens + generated,
             },
         }
+
+
+def _call_item(call: ToolCall) -> Json:
+    return {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
 
 
 def _text_part(text: str) -> Json:

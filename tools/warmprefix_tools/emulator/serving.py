@@ -12,7 +12,7 @@ from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import MarkedPrompt
 from warmprefix_tools.emulator import answers
 from warmprefix_tools.emulator.answers import ComposedAnswer, Json, compose_answer
-from warmprefix_tools.emulator.engine import EmulatorConfig
+from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine
 
 try:
     from pydantic import BaseModel, ValidationError
@@ -87,9 +87,14 @@ def require_model(config: EmulatorConfig, model: str | None) -> None:
         raise RefusedError(404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model")
 
 
-def planned_answer(config: EmulatorConfig, prompt: MarkedPrompt, most_tokens: int | None) -> ComposedAnswer:
-    """Return the answer to a prompt, or refuse it if both together exceed the context limit."""
-    limit, prompt_tokens = config.context_limit, len(prompt.tokens)
+def planned_answer(
+    engine: EmulatorEngine, prompt: MarkedPrompt, most_tokens: int | None, turns: int | None = None
+) -> ComposedAnswer:
+    """Return the answer to a prompt, or refuse it if both together exceed the context limit.
+
+    `turns` is the number of answers in the history of a request with tools, for a scripted answer; None without tools.
+    """
+    limit, prompt_tokens = engine.config.context_limit, len(prompt.tokens)
     wanted = 1 if most_tokens is None else most_tokens
     if prompt_tokens + wanted > limit:
         raise RefusedError(
@@ -100,7 +105,9 @@ def planned_answer(config: EmulatorConfig, prompt: MarkedPrompt, most_tokens: in
             " the number of requested output tokens.",
             param="input_tokens",
         )
-    return compose_answer(prompt.tokens, limit - prompt_tokens if most_tokens is None else most_tokens)
+    most = limit - prompt_tokens if most_tokens is None else most_tokens
+    scripted = None if turns is None or engine.script is None else engine.script.answer(turns, most)
+    return scripted or compose_answer(prompt.tokens, most)
 
 
 def data_event(payload: Json) -> bytes:
