@@ -1,9 +1,23 @@
 """De-duplication: text that the prompt already holds becomes a reference.
 
-`history` compares a request's blocks with its conversation; `transcript` compares the tool results inside one prompt.
+`history` compares a request's blocks with its conversation; `transcript` compares the tool results inside one prompt,
+and `requests` does so in the bodies of requests.
 """
 
 from warmprefix.dedup.history import Message, SdkMessage, VisibleHistory, as_mapping
+from warmprefix.dedup.requests import RepeatedResult, RewriteRoute, Rewritten, restored, rewrite
 from warmprefix.dedup.transcript import RepeatTemplates, Transcript
 
-__all__ = ["Message", "RepeatTemplates", "SdkMessage", "Transcript", "VisibleHistory", "as_mapping"]
+__all__ = [
+    "Message",
+    "RepeatTemplates",
+    "RepeatedResult",
+    "RewriteRoute",
+    "Rewritten",
+    "SdkMessage",
+    "Transcript",
+    "VisibleHistory",
+    "as_mapping",
+    "restored",
+    "rewrite",
+]

@@ -9,7 +9,7 @@ from typing import Any
 
 from warmprefix.annotate import check_template
 
-__all__ = ["RepeatTemplates", "Transcript"]
+__all__ = ["RepeatTemplates", "Transcript", "shown_call"]
 
 _MAX_NAME_CHARACTERS = 64
 _MAX_ARGUMENTS_CHARACTERS = 200
@@ -127,7 +127,12 @@ class Transcript:
     """
 
     def __init__(
-        self, *, templates: RepeatTemplates | None = None, separator: str | None = None, min_tokens: int = 64
+        self,
+        *,
+        templates: RepeatTemplates | None = None,
+        separator: str | None = None,
+        min_tokens: int = 64,
+        whole_results: bool = False,
     ) -> None:
         """Begin with an empty prompt.
 
@@ -136,6 +141,7 @@ class Transcript:
             separator: Cuts results into passages where none are given. One reference names several passages only
                 where exactly this stands between them, a blank line by default.
             min_tokens: Results and passages shorter than this stay as they are.
+            whole_results: Refer to whole results only, never to a passage of one.
 
         Raises:
             TypeError: An argument has another type than the above.
@@ -158,6 +164,7 @@ class Transcript:
         self._templates = _DEFAULT_TEMPLATES if templates is None else templates
         self._separator = separator
         self._min_tokens = min_tokens
+        self._whole_results = whole_results
         self._look_alikes: dict[str, _LookAlikes] = {}
         self._waiting: dict[str, list[_Call]] = {}
         self._answered: dict[str, _Call] = {}
@@ -178,9 +185,7 @@ class Transcript:
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {type(name).__name__}")
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), default=_type_name)
-        shown = f"{_one_line(name, _MAX_NAME_CHARACTERS)}({_one_line(arguments, _MAX_ARGUMENTS_CHARACTERS)})"
+        shown = shown_call(name, arguments)
         look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
         look_alikes.calls += 1
         if id is not None:
@@ -313,7 +318,7 @@ class Transcript:
     def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
         """Return the passages of a result, each with the earlier result to refer to."""
         spans: list[_Span] = []
-        for number, part in enumerate(parts):
+        for number, part in enumerate(() if self._whole_results else parts):
             if not part:
                 continue
             found = self._find(passages, part)
@@ -378,6 +383,13 @@ class Transcript:
     def _count(self, size: int) -> None:
         self.references += 1
         self.reference_tokens += (size + 3) // 4
+
+
+def shown_call(name: str, arguments: object) -> str:
+    """Return a call as references show it: in one line, with its arguments cut to 200 characters."""
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), default=_type_name)
+    return f"{_one_line(name, _MAX_NAME_CHARACTERS)}({_one_line(arguments, _MAX_ARGUMENTS_CHARACTERS)})"
 
 
 def _size(text: str) -> int:

@@ -1,0 +1,182 @@
+"""References to exactly repeated tool results in request bodies, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix.dedup import RewriteRoute, restored, rewrite
+
+TEXTS = ["The sea is 3,688 metres deep on average. " * 9, "The sky is blue at noon, and red at dusk. " * 20, "short"]
+REFERENCE = '[Word for word the result of the earlier call read({"path":"a"}).]'
+ROUTES: list[RewriteRoute] = ["chat", "messages", "responses"]
+
+Turn = tuple[str, str, str]
+"""Name and path of a call, and its result."""
+
+
+def body_of(route: RewriteRoute, turns: list[Turn], **fields: Any) -> dict[str, Any]:
+    """Return a body in which an assistant makes one call per turn; `fields` are those of each result."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": TEXTS[0]}]
+    for number, (name, path, text) in enumerate(turns):
+        id, arguments = f"call_{number}", {"path": path}
+        if route == "chat":
+            function = {"name": name, "arguments": json.dumps(arguments, separators=(",", ":"))}
+            messages.append(
+                {"role": "assistant", "content": TEXTS[0], "tool_calls": [{"id": id, "function": function}]}
+            )
+            messages.append({"role": "tool", "tool_call_id": id, "content": text, **fields})
+        elif route == "messages":
+            use = {"type": "tool_use", "id": id, "name": name, "input": arguments}
+            messages.append({"role": "assistant", "content": [{"type": "text", "text": TEXTS[0]}, use]})
+            result = {"type": "tool_result", "tool_use_id": id, "content": text, **fields}
+            messages.append({"role": "user", "content": [result, {"type": "text", "text": TEXTS[0]}]})
+        else:
+            arguments_text = json.dumps(arguments, separators=(",", ":"))
+            messages.append({"type": "function_call", "call_id": id, "name": name, "arguments": arguments_text})
+            messages.append({"type": "function_call_output", "call_id": id, "output": text, **fields})
+    return {"model": "m", "input" if route == "responses" else "messages": messages}
+
+
+def results(route: RewriteRoute, body: Any) -> list[Any]:
+    if route == "responses":
+        return [item["output"] for item in body["input"] if "output" in item]
+    if route == "chat":
+        return [message["content"] for message in body["messages"] if message["role"] == "tool"]
+    contents = [message["content"] for message in body["messages"] if isinstance(message["content"], list)]
+    return [block["content"] for content in contents for block in content if block["type"] == "tool_result"]
+
+
+turns = st.lists(
+    st.tuples(st.sampled_from(["read", "run"]), st.sampled_from(["a", "b", "x" * 300]), st.sampled_from(TEXTS)),
+    max_size=9,
+)
+
+
+@given(route=st.sampled_from(ROUTES), given_turns=turns)
+def test_every_result_can_be_restored(route: RewriteRoute, given_turns: list[Turn]) -> None:
+    body = body_of(route, given_turns)
+    before = copy.deepcopy(body)
+    rewritten = rewrite(route, body)
+    assert body == before
+    assert restored(route, rewritten.body) == body
+    assert rewritten.references == sum(
+        sent != text for sent, (_, _, text) in zip(results(route, rewritten.body), given_turns, strict=True)
+    )
+    assert rewritten.references == sum(
+        len(text) >= 256 and text in [earlier for _, _, earlier in given_turns[:number]]
+        for number, (_, _, text) in enumerate(given_turns)
+    )
+    assert (rewritten.body is body) == (rewritten.references == 0)
+
+
+@given(route=st.sampled_from(ROUTES), given_turns=turns, length=st.integers(0, 9))
+def test_the_beginning_of_a_session_stays_its_beginning(
+    route: RewriteRoute, given_turns: list[Turn], length: int
+) -> None:
+    name = "input" if route == "responses" else "messages"
+    whole = rewrite(route, body_of(route, given_turns)).body[name]
+    part = rewrite(route, body_of(route, given_turns[:length])).body[name]
+    assert whole[: len(part)] == part
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_all_shapes_have_the_same_reference(route: RewriteRoute) -> None:
+    body = body_of(route, [("read", "a", TEXTS[0]), ("run", "b", TEXTS[0])])
+    rewritten = rewrite(route, body)
+    assert results(route, rewritten.body) == [TEXTS[0], REFERENCE]
+    assert rewritten.saved_tokens == (len(TEXTS[0]) - len(REFERENCE)) // 4
+    changed = json.dumps(rewritten.body).replace(json.dumps(REFERENCE), json.dumps(TEXTS[0]))
+    assert json.loads(changed) == body
+
+
+def test_a_call_that_gave_other_results_is_named_by_its_number() -> None:
+    body = body_of("chat", [("read", "a", TEXTS[0]), ("read", "a", TEXTS[1]), ("run", "b", TEXTS[1])])
+    assert results("chat", rewrite("chat", body).body)[2] == f"{REFERENCE[:-2]}, number 2 of such calls.]"
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("messages", {"is_error": True}),
+        ("messages", {"cache_control": {"type": "ephemeral"}}),
+        ("chat", {"content": [{"type": "text", "text": TEXTS[0], "cache_control": {"type": "ephemeral"}}]}),
+        ("chat", {"content": [{"type": "text", "text": TEXTS[0]}, {"type": "image_url", "image_url": {"url": "x"}}]}),
+        ("responses", {"output": [{"type": "input_image", "image_url": "x"}]}),
+        ("chat", {"content": None}),
+        ("chat", {"content": 7}),
+    ],
+)
+def test_other_results_stay(route: RewriteRoute, fields: dict[str, Any]) -> None:
+    body = body_of(route, [("read", "a", TEXTS[0]), ("run", "b", TEXTS[0])], **fields)
+    assert rewrite(route, body).body is body
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_single_text_part_is_a_result(route: RewriteRoute) -> None:
+    part = {"type": "input_text" if route == "responses" else "text", "text": TEXTS[0]}
+    name = "output" if route == "responses" else "content"
+    body = body_of(route, [("read", "a", TEXTS[0]), ("run", "b", TEXTS[0])], **{name: [part]})
+    rewritten = rewrite(route, body).body
+    assert results(route, rewritten) == [[part], [{**part, "text": REFERENCE}]]
+    assert restored(route, rewritten) == body
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"previous_response_id": "r"},
+        {"conversation": "c"},
+        {"truncation": "auto"},
+        {"truncate_prompt_tokens": 100},
+        {"context_management": {}},
+    ],
+)
+def test_a_body_that_is_cut_elsewhere_stays(field: dict[str, Any]) -> None:
+    body = {**body_of("responses", [("read", "a", TEXTS[0])] * 2), **field}
+    assert rewrite("responses", body).body is body
+
+
+def test_results_of_kept_tools_stay_and_can_be_named() -> None:
+    body = body_of("chat", [("read", "a", TEXTS[0]), ("read", "a", TEXTS[0]), ("run", "b", TEXTS[0])])
+    sent = results("chat", rewrite("chat", body, keep_tools=["read"]).body)
+    assert sent == [TEXTS[0], TEXTS[0], REFERENCE]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        7,
+        "text",
+        [None],
+        [7],
+        [{}],
+        [{"role": "tool"}],
+        [{"role": "assistant", "tool_calls": [{"function": 7}, 8]}],
+        [{"role": "assistant", "content": [{"type": "tool_use"}, {"type": "tool_result"}]}],
+        [{"type": "function_call"}, {"type": "function_call_output"}],
+    ],
+)
+def test_a_body_that_is_not_understood_stays(route: RewriteRoute, messages: Any) -> None:
+    body = {"messages": messages, "input": messages}
+    assert rewrite(route, body).body is body
+    assert restored(route, body) is body
+
+
+NAMES = st.sampled_from(["messages", "role", "content", "tool_calls", "function", "type", "text"])
+VALUES = st.none() | st.booleans() | st.floats() | st.text()
+
+
+@given(st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner)))
+def test_no_body_fails(value: Any) -> None:
+    body = {"messages": value, "input": value}
+    for route in ROUTES:
+        rewrite(route, body)
+        restored(route, body)
