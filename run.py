@@ -11,6 +11,7 @@ changed or the clone has moved. `test` needs one, with the core and the newest v
 `test --all` adds one environment for the kernels, which need torch, and two for each framework, with its newest and its
 oldest supported version. To use only some of its environments, name them:
 {environments}.
+`clients`, which drives real applications through the gateway, has to be named: it downloads 200 MB and uses npm.
 If WARMPREFIX_VLLM names a folder, some tests also run against a real vLLM on the CPU, and install it there if needed.
 """
 
@@ -40,10 +41,15 @@ REQUIREMENTS = {
         for version in VERSIONS
     },
     "langchain-outside": ["-e", ".[langchain]", "--group", "langchain-outside"],
+    "clients": ["-e", ".[serve]", "--group", "clients"],
+    "hermes": ["hermes-agent==0.19.0"],  # one of the clients, whose requirements contradict the others'
 }
 DEMO_DOWNLOAD = "10 MB"
 """Size of the wheels of the extra `demo`, and of pip. Installed, with pip, they take about 90 MB."""
-TESTED = [name for name in REQUIREMENTS if name != "demo"]
+TESTED = [name for name in REQUIREMENTS if name not in ("demo", "hermes")]
+LARGE = ("clients",)
+"""Environments that `test --all` uses only if they are named."""
+NODE_CLIENTS = ["opencode-ai@1.18", "@openai/codex@0.169"]
 PARALLEL = ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
 WITH_INTEGRATIONS = ["--override-ini", "norecursedirs=kernels outside .* build"]
 """Collect the folders `integrations` too. pytest ignores `tests/integrations` as an argument next to `tests`."""
@@ -79,7 +85,7 @@ def main(arguments: list[str]) -> int:
         print(f"left out (python3 run.py test --all): {LEFT_OUT}")
         return report(failed)
     named = list(takewhile(TESTED.__contains__, options[1:]))
-    return report(test_all(named or TESTED, options[1 + len(named) :]))
+    return report(test_all(named or [name for name in TESTED if name not in LARGE], options[1 + len(named) :]))
 
 
 def test_all(names: list[str], options: list[str]) -> list[str]:
@@ -143,6 +149,17 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         return
     if name == "langchain-outside":
         yield "LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"]
+        return
+    if name == "clients":
+        environment("hermes")
+        npm = shutil.which("npm")
+        if npm is not None:  # without it, the applications that come from npm are left out
+            folder = environment(name).parents[1] / "node"
+            folder.mkdir(exist_ok=True)
+            yield "npm install", [npm, "install", "--silent", "--no-audit", "--prefix", folder, *NODE_CLIENTS]
+            setup = folder / "node_modules" / "opencode-ai" / "postinstall.mjs"  # npm may not run it by itself
+            yield "set up opencode", [shutil.which("node") or "node", setup]
+        yield "applications", [environment(name), "-m", "pytest", "-q", "tests/outside/applications.py", *options]
         return
     if name == "kernels":
         folders = [ROOT / "kernels", ROOT / "tests/kernels"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from warmprefix.annotate import Annotation, Templates
 from warmprefix.blocks import ContextBlock
 
-__all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope"]
+__all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope", "tenant_salt"]
 
 Placement = Literal["head", "tail"]
 
@@ -154,3 +156,8 @@ class ContextPlan:
     def render(self) -> str:
         """Return the default prompt text: paragraphs, then the order annotation, if any."""
         return "".join(self.parts())
+
+
+def tenant_salt(key: bytes, tenant: str) -> str:
+    """Return the `cache_salt` of a tenant: 64 characters, not to be computed without the secret `key`."""
+    return hmac.new(key, tenant.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()

@@ -124,6 +124,9 @@ class EmulateOptions(EmulatorConfig):
         int | None,
         Option(help="Tokens that sliding-window layers see, with checkpoints.", show_default="recurrent layers"),
     ] = None
+    script: Annotated[
+        Path | None, Option(metavar="FILE", help="Answers to requests with tools, with their tool calls, as JSON.")
+    ] = None
     port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
 
@@ -211,6 +214,71 @@ def _doctor(options: DoctorOptions) -> int:
     from warmprefix_tools.doctor.run_doctor import run_doctor
 
     return 0 if run_doctor(options) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """One run of `warmprefix serve`."""
+
+    upstream: Annotated[
+        list[str],
+        Option(metavar="URL", help="Base URL of an engine, as http://vllm:8000/v1; repeat for replicas."),
+    ]
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8080
+    keys: Annotated[
+        Path | None, Option(metavar="FILE", help="Tenants and the SHA-256 of their keys, one pair per line.")
+    ] = None
+    tenant_header: Annotated[str | None, Option(help="Header in which a trusted proxy names the tenant.")] = None
+    no_auth: Annotated[bool, Option("--no-auth", help="Allow another address than the loopback without keys.")] = False
+    upstream_key: Annotated[
+        str | None,
+        Option(
+            envvar="WARMPREFIX_UPSTREAM_KEY", show_default=False, help="Key to send upstream, not the clients' own."
+        ),
+    ] = None
+    salt_key: Annotated[
+        str, Option(envvar="WARMPREFIX_SALT_KEY", show_default=False, help="Secret of tenants' cache salts.")
+    ] = ""
+    references: Annotated[
+        str, Option(help="Replace exactly repeated tool results by references to the earlier call: exact or off.")
+    ] = "exact"
+    keep_tools: Annotated[str, Option(metavar="NAMES", help="Tools whose results always stay, with commas.")] = ""
+    profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (
+        "full-attention"
+    )
+    quote: Annotated[bool, Option("--quote", help="Show session ids on the page.")] = False
+
+
+@_command("serve")
+def _serve(options: ServeOptions) -> int | None:
+    from warmprefix_gateway import GatewayOptions, GatewayServer
+
+    try:
+        chosen = GatewayOptions(
+            tuple(options.upstream),
+            host=options.host,
+            port=options.port,
+            keys=options.keys,
+            tenant_header=options.tenant_header,
+            no_auth=options.no_auth,
+            upstream_key=options.upstream_key,
+            salt_key=options.salt_key.encode(),
+            references=options.references,  # type: ignore[arg-type]
+            keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
+            profile=options.profile,
+            quote=options.quote,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        server = GatewayServer(chosen)
+    except OSError as error:
+        typer.echo(f"Cannot listen on {options.host}, port {options.port}: {error.strerror}.", err=True)
+        return 1
+    typer.echo(f"warmprefix gateway on {server.base_url}, page at {server.url}/ and metrics at {server.url}/metrics")
+    server.run()
+    return None
 
 
 # -- warmprefix state ------------------------------------------------------------------------------------------------

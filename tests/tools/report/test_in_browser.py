@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,13 @@ from typing import Any
 
 import pytest
 
+from warmprefix.openai import read_call
+from warmprefix_gateway import GatewayOptions
+from warmprefix_gateway.ledger import Ledger
+from warmprefix_gateway.metrics import GatewayMetrics
+from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
+from warmprefix_gateway.page import overview_page
+from warmprefix_gateway.sessions import prompt_parts
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.replay.page import replay_page
@@ -43,12 +51,33 @@ def pages(
         "doctor": doctor_page(report),
         "hostile-doctor": doctor_page(report_of(hostile, report)),
         "one-trace": replay_page(results[:8]),
+        "gateway": gateway_page("opencode"),
+        "hostile-gateway": gateway_page(hostile),
         "hostile": replay_page([replace(result, trace=hostile) for result in results[:8]]),
     }
     directory = tmp_path_factory.mktemp("pages")
     for name, page in written.items():
         (directory / f"{name}.html").write_text(page, encoding="utf-8")
     return {name: directory / f"{name}.html" for name in written}
+
+
+def gateway_page(application: str) -> str:
+    """Return the page of a gateway with some sessions of an application, whose ids have this text too."""
+    now = [60_000.0]
+    ledger = Ledger(GatewayMetrics(), clock=lambda: now[0])
+    options = GatewayOptions(("http://a/v1", "http://b/v1"), quote=True)
+    for turn in range(4):
+        for number in range(3):
+            messages = [{"role": "user", "content": f"{part} of {number} " * 40} for part in range(2 * turn + 1)]
+            call = read_call("POST", "/v1/chat/completions", {}, json.dumps({"messages": messages}).encode())
+            assert call is not None
+            parts = prompt_parts(call.route, call.body)
+            session = ledger.sessions.find(None, f"{application} {number}", parts)
+            session.application = application[:40]
+            sent = Outgoing(call.content, call.content, references=turn)
+            ledger.record(AskedPrompt(call, session, parts, sent), sent, 400 * (turn + 1), 300 * turn)
+        now[0] += 60
+    return overview_page(ledger, options, 1)
 
 
 def report_of(text: str, report: DoctorReport) -> DoctorReport:
@@ -74,7 +103,7 @@ def look(request: pytest.FixtureRequest, browser: Browser) -> Callable[[Path], d
     return measured
 
 
-@pytest.fixture(params=["replay", "one-trace", "hostile", "doctor", "hostile-doctor"])
+@pytest.fixture(params=["replay", "one-trace", "hostile", "doctor", "hostile-doctor", "gateway", "hostile-gateway"])
 def path(request: pytest.FixtureRequest, pages: dict[str, Path]) -> Path:
     return pages[request.param]
 

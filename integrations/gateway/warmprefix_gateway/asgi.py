@@ -1,0 +1,97 @@
+"""The gateway as an ASGI application: requests in, requests out, answers back unchanged."""
+
+from __future__ import annotations
+
+from warmprefix_gateway.gateway_options import GatewayOptions
+from warmprefix_gateway.office import Office
+from warmprefix_gateway.page import overview_page
+from warmprefix_gateway.passed_request import ClientLeftError, PassedRequest, Receive, Scope, Send, reply
+from warmprefix_gateway.replies import error_body
+
+__all__ = ["Gateway"]
+
+_MOST_HEADER_BYTES = 64 * 1_024
+_OWN_PATHS = ("/", "/metrics", "/health")
+
+
+class Gateway:
+    """Passes requests on to upstreams. Use it with any ASGI server that runs `lifespan`.
+
+    Whatever fails in the gateway's own work, the client's bytes go out as they came.
+    """
+
+    def __init__(self, options: GatewayOptions) -> None:
+        """Prepare a gateway.
+
+        Raises:
+            KeysError: The file of keys could not be read.
+        """
+        self._office = Office(options)
+        self._in_flight = 0
+        self.is_draining = False
+        """True once the server was asked to stop: health checks then fail, and requests still pass."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] == "lifespan.startup":
+            await self._office.open()
+            await send({"type": "lifespan.startup.complete"})
+        await self._office.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        office, path = self._office, scope["path"]
+        if scope["method"] in ("GET", "HEAD") and path in _OWN_PATHS:
+            await self._answer_itself(path, scope["method"] == "HEAD", send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > _MOST_HEADER_BYTES:
+            await self._refuse(send, path, 431, "headers", "the headers are too large")
+            return
+        may_pass, tenant = office.access.tenant(headers)
+        if not may_pass:
+            await self._refuse(send, path, 401, "key", "the API key is missing or unknown")
+            return
+        if self._in_flight >= office.options.max_in_flight:
+            await self._refuse(send, path, 429, "busy", "too many requests at one time; try again")
+            return
+        self._in_flight += 1
+        office.metrics.in_flight.inc()
+        request = PassedRequest(office, scope, headers, tenant, receive, send)
+        try:
+            await request.run()
+        except ClientLeftError:
+            office.metrics.disconnects.inc()
+        except Exception as error:
+            office.fail("a request was not answered", error)
+            if not request.has_begun:
+                await self._refuse(send, path, 500, "failure", "the gateway failed")
+        finally:
+            self._in_flight -= 1
+            office.metrics.in_flight.dec()
+
+    async def _answer_itself(self, path: str, without_body: bool, send: Send) -> None:
+        office = self._office
+        status, kind = 200, b"text/plain; charset=utf-8"
+        if path == "/health":
+            is_up = bool(office.upstreams.alive) and not self.is_draining
+            status = 200 if is_up else 503
+            body = b"ok" if is_up else b"draining" if self.is_draining else b"no upstream answers"
+        elif path == "/metrics":
+            office.metrics.sessions.set(len(office.ledger.sessions))
+            body = office.metrics.text()
+        else:
+            kind = b"text/html; charset=utf-8"
+            body = overview_page(office.ledger, office.options, office.upstreams.alive).encode()
+        await reply(send, status, kind, b"" if without_body else body)
+
+    async def _refuse(self, send: Send, path: str, status: int, reason: str, message: str) -> None:
+        self._office.metrics.refused.labels(reason).inc()
+        await reply(send, status, b"application/json", error_body(path, status, message))

@@ -1,0 +1,113 @@
+"""Options of a gateway."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from warmprefix.cache_profiles import CacheProfile, as_profile
+
+__all__ = ["GatewayOptions", "References"]
+
+References = Literal["off", "exact"]
+
+_SESSION_HEADERS = (
+    "x-session-id",
+    "x-session-affinity",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "thread-id",
+    "x-litellm-session-id",
+    "x-openwebui-chat-id",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """What a gateway does, and where it listens.
+
+    Raises:
+        ValueError: An address is not usable, a number is out of range, the profile is unknown, or the gateway would
+            listen on another address than the loopback without keys, a tenant header, or `no_auth`.
+    """
+
+    upstreams: tuple[str, ...]
+    """Base URLs of the engines, such as `http://vllm:8000/v1`; several are replicas of one model."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0 takes a free one."""
+    keys: Path | None = None
+    """File with one tenant per line: its name, and the SHA-256 of its key in hexadecimal digits."""
+    tenant_header: str | None = None
+    """Header in which a trusted proxy names the tenant."""
+    no_auth: bool = False
+    """Allow another address than the loopback without keys."""
+    upstream_key: str | None = field(default=None, repr=False)
+    """Key to send to the upstreams, in place of the clients' own."""
+    salt_key: bytes = field(default=b"", repr=False)
+    """Secret that makes tenants' cache salts unguessable; the same for all gateways, and for planners of the same
+    tenants. Empty: one that is new with each start."""
+    references: References = "exact"
+    keep_tools: tuple[str, ...] = ()
+    """Names of tools whose results always stay."""
+    profile: CacheProfile | str = "full-attention"
+    """Where the caches of the upstreams can match; one with marks makes the gateway set them."""
+    session_headers: tuple[str, ...] = _SESSION_HEADERS
+    """Headers that name the session, the first that is there counts."""
+    max_body_bytes: int = 64 << 20
+    max_buffered_bytes: int = 1 << 30
+    """Bytes of all bodies that are held at one time; requests that need more are answered with 429."""
+    max_in_flight: int = 2_000
+    """Requests at one time; more are answered with 429."""
+    connect_seconds: float = 10.0
+    silent_seconds: float = 600.0
+    """Longest silence of an upstream, before its first byte or later."""
+    health_seconds: float = 5.0
+    """Time between two checks of an upstream."""
+    quote: bool = False
+    """Show session ids on the page."""
+
+    def __post_init__(self) -> None:
+        if not self.upstreams:
+            raise ValueError("upstreams must have one address or more, got none")
+        for upstream in self.upstreams:
+            parts = urlsplit(upstream)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                raise ValueError(f"upstreams must be http or https addresses without a query, got {upstream!r}")
+            if parts.username or parts.password:
+                raise ValueError("upstreams must have no user name or password; use an upstream key")
+        if len({upstream.rstrip("/") for upstream in self.upstreams}) < len(self.upstreams):
+            raise ValueError("upstreams must be different")
+        if self.references not in ("off", "exact"):
+            raise ValueError(f"references must be off or exact, got {self.references!r}")
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port must be 0 to 65535, got {self.port}")
+        for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("connect_seconds", "silent_seconds", "health_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not (self.keys or self.tenant_header or self.no_auth or _is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} can be reached by others: give keys or a tenant header, or allow it with no_auth"
+            )
+        as_profile(self.profile)
+
+    @property
+    def cache_profile(self) -> CacheProfile:
+        """The profile with this name."""
+        return as_profile(self.profile)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

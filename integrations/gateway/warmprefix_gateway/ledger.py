@@ -1,0 +1,68 @@
+"""What became of the prompt tokens that went through a gateway: in all, by minute, session and application."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from warmprefix_gateway.metrics import GatewayMetrics
+from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
+from warmprefix_gateway.sessions import SessionBook, TokenFates
+
+__all__ = ["Ledger", "MinuteCount"]
+
+_MINUTES = 120
+
+
+@dataclass(slots=True)
+class MinuteCount:
+    """The prompt tokens of one minute."""
+
+    minute: int
+    """Minutes since 1970."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The counts of one gateway. Not thread-safe."""
+
+    metrics: GatewayMetrics
+    clock: Callable[[], float] = time.time
+    sessions: SessionBook = field(default_factory=SessionBook)
+    totals: Counter[str] = field(default_factory=Counter)
+    """`requests`, `prompt_tokens`, `cached_tokens`, `references`, `saved_tokens`, and each field of `TokenFates`."""
+    minutes: deque[MinuteCount] = field(default_factory=lambda: deque(maxlen=_MINUTES))
+    """The latest minutes with requests."""
+
+    def record(
+        self, asked: AskedPrompt, sent: Outgoing, prompt_tokens: int | None, cached_tokens: int | None
+    ) -> TokenFates | None:
+        """Count an answered request; return what became of its uncached tokens, if the upstream reports them."""
+        session = asked.session
+        session.requests += 1
+        session.references += sent.references
+        self.totals.update(requests=1, references=sent.references, saved_tokens=sent.saved_tokens)
+        self.metrics.references.inc(sent.references)
+        self.metrics.saved_tokens.inc(sent.saved_tokens)
+        if sent.marked is not None:
+            self.metrics.marked.inc()
+        if prompt_tokens is None:
+            self.sessions.keep(session, asked.parts)
+            return None
+        cached = min(cached_tokens or 0, prompt_tokens)
+        fates = self.sessions.record(session, asked.parts, prompt_tokens, cached)
+        self.totals.update(prompt_tokens=prompt_tokens, cached_tokens=cached, **fates._asdict())
+        self.metrics.prompt_tokens.inc(prompt_tokens)
+        self.metrics.cached_tokens.inc(cached)
+        for cause, tokens in fates._asdict().items():
+            self.metrics.uncached_tokens.labels(cause).inc(tokens)
+        minute = int(self.clock() // 60)
+        if not self.minutes or self.minutes[-1].minute != minute:
+            self.minutes.append(MinuteCount(minute))
+        self.minutes[-1].prompt_tokens += prompt_tokens
+        self.minutes[-1].cached_tokens += cached
+        return fates

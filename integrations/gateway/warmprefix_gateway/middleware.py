@@ -1,0 +1,72 @@
+"""References to repeated tool results inside another ASGI application, such as a proxy of your own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+from warmprefix.openai import read_call
+from warmprefix_gateway.outgoing import with_references
+
+__all__ = ["ReferencesMiddleware"]
+
+_log = logging.getLogger("warmprefix.gateway")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+App = Callable[[Any, Receive, Any], Awaitable[None]]
+
+
+class ReferencesMiddleware:
+    """Replaces exactly repeated tool results in the bodies of chat completions, responses and messages.
+
+        app.add_middleware(ReferencesMiddleware, keep_tools=["deploy"])
+
+    Other requests, larger bodies, and bodies in which nothing is repeated pass as they came; so does a request with
+    which anything fails here.
+
+    Args:
+        app: The application.
+        keep_tools: Names of tools whose results always stay.
+        max_body_bytes: Larger bodies are not read.
+    """
+
+    def __init__(self, app: App, *, keep_tools: Collection[str] = (), max_body_bytes: int = 64 << 20) -> None:
+        self._app = app
+        self._keep_tools = frozenset(keep_tools)
+        self._most = max_body_bytes
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Any) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        is_prompt = read_call(scope.get("method", ""), scope.get("path", ""), headers, b'{"a":1}') is not None
+        if scope["type"] != "http" or not is_prompt:
+            await self._app(scope, receive, send)
+            return
+        content = bytearray()
+        message = await receive()
+        while message["type"] == "http.request":
+            content += message.get("body", b"")
+            if not message.get("more_body") or len(content) > self._most:
+                break
+            message = await receive()
+        first: Message = {"type": "http.request", "body": bytes(content), "more_body": bool(message.get("more_body"))}
+        if message["type"] == "http.request" and not first["more_body"] and len(content) <= self._most:
+            first["body"] = self._rewritten(scope["path"], headers, first["body"])
+            length = str(len(first["body"])).encode()
+            others = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
+            scope = {**scope, "headers": [*others, (b"content-length", length)]}
+        waiting = [first] if message["type"] == "http.request" else [message]
+
+        async def receive_again() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self._app(scope, receive_again, send)
+
+    def _rewritten(self, path: str, headers: dict[str, str], content: bytes) -> bytes:
+        try:
+            call = read_call("POST", path, headers, content)
+            return content if call is None else with_references(call, self._keep_tools)[0].content
+        except Exception:
+            _log.warning("a request could not be read; it passed as it came")
+            return content

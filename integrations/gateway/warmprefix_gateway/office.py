@@ -1,0 +1,167 @@
+"""What all requests of a gateway share: its upstreams, its counts, and what it decides about a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+
+from warmprefix.errors import MissingExtraError
+from warmprefix.marks import CacheMarker
+from warmprefix.openai import PromptCall, read_call
+from warmprefix_gateway.gateway_options import GatewayOptions
+from warmprefix_gateway.ledger import Ledger
+from warmprefix_gateway.metrics import GatewayMetrics
+from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
+from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
+from warmprefix_gateway.tenant_keys import Access, TenantKeys
+from warmprefix_gateway.upstreams import Upstreams
+
+try:
+    import aiohttp
+except ImportError as exc:
+    raise MissingExtraError("serve", "aiohttp") from exc
+
+__all__ = ["LEVEL_HEADER", "Office"]
+
+_log = logging.getLogger("warmprefix.gateway")
+
+LEVEL_HEADER = "x-warmprefix-references"
+"""Header with which a request chooses its level of references."""
+_LEVELS = {"off": False, "exact": True}
+_MAX_MODELS, _MAX_MODEL_CHARACTERS = 1_024, 256
+_MOST_AT_ONCE = 256 * 1_024
+"""Larger bodies take more than some milliseconds to read."""
+_MOST_HEADER_BYTES = 65_536
+
+
+class Office:
+    """The shared part of a gateway. Not thread-safe: one event loop uses it.
+
+    Raises:
+        KeysError: The file of keys could not be read.
+    """
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self.options = options
+        self.metrics = GatewayMetrics()
+        self.ledger = Ledger(self.metrics)
+        self.access = Access(None if options.keys is None else TenantKeys(options.keys), options.tenant_header)
+        self.upstreams = Upstreams(options, self.metrics)
+        profile = options.cache_profile
+        self.marker = CacheMarker(profile) if profile.marks is not None else None
+        keep_tools = frozenset(options.keep_tools)
+        self._rules = Rules(_LEVELS[options.references], keep_tools, profile, self.marker)
+        self._accepting: dict[tuple[str, str], bool] = {}
+        self._salt_key = options.salt_key or secrets.token_bytes(32)
+        self.buffered_bytes = 0
+        """Bytes of all bodies that are held now."""
+        self._client: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Begin to check the upstreams."""
+        self._client = aiohttp.ClientSession(
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=self.options.connect_seconds, sock_read=self.options.silent_seconds
+            ),
+            max_line_size=_MOST_HEADER_BYTES,
+            max_field_size=_MOST_HEADER_BYTES,
+        )
+        self.upstreams.start(self._client)
+
+    async def close(self) -> None:
+        """Close all connections to the upstreams."""
+        await self.upstreams.stop()
+        if self._client is not None:
+            await self._client.close()
+
+    @property
+    def client(self) -> aiohttp.ClientSession:
+        """The client for all upstreams.
+
+        Raises:
+            RuntimeError: The server did not run the lifespan of the application.
+        """
+        if self._client is None:
+            raise RuntimeError("the server must run the lifespan of the gateway")
+        return self._client
+
+    @property
+    def hides_keys(self) -> bool:
+        """True if the client's key is not for the upstream."""
+        return self.access.has_keys or self.options.upstream_key is not None
+
+    async def ask(
+        self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None
+    ) -> AskedPrompt | None:
+        """Find the session of a request, and decide what to send; None if it is not understood. O(bytes).
+
+        Large bodies are read in a thread, so that other requests go on meanwhile.
+
+        Raises:
+            UnsaltableBodyError: The body has a salt that could not be replaced by the tenant's.
+        """
+        began = time.perf_counter()
+        try:
+            if len(content) > _MOST_AT_ONCE:
+                prepared = await asyncio.to_thread(self._prepare, content, path, headers, tenant)
+            else:
+                prepared = self._prepare(content, path, headers, tenant)
+            if prepared is None:
+                return None
+            call, parts, sent = prepared
+            name = session_name(headers, call.body, self.options.session_headers)
+            session = self.ledger.sessions.find(tenant, name, parts)
+            session.application = session.application or _application(headers)
+        except UnsaltableBodyError:
+            raise
+        except Exception as error:
+            self.fail("a request passes as it came, because it could not be prepared", error)
+            return None
+        self.metrics.added_seconds.observe(time.perf_counter() - began)
+        return AskedPrompt(call, session, parts, sent)
+
+    def _prepare(
+        self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None
+    ) -> tuple[PromptCall, PromptParts, Outgoing] | None:
+        call = read_call("POST", path, headers, content)
+        if call is None:
+            return None
+        rules = self._rules
+        level = headers.get(LEVEL_HEADER)
+        if level in _LEVELS:
+            rules = rules._replace(references=_LEVELS[level])
+        endpoint = self.options.upstreams[0]
+        sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
+        return call, prompt_parts(call.route, call.body), sent
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""
+        self.metrics.failures.inc()
+        _log.warning("%s: %s", what, type(error).__name__)
+
+    def accepts_additions(self, base: str, model: object) -> bool | None:
+        """Return whether an upstream accepts the fields that we add for this model; None before its first answer."""
+        return self._accepting.get((base, _named(model)))
+
+    def note_additions(self, base: str, model: object, accepted: bool) -> None:
+        """Remember that an upstream has accepted our fields for this model, or has refused one."""
+        self._accepting[base, _named(model)] = accepted
+        while len(self._accepting) > _MAX_MODELS:
+            del self._accepting[next(iter(self._accepting))]
+
+
+def _named(model: object) -> str:
+    return model[:_MAX_MODEL_CHARACTERS] if isinstance(model, str) else ""
+
+
+def _application(headers: Mapping[str, str]) -> str:
+    """Return the name of the program that sends a request, without its version."""
+    agent = headers.get("user-agent", "").partition("/")[0].partition(" ")[0][:40]
+    return agent if agent.isprintable() else ""

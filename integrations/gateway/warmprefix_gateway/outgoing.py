@@ -1,0 +1,183 @@
+"""What a gateway sends in place of a client's request. Pure: no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from warmprefix.cache_profiles import CacheProfile
+from warmprefix.dedup import Rewritten, rewrite
+from warmprefix.marks import CacheMarker, MarkedBody
+from warmprefix.openai import PromptCall, completed
+from warmprefix.plan import tenant_salt
+from warmprefix_gateway.sessions import PromptParts, Session
+
+__all__ = ["AskedPrompt", "Outgoing", "Rules", "UnsaltableBodyError", "outgoing", "with_references"]
+
+
+class Rules(NamedTuple):
+    """What a gateway changes."""
+
+    references: bool
+    keep_tools: Collection[str]
+    profile: CacheProfile
+    marker: CacheMarker | None
+
+
+class Outgoing(NamedTuple):
+    """A request as it goes to the upstream."""
+
+    content: bytes
+    plain: bytes
+    """The same with the tenant's salt as the only additional field, for an upstream that refuses another."""
+    hide_usage: bool = False
+    """True if the client did not ask for the usage in its stream."""
+    references: int = 0
+    saved_tokens: int = 0
+    marked: MarkedBody | None = None
+
+
+class AskedPrompt(NamedTuple):
+    """A request with a prompt, its session, and what goes out for it."""
+
+    call: PromptCall
+    session: Session
+    parts: PromptParts
+    sent: Outgoing
+
+
+class UnsaltableBodyError(ValueError):
+    """A body has a salt of its own, and cannot be written again with the same meaning."""
+
+
+def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: bytes, endpoint: str) -> Outgoing:
+    """Return what to send for a call. O(bytes).
+
+    The client's own bytes stay where nothing is rewritten: references take the place of the texts' own bytes, and
+    fields are added in front of the last brace. A salt that a tenant's client sends is replaced by one that is derived
+    from it and the tenant, so that no client can use another tenant's.
+
+    Raises:
+        UnsaltableBodyError: The client's salt could not be replaced.
+    """
+    references = saved = 0
+    if rules.references:
+        call, references, saved = with_references(call, rules.keep_tools)
+    field = rules.profile.isolation
+    if tenant is not None and field is not None:
+        call = _salted(call, field, tenant, salt_key)
+    may_stream = call.route in ("chat", "completions")
+    additions = completed(call, cache_salt=None, stream_usage=may_stream, token_ids=None)
+    content = additions.content
+    marked: MarkedBody | None = None
+    if rules.marker is not None and call.route != "completions" and _survives(content):
+        body: Any = call.body if content is call.content else json.loads(content)
+        marked = rules.marker.mark(call.route, body, tenant=tenant, endpoint=endpoint)
+        content = content if marked.body == body else json.dumps(marked.body, separators=(",", ":")).encode()
+        marked = None if marked.decision is None else marked
+    return Outgoing(content, call.content, additions.hide_usage, references, saved, marked)
+
+
+def _salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> PromptCall:
+    """Return a call with the salt of its tenant. Anthropic's Messages have no such field."""
+    given = call.body.get(field)
+    salt = tenant_salt(salt_key, tenant if given is None else f"{tenant}\0{given}")
+    if given is None:
+        added = completed(call, cache_salt=salt, stream_usage=False, token_ids=None, salt_field=field)
+        if field not in call.body:
+            return call._replace(content=added.content, body=json.loads(added.content))
+    if not _survives(call.content):
+        raise UnsaltableBodyError(field)
+    body = {**call.body, field: salt}
+    return call._replace(content=json.dumps(body, separators=(",", ":")).encode(), body=body)
+
+
+def with_references(call: PromptCall, keep_tools: Collection[str] = ()) -> tuple[PromptCall, int, int]:
+    """Return a call with references to repeated results, their number, and the tokens that they save. O(bytes)."""
+    if call.route == "completions":
+        return call, 0, 0
+    rewritten = rewrite(call.route, call.body, keep_tools=keep_tools)
+    written = _written(call.content, rewritten) if rewritten.references else None
+    if written is None:
+        return call, 0, 0
+    return call._replace(content=written, body=rewritten.body), rewritten.references, rewritten.saved_tokens
+
+
+def _written(content: bytes, rewritten: Rewritten) -> bytes | None:
+    """Return a JSON text with references in place of results; None if it cannot be written with the same meaning."""
+    edited = _edited(content, rewritten)
+    if edited is not None and json.loads(edited) == rewritten.body:
+        return edited
+    # A text stands elsewhere too, or is escaped in another way.
+    return json.dumps(rewritten.body, separators=(",", ":")).encode() if _survives(content) else None
+
+
+def _edited(content: bytes, rewritten: Rewritten) -> bytes | None:
+    """Return the client's own bytes with references in place of results; None if one was not found."""
+    pieces: list[bytes] = []
+    done = searched = 0
+    for result in rewritten.repeated:
+        found = _find(content, result.text, searched)
+        if found is None:
+            return None
+        start, searched = found
+        if result.reference is not None:
+            pieces += (content[done:start], json.dumps(result.reference).encode())
+            done = searched
+    return b"".join([*pieces, content[done:]])
+
+
+def _find(content: bytes, text: str, begin: int) -> tuple[int, int] | None:
+    """Return where a JSON text has this string as a value, from `begin` on."""
+    for is_ascii in (False, True):
+        try:
+            written = json.dumps(text, ensure_ascii=is_ascii).encode()
+        except UnicodeEncodeError:  # a lone surrogate
+            continue
+        at = content.find(written, begin)
+        while at >= 0 and content[at - 1 : at] == b"\\":  # an escaped quote opens no string
+            at = content.find(written, at + 1)
+        if at >= 0:
+            return at, at + len(written)
+    return None
+
+
+def _survives(content: bytes) -> bool:
+    """Return True if a JSON text means the same after it was read and written again."""
+    try:
+        json.loads(
+            content,
+            object_pairs_hook=_distinct,
+            parse_constant=_refuse,
+            parse_float=_exact_float,
+            parse_int=_exact_int,
+        )
+    except ValueError:
+        return False
+    return True
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _exact_float(text: str) -> float:
+    number = float(text)
+    if repr(number) != text:
+        raise ValueError(text)
+    return number
+
+
+def _exact_int(text: str) -> int:
+    number = int(text)
+    if str(number) != text:
+        raise ValueError(text)
+    return number

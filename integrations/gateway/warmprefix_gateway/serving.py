@@ -1,0 +1,106 @@
+"""Runs a gateway: in the main thread for the command, or in a thread for tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import FrameType, TracebackType
+
+from warmprefix.errors import MissingExtraError
+from warmprefix_gateway.asgi import Gateway
+from warmprefix_gateway.gateway_options import GatewayOptions
+
+try:
+    import uvicorn
+except ImportError as exc:
+    raise MissingExtraError("serve", "uvicorn") from exc
+
+__all__ = ["GatewayServer", "serve"]
+
+_DRAIN_SECONDS = 30
+
+
+class _DrainingServer(uvicorn.Server):
+    """Fails health checks as soon as it is asked to stop."""
+
+    gateway: Gateway
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.gateway.is_draining = True
+        super().handle_exit(sig, frame)
+
+
+class GatewayServer:
+    """A gateway on a port; port 0 takes a free one, which is part of `base_url`.
+
+    The constructor binds the port, so an occupied one raises OSError. Then use the server as a context manager, which
+    serves from a thread until the block ends, or call `run`.
+    """
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self.gateway = Gateway(options)
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((options.host, options.port))
+        except OSError:
+            self._socket.close()
+            raise
+        port = self._socket.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http://{host}:{port}"
+        self._server = _DrainingServer(
+            uvicorn.Config(
+                self.gateway,
+                lifespan="on",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+                proxy_headers=False,
+            )
+        )
+        self._server.gateway = self.gateway
+        self._thread = threading.Thread(target=self.run, name="warmprefix-gateway", daemon=True)
+
+    @property
+    def base_url(self) -> str:
+        """The base URL for OpenAI's clients."""
+        return f"{self.url}/v1"
+
+    def run(self) -> None:
+        """Serve until a signal, or the end of the block."""
+        self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Stop, after the requests that are under way."""
+        self.gateway.is_draining = True
+        self._server.should_exit = True
+
+    def __enter__(self) -> GatewayServer:
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            self._thread.join(0.01)
+        if not self._server.started:
+            raise RuntimeError("the gateway did not start")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._thread.join(_DRAIN_SECONDS + 5)
+        self._socket.close()
+
+
+def serve(options: GatewayOptions) -> None:
+    """Serve a gateway in this process until SIGINT or SIGTERM; requests that are under way are finished.
+
+    Raises:
+        OSError: The port is occupied.
+        KeysError: The file of keys could not be read.
+    """
+    GatewayServer(options).run()

@@ -1,0 +1,138 @@
+"""The engines behind a gateway: which one a request goes to, and which ones answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+
+from warmprefix import ContextBlock
+from warmprefix.errors import MissingExtraError
+from warmprefix.routing import ReplicaRouter, Route
+from warmprefix_gateway.gateway_options import GatewayOptions
+from warmprefix_gateway.metrics import GatewayMetrics
+from warmprefix_gateway.sessions import PromptParts, Session
+
+try:
+    import aiohttp
+    from yarl import URL
+except ImportError as exc:
+    raise MissingExtraError("serve", "aiohttp") from exc
+
+__all__ = ["Upstreams"]
+
+_log = logging.getLogger("warmprefix.gateway")
+_CHECK_SECONDS = 2.0
+_UNEVENNESS = 0.75
+"""How far an upstream's load may be above the mean. A session that moves has its whole history computed again, so this
+is more than for single prompts; of some values, `benchmarks/gateway_replicas.py` computes least with this one."""
+
+
+class Upstreams:
+    """Chooses an upstream for each request, and checks in the background which ones answer.
+
+    Requests of one session go to one upstream, and new sessions where the beginning of their prompt was sent before,
+    as far as the load allows; see `ReplicaRouter`.
+    """
+
+    def __init__(self, options: GatewayOptions, metrics: GatewayMetrics) -> None:
+        self._bases = [upstream.rstrip("/") for upstream in options.upstreams]
+        self._options = options
+        self._metrics = metrics
+        self._router = ReplicaRouter(self._bases, eps=_UNEVENNESS, profile=options.cache_profile)
+        self._alive = dict.fromkeys(self._bases, True)
+        self._task: asyncio.Task[None] | None = None
+        metrics.upstreams.set(len(self._bases))
+
+    @property
+    def alive(self) -> int:
+        """Number of upstreams that answer."""
+        return sum(self._alive.values())
+
+    def others(self, tried: set[str]) -> bool:
+        """Return True if an upstream answers that was not tried."""
+        return any(alive and base not in tried for base, alive in self._alive.items())
+
+    def route(self, session: Session, parts: PromptParts, tokens: int) -> Route:
+        """Choose the upstream of a request with a prompt.
+
+        Raises:
+            NoAgentError: No upstream answers.
+        """
+        head = max(parts.characters[parts.begin - 1] // 4, 1)
+        blocks = [ContextBlock(parts.head, id=parts.head, tokens=head)] if not session.prompts else []
+        return self._router.route(
+            blocks, tenant=session.tenant, conversation=session.key, prompt_tokens=max(tokens, head)
+        )
+
+    def any_base(self, tried: Collection[str] = ()) -> str:
+        """Return the first upstream that answers and was not tried; the first of all if there is none."""
+        return next((base for base in self._bases if self._alive[base] and base not in tried), self._bases[0])
+
+    def commit(self, route: Route) -> None:
+        self._router.commit(route)
+
+    def prefilled(self, route: Route) -> None:
+        self._router.prefilled(route)
+
+    def abandon(self, route: Route) -> None:
+        self._router.abandon(route)
+
+    def failed(self, base: str) -> None:
+        """Note that an upstream did not answer: with others, requests go to them until it does."""
+        if len(self._bases) > 1 and self._alive[base]:
+            self._set_alive(base, False)
+
+    def _set_alive(self, base: str, alive: bool) -> None:
+        self._alive[base] = alive
+        if alive:
+            self._router.join(base)
+        else:
+            self._router.fail(base)
+        self._metrics.upstreams.set(self.alive)
+        _log.warning(
+            "upstream %d of %d %s", self._bases.index(base) + 1, len(self._bases), "answers" if alive else "fails"
+        )
+
+    def target(self, base: str, raw_path: bytes, query: bytes) -> URL:
+        """Return the URL of a request at an upstream; its path is never joined in another way than as it came.
+
+        Paths under `/v1` follow the upstream's base, others its root.
+        """
+        path = raw_path.decode("latin-1")
+        if path == "/v1" or path.startswith("/v1/"):
+            address = base + path[len("/v1") :] if base.endswith("/v1") else base + path
+        else:
+            address = base.removesuffix("/v1") + path
+        return URL(f"{address}?{query.decode('latin-1')}" if query else address, encoded=True)
+
+    # -- checks
+
+    def start(self, client: aiohttp.ClientSession) -> None:
+        if len(self._bases) > 1:
+            self._task = asyncio.create_task(self._check(client))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _check(self, client: aiohttp.ClientSession) -> None:
+        while True:
+            await asyncio.sleep(self._options.health_seconds)
+            answers = await asyncio.gather(*[self._answers(client, base) for base in self._bases])
+            for base, answered in zip(self._bases, answers, strict=True):
+                if answered != self._alive[base]:  # the router has it in the same state
+                    self._set_alive(base, answered)
+
+    async def _answers(self, client: aiohttp.ClientSession, base: str) -> bool:
+        url = URL(f"{base.removesuffix('/v1')}/health", encoded=True)
+        try:
+            async with client.get(
+                url, timeout=aiohttp.ClientTimeout(total=_CHECK_SECONDS), allow_redirects=False
+            ) as answer:
+                return answer.status < 500
+        except Exception:  # whatever it is, the checks go on
+            return False

@@ -1,0 +1,78 @@
+"""Requests that no client sends by mistake."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+from tests.integrations.gateway.conftest import ScriptedUpstream, chat_answer, metric, send
+
+from warmprefix_gateway import GatewayServer
+
+Make = Callable[..., GatewayServer]
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\n"
+SECOND = b"GET /v1/secret HTTP/1.1\r\nHost: gateway\r\n\r\n"
+
+
+def exchanged(server: GatewayServer, data: bytes) -> bytes:
+    """Send bytes as they are; return all bytes that come back until the server closes, or is silent for a second."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    received = b""
+    with socket.create_connection((host, int(port)), timeout=1) as connection:
+        connection.sendall(data)
+        try:
+            while piece := connection.recv(65_536):
+                received += piece
+        except (TimeoutError, ConnectionError):
+            pass
+    return received
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SECOND,
+        HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}" + SECOND,
+        HEAD + b"Content-Length: -1\r\n\r\n{}" + SECOND,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n" + SECOND,
+        HEAD + b"Bad Header: 1\r\nContent-Length: 2\r\n\r\n{}",
+        b"GET /\x00 HTTP/1.1\r\nHost: gateway\r\n\r\n",
+        b"NONSENSE\r\n\r\n",
+    ],
+)
+def test_a_request_that_can_be_read_in_two_ways_hides_no_other(
+    upstream: ScriptedUpstream, gateway_of: Make, data: bytes
+) -> None:
+    gateway = gateway_of(upstream.base_url)
+    exchanged(gateway, data)
+    assert all(request.target != "/v1/secret" or request.body == b"" for request in upstream.requests)
+    assert len(upstream.requests) <= 1 + data.count(SECOND)
+    for request in upstream.prompts:
+        assert b"secret" not in request.body
+        lengths = [value for name, value in request.headers if name.lower() == "content-length"]
+        assert lengths == [str(len(request.body))]
+    assert send(gateway, "POST", "/v1/chat/completions", b"{}").body == chat_answer()
+
+
+def test_an_absolute_target_stays_at_the_upstream(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url)
+    exchanged(gateway, b"GET http://example.org:1/v1/models HTTP/1.1\r\nHost: example.org\r\n\r\n")
+    assert [request.target for request in upstream.requests] in ([], ["/v1/models"])
+    assert all(request.header("host") == f"127.0.0.1:{upstream.port}" for request in upstream.requests)
+
+
+def test_headers_that_are_too_large_are_refused(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url)
+    answer = exchanged(gateway, HEAD + b"X-Large: " + b"x" * 70_000 + b"\r\nContent-Length: 2\r\n\r\n{}")
+    assert answer.startswith(b"HTTP/1.1 431")
+    exchanged(gateway, HEAD + b"X-Large: " + b"x" * 5_000_000 + b"\r\nContent-Length: 2\r\n\r\n{}")
+    assert upstream.requests == []
+    assert metric(gateway, "in_flight") == 0
+
+
+def test_no_key_opens_what_a_key_closes(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
+    answers = exchanged(gateway, HEAD + b"X-Tenant:\r\nx-tenant : acme\r\nContent-Length: 2\r\n\r\n{}")
+    assert upstream.requests == []
+    assert answers.startswith((b"HTTP/1.1 400", b"HTTP/1.1 401"))

@@ -1,0 +1,285 @@
+"""Who sends a request, which session it belongs to, and what became of its tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integrations.gateway.conftest import ScriptedUpstream, answer, chat_answer, metric, send
+
+from warmprefix import ContextPlanner
+from warmprefix_gateway import GatewayOptions, GatewayServer
+from warmprefix_gateway.sessions import SessionBook, prompt_parts, session_name
+from warmprefix_gateway.tenant_keys import KeysError, TenantKeys
+from warmprefix_tools.emulator import EmulatorServer
+
+Make = Callable[..., GatewayServer]
+CHAT = "/v1/chat/completions"
+SYSTEM = {"role": "system", "content": "Be brief. " * 40}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def body(*messages: dict[str, str], **fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [SYSTEM, *messages], **fields}).encode()
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    digests = {name: hashlib.sha256(f"key of {name}".encode()).hexdigest() for name in ("acme", "initech")}
+    lines = ["# tenants", *[f"{name}  {digest}" for name, digest in digests.items()], ""]
+    (tmp_path / "keys").write_text("\n".join(lines))
+    return tmp_path / "keys"
+
+
+def test_a_key_decides_about_tenant_and_salt(upstream: ScriptedUpstream, gateway_of: Make, keys: Path) -> None:
+    gateway = gateway_of(upstream.base_url, keys=keys, upstream_key="the engine's own")
+    for tenant in ("acme", "initech", "acme"):
+        assert send(gateway, "POST", CHAT, body(user("Why?")), authorization=f"Bearer key of {tenant}").status == 200
+    salts = [json.loads(request.body)["cache_salt"] for request in upstream.requests]
+    assert salts[0] == salts[2] != salts[1]
+    assert not {"acme", "initech"} & set(salts)
+    assert {request.header("authorization") for request in upstream.requests} == {"Bearer the engine's own"}
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"authorization": "Bearer wrong"}, {"authorization": "key of acme"}, {"x_api_key": ""}]
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/version"])
+def test_no_request_passes_without_a_key(
+    upstream: ScriptedUpstream, gateway_of: Make, keys: Path, path: str, header: dict[str, str]
+) -> None:
+    gateway = gateway_of(upstream.base_url, keys=keys)
+    assert send(gateway, "POST", path, body(), **header).status == 401
+    assert upstream.requests == []
+
+
+def test_no_client_can_use_another_tenants_salt(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateways = [
+        gateway_of(upstream.base_url, tenant_header="x-tenant", **more) for more in ({}, {}, {"salt_key": b"s"})
+    ]
+    for gateway in (*gateways, gateway_of(upstream.base_url, tenant_header="x-tenant", salt_key=b"s")):
+        assert send(gateway, "POST", CHAT, body(user("Why?")), x_tenant="acme").status == 200
+    salts = [json.loads(request.body)["cache_salt"] for request in upstream.requests]
+    assert len(set(salts)) == 3
+    assert salts[2] == salts[3] == ContextPlanner(salt_key=b"s").plan([], tenant="acme").cache_salt
+    for tenant in ("acme", "initech"):
+        send(gateways[2], "POST", CHAT, body(user("Why?"), cache_salt=salts[2]), x_tenant=tenant)
+    own = [json.loads(request.body)["cache_salt"] for request in upstream.requests[4:]]
+    assert len({*own, salts[2]}) == 3
+    unwritable = b'{"messages": [], "cache_salt": "x", "temperature": NaN}'
+    assert send(gateways[2], "POST", CHAT, unwritable, x_tenant="acme").status == 400
+    assert len(upstream.requests) == 6
+
+
+def test_anthropics_header_holds_a_key_too(upstream: ScriptedUpstream, gateway_of: Make, keys: Path) -> None:
+    gateway = gateway_of(upstream.base_url, keys=keys, upstream_key="own")
+    assert send(gateway, "POST", "/v1/messages", body(user("Why?")), x_api_key="key of acme").status == 200
+    assert upstream.requests[0].header("x-api-key") == "own"
+
+
+def test_a_trusted_header_names_the_tenant(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="X-Tenant")
+    assert send(gateway, "POST", CHAT, body(user("Why?"))).status == 401
+    assert send(gateway, "POST", CHAT, body(user("Why?")), x_tenant="acme").status == 200
+    (request,) = upstream.requests
+    assert request.header("x-tenant") is None
+    assert "cache_salt" in json.loads(request.body)
+
+
+@pytest.mark.parametrize("text", ["", "acme", "acme 12", f"acme {'zz' * 32}", f"a b {'00' * 32}"])
+def test_a_file_of_keys_that_is_wrong_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(KeysError):
+        TenantKeys(tmp_path / "keys")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"upstreams": ()},
+        {"upstreams": ("ftp://a",)},
+        {"upstreams": ("http://user:secret@a/v1",)},
+        {"upstreams": ("http://a/v1", "http://a/v1/")},
+        {"upstreams": ("http://a/v1?x=1",)},
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {"host": "example.org"},
+        {"port": 70_000},
+        {"references": "all"},
+        {"profile": "unheard-of"},
+        {"max_body_bytes": 0},
+        {"silent_seconds": 0},
+    ],
+)
+def test_options_that_are_wrong_are_an_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - each has a message of its own
+        GatewayOptions(**{"upstreams": ("http://a/v1",), **options})
+
+
+def test_another_address_than_the_loopback_needs_a_reason(keys: Path) -> None:
+    reasons: list[dict[str, Any]] = [{"keys": keys}, {"tenant_header": "x"}, {"no_auth": True}]
+    for reason in reasons:
+        GatewayOptions(("http://a/v1",), host="0.0.0.0", **reason)
+    for host in ("localhost", "127.0.0.7", "::1"):
+        GatewayOptions(("http://a/v1",), host=host)
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def parts(*texts: str) -> Any:
+    return prompt_parts("chat", {"messages": [SYSTEM, *map(user, texts)]})
+
+
+def test_a_request_belongs_to_the_session_that_it_continues() -> None:
+    book = SessionBook()
+    one = book.find(None, None, parts("a"))
+    two = book.find(None, None, parts("b"))
+    assert one is not two
+    assert book.find(None, None, parts("a", "answer", "c")) is one
+    assert book.find(None, None, parts("b", "answer", "c")) is two
+    assert book.find(None, None, parts("a", "answer", "c", "answer", "d")) is one
+    assert book.find("acme", None, parts("a", "answer", "c")) is not one
+    assert book.find(None, "named", parts("a", "answer", "c")) is not one
+
+
+def test_a_session_goes_on_if_its_last_message_is_replaced() -> None:
+    book = SessionBook()
+    session = book.find(None, None, parts("a", "context of the first turn"))
+    assert book.find(None, None, parts("a", "answer", "b", "context of the second turn")) is session
+
+
+def test_memory_is_bounded() -> None:
+    book = SessionBook()
+    assert len(prompt_parts("chat", {"messages": [user("a")] * 50_000}).digests) == 10_001
+    for number in range(150):
+        many = prompt_parts("chat", {"messages": [user(str(number))] * 20_000})
+        book.record(book.find(None, None, many), many, 100, 0)
+    assert len(book) <= 100
+    assert len(book.find(None, "x" * 1_000_000, parts("a")).key) == 128
+
+
+def test_sessions_are_bounded() -> None:
+    book = SessionBook(max_sessions=3)
+    for number in range(9):
+        book.find(None, None, parts(str(number)))
+    assert len(book) == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "name"),
+    [
+        ({"x-session-id": "a"}, {"prompt_cache_key": "b"}, "a"),
+        ({}, {"prompt_cache_key": "b"}, "b"),
+        ({}, {"metadata": {"session_id": "c"}}, "c"),
+        ({}, {"metadata": "c", "session_id": 7}, None),
+    ],
+)
+def test_a_request_may_name_its_session(headers: dict[str, str], fields: dict[str, Any], name: str | None) -> None:
+    assert session_name(headers, fields, ["x-session-id"]) == name
+
+
+def test_uncached_tokens_have_a_cause() -> None:
+    book = SessionBook()
+    session = book.find(None, None, parts("a"))
+    assert book.record(session, parts("a"), 1_000, 0) == (1_000, 0, 0, 0)
+    longer = parts("a", "x" * 400)
+    fates = book.record(session, longer, 2_000, 900)
+    assert fates.first == fates.cut == 0
+    assert fates.new + fates.lost == 1_100
+    assert 0 < fates.lost < 300
+    assert book.record(session, parts("a", "x" * 400, "b"), 2_100, 0).lost > 1_900
+    cut = book.record(session, parts("other", "x" * 400), 2_000, 500)
+    assert cut.cut > 0
+    assert cut.new == 0
+
+
+def test_a_title_in_the_same_session_cuts_nothing() -> None:
+    book = SessionBook()
+    title = prompt_parts("chat", {"messages": [{"role": "system", "content": "Write a title."}, user("a")]})
+    session = book.find(None, "one", title)
+    assert book.record(session, title, 100, 0) == (100, 0, 0, 0)
+    assert book.record(session, parts("a"), 1_000, 0) == (1_000, 0, 0, 0)
+    assert book.record(session, parts("a", "answer", "b"), 1_100, 960).cut == 0
+    changed = prompt_parts("chat", {"messages": [{"role": "system", "content": "New."}, *map(user, "abc")]})
+    assert book.record(session, changed, 1_000, 0).cut == 1_000
+
+
+def test_ids_that_change_do_not_change_a_prompt() -> None:
+    one, other = (prompt_parts("responses", {"input": [{"id": id, "role": "user", "content": "a"}]}) for id in "xy")
+    assert one == other
+
+
+# -- replicas and the page -------------------------------------------------------------------------------------------
+
+
+def test_sessions_stay_at_their_replica(emulators: list[EmulatorServer], gateway_of: Make) -> None:
+    gateway = gateway_of(*[emulator.base_url for emulator in emulators])
+    histories = [[user(f"question {number} " * 50)] for number in range(6)]
+    for _ in range(4):
+        for history in histories:
+            reply = send(gateway, "POST", CHAT, body(*history, model="warmprefix-emulator", max_tokens=4))
+            assert reply.status == 200
+            history += [reply.json["choices"][0]["message"], user("and then? " * 20)]
+    assert metric(gateway, "uncached_tokens_total", cause="lost") < 0.05 * metric(gateway, "prompt_tokens_total")
+    assert metric(gateway, "sessions") == 6
+    assert metric(gateway, "failures_total") == 0
+
+
+def test_repeated_results_are_references_unless_the_request_forbids_it(
+    upstream: ScriptedUpstream, gateway_of: Make
+) -> None:
+    text = "The sea is 3,688 metres deep on average. " * 9
+    messages: list[Any] = [user("Why?")]
+    for number in ("1", "2"):
+        call = {"id": number, "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        messages += [{"role": "assistant", "tool_calls": [call]}]
+        messages += [{"role": "tool", "tool_call_id": number, "content": text}]
+    gateway = gateway_of(upstream.base_url)
+    send(gateway, "POST", CHAT, body(*messages))
+    send(gateway, "POST", CHAT, body(*messages), x_warmprefix_references="off")
+    first, second = upstream.requests
+    assert first.body.count(b"3,688") == 9
+    assert b"[Word for word the result of the earlier call read({}).]" in first.body
+    assert second.body == body(*messages)
+    assert second.header("x-warmprefix-references") is None
+    assert metric(gateway, "references_total") == 1
+
+
+def test_the_page_shows_counts_and_no_text(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    upstream.handler = answer(chat_answer(cached=64))
+    gateway = gateway_of(upstream.base_url)
+    send(gateway, "POST", CHAT, body(user("a secret")), x_session_id="s3cret", user_agent="<b>opencode/1.18")
+    page = send(gateway, "GET", "/")
+    text = page.body.decode()
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "64.0 %" in text
+    assert "&lt;b&gt;opencode" in text
+    assert "secret" not in text
+    assert "s3cret" not in text
+    assert "http" not in text.replace('http-equiv="refresh"', "")
+    quoting = gateway_of(upstream.base_url, quote=True)
+    send(quoting, "POST", CHAT, body(user("a secret")), x_session_id="s3cret")
+    assert "s3cret" in send(quoting, "GET", "/").body.decode()
+
+
+def test_metrics_and_logs_have_no_names(
+    upstream: ScriptedUpstream, gateway_of: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
+    send(
+        gateway, "POST", CHAT, body(user("a secret")), x_session_id="s3cret", x_tenant="acme", authorization="Bearer k"
+    )
+    text = send(gateway, "GET", "/metrics").body.decode() + caplog.text
+    for name in ("secret", "s3cret", "acme", "Bearer"):
+        assert name not in text
