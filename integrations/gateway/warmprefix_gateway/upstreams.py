@@ -67,7 +67,7 @@ class Upstreams:
         )
 
     def any_base(self, tried: Collection[str] = ()) -> str:
-        """Return the first upstream that answers and was not tried; the first of all if there is none."""
+        """Return the first upstream that answers and was not tried. If all were tried, return the first."""
         return next((base for base in self._bases if self._alive[base] and base not in tried), self._bases[0])
 
     def commit(self, route: Route) -> None:

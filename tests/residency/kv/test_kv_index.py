@@ -121,6 +121,17 @@ def whole(hashes: list[int], tokens: list[int]) -> dict[str, object]:
     return stored(hashes, None, tokens, SIZE, group_idx=WHOLE, kv_cache_spec_kind="full_attention")
 
 
+def test_full_attention_continues_behind_every_block(index: KvIndex) -> None:
+    """Also where nothing is held: no checkpoints would mean that the engine continues nowhere."""
+    index.apply("engine", batch_of(stored([9], None, [9, 9], SIZE)))
+    index.remember(prompt(TOKENS, 4, 8))
+    assert index.changes() == [ResidencyChange(SCOPE, prompt(TOKENS, 4).keys, 0)]
+    index.apply("engine", batch_of(stored([1, 2, 3, 4], None, TOKENS, SIZE)))
+    assert index.changes() == [ResidencyChange(SCOPE, prompt(TOKENS, 4, 8).keys, 2)]
+    index.apply("engine", batch_of(removed(3, 4)))
+    assert index.changes() == [ResidencyChange(SCOPE, prompt(TOKENS, 4, 8).keys, 1)]
+
+
 def test_a_hybrid_model_continues_where_all_its_caches_can(index: KvIndex) -> None:
     index.apply("engine", batch_of(sparse([1, 3, 4], STATES), sparse([2, 3, 4], WINDOW), whole([1, 2, 3, 4], TOKENS)))
     assert resident_tokens(index, pack_tokens(TOKENS)) == 8

@@ -293,6 +293,8 @@ def test_sentinels_are_asked_for_the_master(sentinels: SentinelSetup, fill: Fill
     assert (shown["address"], shown["role"], shown["replicas"]) == (sentinels.master.address, "primary", 1)
     assert run("inspect", *named(CHAT), "--url", sentinels.url).returncode == 0
     replica = next(server for server in sentinels.servers if server is not sentinels.master)
+    with sentinels.master.client() as client:
+        assert client.wait(1, 10_000) == 1, "the replica has the conversation"
     (warning,) = ask("stats", replica.url)[1]["servers"][0]["warnings"]
     assert warning.startswith("It is a replica")
     done = run("forget", *named(CHAT), "--url", replica.url)

@@ -75,7 +75,7 @@ class KvIndex:
         """Tokens per KV block: all values in use."""
         self._waiting: deque[MappedPrompt] = deque()
         """Prompts remembered before the first event with a block size."""
-        self._prompts = PromptTree(max_prompts, max_prompt_blocks, lambda key: self._holders.get(key, 0), self._stops)
+        self._prompts = PromptTree(max_prompts, max_prompt_blocks, lambda key: self._holders.get(key, 0))
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -335,13 +335,13 @@ class KvIndex:
                 self._prompts.review(salted)
         self._was_certain = certain
         self._flush_touched()
-        return self._prompts.changes(lambda salt: certain[salt is not None])
+        return self._prompts.changes(lambda salt: certain[salt is not None], self._stops if self._is_hybrid else None)
 
     def _flush_touched(self) -> None:
         if self._touched:
             touched, self._touched = self._touched, {}
             changed = self._prompts.refresh(touched)
-            if any(source.sparse for source in self._sources.values()):
+            if self._is_hybrid:
                 self._touched_sparse.update(changed)
         if self._touched_sparse:
             touched, self._touched_sparse = self._touched_sparse, {}
@@ -353,6 +353,10 @@ class KvIndex:
     def _withdraw_touched(self) -> None:
         touched, self._touched = self._touched, {}
         self._prompts.withdraw(touched)
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return any(source.sparse for source in self._sources.values())
 
     def _stops(self, path: Sequence[bytes]) -> set[int] | None:
         """Return the numbers of blocks of this prefix behind which a source continues.

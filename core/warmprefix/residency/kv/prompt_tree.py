@@ -82,24 +82,15 @@ class PromptTree:
 
     `holders` returns the sources that hold a KV block, as bits. A prefix is resident if one source holds all of it, so
     a change costs O(blocks whose prefix it completes or breaks).
-
-    `stops` returns the numbers of KV blocks of a path behind which engines continue; None for every one that they hold.
     """
 
-    def __init__(
-        self,
-        max_prompts: int,
-        max_blocks: int,
-        holders: Callable[[bytes], int],
-        stops: Callable[[Sequence[bytes]], Iterable[int] | None],
-    ) -> None:
+    def __init__(self, max_prompts: int, max_blocks: int, holders: Callable[[bytes], int]) -> None:
         self.max_prompts = max_prompts
         self.max_blocks = max_blocks
         self.nodes: dict[bytes, _KvNode] = {}
         self.dropped = 0
         """Number of prompts forgotten to stay within the bounds."""
         self._holders = holders
-        self._stops = stops
         self._prompts: OrderedDict[_PromptName, _FollowedPrompt] = OrderedDict()
         self._changed: dict[_FollowedPrompt, None] = {}
 
@@ -235,18 +226,20 @@ class PromptTree:
                 prompt.reported = None
                 self._changed[prompt] = None
 
-    def changes(self, certain: Callable[[str | None], bool]) -> list[ResidencyChange]:
+    def changes(self, certain: Callable[[str | None], bool], stops: _Stops | None = None) -> list[ResidencyChange]:
         """Return the changes since the last call, without duplicates from prompts with equal paths.
 
         Args:
             certain: True if a block that is missing in `holders` is missing from every engine, for prompts with this
                 salt. Otherwise a block is reported as missing only if it was resident before.
+            stops: Returns the numbers of KV blocks of a path behind which engines continue; None for every one that
+                they hold. Without it, engines continue behind every block.
         """
         changes: dict[ResidencyChange, None] = {}
         for prompt in self._changed:
             resident, before = prompt.resident_blocks(), prompt.reported
             removed = before is not None and prompt.proven and resident < before
-            checkpoints, stops_before = self._checkpoints(prompt), prompt.checkpoints
+            checkpoints, stops_before = stops and _checkpoints(prompt, stops), prompt.checkpoints
             prompt.reported, prompt.proven, prompt.checkpoints = resident, True, checkpoints
             if resident == before and checkpoints == stops_before:
                 continue
@@ -261,27 +254,8 @@ class PromptTree:
         self._changed.clear()
         return list(changes)
 
-    def _checkpoints(self, prompt: _FollowedPrompt) -> FoundCheckpoints | None:
-        """Return the checkpoints on the resident part of a prompt. O(its KV blocks)."""
-        found: set[int] = set()
-        block = 0
-        for size, boundaries in zip(prompt.sizes, prompt.boundaries, strict=True):
-            node: _KvNode | None = boundaries[-1]
-            if node is None:
-                continue
-            path: list[bytes] = []
-            while node is not None:
-                path.append(node.key)
-                node = node.parent
-            path.reverse()
-            stops = self._stops(path)
-            if stops is None:
-                return None
-            block = max(block, size)
-            found.update([bisect_left(prompt.ends, stop * size) + 1 for stop in stops])
-        return FoundCheckpoints(block, tuple(sorted(found))) if block else None
 
-
+_Stops = Callable[[Sequence[bytes]], Iterable[int] | None]
 _PromptName = tuple[Scope, str | None, tuple[bytes, ...]]
 
 
@@ -347,3 +321,24 @@ class _FollowedPrompt:
                 count += 1
             most = max(most, count)
         return most
+
+
+def _checkpoints(prompt: _FollowedPrompt, find_stops: _Stops) -> FoundCheckpoints | None:
+    """Return the checkpoints on the resident part of a prompt. O(its KV blocks)."""
+    found: set[int] = set()
+    block = 0
+    for size, boundaries in zip(prompt.sizes, prompt.boundaries, strict=True):
+        node: _KvNode | None = boundaries[-1]
+        if node is None:
+            continue
+        path: list[bytes] = []
+        while node is not None:
+            path.append(node.key)
+            node = node.parent
+        path.reverse()
+        stops = find_stops(path)
+        if stops is None:
+            return None
+        block = max(block, size)
+        found.update([bisect_left(prompt.ends, stop * size) + 1 for stop in stops])
+    return FoundCheckpoints(block, tuple(sorted(found))) if block else None
