@@ -9,25 +9,41 @@ r"""What references to repeated tool results save in recorded agent sessions, an
 
 Each session is the last request of a recorded agent, as a body of chat completions; where the agent wrote its actions
 into its text, an action is a call and an observation its result. `saved` is in UTF-8 bytes of all messages, net of the
-references; `worst` is the session that saves least. Every body is restored, and compared with what it was; the output
-for a beginning of each session must be the beginning of the output for all of it. The recordings are not part of this
-project. Only what was given is read; the results are printed, and written with `--write`.
+references; `worst` is the session that saves least. Every body is restored, and compared with what it was: `wrong`
+counts those that differ, and those where the output for a beginning of the session is not the beginning of the output
+for all of it. `edits` counts the edits whose old text stood in one of the results, `lost` those for which no result
+holds it any more. The same is counted for the published package contextpilot if it is installed; its references name no
+end, so that nothing can be restored. The recordings are not part of this project. Only what was given is read; the
+results are printed, and written with `--write`.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from common import percentile, print_table, write_rows
-from warmprefix.dedup import restored, rewrite
+from warmprefix.dedup import RewriteLevel, restored, rewrite
 
-HEADER = ["recordings", "sessions", "results", "references", "saved %", "worst %", "wrong", "µs per 4 kB"]
+try:
+    from contextpilot.dedup import dedup_chat_completions  # type: ignore[import-not-found,unused-ignore]
+except ImportError:
+    dedup_chat_completions = None
+
+HEADER = [
+    "recordings", "references", "sessions", "results", "replaced", "saved %", "worst %", "wrong", "edits", "lost",
+    "µs per 4 kB",
+]  # fmt: skip
 Messages = list[dict[str, Any]]
+Rewriter = Callable[[Messages], tuple[Messages, int]]
+"""Returns messages with references, and the number of these."""
 
 
 def sessions_of(path: Path) -> Iterator[Messages]:
@@ -84,50 +100,104 @@ def size(messages: Sequence[Mapping[str, Any]]) -> int:
     return len(json.dumps(messages, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
+def level_of(level: RewriteLevel) -> Rewriter:
+    def rewritten(messages: Messages) -> tuple[Messages, int]:
+        result = rewrite("chat", {"messages": messages}, level=level)
+        return result.body["messages"], result.references
+
+    return rewritten
+
+
+def contextpilot(messages: Messages) -> tuple[Messages, int]:
+    body = {"messages": copy.deepcopy(messages)}
+    return body["messages"], dedup_chat_completions(body).blocks_deduped
+
+
+@dataclass
+class Row:
+    """What one way to write references does to the sessions of one folder."""
+
+    sessions: int = 0
+    results: int = 0
+    replaced: int = 0
+    before: int = 0
+    after: int = 0
+    wrong: int | None = 0
+    edits: int = 0
+    lost: int = 0
+    shares: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def add(self, messages: Messages, rewriter: Rewriter) -> None:
+        began = time.perf_counter()
+        sent, replaced = rewriter(messages)
+        spent = time.perf_counter() - began
+        one, other = size(messages), size(sent)
+        self.sessions += 1
+        self.results += sum(message.get("role") == "tool" for message in messages)
+        self.replaced += replaced
+        self.before += one
+        self.after += other
+        self.shares.append(100 * (1 - other / one))
+        self.times.append(spent * 1e6 * 4_096 / one)
+        edits = list(quoted_edits(messages, messages))
+        self.edits += len(edits)
+        self.lost += len(edits) - len(list(quoted_edits(messages, sent)))
+        if rewriter is contextpilot:
+            self.wrong = None
+        elif self.wrong is not None:
+            half = messages[: len(messages) // 2]
+            is_restored = restored("chat", {"messages": sent}) == {"messages": messages}
+            self.wrong += not is_restored or sent[: len(half)] != rewriter(half)[0]
+
+    def shown(self) -> dict[str, object]:
+        return {
+            "sessions": self.sessions,
+            "results": self.results,
+            "replaced": self.replaced,
+            "saved_percent": round(100 * (1 - self.after / self.before), 2),
+            "worst_percent": round(min(self.shares), 2),
+            "wrong": self.wrong,
+            "edits": self.edits,
+            "lost": self.lost,
+            "us_per_4kb": round(percentile(self.times, 50), 1),
+        }
+
+
+def quoted_edits(messages: Messages, sent: Messages) -> Iterator[str]:
+    """Yield the old texts of edits that stand in an earlier message, as it is sent."""
+    for number, message in enumerate(messages):
+        for made in message.get("tool_calls") or ():
+            try:
+                arguments = json.loads(made["function"]["arguments"])
+            except ValueError:
+                continue
+            old = arguments.get("old_string") if isinstance(arguments, dict) else None
+            if isinstance(old, str) and any(old in str(earlier.get("content")) for earlier in sent[:number]):
+                yield old
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="write the results")
     options = parser.parse_args()
+    rewriters: dict[str, Rewriter] = {level: level_of(level) for level in get_args(RewriteLevel)}
+    if dedup_chat_completions is not None:
+        rewriters["contextpilot"] = contextpilot
     rows: list[dict[str, object]] = []
     for folder in options.folders:
-        before = after = results = references = wrong = sessions = 0
-        shares: list[float] = []
-        times: list[float] = []
+        found: dict[str, Row] = defaultdict(Row)
         for path in sorted([*folder.rglob("*.json"), *folder.rglob("*.traj")]):
             for messages in sessions_of(path):
-                made = sum(message.get("role") == "tool" for message in messages)
-                if not made:
-                    continue
-                body = {"messages": messages}
-                began = time.perf_counter()
-                rewritten = rewrite("chat", body)
-                spent = time.perf_counter() - began
-                sent: Messages = rewritten.body["messages"]
-                one, other = size(messages), size(sent)
-                times.append(spent * 1e6 * 4_096 / one)
-                half = len(messages) // 2
-                part = rewrite("chat", {"messages": messages[:half]}).body["messages"]
-                wrong += restored("chat", rewritten.body) != body or sent[:half] != part
-                sessions, results, references = sessions + 1, results + made, references + rewritten.references
-                before, after = before + one, after + other
-                shares.append(100 * (1 - other / one))
-        if sessions:
-            rows.append(
-                {
-                    "recordings": folder.name if folder.parent == Path() else f"{folder.parent.name}/{folder.name}",
-                    "sessions": sessions,
-                    "results": results,
-                    "references": references,
-                    "saved_percent": round(100 * (1 - after / before), 2),
-                    "worst_percent": round(min(shares), 2),
-                    "wrong": wrong,
-                    "us_per_4kb": round(percentile(times, 50), 1),
-                }
-            )
+                if any(message.get("role") == "tool" for message in messages):
+                    for name, rewriter in rewriters.items():
+                        found[name].add(messages, rewriter)
+        recordings = folder.name if folder.parent == Path() else f"{folder.parent.name}/{folder.name}"
+        rows += [{"recordings": recordings, "level": name, **row.shown()} for name, row in found.items()]
     print_table(HEADER, [list(row.values()) for row in rows])
     if options.write:
-        write_rows("agent_sessions", rows, ["recordings"])
+        write_rows("agent_sessions", rows, ["recordings", "level"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""References to exactly repeated tool results in request bodies, and the way back."""
+"""References to repeated tool results in request bodies, and the way back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.dedup import RewriteRoute, restored, rewrite
+from warmprefix.dedup import RewriteLevel, RewriteRoute, restored, rewrite
 
 TEXTS = ["The sea is 3,688 metres deep on average. " * 9, "The sky is blue at noon, and red at dusk. " * 20, "short"]
 REFERENCE = '[Word for word the result of the earlier call read({"path":"a"}).]'
 ROUTES: list[RewriteRoute] = ["chat", "messages", "responses"]
+LEVELS: list[RewriteLevel] = ["exact", "contained", "spans"]
 
 Turn = tuple[str, str, str]
 """Name and path of a call, and its result."""
@@ -83,6 +84,102 @@ def test_the_beginning_of_a_session_stays_its_beginning(
     whole = rewrite(route, body_of(route, given_turns)).body[name]
     part = rewrite(route, body_of(route, given_turns[:length])).body[name]
     assert whole[: len(part)] == part
+
+
+SECTIONS = [
+    "\n".join(
+        [f"{number} of {name}: the sea is {number * 37} metres deep here. Its floor is sand." for number in range(30)]
+    )
+    for name in ("north", "south", "east")
+]
+PIECES = [
+    *SECTIONS,
+    SECTIONS[0][40:700],
+    SECTIONS[1][1000:],
+    "same line\n" * 40,
+    "a" * 300,
+    "\n",
+    "\u2028tail ",
+    REFERENCE,
+]
+pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
+
+
+@given(
+    route=st.sampled_from(ROUTES),
+    level=st.sampled_from(LEVELS),
+    given_turns=st.lists(st.tuples(st.sampled_from(["search", "read"]), st.sampled_from("ab"), pieces), max_size=7),
+    length=st.integers(0, 7),
+)
+def test_parts_of_results_can_be_restored(
+    route: RewriteRoute, level: RewriteLevel, given_turns: list[Turn], length: int
+) -> None:
+    name = "input" if route == "responses" else "messages"
+    body = body_of(route, given_turns)
+    rewritten = rewrite(route, body, level=level)
+    # A text of a tool that is itself a reference to an earlier result is taken for one.
+    assert restored(route, rewritten.body) == restored(route, body)
+    part = rewrite(route, body_of(route, given_turns[:length]), level=level).body[name]
+    assert rewritten.body[name][: len(part)] == part
+    assert rewritten.saved_tokens >= 0
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_result_inside_an_earlier_one_is_named_by_its_words(route: RewriteRoute) -> None:
+    inside = SECTIONS[0][40:700]
+    body = body_of(route, [("search", "a", SECTIONS[0]), ("search", "b", f"{inside}\n")])
+    assert rewrite(route, body).body is body
+    for level in LEVELS[1:]:
+        rewritten = rewrite(route, body, level=level).body
+        assert results(route, rewritten)[1] == (
+            '[Word for word in the result of the earlier call search({"path":"a"}): '
+            r'from "e. Its floor is sand.\n1 of" to "the sea is 370 metres deep here. Its floor is sand.".]'
+            "\n"
+        )
+        assert restored(route, rewritten) == body
+
+
+def test_a_part_whose_words_are_common_is_named_by_its_lines() -> None:
+    table = "\n".join(["a cell of the same table"] * 40)
+    body = body_of("chat", [("search", "a", f"begin\n{table}\nend"), ("search", "b", table)])
+    rewritten = rewrite("chat", body, level="contained").body
+    reference = '[Word for word in the result of the earlier call search({"path":"a"}): lines 2 to 41.]'
+    assert results("chat", rewritten)[1] == reference
+    assert restored("chat", rewritten) == body
+
+
+def test_large_parts_are_named_if_they_are_half_of_a_result() -> None:
+    def sent(text: str, name: str = "search") -> str:
+        body = body_of("chat", [("search", "a", SECTIONS[0]), (name, "b", text)])
+        rewritten = rewrite("chat", body, level="spans").body
+        assert restored("chat", rewritten) == body
+        return str(results("chat", rewritten)[1])
+
+    start = "[Word for word in the result of the earlier call search"
+    assert sent(f"Found:\n{SECTIONS[0]}\nThe end.").startswith(f"Found:\n{start}")
+    assert sent(f"Found:\n{SECTIONS[0]}\nThe end.").endswith(".]\nThe end.")
+    assert start not in sent(f"Found:\n{SECTIONS[0][:1_500]}\nThe end.")
+    assert start not in sent(f"{SECTIONS[0]}{SECTIONS[1]}{SECTIONS[2]}")
+    assert start not in sent(f"Found:\n{SECTIONS[0]}", "read_file"), "an edit may quote it"
+    assert sent(SECTIONS[0], "read_file").startswith("[Word for word the result of"), "the agent asked for it again"
+
+
+def test_numbered_lines_stay() -> None:
+    listing = "\n".join([f"{number}: the sea is {number} metres deep" for number in range(90)])
+    body = body_of("chat", [("search", "a", listing), ("search", "b", f"Found:\n{listing}")])
+    assert rewrite("chat", body, level="spans").body is body
+
+
+@pytest.mark.parametrize(
+    "words", [r'from "\x" to "b"', 'from "The" to "dusk"', "lines 1 to 1", f"lines {'9' * 5000} to 1", "lines 2 to 1"]
+)
+def test_a_text_that_reads_like_a_reference_does_no_harm(words: str) -> None:
+    text = f'[Word for word in the result of the earlier call read({{"path":"a"}}): {words}.]'
+    body = body_of("chat", [("read", "a", TEXTS[1]), ("run", "b", text * 9), ("run", "c", text * 9)])
+    for level in LEVELS:
+        rewritten = rewrite("chat", body, level=level).body
+        assert results("chat", rewritten)[:2] == [TEXTS[1], text * 9]
+        assert restored("chat", rewritten) == restored("chat", body)
 
 
 @pytest.mark.parametrize("route", ROUTES)

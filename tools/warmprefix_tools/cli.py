@@ -241,7 +241,11 @@ class ServeOptions:
         str, Option(envvar="WARMPREFIX_SALT_KEY", show_default=False, help="Secret of tenants' cache salts.")
     ] = ""
     references: Annotated[
-        str, Option(help="Replace exactly repeated tool results by references to the earlier call: exact or off.")
+        str,
+        Option(
+            help="Which repeated tool results become references to the earlier call: whole ones (exact), those inside "
+            "an earlier one (contained), large parts (spans), or none (off)."
+        ),
     ] = "exact"
     keep_tools: Annotated[str, Option(metavar="NAMES", help="Tools whose results always stay, with commas.")] = ""
     profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (

@@ -5,13 +5,15 @@ and `requests` does so in the bodies of requests.
 """
 
 from warmprefix.dedup.history import Message, SdkMessage, VisibleHistory, as_mapping
-from warmprefix.dedup.requests import RepeatedResult, RewriteRoute, Rewritten, restored, rewrite
-from warmprefix.dedup.transcript import RepeatTemplates, Transcript
+from warmprefix.dedup.requests import RepeatedResult, RewriteLevel, RewriteRoute, Rewritten, restored, rewrite
+from warmprefix.dedup.transcript import RepeatLevel, RepeatTemplates, Transcript
 
 __all__ = [
     "Message",
+    "RepeatLevel",
     "RepeatTemplates",
     "RepeatedResult",
+    "RewriteLevel",
     "RewriteRoute",
     "Rewritten",
     "SdkMessage",

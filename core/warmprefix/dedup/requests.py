@@ -1,23 +1,34 @@
-"""Request bodies in which exactly repeated tool results are references, and the way back. Pure: no I/O."""
+"""Request bodies in which repeated tool results are references, and the way back. Pure: no I/O."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from warmprefix.dedup.runs import cut_by_lines, cut_by_words
 from warmprefix.dedup.transcript import Transcript, shown_call
 
-__all__ = ["RepeatedResult", "RewriteRoute", "Rewritten", "restored", "rewrite"]
+__all__ = ["RepeatedResult", "RewriteLevel", "RewriteRoute", "Rewritten", "restored", "rewrite"]
 
 RewriteRoute = Literal["chat", "messages", "responses"]
 """The shape of a body: OpenAI's Chat Completions, Anthropic's Messages, OpenAI's Responses."""
 
+RewriteLevel = Literal["exact", "contained", "spans"]
+"""Which repeats become references: whole results; results that stand inside an earlier one as well; large parts of a
+result as well."""
+
 _LEAST_CHARACTERS = 256
 _CUT_BEHIND_US = ("previous_response_id", "conversation", "context_management", "truncate_prompt_tokens")
 """Fields with which the API adds or cuts text that the body does not show."""
-_REFERENCE = re.compile(r"\[Word for word the result of the earlier call (.+)\.\]", re.DOTALL)
-_NUMBERED = re.compile(r"(.+), number (\d+) of such calls", re.DOTALL)
+_WHOLE = re.compile(r"\[Word for word the result of the earlier call (.+)\.\]")
+_PART = re.compile(
+    r"\[Word for word in the result of the earlier call (?P<call>[^\n]+?): "
+    r'(?:from (?P<first>"(?:[^"\\\n]|\\.)+") to (?P<last>"(?:[^"\\\n]|\\.)+")'
+    r"|lines (?P<line>\d+) to (?P<last_line>\d+))\.\]"
+)
+_NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
 
 _Path = tuple[str | int, ...]
 
@@ -58,13 +69,16 @@ class _GivenResult(NamedTuple):
     """False with a cache mark."""
 
 
-def rewrite(route: RewriteRoute, body: Mapping[str, Any], *, keep_tools: Collection[str] = ()) -> Rewritten:
-    """Return a body whose exactly repeated tool results are references to the call that gave the first.
+def rewrite(
+    route: RewriteRoute, body: Mapping[str, Any], *, keep_tools: Collection[str] = (), level: RewriteLevel = "exact"
+) -> Rewritten:
+    """Return a body whose repeated tool results are references to the call that gave the first.
 
     The first occurrence of each result keeps its bytes, so a body without repeats comes back as it is. Only tool
     results ever change: no text of a user or an assistant, no error, nothing with a cache mark, nothing under 256
     characters, and nothing in a body that names text elsewhere or asks for a cut. The output for the beginning of a
-    session is the beginning of the output for all of it, so a prefix cache keeps its hits. O(bytes).
+    session is the beginning of the output for all of it, so a prefix cache keeps its hits. A result becomes a reference
+    only if `restored` undoes that. O(bytes); from the level `contained` on, see `Transcript`.
 
     >>> text = "The sea is 3,688 metres deep on average. " * 9
     >>> def call(id):
@@ -85,14 +99,16 @@ def rewrite(route: RewriteRoute, body: Mapping[str, Any], *, keep_tools: Collect
         route: The shape of the body.
         body: A request's body. It is not changed; the result shares what stays the same.
         keep_tools: Names of tools whose results always stay.
+        level: Which repeats become references.
     """
     if any(body.get(name) is not None for name in _CUT_BEHIND_US) or body.get("truncation") == "auto":
         return Rewritten(body)
     events = list(_events(route, body))
     texts = [event.text for event in events if isinstance(event, _GivenResult) and event.text is not None]
-    if len(set(texts)) == len(texts):
+    if level == "exact" and len(set(texts)) == len(texts):
         return Rewritten(body)
-    transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4, whole_results=True)
+    transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4, level=level)
+    originals = _Originals()
     kept: set[str | None] = set()
     changes: dict[_Path, str] = {}
     results: list[RepeatedResult] = []
@@ -100,14 +116,19 @@ def rewrite(route: RewriteRoute, body: Mapping[str, Any], *, keep_tools: Collect
     for event in events:
         if isinstance(event, _MadeCall):
             transcript.call(event.id, event.name, event.arguments)
+            originals.call(event)
             if event.name in keep_tools:
                 kept.add(event.id)
         elif event.text is None:
             transcript.skip(event.call_id)
+            originals.result(event.call_id, None)
         else:
             sent = transcript.result(event.call_id, event.text)
-            is_long = len(event.text) >= _LEAST_CHARACTERS
-            if sent != event.text and is_long and event.may_change and event.call_id not in kept:
+            may_change = event.may_change and event.call_id not in kept and len(event.text) >= _LEAST_CHARACTERS
+            if sent != event.text and not (may_change and originals.of(sent) == event.text):
+                sent = event.text
+            originals.result(event.call_id, sent)
+            if sent != event.text:
                 changes[event.path] = sent
                 results.append(RepeatedResult(event.text, sent))
                 saved += (_size(event.text) - _size(sent)) // 4
@@ -121,38 +142,77 @@ def rewrite(route: RewriteRoute, body: Mapping[str, Any], *, keep_tools: Collect
 def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a body with the results that its references name: the inverse of `rewrite`.
 
-    A reference that names no earlier result of the body stays as it is. O(bytes).
+    A reference that names no earlier result of the body stays as it is. A text that reads like a reference and does
+    name one is taken for one, even if a tool gave it. O(bytes + references * bytes of the results that they name).
     """
-    calls: dict[str, list[str | None]] = {}
-    """The results of the calls that are shown in the same way, in the order of the calls."""
-    waiting: dict[str | None, tuple[str, int]] = {}
+    originals = _Originals()
     changes: dict[_Path, str] = {}
     for event in _events(route, body):
         if isinstance(event, _MadeCall):
-            shown = shown_call(event.name, event.arguments)
-            results = calls.setdefault(shown, [])
-            waiting[event.id] = (shown, len(results))
-            results.append(None)
+            originals.call(event)
             continue
-        text = event.text
-        found = None if text is None else _REFERENCE.fullmatch(text)
-        original = None if found is None else _named(found[1], calls)
-        if original is not None:
-            changes[event.path] = text = original
-        if event.call_id in waiting:
-            shown, number = waiting.pop(event.call_id)
-            calls[shown][number] = text
+        original = originals.result(event.call_id, event.text)
+        if original is not None and original != event.text:
+            changes[event.path] = original
     return _with_texts(body, changes)
 
 
-def _named(name: str, calls: Mapping[str, Sequence[str | None]]) -> str | None:
-    """Return the result that a reference names."""
-    if name in calls:
-        return next((result for result in calls[name] if result is not None), None)
-    numbered = _NUMBERED.fullmatch(name)
-    results = calls.get(numbered[1], ()) if numbered is not None else ()
-    number = int(numbered[2]) if numbered is not None else 0
-    return results[number - 1] if 1 <= number <= len(results) else None
+class _SentResult(NamedTuple):
+    sent: str
+    original: str
+
+
+class _Originals:
+    """The results of a body without references."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, list[_SentResult | None]] = {}
+        """The results of the calls that are shown in the same way, in the order of the calls."""
+        self._waiting: dict[str | None, tuple[str, int]] = {}
+
+    def call(self, call: _MadeCall) -> None:
+        shown = shown_call(call.name, call.arguments)
+        results = self._results.setdefault(shown, [])
+        self._waiting[call.id] = (shown, len(results))
+        results.append(None)
+
+    def result(self, call_id: str | None, sent: str | None) -> str | None:
+        """Add a result and return its original."""
+        original = None if sent is None else self.of(sent)
+        if call_id in self._waiting:
+            shown, number = self._waiting.pop(call_id)
+            self._results[shown][number] = None if sent is None or original is None else _SentResult(sent, original)
+        return original
+
+    def of(self, sent: str) -> str:
+        """Return the original of a result."""
+        whole = _WHOLE.fullmatch(sent)
+        if whole is not None:
+            return next((result.original for result in self._named(whole[1])), sent)
+        return _PART.sub(self._part, sent) if "[Word for word in" in sent else sent
+
+    def _part(self, found: re.Match[str]) -> str:
+        for result in self._named(found["call"]):
+            try:
+                if found["first"] is not None:
+                    part = cut_by_words(result.sent, json.loads(found["first"]), json.loads(found["last"]))
+                else:
+                    part = cut_by_lines(result.sent, int(found["line"]), int(found["last_line"]))
+            except ValueError:  # a tool's text that only begins like a reference
+                return found[0]
+            if part is not None:
+                return part
+        return found[0]
+
+    def _named(self, name: str) -> list[_SentResult]:
+        """Return the results that a reference may name."""
+        if name in self._results:
+            return [result for result in self._results[name] if result is not None]
+        numbered = _NUMBERED.fullmatch(name)
+        results = self._results.get(numbered[1], ()) if numbered is not None else ()
+        number = int(numbered[2]) if numbered is not None else 0
+        result = results[number - 1] if 1 <= number <= len(results) else None
+        return [] if result is None else [result]
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from warmprefix.annotate import check_template
+from warmprefix.dedup.runs import RunIndex, json_string, lines_of, unique_words, words_around
 
-__all__ = ["RepeatTemplates", "Transcript", "shown_call"]
+__all__ = ["RepeatLevel", "RepeatTemplates", "Transcript", "shown_call"]
+
+RepeatLevel = Literal["exact", "passages", "contained", "spans"]
+"""Which repeats become references, each level with those before it: whole results; passages as well; results and
+passages that stand inside an earlier result; large parts of a result that do."""
 
 _MAX_NAME_CHARACTERS = 64
 _MAX_ARGUMENTS_CHARACTERS = 200
-_QUOTE_CHARACTERS = (24, 48, 96)
-"""Lengths of a quote, shortest first; the first one that identifies its passage is used."""
-
-_MAX_WORD_REST_CHARACTERS = 16
-"""A quote ends at the end of a word, unless the word goes on for longer than this."""
-
 _SEPARATOR = "\n\n"
+
+_LEAST_SPAN = 1_600
+"""Characters of a part of a result that becomes a reference."""
+
+_READING_TOOL = re.compile(r"(?i)(?<![a-z])(cat|code|edit|editor|file|files|grep|open|read|source|view)(?![a-z])")
+_READING_COMMAND = re.compile(r"(?<![\w./-])(awk|bat|cat|git|grep|head|less|more|nl|open|rg|sed|tail|view)(?![\w./-])")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_NUMBERED_LINE = re.compile(r"^[ \t]*\d+[ \t]*[:|\t\u2192]", re.MULTILINE)
 
 _PLACEHOLDERS = {
     "result": ("call",),
     "passage": ("call", "quote"),
     "passages": ("call", "quotes"),
+    "run": ("call", "first", "last"),
+    "lines": ("call", "first", "last"),
     "number": ("call", "number"),
 }
 
@@ -46,6 +56,12 @@ class RepeatTemplates:
 
     passages: str = "[Word for word in the result of the earlier call {call}: the passages that begin {quotes}.]"
     """Replaces neighbouring passages that stand in one earlier result. `{quotes}` stands for a list of their quotes."""
+
+    run: str = "[Word for word in the result of the earlier call {call}: from {first} to {last}.]"
+    """Replaces text that stands inside a result. `{first}` and `{last}` stand for its first and last words."""
+
+    lines: str = "[Word for word in the result of the earlier call {call}: lines {first} to {last}.]"
+    """Replaces such text where its words do not identify it. `{first}` and `{last}` stand for numbers of lines."""
 
     number: str = "{call}, number {number} of such calls"
     """Takes the place of `{call}` where a call that looks the same may have given another result."""
@@ -73,6 +89,8 @@ class _Call:
     look_alikes: _LookAlikes
     number: int
     """Position among its look-alikes, from 1 on."""
+    reads_code: bool
+    """True if an edit may follow, for which the agent quotes the result."""
     answered_once: bool = True
     """False after a second result with this call's id: the call then names no single result."""
 
@@ -89,7 +107,8 @@ class _Result:
     def quote(self, passage: str) -> str | None:
         """Return first words of a passage that occur once in this result, if any."""
         if passage not in self.quotes:
-            self.quotes[passage] = _unique_quote(passage, self.sent)
+            words = unique_words(passage, self.sent)
+            self.quotes[passage] = None if words is None else json_string(words)
         return self.quotes[passage]
 
 
@@ -102,7 +121,10 @@ class _Span:
     end: int
     text: str
     source: _Result | None
-    quote: str
+    quote: str = ""
+    """Words that identify a passage of the earlier result."""
+    reference: str | None = None
+    """The reference itself, if it is not made of the quotes of neighbouring passages."""
 
 
 class Transcript:
@@ -111,7 +133,8 @@ class Transcript:
     Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
     earlier inputs. So a history that only grows keeps its bytes, and a history that was cut, forked or summarised has
     no dangling reference. The first occurrence of a text always keeps its bytes; a later one becomes a reference to
-    the call that gave the first. A prompt without repeats stays as it is.
+    the call that gave the first. A prompt without repeats stays as it is. Parts of results stay if they have numbered
+    lines or come from a call that looks like one that reads code: the agent may be about to quote them in an edit.
 
     >>> transcript = Transcript(min_tokens=20)
     >>> sea = "The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench."
@@ -123,7 +146,8 @@ class Transcript:
     '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
 
     Not thread-safe. Linear in the length of its inputs, plus one search per referenced passage through the result that
-    holds it, and one per given passage that does not stand in its result.
+    holds it, and one per given passage that does not stand in its result. From the level `contained` on, each piece of
+    a result is compared with at most four earlier places.
     """
 
     def __init__(
@@ -132,7 +156,7 @@ class Transcript:
         templates: RepeatTemplates | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
-        whole_results: bool = False,
+        level: RepeatLevel = "passages",
     ) -> None:
         """Begin with an empty prompt.
 
@@ -141,11 +165,12 @@ class Transcript:
             separator: Cuts results into passages where none are given. One reference names several passages only
                 where exactly this stands between them, a blank line by default.
             min_tokens: Results and passages shorter than this stay as they are.
-            whole_results: Refer to whole results only, never to a passage of one.
+            level: Which repeats become references. At "spans", parts of at least 1,600 characters do that together are
+                at least half of a result.
 
         Raises:
             TypeError: An argument has another type than the above.
-            ValueError: `min_tokens` is negative, or `separator` is empty.
+            ValueError: `min_tokens` is negative, `separator` is empty, or `level` is unknown.
         """
         if templates is not None and not isinstance(templates, RepeatTemplates):
             raise TypeError(f"templates must be RepeatTemplates or None, got {type(templates).__name__}")
@@ -157,6 +182,8 @@ class Transcript:
             raise TypeError(f"min_tokens must be an int, got {type(min_tokens).__name__}")
         if min_tokens < 0:
             raise ValueError(f"min_tokens must be 0 or more, got {min_tokens}")
+        if level not in get_args(RepeatLevel):
+            raise ValueError(f"level must be one of {', '.join(get_args(RepeatLevel))}, got {level!r}")
         self.references = 0
         """Number of results and passages that became references."""
         self.reference_tokens = 0
@@ -164,7 +191,8 @@ class Transcript:
         self._templates = _DEFAULT_TEMPLATES if templates is None else templates
         self._separator = separator
         self._min_tokens = min_tokens
-        self._whole_results = whole_results
+        self._level = level
+        self._runs: RunIndex[_Result] | None = RunIndex() if level in ("contained", "spans") else None
         self._look_alikes: dict[str, _LookAlikes] = {}
         self._waiting: dict[str, list[_Call]] = {}
         self._answered: dict[str, _Call] = {}
@@ -189,7 +217,8 @@ class Transcript:
         look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
         look_alikes.calls += 1
         if id is not None:
-            self._waiting.setdefault(id, []).append(_Call(shown, look_alikes, look_alikes.calls))
+            call = _Call(shown, look_alikes, look_alikes.calls, _reads_code(name, shown))
+            self._waiting.setdefault(id, []).append(call)
 
     def skip(self, call_id: str | None) -> None:
         """Add a result that stays as it is and that no reference names, like an error."""
@@ -285,13 +314,14 @@ class Transcript:
             if span.source is None:
                 continue
             self._count(_size(span.text))
-            if runs and runs[-1][0] is span.source and self._touch(original, runs[-1][1][-1], span):
+            before = runs[-1][1][-1] if runs and runs[-1][0] is span.source else None
+            if before and span.quote and before.quote and self._touch(original, before, span):
                 runs[-1][1].append(span)
             else:
                 runs.append((span.source, [span]))
         for source, run in reversed(runs):  # so that the places of the earlier ones still hold
             first, last = run[0], run[-1]
-            reference = self._refer(source, [span.quote for span in run], call)
+            reference = first.reference or self._refer(source, [span.quote for span in run], call)
             head, tail = parts[first.part] or "", parts[last.part] or ""
             parts[first.part + 1 : last.part + 1] = [""] * (last.part - first.part)
             parts[first.part] = head[: first.start] + reference + tail[last.end :]
@@ -316,20 +346,59 @@ class Transcript:
         return self._templates.passages.format(call=name, quotes=", ".join(quotes))
 
     def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
-        """Return the passages of a result, each with the earlier result to refer to."""
+        """Return the passages and runs of a result, each with the earlier result to refer to."""
         spans: list[_Span] = []
-        for number, part in enumerate(() if self._whole_results else parts):
+        for number, part in enumerate(() if self._level == "exact" else parts):
             if not part:
                 continue
             found = self._find(passages, part)
             if not found and self._separator is not None:
                 found = self._find(part.split(self._separator), part)
-            if not found:
-                found = self._find([part], part)
-            for start, text in found:
-                source, quote = self._source(text, call)
-                spans.append(_Span(number, start, start + len(text), text, source, quote))
+            runs = [] if found or self._level != "spans" else self._large_runs(number, part, call)
+            if runs:
+                spans += runs
+                continue
+            for start, text in found or self._find([part], part):
+                source, quote = self._source(text, call) if found or self._runs is None else (None, "")
+                span = _Span(number, start, start + len(text), text, source, quote)
+                spans.append(span if source else self._inside(span, call))
         return spans
+
+    def _inside(self, span: _Span, call: _Call | None) -> _Span:
+        """Return a passage with a reference to an earlier result that holds it."""
+        for source, at in () if self._runs is None else self._runs.holding(span.text):
+            reference = self._cut(source, at, at + len(span.text), call)
+            if reference is not None and self._pays(reference, _size(span.text)):
+                return replace(span, source=source, reference=reference)
+        return span
+
+    def _large_runs(self, number: int, part: str, call: _Call | None) -> list[_Span]:
+        """Return the parts of a text that stand in earlier results, if they are long enough, and half of it."""
+        if self._runs is None or (call is not None and call.reads_code):
+            return []
+        spans: list[_Span] = []
+        for run in self._runs.runs(part, _LEAST_SPAN):
+            text = part[run.begin : run.end]
+            lead = len(text) - len(text.lstrip())
+            text = text.strip()
+            reference = self._cut(run.source, run.at + lead, run.at + lead + len(text), call)
+            if len(text) < _LEAST_SPAN or reference is None or 2 * len(_NUMBERED_LINE.findall(text)) > text.count("\n"):
+                continue
+            start = run.begin + lead
+            spans.append(_Span(number, start, start + len(text), text, run.source, reference=reference))
+        return spans if 2 * sum([len(span.text) for span in spans]) >= len(part) else []
+
+    def _cut(self, source: _Result, begin: int, end: int, call: _Call | None) -> str | None:
+        """Return a reference to a part of an earlier result, if one identifies it."""
+        if not source.call.answered_once:
+            return None
+        name = self._name(source, call)
+        words = words_around(source.sent, begin, end)
+        if words is not None:
+            first, last = map(json_string, words)
+            return self._templates.run.format(call=name, first=first, last=last)
+        lines = lines_of(source.sent, begin, end)
+        return None if lines is None else self._templates.lines.format(call=name, first=lines[0], last=lines[1])
 
     def _find(self, passages: Iterable[str], text: str) -> list[tuple[int, str]]:
         """Look for long passages in sequence, without the line breaks around them."""
@@ -358,12 +427,15 @@ class Transcript:
         return None, ""
 
     def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
+        if self._runs is not None and len(sent) == 1 and sent[0]:
+            self._runs.add(result, sent[0])
         if tuple(sent) == result.original and None not in result.original:
             earlier = self._results.get(result.original)
             if earlier is None or not earlier.call.answered_once:
                 self._results[result.original] = result
-        for span in spans:  # one that became a reference has its source here already
-            self._passages.setdefault(span.text, result)
+        for span in spans:
+            if span.source is None:
+                self._passages.setdefault(span.text, result)
 
     def _name(self, source: _Result, call: _Call | None) -> str:
         """Return the name of the call that gave `source`, for a result of `call`."""
@@ -410,12 +482,6 @@ def _type_name(value: Any) -> str:
     return type(value).__name__
 
 
-def _unique_quote(passage: str, text: str) -> str | None:
-    for length in _QUOTE_CHARACTERS:
-        rest = passage[length : length + _MAX_WORD_REST_CHARACTERS]
-        word_rest = len(rest.split(maxsplit=1)[0]) if rest and not rest[0].isspace() else 0
-        quote = passage[: length + (word_rest if word_rest < len(rest) else 0)]
-        if text.find(quote, text.find(quote) + 1) < 0:
-            quoted = json.dumps(quote, ensure_ascii=False)
-            return quoted.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return None
+def _reads_code(name: str, shown: str) -> bool:
+    """Return True if a call looks like one that reads a file, or prints one in a shell."""
+    return bool(_READING_TOOL.search(_CAMEL.sub("_", name)) or _READING_COMMAND.search(shown))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from warmprefix.cache_profiles import CacheProfile, as_profile
 
 __all__ = ["GatewayOptions", "References"]
 
-References = Literal["off", "exact"]
+References = Literal["off", "exact", "contained", "spans"]
 
 _SESSION_HEADERS = (
     "x-session-id",
@@ -52,6 +52,7 @@ class GatewayOptions:
     """Secret that makes tenants' cache salts unguessable; the same for all gateways, and for planners of the same
     tenants. Empty: one that is new with each start."""
     references: References = "exact"
+    """Which repeats become references; see `warmprefix.dedup.rewrite`."""
     keep_tools: tuple[str, ...] = ()
     """Names of tools whose results always stay."""
     profile: CacheProfile | str = "full-attention"
@@ -82,8 +83,8 @@ class GatewayOptions:
                 raise ValueError("upstreams must have no user name or password; use an upstream key")
         if len({upstream.rstrip("/") for upstream in self.upstreams}) < len(self.upstreams):
             raise ValueError("upstreams must be different")
-        if self.references not in ("off", "exact"):
-            raise ValueError(f"references must be off or exact, got {self.references!r}")
+        if self.references not in get_args(References):
+            raise ValueError(f"references must be one of {', '.join(get_args(References))}, got {self.references!r}")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port must be 0 to 65535, got {self.port}")
         for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):

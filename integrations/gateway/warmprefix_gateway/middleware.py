@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
+from warmprefix.dedup import RewriteLevel
 from warmprefix.openai import read_call
 from warmprefix_gateway.outgoing import with_references
 
@@ -19,7 +20,7 @@ App = Callable[[Any, Receive, Any], Awaitable[None]]
 
 
 class ReferencesMiddleware:
-    """Replaces exactly repeated tool results in the bodies of chat completions, responses and messages.
+    """Replaces repeated tool results in the bodies of chat completions, responses and messages.
 
         app.add_middleware(ReferencesMiddleware, keep_tools=["deploy"])
 
@@ -29,12 +30,21 @@ class ReferencesMiddleware:
     Args:
         app: The application.
         keep_tools: Names of tools whose results always stay.
+        level: Which repeats become references; see `warmprefix.dedup.rewrite`.
         max_body_bytes: Larger bodies are not read.
     """
 
-    def __init__(self, app: App, *, keep_tools: Collection[str] = (), max_body_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        keep_tools: Collection[str] = (),
+        level: RewriteLevel = "exact",
+        max_body_bytes: int = 64 << 20,
+    ) -> None:
         self._app = app
         self._keep_tools = frozenset(keep_tools)
+        self._level: RewriteLevel = level
         self._most = max_body_bytes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Any) -> None:
@@ -66,7 +76,7 @@ class ReferencesMiddleware:
     def _rewritten(self, path: str, headers: dict[str, str], content: bytes) -> bytes:
         try:
             call = read_call("POST", path, headers, content)
-            return content if call is None else with_references(call, self._keep_tools)[0].content
+            return content if call is None else with_references(call, self._keep_tools, self._level)[0].content
         except Exception:
             _log.warning("a request could not be read; it passed as it came")
             return content

@@ -7,11 +7,12 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from typing import get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.marks import CacheMarker
 from warmprefix.openai import PromptCall, read_call
-from warmprefix_gateway.gateway_options import GatewayOptions
+from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
@@ -30,7 +31,7 @@ _log = logging.getLogger("warmprefix.gateway")
 
 LEVEL_HEADER = "x-warmprefix-references"
 """Header with which a request chooses its level of references."""
-_LEVELS = {"off": False, "exact": True}
+_LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MAX_MODELS, _MAX_MODEL_CHARACTERS = 1_024, 256
 _MOST_AT_ONCE = 256 * 1_024
 """Larger bodies take more than some milliseconds to read."""
@@ -53,7 +54,7 @@ class Office:
         profile = options.cache_profile
         self.marker = CacheMarker(profile) if profile.marks is not None else None
         keep_tools = frozenset(options.keep_tools)
-        self._rules = Rules(_LEVELS[options.references], keep_tools, profile, self.marker)
+        self._rules = Rules(options.references, keep_tools, profile, self.marker)
         self._accepting: dict[tuple[str, str], bool] = {}
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         self.buffered_bytes = 0

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.dedup import Rewritten, rewrite
+from warmprefix.dedup import RewriteLevel, Rewritten, rewrite
 from warmprefix.marks import CacheMarker, MarkedBody
 from warmprefix.openai import PromptCall, completed
 from warmprefix.plan import tenant_salt
+from warmprefix_gateway.gateway_options import References
 from warmprefix_gateway.sessions import PromptParts, Session
 
 __all__ = ["AskedPrompt", "Outgoing", "Rules", "UnsaltableBodyError", "outgoing", "with_references"]
@@ -19,7 +20,7 @@ __all__ = ["AskedPrompt", "Outgoing", "Rules", "UnsaltableBodyError", "outgoing"
 class Rules(NamedTuple):
     """What a gateway changes."""
 
-    references: bool
+    references: References
     keep_tools: Collection[str]
     profile: CacheProfile
     marker: CacheMarker | None
@@ -62,8 +63,8 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
         UnsaltableBodyError: The client's salt could not be replaced.
     """
     references = saved = 0
-    if rules.references:
-        call, references, saved = with_references(call, rules.keep_tools)
+    if rules.references != "off":
+        call, references, saved = with_references(call, rules.keep_tools, rules.references)
     field = rules.profile.isolation
     if tenant is not None and field is not None:
         call = _salted(call, field, tenant, salt_key)
@@ -93,11 +94,13 @@ def _salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> Promp
     return call._replace(content=json.dumps(body, separators=(",", ":")).encode(), body=body)
 
 
-def with_references(call: PromptCall, keep_tools: Collection[str] = ()) -> tuple[PromptCall, int, int]:
+def with_references(
+    call: PromptCall, keep_tools: Collection[str] = (), level: RewriteLevel = "exact"
+) -> tuple[PromptCall, int, int]:
     """Return a call with references to repeated results, their number, and the tokens that they save. O(bytes)."""
     if call.route == "completions":
         return call, 0, 0
-    rewritten = rewrite(call.route, call.body, keep_tools=keep_tools)
+    rewritten = rewrite(call.route, call.body, keep_tools=keep_tools, level=level)
     written = _written(call.content, rewritten) if rewritten.references else None
     if written is None:
         return call, 0, 0

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from warmprefix import MissingExtraError, Transcript
-from warmprefix.dedup import RepeatTemplates
+from warmprefix.dedup import RepeatLevel, RepeatTemplates
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -77,6 +78,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         tools: Collection[str | BaseTool] | None = None,
         separator: str | None = None,
         min_tokens: int = 64,
+        level: RepeatLevel = "passages",
         templates: RepeatTemplates | None = None,
         name: str | None = None,
     ) -> None:
@@ -91,23 +93,24 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             separator: Text between the documents of a tool that returns only text: `"\n\n"` for
                 `create_retriever_tool`.
             min_tokens: Minimum size of a result or passage that may become a reference.
+            level: Which repeats become references; see `Transcript`.
             templates: Texts of the references.
             name: Name of this instance, unique in its agent; by default the name of the class.
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: `min_tokens` is negative, or `separator` or `name` is empty.
+            ValueError: `min_tokens` is negative, `separator` or `name` is empty, or `level` is unknown.
         """
         super().__init__()
         if not (name is None or isinstance(name, str)):
             raise TypeError(f"name must be a str or None, got {type(name).__name__}")
         if name == "":
             raise ValueError("name must be None or at least one character, got ''")
-        Transcript(templates=templates, separator=separator, min_tokens=min_tokens)  # checks all three
+        self._new_transcript = partial(
+            Transcript, templates=templates, separator=separator, min_tokens=min_tokens, level=level
+        )
+        self._new_transcript()  # checks all four
         self._only = None if tools is None else _names(tools)
-        self._separator = separator
-        self._min_tokens = min_tokens
-        self._templates = templates
         self._name = type(self).__name__ if name is None else name
         self._stats = MiddlewareStats()
         self._lock = threading.Lock()
@@ -138,7 +141,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
             return await handler(arranged)
 
     def _arrange(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        transcript = Transcript(templates=self._templates, separator=self._separator, min_tokens=self._min_tokens)
+        transcript = self._new_transcript()
         messages: list[AnyMessage] = []
         references = reference_tokens = 0
         failure: Exception | None = None

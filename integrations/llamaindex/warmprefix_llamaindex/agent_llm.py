@@ -28,7 +28,7 @@ from pydantic import InstanceOf
 from typing_extensions import Self
 
 from warmprefix import Transcript
-from warmprefix.dedup import RepeatTemplates
+from warmprefix.dedup import RepeatLevel, RepeatTemplates
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
@@ -73,6 +73,7 @@ class ContextReuseLLM(FunctionCallingLLM):
     min_tokens: int = Field(
         default=64, ge=0, description="Minimum size of a result or passage that may become a reference."
     )
+    level: RepeatLevel = Field(default="passages", description="Which repeats become references; see `Transcript`.")
     templates: InstanceOf[RepeatTemplates] | None = Field(
         default=None, exclude=True, description="Texts of the references."
     )
@@ -118,6 +119,7 @@ class ContextReuseLLM(FunctionCallingLLM):
                 tools=self.tools,
                 separator=self.separator,
                 min_tokens=self.min_tokens,
+                level=self.level,
                 templates=self.templates,
             ):
                 rewritten.append(message)  # noqa: PERF402  (after a failure, the earlier ones keep the bytes already sent)
@@ -259,6 +261,7 @@ def refer_to_repeats(
     tools: Collection[str] | None = None,
     separator: str | None = None,
     min_tokens: int = 64,
+    level: RepeatLevel = "passages",
     templates: RepeatTemplates | None = None,
 ) -> Iterator[ChatMessage]:
     """Yield the messages of one prompt, with references in place of repeated tool results.
@@ -266,7 +269,7 @@ def refer_to_repeats(
     Each output depends only on the messages up to it. Changed messages are copies; the others are passed through.
     `ContextReuseLLM` explains the arguments.
     """
-    transcript = Transcript(templates=templates, separator=separator, min_tokens=min_tokens)
+    transcript = Transcript(templates=templates, separator=separator, min_tokens=min_tokens, level=level)
     names: dict[str, str] = {}
     for message in messages:
         for call in _tool_calls(message):

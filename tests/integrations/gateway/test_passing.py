@@ -25,7 +25,7 @@ from warmprefix_gateway.outgoing import Rules, UnsaltableBodyError, outgoing
 Make = Callable[..., GatewayServer]
 CHAT = "/v1/chat/completions"
 BODY = b'{"model": "m",  "messages": [{"role": "user", "content": "Why?"}]}'
-NO_RULES = Rules(True, frozenset(), PROFILES["full-attention"], None)
+NO_RULES = Rules("exact", frozenset(), PROFILES["full-attention"], None)
 
 
 @pytest.mark.parametrize(
