@@ -167,7 +167,7 @@ def bodies(primer: Primer, planner: ContextPlanner, blocks: list[ContextBlock]) 
     plan = planner.plan(blocks, order_locked=True)
     body = {"messages": messages_for(plan, "Why?")}
     content = json.dumps(body).encode()
-    return len(list(primer.bodies(plan, PromptCall("chat", content, body, "", True), content)))
+    return len(list(primer.bodies(plan, PromptCall("chat", content, body), content)))
 
 
 def orders(count: int) -> Iterator[list[ContextBlock]]:

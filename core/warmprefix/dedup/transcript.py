@@ -470,6 +470,8 @@ def _size(text: str) -> int:
 
 
 def _one_line(text: str, max_characters: int) -> str:
+    if len(text) <= max_characters and text.isprintable() and text == text.strip(" "):
+        return text
     lines = text[: 2 * max_characters].splitlines()
     line = " ".join([stripped for line in lines if (stripped := line.strip())])
     if len(line) > max_characters or len(text) > 2 * max_characters:

@@ -59,10 +59,16 @@ class PromptCall(NamedTuple):
     content: bytes
     body: Mapping[str, Any]
     """`content`, parsed."""
-    prompt: str
-    """All text of the prompt in its order, without the chat template's parts."""
-    is_text: bool
-    """True if `prompt` is the whole prompt: an image has tokens and no characters."""
+
+    @property
+    def prompt(self) -> str:
+        """All text of the prompt in its order, without the chat template's parts. O(bytes)."""
+        return "\n".join([text for text in _texts(self.route, self.body) if text is not None])
+
+    @property
+    def is_text(self) -> bool:
+        """True if `prompt` is the whole prompt: an image has tokens and no characters. O(bytes)."""
+        return None not in _texts(self.route, self.body)
 
     @property
     def streams(self) -> bool:
@@ -81,9 +87,7 @@ def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes
         return None
     if not isinstance(body, dict) or not body:
         return None
-    texts = list(_texts(route, body))
-    prompt = "\n".join([text for text in texts if text is not None])
-    return PromptCall(route, content, body, prompt, None not in texts)
+    return PromptCall(route, content, body)
 
 
 class Additions(NamedTuple):
@@ -129,8 +133,9 @@ def completed(
         return Additions(call.content, False, salt_sent)
     if any(name in body for name in added):
         return Additions(json.dumps({**body, **added}).encode(), hide_usage, salt_sent)
-    head, brace, _ = call.content.rpartition(b"}")
-    return Additions(head + b"," + json.dumps(added).encode()[1:-1] + brace, hide_usage, salt_sent)
+    end = call.content.rindex(b"}")
+    content = b"".join((memoryview(call.content)[:end], b",", json.dumps(added).encode()[1:-1], b"}"))
+    return Additions(content, hide_usage, salt_sent)
 
 
 def holds_blocks(prompt: str, plan: ContextPlan) -> bool:
@@ -209,7 +214,7 @@ def _texts(route: PromptRoute, body: Mapping[str, Any]) -> Iterator[str | None]:
         yield json.dumps(body["tools"])
     if route == "completions":
         prompt = body.get("prompt")
-        yield from _content(prompt if isinstance(prompt, str) else (prompt or [])[:1])
+        yield from _content(prompt[:1] if isinstance(prompt, list) else prompt)
         return
     if route in ("messages", "responses"):
         yield from _content(body.get("system" if route == "messages" else "instructions"))

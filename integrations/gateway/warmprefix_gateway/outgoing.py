@@ -118,7 +118,8 @@ def _written(content: bytes, rewritten: Rewritten) -> bytes | None:
 
 def _edited(content: bytes, rewritten: Rewritten) -> bytes | None:
     """Return the client's own bytes with references in place of results; None if one was not found."""
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
+    whole = memoryview(content)
     done = searched = 0
     for result in rewritten.repeated:
         found = _find(content, result.text, searched)
@@ -126,9 +127,9 @@ def _edited(content: bytes, rewritten: Rewritten) -> bytes | None:
             return None
         start, searched = found
         if result.reference is not None:
-            pieces += (content[done:start], json.dumps(result.reference).encode())
+            pieces += (whole[done:start], json.dumps(result.reference).encode())
             done = searched
-    return b"".join([*pieces, content[done:]])
+    return b"".join([*pieces, whole[done:]])
 
 
 def _find(content: bytes, text: str, begin: int) -> tuple[int, int] | None:

@@ -186,7 +186,8 @@ def prompt_parts(route: str, body: Mapping[str, Any]) -> PromptParts:
     for part in (front, *messages):
         text = _written(part) if part else ""
         total += len(text)
-        chain.update(f"{total}:{text}".encode("utf-8", "surrogatepass"))
+        chain.update(b"%d:" % total)
+        chain.update(text.encode("utf-8", "surrogatepass"))
         digests.append(chain.digest())
         characters.append(total)
     roles = [part.get("role") if isinstance(part, Mapping) else None for part in messages]
