@@ -251,6 +251,9 @@ class ServeOptions:
     profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (
         "full-attention"
     )
+    record: Annotated[
+        Path | None, Option(metavar="FILE", help="Append each request to this file, with its texts, for the doctor.")
+    ] = None
     quote: Annotated[bool, Option("--quote", help="Show session ids on the page.")] = False
 
 
@@ -271,6 +274,7 @@ def _serve(options: ServeOptions) -> int | None:
             references=options.references,  # type: ignore[arg-type]
             keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
             profile=options.profile,
+            record=options.record,
             quote=options.quote,
         )
     except ValueError as error:
@@ -278,7 +282,8 @@ def _serve(options: ServeOptions) -> int | None:
     try:
         server = GatewayServer(chosen)
     except OSError as error:
-        typer.echo(f"Cannot listen on {options.host}, port {options.port}: {error.strerror}.", err=True)
+        what = f"write {error.filename}" if error.filename else f"listen on {options.host}, port {options.port}"
+        typer.echo(f"Cannot {what}: {error.strerror}.", err=True)
         return 1
     typer.echo(f"warmprefix gateway on {server.base_url}, page at {server.url}/ and metrics at {server.url}/metrics")
     server.run()

@@ -69,6 +69,8 @@ class GatewayOptions:
     """Longest silence of an upstream, before its first byte or later."""
     health_seconds: float = 5.0
     """Time between two checks of an upstream."""
+    record: Path | None = None
+    """File to which each answered request is appended, with its texts."""
     quote: bool = False
     """Show session ids on the page."""
 

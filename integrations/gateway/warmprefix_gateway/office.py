@@ -11,11 +11,12 @@ from typing import get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.marks import CacheMarker
-from warmprefix.openai import PromptCall, read_call
+from warmprefix.openai import AnswerFacts, PromptCall, read_call
 from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
+from warmprefix_gateway.recording import BodyRecorder
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
@@ -43,6 +44,7 @@ class Office:
 
     Raises:
         KeysError: The file of keys could not be read.
+        OSError: The file to record to could not be opened.
     """
 
     def __init__(self, options: GatewayOptions) -> None:
@@ -60,6 +62,7 @@ class Office:
         self.buffered_bytes = 0
         """Bytes of all bodies that are held now."""
         self._client: aiohttp.ClientSession | None = None
+        self._recorder = None if options.record is None else BodyRecorder(options.record, self.fail)
 
     async def open(self) -> None:
         """Begin to check the upstreams."""
@@ -77,10 +80,12 @@ class Office:
         self.upstreams.start(self._client)
 
     async def close(self) -> None:
-        """Close all connections to the upstreams."""
+        """Close all connections to the upstreams, and the file of recorded requests."""
         await self.upstreams.stop()
         if self._client is not None:
             await self._client.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
     @property
     def client(self) -> aiohttp.ClientSession:
@@ -141,6 +146,15 @@ class Office:
         endpoint = self.options.upstreams[0]
         sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
         return call, prompt_parts(call.route, call.body), sent
+
+    def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts) -> None:
+        """Count an answered request, and record it if that was asked for."""
+        self.ledger.record(asked, sent, facts.prompt_tokens, facts.cached_tokens)
+        if self._recorder is not None:
+            session = asked.session
+            self._recorder.record(
+                asked.call.content, time=time.time(), tenant=session.tenant, session=session.key, usage=facts.usage
+            )
 
     def fail(self, what: str, error: Exception) -> None:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""

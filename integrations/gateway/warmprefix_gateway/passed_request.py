@@ -371,7 +371,7 @@ class PassedRequest:
             if sent.marked is not None and self._office.marker is not None:
                 self._office.marker.report(sent.marked, facts.usage or None if facts is not None else None)
             if has_answered and facts is not None:
-                self._office.ledger.record(self._asked, sent, facts.prompt_tokens, facts.cached_tokens)
+                self._office.answered(self._asked, sent, facts)
         except Exception as error:
             self._office.fail("an answer could not be recorded", error)
 
