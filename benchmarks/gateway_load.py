@@ -1,6 +1,6 @@
 """What a gateway costs: CPU per request, memory over many requests, and many streams at one time.
 
-    python benchmarks/gateway_load.py [--requests 300] [--soak 20000] [--streams 500] [--gigabytes 1]
+    python benchmarks/gateway_load.py [--requests 300] [--soak 100000] [--streams 500] [--gigabytes 1]
 
 A gateway runs in a process of its own between a client and an upstream that answers at once with canned bytes, so its
 process time is the added CPU. The bodies are agents' histories with some repeated tool results. `untouched` has a body
@@ -28,7 +28,7 @@ from aiohttp import web
 from common import print_table, write_rows
 
 WORDS = ["prefix", "cache", "of", "the", "engine", "holds", "a", "block", "and", "its", "tokens"]
-DEFAULTS = {"requests": 300, "soak": 20_000, "streams": 500, "gigabytes": 1.0}
+DEFAULTS = {"requests": 300, "soak": 100_000, "streams": 500, "gigabytes": 1.0}
 CHUNKS = 50
 SIZES = (("8 kB", 8_000, False), ("8 kB", 8_000, True), ("110 kB", 110_000, True), ("1 MB", 1_000_000, True))
 TICKS = os.sysconf("SC_CLK_TCK")
