@@ -247,6 +247,14 @@ class ServeOptions:
             "an earlier one (contained), large parts (spans), or none (off)."
         ),
     ] = "exact"
+    reorder: Annotated[
+        list[str] | None,
+        Option(
+            metavar="FORMAT",
+            help="Order contexts for the cache: tags, llamaindex, or pattern:REGEX for one block; repeat for several.",
+            show_default=False,
+        ),
+    ] = None
     keep_tools: Annotated[str, Option(metavar="NAMES", help="Tools whose results always stay, with commas.")] = ""
     profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (
         "full-attention"
@@ -273,6 +281,7 @@ def _serve(options: ServeOptions) -> int | None:
             salt_key=options.salt_key.encode(),
             references=options.references,  # type: ignore[arg-type]
             keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
+            reorder=tuple(options.reorder or ()),
             profile=options.profile,
             record=options.record,
             quote=options.quote,

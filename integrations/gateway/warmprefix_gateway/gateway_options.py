@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from warmprefix.cache_profiles import CacheProfile, as_profile
+from warmprefix_gateway.reordering import as_templates
 
 __all__ = ["GatewayOptions", "References"]
 
@@ -55,6 +56,8 @@ class GatewayOptions:
     """Which repeats become references; see `warmprefix.dedup.rewrite`."""
     keep_tools: tuple[str, ...] = ()
     """Names of tools whose results always stay."""
+    reorder: tuple[str, ...] = ()
+    """Contexts to order for the cache: `tags`, `llamaindex`, or `pattern:REGEX` for one block."""
     profile: CacheProfile | str = "full-attention"
     """Where the caches of the upstreams can match; one with marks makes the gateway set them."""
     session_headers: tuple[str, ...] = _SESSION_HEADERS
@@ -100,6 +103,7 @@ class GatewayOptions:
                 f"host {self.host} can be reached by others: give keys or a tenant header, or allow it with no_auth"
             )
         as_profile(self.profile)
+        as_templates(self.reorder)
 
     @property
     def cache_profile(self) -> CacheProfile:

@@ -12,11 +12,13 @@ from typing import get_args
 from warmprefix.errors import MissingExtraError
 from warmprefix.marks import CacheMarker
 from warmprefix.openai import AnswerFacts, PromptCall, read_call
+from warmprefix.residency import EngineReport
 from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
 from warmprefix_gateway.recording import BodyRecorder
+from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
@@ -56,12 +58,14 @@ class Office:
         profile = options.cache_profile
         self.marker = CacheMarker(profile) if profile.marks is not None else None
         keep_tools = frozenset(options.keep_tools)
-        self._rules = Rules(options.references, keep_tools, profile, self.marker)
+        self._reorderer = Reorderer(as_templates(options.reorder)) if options.reorder else None
+        self._rules = Rules(options.references, keep_tools, profile, self.marker, self._reorderer)
         self._accepting: dict[tuple[str, str], bool] = {}
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         self.buffered_bytes = 0
         """Bytes of all bodies that are held now."""
         self._client: aiohttp.ClientSession | None = None
+        self._is_warned = False
         self._recorder = None if options.record is None else BodyRecorder(options.record, self.fail)
 
     async def open(self) -> None:
@@ -125,6 +129,8 @@ class Office:
             name = session_name(headers, call.body, self.options.session_headers)
             session = self.ledger.sessions.find(tenant, name, parts)
             session.application = session.application or _application(headers)
+            if sent.reordered is not None and sent.reordered.outcome is not None:
+                self._count_context(sent.reordered.outcome)
         except UnsaltableBodyError:
             raise
         except Exception as error:
@@ -147,14 +153,30 @@ class Office:
         sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
         return call, prompt_parts(call.route, call.body), sent
 
+    def _count_context(self, outcome: Outcome) -> None:
+        self.metrics.contexts.labels(outcome).inc()
+        if outcome == "numbered" and not self._is_warned:
+            self._is_warned = True
+            _log.warning("contexts whose blocks are numbered keep their order")
+
     def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts) -> None:
         """Count an answered request, and record it if that was asked for."""
         self.ledger.record(asked, sent, facts.prompt_tokens, facts.cached_tokens)
+        plan = asked.sent.reordered and asked.sent.reordered.plan
+        if plan is not None and self._reorderer is not None:
+            report = EngineReport(facts.cached_tokens, facts.prompt_tokens)
+            self._reorderer.planner.commit(plan, report=report)
         if self._recorder is not None:
             session = asked.session
             self._recorder.record(
                 asked.call.content, time=time.time(), tenant=session.tenant, session=session.key, usage=facts.usage
             )
+
+    def abandon(self, asked: AskedPrompt | None) -> None:
+        """Drop the plan of a request that was not answered; no effect after `answered`."""
+        plan = asked.sent.reordered.plan if asked is not None and asked.sent.reordered is not None else None
+        if plan is not None and self._reorderer is not None:
+            self._reorderer.planner.abandon(plan)
 
     def fail(self, what: str, error: Exception) -> None:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""

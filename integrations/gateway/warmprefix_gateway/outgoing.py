@@ -7,12 +7,14 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.dedup import RewriteLevel, Rewritten, rewrite
+from warmprefix.dedup import RewriteLevel, rewrite
 from warmprefix.marks import CacheMarker, MarkedBody
 from warmprefix.openai import PromptCall, completed
 from warmprefix.plan import tenant_salt
 from warmprefix_gateway.gateway_options import References
+from warmprefix_gateway.reordering import Reordered, Reorderer
 from warmprefix_gateway.sessions import PromptParts, Session
+from warmprefix_gateway.splicing import spliced, survives
 
 __all__ = ["AskedPrompt", "Outgoing", "Rules", "UnsaltableBodyError", "outgoing", "with_references"]
 
@@ -24,6 +26,7 @@ class Rules(NamedTuple):
     keep_tools: Collection[str]
     profile: CacheProfile
     marker: CacheMarker | None
+    reorderer: Reorderer | None = None
 
 
 class Outgoing(NamedTuple):
@@ -37,6 +40,7 @@ class Outgoing(NamedTuple):
     references: int = 0
     saved_tokens: int = 0
     marked: MarkedBody | None = None
+    reordered: Reordered | None = None
 
 
 class AskedPrompt(NamedTuple):
@@ -63,6 +67,10 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
         UnsaltableBodyError: The client's salt could not be replaced.
     """
     references = saved = 0
+    reordered: Reordered | None = None
+    if rules.reorderer is not None:
+        reordered = rules.reorderer.reordered(call, tenant)
+        call = reordered.call
     if rules.references != "off":
         call, references, saved = with_references(call, rules.keep_tools, rules.references)
     field = rules.profile.isolation
@@ -72,12 +80,12 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
     additions = completed(call, cache_salt=None, stream_usage=may_stream, token_ids=None)
     content = additions.content
     marked: MarkedBody | None = None
-    if rules.marker is not None and call.route != "completions" and _survives(content):
+    if rules.marker is not None and call.route != "completions" and survives(content):
         body: Any = call.body if content is call.content else json.loads(content)
         marked = rules.marker.mark(call.route, body, tenant=tenant, endpoint=endpoint)
         content = content if marked.body == body else json.dumps(marked.body, separators=(",", ":")).encode()
         marked = None if marked.decision is None else marked
-    return Outgoing(content, call.content, additions.hide_usage, references, saved, marked)
+    return Outgoing(content, call.content, additions.hide_usage, references, saved, marked, reordered)
 
 
 def _salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> PromptCall:
@@ -88,7 +96,7 @@ def _salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> Promp
         added = completed(call, cache_salt=salt, stream_usage=False, token_ids=None, salt_field=field)
         if field not in call.body:
             return call._replace(content=added.content, body=json.loads(added.content))
-    if not _survives(call.content):
+    if not survives(call.content):
         raise UnsaltableBodyError(field)
     body = {**call.body, field: salt}
     return call._replace(content=json.dumps(body, separators=(",", ":")).encode(), body=body)
@@ -101,87 +109,7 @@ def with_references(
     if call.route == "completions":
         return call, 0, 0
     rewritten = rewrite(call.route, call.body, keep_tools=keep_tools, level=level)
-    written = _written(call.content, rewritten) if rewritten.references else None
+    written = spliced(call.content, rewritten) if rewritten.references else None
     if written is None:
         return call, 0, 0
     return call._replace(content=written, body=rewritten.body), rewritten.references, rewritten.saved_tokens
-
-
-def _written(content: bytes, rewritten: Rewritten) -> bytes | None:
-    """Return a JSON text with references in place of results; None if it cannot be written with the same meaning."""
-    edited = _edited(content, rewritten)
-    if edited is not None and json.loads(edited) == rewritten.body:
-        return edited
-    # A text stands elsewhere too, or is escaped in another way.
-    return json.dumps(rewritten.body, separators=(",", ":")).encode() if _survives(content) else None
-
-
-def _edited(content: bytes, rewritten: Rewritten) -> bytes | None:
-    """Return the client's own bytes with references in place of results; None if one was not found."""
-    pieces: list[bytes | memoryview] = []
-    whole = memoryview(content)
-    done = searched = 0
-    for result in rewritten.repeated:
-        found = _find(content, result.text, searched)
-        if found is None:
-            return None
-        start, searched = found
-        if result.reference is not None:
-            pieces += (whole[done:start], json.dumps(result.reference).encode())
-            done = searched
-    return b"".join([*pieces, whole[done:]])
-
-
-def _find(content: bytes, text: str, begin: int) -> tuple[int, int] | None:
-    """Return where a JSON text has this string as a value, from `begin` on."""
-    for is_ascii in (False, True):
-        try:
-            written = json.dumps(text, ensure_ascii=is_ascii).encode()
-        except UnicodeEncodeError:  # a lone surrogate
-            continue
-        at = content.find(written, begin)
-        while at >= 0 and content[at - 1 : at] == b"\\":  # an escaped quote opens no string
-            at = content.find(written, at + 1)
-        if at >= 0:
-            return at, at + len(written)
-    return None
-
-
-def _survives(content: bytes) -> bool:
-    """Return True if a JSON text means the same after it was read and written again."""
-    try:
-        json.loads(
-            content,
-            object_pairs_hook=_distinct,
-            parse_constant=_refuse,
-            parse_float=_exact_float,
-            parse_int=_exact_int,
-        )
-    except ValueError:
-        return False
-    return True
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
-
-
-def _exact_float(text: str) -> float:
-    number = float(text)
-    if repr(number) != text:
-        raise ValueError(text)
-    return number
-
-
-def _exact_int(text: str) -> int:
-    number = int(text)
-    if str(number) != text:
-        raise ValueError(text)
-    return number

@@ -109,6 +109,7 @@ class PassedRequest:
         except UnsaltableBodyError as error:
             await self._fail(400, "salt", f"{error} cannot be replaced, because the body cannot be written again")
         finally:
+            self._office.abandon(self._asked)
             self._office.buffered_bytes -= len(content)
 
     # -- the client's side -------------------------------------------------------------------------------------

@@ -1,0 +1,210 @@
+"""Retrieved context in prompts, sent in an order that the engine's cache may hold already. No I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.dedup import RepeatedResult, Rewritten
+from warmprefix.openai import PromptCall
+from warmprefix.plan import ContextPlan
+from warmprefix_gateway.splicing import spliced
+
+__all__ = ["TEMPLATES", "Outcome", "Reordered", "Reorderer", "as_templates"]
+
+_MAX_ORDERS = 20_000
+_HEAD_CHARACTERS = 80
+"""Length of the beginning of a block in which its position may stand."""
+
+_TAGGED = re.compile(
+    r"<(source|document|doc|passage|chunk|snippet|search_result|memory)\b[^<>]*>.*?</\1>", re.DOTALL | re.IGNORECASE
+)
+_FRAME = re.compile(r"Context information is below\.\n-{21}\n(.*?)\n-{21}\n", re.DOTALL)
+_KEY = re.compile(r"[A-Za-z_][\w -]{0,60}: ")
+_NUMBER = re.compile(r"\d+")
+
+Outcome = Literal["planned", "as before", "numbered", "duplicates", "late", "unwritable"]
+"""What becomes of a context: its order is planned, or that of an earlier request. Or it stays, because its blocks are
+numbered or not distinct, because it comes late in a conversation, or because the body cannot be written again."""
+
+_Span = tuple[int, int]
+Template = Callable[[str], list[_Span]]
+"""Finds the blocks of a context in a text."""
+
+
+class Reordered(NamedTuple):
+    """A call whose context may have another order."""
+
+    call: PromptCall
+    plan: ContextPlan | None = None
+    """To be committed with the answer; None if the order is the one of an earlier request, or stays."""
+    outcome: Outcome | None = None
+    """None if no context was found."""
+
+
+class Reorderer:
+    """Orders the blocks of contexts that stand in a system prompt, or in a conversation's first message of the user.
+
+    The text between the blocks stays where it is, and each block keeps its bytes. An order is kept for as long as the
+    conversation sends the same context, so that its prompts keep their beginning. Thread-safe.
+    """
+
+    def __init__(self, templates: Mapping[str, Template]) -> None:
+        self.planner = ContextPlanner(annotate="none")
+        self._templates = templates
+        self._lock = threading.Lock()
+        self._orders: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+
+    def reordered(self, call: PromptCall, tenant: str | None) -> Reordered:
+        """Return a call with its context in the planned order. O(bytes)."""
+        messages = call.body.get("messages")
+        if call.route != "chat" or not isinstance(messages, list):
+            return Reordered(call)
+        for number, message in enumerate(messages):
+            text = message.get("content") if isinstance(message, dict) else None
+            role = message.get("role") if isinstance(message, dict) else None
+            if not isinstance(text, str) or role not in ("system", "developer", "user"):
+                continue
+            spans = self._blocks(text)
+            if len(spans) < 2:
+                continue
+            blocks = [text[begin:end] for begin, end in spans]
+            if len(set(blocks)) < len(blocks):
+                return Reordered(call, outcome="duplicates")
+            if _are_numbered(blocks):
+                return Reordered(call, outcome="numbered")
+            is_first = role != "user" or not any(
+                isinstance(other, dict) and other.get("role") == "assistant" for other in messages
+            )
+            return self._arranged(call, tenant, number, spans, is_first=is_first)
+        return Reordered(call)
+
+    def _blocks(self, text: str) -> list[_Span]:
+        return next((spans for find in self._templates.values() if len(spans := _run(text, find(text))) > 1), [])
+
+    def _arranged(
+        self, call: PromptCall, tenant: str | None, number: int, spans: Sequence[_Span], *, is_first: bool
+    ) -> Reordered:
+        messages: Sequence[Any] = call.body["messages"]
+        text: str = messages[number]["content"]
+        front = json.dumps([call.body.get("tools"), messages[:number], text[: spans[0][0]]]).encode()
+        about = [tenant, call.body.get("model"), front.decode(), text]
+        key = blake2b(json.dumps(about).encode(), digest_size=16).digest()
+        order = self._orders.get(key)
+        plan: ContextPlan | None = None
+        outcome: Outcome = "as before" if order is not None else "planned"
+        if order is None:
+            if not is_first:
+                return Reordered(call, outcome="late")
+            model = call.body.get("model")
+            plan = self.planner.plan(
+                [ContextBlock(text[begin:end]) for begin, end in spans],
+                tenant=tenant,
+                model=model if isinstance(model, str) else None,
+                preamble=blake2b(front, digest_size=16).hexdigest(),
+            )
+            numbers = {text[begin:end]: place for place, (begin, end) in enumerate(spans)}
+            order = tuple([numbers[planned.block.text] for planned in plan.blocks])
+        with self._lock:
+            self._orders[key] = order
+            self._orders.move_to_end(key)
+            while len(self._orders) > _MAX_ORDERS:
+                self._orders.popitem(last=False)
+        if list(order) == sorted(order):
+            return Reordered(call, plan, outcome)
+        pieces: list[str] = []
+        done = 0
+        for (begin, end), place in zip(spans, order, strict=True):
+            pieces += (text[done:begin], text[slice(*spans[place])])
+            done = end
+        changed = "".join([*pieces, text[done:]])
+        message = {**messages[number], "content": changed}
+        body = {**call.body, "messages": [*messages[:number], message, *messages[number + 1 :]]}
+        content = spliced(call.content, Rewritten(body, repeated=(RepeatedResult(text, changed),)))
+        if content is None:
+            if plan is not None:
+                self.planner.abandon(plan)
+            return Reordered(call, outcome="unwritable")
+        return Reordered(call._replace(content=content, body=body), plan, outcome)
+
+
+# -- templates ---------------------------------------------------------------------------------------------------------
+
+
+def as_templates(names: Iterable[str]) -> dict[str, Template]:
+    """Return templates by name: one of `TEMPLATES`, or a pattern as `pattern:REGEX` that matches one block.
+
+    Raises:
+        ValueError: A name is unknown, or a pattern can't be used.
+    """
+    templates: dict[str, Template] = {}
+    for name in names:
+        if name in TEMPLATES:
+            templates[name] = TEMPLATES[name]
+        elif name.startswith("pattern:"):
+            templates[name] = _by_pattern(name.removeprefix("pattern:"))
+        else:
+            raise ValueError(f"reorder must be {', '.join(TEMPLATES)} or pattern:REGEX, got {name!r}")
+    return templates
+
+
+def _by_pattern(text: str) -> Template:
+    try:
+        pattern = re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"reorder has no regular expression in {text!r}: {error}") from error
+    if pattern.fullmatch("") is not None:
+        raise ValueError(f"reorder must not match an empty text, got {text!r}")
+    return lambda prompt: [found.span() for found in pattern.finditer(prompt)]
+
+
+def _tagged(text: str) -> list[_Span]:
+    return [found.span() for found in _TAGGED.finditer(text)]
+
+
+def _framed(text: str) -> list[_Span]:
+    """Find the nodes in LlamaIndex's frame, each of which begins with its first metadata key."""
+    frame = _FRAME.search(text)
+    key = None if frame is None else _KEY.match(text, frame.start(1), frame.end(1))
+    if frame is None or key is None:
+        return []
+    begins = [frame.start(1)]
+    separator = f"\n\n{key[0]}"
+    at = text.find(separator, begins[0], frame.end(1))
+    while at >= 0:
+        begins.append(at + 2)
+        at = text.find(separator, begins[-1], frame.end(1))
+    return list(zip(begins, [*[begin - 2 for begin in begins[1:]], frame.end(1)], strict=True))
+
+
+TEMPLATES: Mapping[str, Template] = {"tags": _tagged, "llamaindex": _framed}
+
+
+def _run(text: str, spans: Sequence[_Span]) -> list[_Span]:
+    """Return the longest run of blocks between which the same white space stands."""
+    best: list[_Span] = []
+    run: list[_Span] = []
+    gap: str | None = None
+    for span in spans:
+        between = text[run[-1][1] : span[0]] if run else ""
+        if run and not between.strip() and between == (between if gap is None else gap):
+            gap = between
+            run.append(span)
+        else:
+            run, gap = [span], None
+        best = run if len(run) > len(best) else best
+    return best
+
+
+def _are_numbered(blocks: Sequence[str]) -> bool:
+    """Return True if the beginnings of the blocks count up: in another order they would not."""
+    counts = [[int(number[:9]) for number in _NUMBER.findall(block[:_HEAD_CHARACTERS])] for block in blocks]
+    return any(
+        all(number == first[0] + place for place, number in enumerate(first)) for first in zip(*counts, strict=False)
+    )

@@ -1,0 +1,152 @@
+"""Contexts in another order: every byte is still there, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metric, send
+
+from warmprefix.openai import read_call
+from warmprefix_gateway import GatewayOptions, GatewayServer
+from warmprefix_gateway.reordering import Reordered, Reorderer, as_templates
+from warmprefix_tools.emulator import EmulatorServer
+
+Make = Callable[..., GatewayServer]
+CHAT = "/v1/chat/completions"
+NAMES = ["north", "south", "east", "west", "up", "down"]
+TEXTS = {name: f"The sea in the {name} is deep, and its floor is sand there. " * 12 for name in NAMES}
+FORMATS: Mapping[str, Callable[[Sequence[str]], str]] = {
+    "tags": lambda names: (
+        "Use these.\n<context>\n"
+        + "\n".join([f'<source name="{name}.pdf">{TEXTS[name]}</source>' for name in names])
+        + "\n</context>\nWhy?"
+    ),
+    "llamaindex": lambda names: (
+        "Context information is below.\n---------------------\n"
+        + "\n\n".join([f"file_path: {name}.md\n\n{TEXTS[name]}" for name in names])
+        + "\n---------------------\nGiven the context information, answer the query.\nQuery: Why?\nAnswer: "
+    ),
+    r"pattern:## \w+\n[^#]+(?<=\. )": lambda names: (
+        "\n\n".join([f"## {name}\n{TEXTS[name]}" for name in names]) + "\n\nWhy?"
+    ),
+}
+
+
+def body_of(*texts: str, answers: Sequence[str] = (), **fields: Any) -> bytes:
+    """Return a body with these texts of the user, and answers between them."""
+    messages = [{"role": "system", "content": "Be brief."}]
+    for number, text in enumerate(texts):
+        messages.append({"role": "user", "content": text})
+        messages += [{"role": "assistant", "content": answer} for answer in answers[number : number + 1]]
+    return json.dumps({"model": INSTANT.model, "max_tokens": 2, "messages": messages, **fields}).encode()
+
+
+def reordered(reorderer: Reorderer, body: bytes, tenant: str | None = None) -> Reordered:
+    call = read_call("POST", CHAT, {}, body)
+    assert call is not None
+    return reorderer.reordered(call, tenant)
+
+
+def text_of(body: bytes) -> str:
+    return str(json.loads(body)["messages"][1]["content"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_reordering_finds_more_in_the_cache(emulators: list[EmulatorServer], gateway_of: Make, name: str) -> None:
+    rng = random.Random(1)
+    requests = [FORMATS[name](rng.sample(NAMES, 4)) for _ in range(30)]
+    cached: list[int] = []
+    for emulator, reorder in zip(emulators, ((), (name,)), strict=True):
+        gateway = gateway_of(emulator.base_url, reorder=reorder)
+        for request in requests:
+            assert send(gateway, "POST", CHAT, body_of(request)).status == 200
+        cached.append(int(metric(gateway, "cached_tokens_total")))
+    assert cached[1] > 1.2 * cached[0]
+    assert metric(gateway, "contexts_total", order="planned") > 20
+    assert metric(gateway, "failures_total") == 0
+
+
+@given(
+    name=st.sampled_from(list(FORMATS)),
+    requests=st.lists(st.permutations(NAMES).map(lambda names: names[:4]), min_size=2, max_size=8),
+)
+def test_only_the_order_changes(name: str, requests: list[list[str]]) -> None:
+    reorderer = Reorderer(as_templates([name]))
+    for names in requests:
+        text = FORMATS[name](names)
+        result = reordered(reorderer, body_of(text))
+        sent = text_of(result.call.content)
+        order = sorted(names, key=lambda each: sent.index(TEXTS[each]))
+        assert sent == FORMATS[name](order)
+        assert result.call.content == body_of(sent)
+        assert json.loads(result.call.content) == result.call.body
+        if result.plan is not None:
+            reorderer.planner.commit(result.plan)
+
+
+def other_order(reorderer: Reorderer) -> tuple[str, str]:
+    """Return a context, and the other order in which it is sent."""
+    for names in (NAMES[:4], NAMES[:4], [NAMES[3], NAMES[0], NAMES[1], NAMES[5]]):
+        result = reordered(reorderer, body_of(FORMATS["tags"](names)))
+        if result.plan is not None:
+            reorderer.planner.commit(result.plan)
+    given_text, sent = FORMATS["tags"](names), text_of(result.call.content)
+    assert sent != given_text
+    return given_text, sent
+
+
+def test_later_turns_repeat_the_order() -> None:
+    reorderer = Reorderer(as_templates(["tags"]))
+    given_text, sent = other_order(reorderer)
+    later = body_of(given_text, FORMATS["tags"](NAMES), answers=["Because."])
+    result = reordered(reorderer, later)
+    assert (text_of(result.call.content), result.outcome, result.plan) == (sent, "as before", None)
+    assert json.loads(result.call.content)["messages"][2:] == json.loads(later)["messages"][2:]
+    assert reordered(reorderer, later, tenant="acme").outcome == "late"
+    assert reordered(Reorderer(as_templates(["tags"])), later).call.content == later
+
+
+@pytest.mark.parametrize("head", ['<source id="{}">', "<source>[{}] ", '<source name="a"> Document {}: '])
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_numbered_blocks_keep_their_order(head: str, first: int) -> None:
+    reorderer = Reorderer(as_templates(["tags"]))
+    for names in (NAMES[:3], NAMES[::-1][:4]):
+        blocks = [f"{head.format(first + n)}{TEXTS[name]}</source>" for n, name in enumerate(names)]
+        body = body_of("\n".join(blocks))
+        assert reordered(reorderer, body) == Reordered(reordered(reorderer, body).call, None, "numbered")
+        assert reordered(reorderer, body).call.content == body
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (FORMATS["tags"](["north", "south", "north"]), "duplicates"),
+        (FORMATS["tags"](["north"]), None),
+        ("<source>a</source>, and <source>b</source>", None),
+        ("<li>a</li>\n<li>b</li>", None),
+        ("no context", None),
+        (FORMATS["llamaindex"](NAMES), None),
+    ],
+)
+def test_other_texts_stay(text: str, outcome: str | None) -> None:
+    result = reordered(Reorderer(as_templates(["tags"])), body_of(text))
+    assert (result.call.content, result.outcome, result.plan) == (body_of(text), outcome, None)
+
+
+def test_the_plan_of_a_failed_request_is_abandoned(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of("http://127.0.0.1:1", reorder=("tags",))
+    assert send(gateway, "POST", CHAT, body_of(FORMATS["tags"](NAMES))).status in (502, 503)
+    planner = gateway.gateway._office._reorderer.planner  # type: ignore[union-attr]
+    assert (planner.stats().abandons, planner.stats().commits) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["lists", "pattern:(", "pattern:a*", ""])
+def test_unknown_formats_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="reorder"):
+        GatewayOptions(("http://127.0.0.1:1",), reorder=(name,))
