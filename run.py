@@ -11,7 +11,7 @@ changed or the clone has moved. `test` needs one, with the core and the newest v
 `test --all` adds one environment for the kernels, which need torch, and two for each framework, with its newest and its
 oldest supported version. To use only some of its environments, name them:
 {environments}.
-`clients`, which drives real applications through the gateway, has to be named: it downloads 200 MB and uses npm.
+`clients`, which drives real applications through the gateway, has to be named: it takes 1.2 GB of disk and uses npm.
 If WARMPREFIX_VLLM names a folder, some tests also run against a real vLLM on the CPU, and install it there if needed.
 """
 

@@ -99,7 +99,10 @@ def test_a_message_runs_the_loop(server: EmulatorServer, stream: bool) -> None:
                 messages.append({"role": "user", "content": results})
 
 
-@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[{}]", '[{"calls": [{}]}]', '[{"text": 7}]'])
+BAD_ARGUMENTS = '[{"calls": [{"name": "read", "arguments": "{"}]}]'
+
+
+@pytest.mark.parametrize("text", ["", "{}", '["a"]', "[{}]", '[{"calls": [{}]}]', '[{"text": 7}]', BAD_ARGUMENTS])
 def test_a_script_that_is_wrong_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "script.json").write_text(text)
     with pytest.raises(ScriptError):

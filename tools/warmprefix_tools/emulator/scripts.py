@@ -73,8 +73,14 @@ def _read_answer(path: Path, number: int, entry: object) -> tuple[str, tuple[tup
     is_valid = isinstance(text, str) and isinstance(calls, list) and bool(text or calls)
     if not is_valid or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
         raise ScriptError(f"{path}, answer {number}: an answer must have a text, or calls with names")
-    return text, tuple((call["name"], _arguments(call.get("arguments", {}))) for call in calls)
+    try:
+        return text, tuple((call["name"], _arguments(call.get("arguments", {}))) for call in calls)
+    except ValueError as error:
+        raise ScriptError(f"{path}, answer {number}: arguments in a string must be JSON: {error}") from error
 
 
 def _arguments(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    json.loads(value)
+    return value
