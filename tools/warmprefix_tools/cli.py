@@ -25,6 +25,7 @@ from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.emulator import EmulatorConfig
 from warmprefix_tools.option_checks import check_range
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
+from warmprefix_tools.quality.quality_options import QualityOptions, QualityReportOptions
 from warmprefix_tools.replay.replay_options import ReplayOptions
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.summaries import SUMMARIES
@@ -39,6 +40,8 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 _state = typer.Typer(no_args_is_help=True, help=SUMMARIES["state"])
+_quality = typer.Typer(no_args_is_help=True, help=SUMMARIES["quality"])
+_GROUPS = {"": app, "state": _state, "quality": _quality}
 
 _ENGINE = EmulatorConfig()
 
@@ -96,7 +99,7 @@ def _command(name: str) -> Callable[[Callable[[Any], int | None]], Callable[[Any
         ]
         command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {field.name: hints[field.name] for field in fields(options)}
-        (_state if group else app).command(subcommand, help=SUMMARIES[name])(command)
+        _GROUPS[group].command(subcommand, help=SUMMARIES[name])(command)
         return run
 
     return add
@@ -297,6 +300,26 @@ def _serve(options: ServeOptions) -> int | None:
     typer.echo(f"warmprefix gateway on {server.base_url}, page at {server.url}/ and metrics at {server.url}/metrics")
     server.run()
     return None
+
+
+# -- warmprefix quality ----------------------------------------------------------------------------------------------
+
+app.add_typer(_quality, name="quality")
+
+
+@_command("quality run")
+def _quality_run(options: QualityOptions) -> int | None:
+    from warmprefix_tools.quality.run_quality import run_quality
+
+    run_quality(options)
+    return None
+
+
+@_command("quality report")
+def _quality_report(options: QualityReportOptions) -> int | None:
+    from warmprefix_tools.quality.run_quality import run_quality_report
+
+    return 0 if run_quality_report(options) else 1
 
 
 # -- warmprefix state ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from warmprefix_tools.caches import MarkedPrompt
 from warmprefix_tools.emulator import answers
 from warmprefix_tools.emulator.answers import AnswerPayloads, ComposedAnswer, Json
 from warmprefix_tools.emulator.anthropic_messages import MessagesApi, error_body
-from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation
+from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine, Generation, Reader
 from warmprefix_tools.emulator.openai_responses import ResponsesApi
 from warmprefix_tools.emulator.request_bodies import AdvanceClockRequest, ChatCompletionRequest, TokenizeRequest
 from warmprefix_tools.emulator.scripts import turns_of
@@ -41,14 +41,14 @@ except ImportError as exc:
 __all__ = ["create_app"]
 
 
-def create_app(config: EmulatorConfig | None = None) -> Starlette:
+def create_app(config: EmulatorConfig | None = None, reader: Reader | None = None) -> Starlette:
     """Return an ASGI application with an engine of its own, the `EmulatorEngine` `app.state.engine`.
 
     Serve it with one worker and in one event loop, because the cache is in the process.
     """
     config = EmulatorConfig() if config is None else config
     metrics = EmulatorMetrics(config)
-    engine = EmulatorEngine(config, observer=metrics)
+    engine = EmulatorEngine(config, observer=metrics, reader=reader)
     metrics.watch(engine)
     api, messages = _Api(engine, metrics), MessagesApi(engine)
     app = Starlette(
@@ -85,7 +85,10 @@ class _Api:
         require_model(self._config, body.model)
         prompt = body.prompt_for(self._engine.profile)
         turns = turns_of([{"role": message.role} for message in body.messages]) if body.tools else None
-        answer = planned_answer(self._engine, prompt, body.new_token_limit, turns)
+        text = None
+        if self._engine.reader is not None and turns is None:
+            text = self._engine.reader([message.for_template() for message in body.messages])
+        answer = planned_answer(self._engine, prompt, body.new_token_limit, turns, text)
         frame = AnswerPayloads(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), self._config.model)
         if body.stream:
             return EventStream(self._events(body, prompt, answer, frame))

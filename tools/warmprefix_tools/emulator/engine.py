@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from warmprefix_tools.caches import (
 )
 from warmprefix_tools.emulator.answers import ComposedAnswer, FinishReason
 from warmprefix_tools.emulator.scripts import AnswerScript
+from warmprefix_tools.emulator.tokenizer import ChatMessage
 
 __all__ = ["EmulatorConfig", "EmulatorEngine", "EngineObserver", "Generation"]
 
@@ -141,8 +142,12 @@ class EngineObserver:
         """Receive the end of a request, whose blocks are free; "abort" if its client gave up, at any stage."""
 
 
+Reader = Callable[[Sequence[ChatMessage]], str]
+"""Answers the messages of a chat."""
+
+
 class EmulatorEngine:
-    """One engine, for one event loop; tests pass a `clock` of their own."""
+    """One engine, for one event loop; tests pass a `clock` of their own. A `reader` answers chats without tools."""
 
     def __init__(
         self,
@@ -150,8 +155,10 @@ class EmulatorEngine:
         *,
         observer: EngineObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
+        reader: Reader | None = None,
     ) -> None:
         self.config = config
+        self.reader = reader
         self.script = None if config.script is None else AnswerScript.read(config.script)
         self.profile = config.cache_profile
         self.cache = simulated_cache(

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.emulator.app import create_app
-from warmprefix_tools.emulator.engine import EmulatorConfig
+from warmprefix_tools.emulator.engine import EmulatorConfig, Reader
 
 try:
     import uvicorn
@@ -29,14 +29,21 @@ class EmulatorServer:
             client = openai.OpenAI(base_url=server.base_url, api_key="none")
     """
 
-    def __init__(self, config: EmulatorConfig | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        config: EmulatorConfig | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        reader: Reader | None = None,
+    ) -> None:
         self.config = EmulatorConfig() if config is None else config
         self._socket = _listening_socket(host, port)
         bound_port = self._socket.getsockname()[1]
         self.url = f"http://[{host}]:{bound_port}" if ":" in host else f"http://{host}:{bound_port}"
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
-                create_app(self.config),
+                create_app(self.config, reader),
                 lifespan="off",
                 ws="none",
                 log_config=None,

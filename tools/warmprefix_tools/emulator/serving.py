@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.caches import MarkedPrompt
 from warmprefix_tools.emulator import answers
-from warmprefix_tools.emulator.answers import ComposedAnswer, Json, compose_answer
+from warmprefix_tools.emulator.answers import ComposedAnswer, Json, compose_answer, scripted_answer
 from warmprefix_tools.emulator.engine import EmulatorConfig, EmulatorEngine
 
 try:
@@ -88,11 +88,16 @@ def require_model(config: EmulatorConfig, model: str | None) -> None:
 
 
 def planned_answer(
-    engine: EmulatorEngine, prompt: MarkedPrompt, most_tokens: int | None, turns: int | None = None
+    engine: EmulatorEngine,
+    prompt: MarkedPrompt,
+    most_tokens: int | None,
+    turns: int | None = None,
+    text: str | None = None,
 ) -> ComposedAnswer:
     """Return the answer to a prompt, or refuse it if both together exceed the context limit.
 
     `turns` is the number of answers in the history of a request with tools, for a scripted answer; None without tools.
+    `text` is the answer of a reader; None without one.
     """
     limit, prompt_tokens = engine.config.context_limit, len(prompt.tokens)
     wanted = 1 if most_tokens is None else most_tokens
@@ -107,6 +112,8 @@ def planned_answer(
         )
     most = limit - prompt_tokens if most_tokens is None else most_tokens
     scripted = None if turns is None or engine.script is None else engine.script.answer(turns, most)
+    if scripted is None and text is not None:
+        scripted = scripted_answer(text, (), most)
     return scripted or compose_answer(prompt.tokens, most)
 
 

@@ -1,0 +1,1 @@
+"""`warmprefix quality`: what orders, notes and references do to a model's answers."""

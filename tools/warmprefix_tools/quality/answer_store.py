@@ -1,0 +1,139 @@
+"""The answers of a run in a SQLite file, so that a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from warmprefix.errors import WarmprefixError
+from warmprefix_tools.quality.questions import EvidenceQuestion
+
+__all__ = ["AnswerStore", "CallKey", "GivenAnswer", "StoreFileError"]
+
+_VERSION = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS question (id TEXT PRIMARY KEY, number INTEGER NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answer (
+    question TEXT NOT NULL, arm TEXT NOT NULL, repeat INTEGER NOT NULL, is_changed INTEGER NOT NULL,
+    text TEXT, problem TEXT, prompt_tokens INTEGER, cached_tokens INTEGER, answer_tokens INTEGER, seconds REAL NOT NULL,
+    PRIMARY KEY (question, arm, repeat)
+) WITHOUT ROWID;
+"""
+
+
+class StoreFileError(WarmprefixError):
+    """A file of answers cannot be used; the message has the reason."""
+
+
+class CallKey(NamedTuple):
+    """One call of a run."""
+
+    question: str
+    arm: str
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAnswer:
+    """What came back for one call."""
+
+    key: CallKey
+    is_changed: bool
+    """False if the prompt was the baseline's."""
+    text: str | None
+    """None if the call failed."""
+    problem: str | None = None
+    """`truncated`, or why there is no text."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    answer_tokens: int | None = None
+    seconds: float = 0.0
+
+
+class AnswerStore:
+    """One file with the settings, the questions and the answers of one run. Not thread-safe.
+
+    Raises:
+        StoreFileError: The file can't be opened, or was not written by this command.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = sqlite3.connect(path, isolation_level=None)
+            self._file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_TABLES}")
+        except sqlite3.Error as error:
+            raise StoreFileError(f"{path} cannot be used: {error}") from error
+
+    def __enter__(self) -> AnswerStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def begin(self, settings: Mapping[str, Any], questions: Sequence[EvidenceQuestion]) -> None:
+        """Store settings and questions, or check that the file's are the same.
+
+        Raises:
+            StoreFileError: The file belongs to another run.
+        """
+        wanted = {name: json.dumps(value) for name, value in {"version": _VERSION, **settings}.items()}
+        stored = dict(self._file.execute("SELECT name, value FROM run").fetchall())
+        if stored:
+            different = [name for name in wanted if stored.get(name) != wanted[name]]
+            if different or self.questions() != list(questions):
+                what = ", ".join(different) or "questions"
+                raise StoreFileError(f"{self.path} has the answers of a run with other {what}: choose another file")
+            return
+        fields = [(each.id, number, json.dumps(asdict(each))) for number, each in enumerate(questions)]
+        with self._transaction():
+            self._file.executemany("INSERT INTO question VALUES (?, ?, ?)", fields)
+            self._file.executemany("INSERT INTO run VALUES (?, ?)", wanted.items())
+
+    def _transaction(self) -> sqlite3.Connection:
+        self._file.execute("BEGIN IMMEDIATE")
+        return self._file
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run.
+
+        Raises:
+            StoreFileError: The file holds no run.
+        """
+        stored = {name: json.loads(value) for name, value in self._file.execute("SELECT name, value FROM run")}
+        if stored.pop("version", None) != _VERSION:
+            raise StoreFileError(f"{self.path} holds no run of this version")
+        return stored
+
+    def questions(self) -> list[EvidenceQuestion]:
+        """Return the questions in their order."""
+        found: list[EvidenceQuestion] = []
+        for (text,) in self._file.execute("SELECT fields FROM question ORDER BY number"):
+            fields = json.loads(text)
+            lists = {name: tuple(fields[name]) for name in ("answers", "passages", "gold")}
+            found.append(EvidenceQuestion(fields["id"], fields["question"], **lists))
+        return found
+
+    def add(self, answer: GivenAnswer) -> None:
+        """Store an answer at once; the first one of a call stays."""
+        fields = asdict(answer)
+        del fields["key"]
+        values = (*answer.key, *fields.values())
+        self._file.execute(f"INSERT OR IGNORE INTO answer VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+
+    def done(self) -> set[CallKey]:
+        """Return the calls that have an answer, or failed for a reason that will not go away."""
+        return {CallKey(*row) for row in self._file.execute("SELECT question, arm, repeat FROM answer")}
+
+    def answers(self) -> Iterator[GivenAnswer]:
+        """Yield all answers, by question, arm and repeat."""
+        for question, arm, repeat, is_changed, *rest in self._file.execute("SELECT * FROM answer"):
+            yield GivenAnswer(CallKey(question, arm, repeat), bool(is_changed), *rest)

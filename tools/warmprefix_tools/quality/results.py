@@ -1,0 +1,159 @@
+"""What the answers of a run show, arm by arm."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from warmprefix.errors import WarmprefixError
+from warmprefix_tools.quality.answer_store import AnswerStore
+from warmprefix_tools.quality.arms import BASELINES
+from warmprefix_tools.quality.paired import Comparison, compare_pairs
+from warmprefix_tools.quality.scores import AnswerScores, Measure, score
+
+__all__ = ["ArmResult", "NoAnswersError", "QualityResults", "remarks", "results_of", "verdict"]
+
+
+class NoAnswersError(WarmprefixError):
+    """A run has no answers to report on yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """The scores of one arm, and their comparison with its baseline."""
+
+    arm: str
+    baseline: str
+    answers: int
+    failed: int
+    """Questions without an answer in this arm; they count in no comparison."""
+    truncated: int
+    scores: AnswerScores
+    """Means."""
+    changed: int
+    """Questions whose prompt differs from the baseline's."""
+    comparison: Comparison | None
+    """Over all questions with an answer in both arms; None for a baseline."""
+    noise: float | None
+    """Share of questions whose repeated calls have different scores; None without repeats."""
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class QualityResults:
+    """The results of a run."""
+
+    settings: Mapping[str, Any]
+    questions: int
+    measure: Measure
+    margin: float
+    """1 point is 0.01."""
+    arms: tuple[ArmResult, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, with `differs` and `is_not_worse` for each comparison."""
+        fields = asdict(self)
+        for arm, made in zip(self.arms, fields["arms"], strict=True):
+            made["scores"] = arm.scores._asdict()
+            if arm.comparison is not None:
+                made["comparison"] |= {
+                    "differs": arm.comparison.differs,
+                    "is_not_worse": arm.comparison.is_not_worse(self.margin),
+                }
+        return fields
+
+
+def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityResults:
+    """Return the results of a run, finished or not. O(answers + resamples * questions).
+
+    Repeated calls count as one answer with their mean score.
+
+    Raises:
+        StoreFileError: The file holds no run.
+        NoAnswersError: It has no answer yet.
+    """
+    settings = store.settings()
+    questions = {question.id: question for question in store.questions()}
+    scores: dict[str, dict[str, list[AnswerScores]]] = defaultdict(lambda: defaultdict(list))
+    failed: dict[str, set[str]] = defaultdict(set)
+    changed: dict[str, set[str]] = defaultdict(set)
+    truncated: dict[str, int] = defaultdict(int)
+    tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for answer in store.answers():
+        question, arm, _ = answer.key
+        tokens[arm][0] += answer.prompt_tokens or 0
+        tokens[arm][1] += answer.cached_tokens or 0
+        truncated[arm] += answer.problem == "truncated"
+        if answer.is_changed:
+            changed[arm].add(question)
+        if answer.text is None:
+            failed[arm].add(question)
+        else:
+            scores[arm][question].append(score(answer.text, questions[question].answers))
+    arms = [arm for arm in BASELINES if arm in scores or arm in failed]
+    if not arms:
+        raise NoAnswersError(f"{store.path} has no answers yet")
+    means = {
+        arm: {
+            question: AnswerScores(*[sum(values) / len(values) for values in zip(*each, strict=True)])
+            for question, each in scores[arm].items()
+            if question not in failed[arm]
+        }
+        for arm in arms
+    }
+    made: list[ArmResult] = []
+    for arm in arms:
+        mine, baseline = means[arm], BASELINES[arm]
+        both = [question for question in questions if question in mine and question in means.get(baseline, {})]
+        differences = [getattr(mine[each], measure) - getattr(means[baseline][each], measure) for each in both]
+        repeated = [each for each in scores[arm].values() if len(each) > 1]
+        made.append(
+            ArmResult(
+                arm,
+                baseline,
+                len(mine),
+                len(failed[arm]),
+                truncated[arm],
+                AnswerScores(*[sum(values) / max(len(mine), 1) for values in zip(*mine.values(), strict=True)])
+                if mine
+                else AnswerScores(0.0, 0.0, 0.0, 0.0),
+                len(changed[arm]),
+                compare_pairs(differences) if arm != baseline and differences else None,
+                sum(len({getattr(each, measure) for each in calls}) > 1 for calls in repeated) / len(repeated)
+                if repeated
+                else None,
+                *tokens[arm],
+            )
+        )
+    return QualityResults(settings, len(questions), measure, margin, tuple(made))
+
+
+def verdict(arm: ArmResult, margin: float) -> str:
+    """Return in a few words how an arm compares with its baseline."""
+    compared = arm.comparison
+    if compared is None:
+        return "baseline"
+    if compared.low > 0:
+        return "better"
+    allowed = f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
+    if compared.is_not_worse(margin):
+        return f"not worse by {allowed}"
+    return "worse" if compared.high < 0 else f"open: a loss of {allowed} is neither shown nor refuted"
+
+
+def remarks(results: QualityResults) -> list[str]:
+    """Return what a reader should consider."""
+    found = []
+    for arm in results.arms:
+        if arm.failed:
+            found.append(f"{arm.arm}: {arm.failed} questions have no answer and count in no comparison.")
+        if arm.truncated:
+            found.append(f"{arm.arm}: {arm.truncated} answers were cut; raise --max-tokens.")
+        if arm.comparison is not None and arm.changed < arm.answers:
+            found.append(f"{arm.arm}: {arm.changed} of {arm.answers} prompts differ from {arm.baseline}.")
+        if arm.noise is not None:
+            found.append(f"{arm.arm}: repeated calls have another score at {100 * arm.noise:.1f}% of the questions.")
+    return found
