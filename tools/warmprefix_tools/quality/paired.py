@@ -1,17 +1,16 @@
-"""Statistics of paired differences: intervals, tests, and what a number of questions can show. Pure."""
+"""Statistics of paired scores: intervals, tests, and what a number of questions can show. Pure."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 __all__ = ["Comparison", "compare_pairs", "detectable_difference", "mcnemar"]
 
-_RESAMPLES = 2_000
-_Z_TWO_SIDED, _Z_POWER = 1.959964, 0.841621
-"""Normal quantiles of 97.5 and 80 percent."""
+_TWO_SIDED, _ONE_SIDED, _POWER = (NormalDist().inv_cdf(share) for share in (0.975, 0.95, 0.8))
+_PRECISION = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,41 +33,59 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """True if the 95 % interval excludes 0."""
-        return self.low > 0 or self.high < 0
+        """True if the 95 % interval excludes 0, and the exact test agrees: it errs more rarely with few changes."""
+        return (self.low > 0 or self.high < 0) and self.p_value < 0.05
 
     def is_not_worse(self, margin: float) -> bool:
         """Return True if a loss of `margin` or more is refuted, with an error rate of 5 %."""
         return self.worst > -margin
 
 
-def compare_pairs(differences: Sequence[float], *, seed: int = 0, resamples: int = _RESAMPLES) -> Comparison:
-    """Compare paired scores between 0 and 1.
+def compare_pairs(differences: Sequence[float]) -> Comparison:
+    """Compare paired scores between 0 and 1. O(differences).
 
-    Intervals are percentiles of bootstrap means. One question won and one lost are added to the sample first: without
-    them, few changed answers would give intervals that are too short (Agresti and Min, Statistics in Medicine 24,
-    2005). O(resamples * differences).
+    Intervals are Tango's score intervals for paired proportions (Statistics in Medicine 17, 1998). Unlike percentiles
+    of a bootstrap, they keep their error rates if only a few answers change. A difference between 0 and 1 counts as
+    that part of a win or a loss, which makes the interval a little longer than needed.
 
     Raises:
         ValueError: There is no difference to compare.
     """
     if not differences:
         raise ValueError("differences must hold one number or more, got none")
-    rng = random.Random(seed)  # noqa: S311
-    sample = [*differences, 1.0, -1.0]
-    size = len(sample)
-    means = sorted([sum(rng.choices(sample, k=size)) / size for _ in range(resamples)])
+    pairs = len(differences)
+    won, lost = sum(max(each, 0.0) for each in differences), sum(max(-each, 0.0) for each in differences)
     wins, losses = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
     return Comparison(
-        len(differences),
+        pairs,
         wins,
         losses,
-        sum(differences) / len(differences),
-        means[int(0.025 * resamples)],
-        means[math.ceil(0.975 * resamples) - 1],
-        means[int(0.05 * resamples)],
+        (won - lost) / pairs,
+        _bound(won, lost, pairs, _TWO_SIDED),
+        -_bound(lost, won, pairs, _TWO_SIDED),
+        _bound(won, lost, pairs, _ONE_SIDED),
         mcnemar(wins, losses),
     )
+
+
+def _bound(won: float, lost: float, pairs: int, z: float) -> float:
+    """Return the lowest difference that a score test with this quantile does not refute."""
+    low, high = -1.0, (won - lost) / pairs
+    refuted: Callable[[float], bool] = lambda difference: _score(won, lost, pairs, difference) > z  # noqa: E731
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return high
+
+
+def _score(won: float, lost: float, pairs: int, difference: float) -> float:
+    """Return how many standard errors the wins are above those that this difference would give."""
+    b = -won - lost + (2 * pairs - won + lost) * difference
+    c = -lost * difference * (1 - difference)
+    share = (math.sqrt(max(b * b - 8 * pairs * c, 0.0)) - b) / (4 * pairs)
+    variance = pairs * (2 * share + difference * (1 - difference))
+    above = won - lost - pairs * difference
+    return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above) if above else 0.0
 
 
 def mcnemar(wins: int, losses: int) -> float:
@@ -90,4 +107,4 @@ def detectable_difference(questions: int, changed_share: float) -> float:
     >>> round(100 * detectable_difference(500, 0.02), 1)
     1.8
     """
-    return (_Z_TWO_SIDED + _Z_POWER) * math.sqrt(changed_share / questions)
+    return (_TWO_SIDED + _POWER) * math.sqrt(changed_share / questions)

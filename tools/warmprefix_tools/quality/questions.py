@@ -111,14 +111,15 @@ def made_up_questions(
         raise ValueError(f"passages must be 2 to {_TOPIC}, got {passages}")
     fact, question = _LANGUAGES[language]
     rng = random.Random(seed)  # noqa: S311
-    topics: list[list[tuple[str, dict[str, str]]]] = []
+    asked_of_topic = 4 * _TOPIC
+    topic: list[tuple[str, dict[str, str]]] = []
+    pairs: list[tuple[int, str]] = []
     for number in range(count):
-        if number % (4 * _TOPIC) == 0:
-            topics.append([_entity(rng, len(topics), at) for at in range(_TOPIC)])
-        topic = topics[-1]
-        at = rng.randrange(_TOPIC)
+        if number % asked_of_topic == 0:
+            topic = [_entity(rng, number // asked_of_topic, at) for at in range(_TOPIC)]
+            pairs = rng.sample([(at, name) for at in range(_TOPIC) for name in _ATTRIBUTES], asked_of_topic)
+        at, attribute = pairs[number % asked_of_topic]
         name, facts = topic[at]
-        attribute = rng.choice(_ATTRIBUTES)
         others = rng.sample([other for other in range(_TOPIC) if other != at], passages - 1)
         place = 0 if rng.random() < 0.5 else rng.randrange(1, passages)
         order = [*others[:place], at, *others[place:]]

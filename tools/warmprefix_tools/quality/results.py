@@ -67,7 +67,7 @@ class QualityResults:
 
 
 def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityResults:
-    """Return the results of a run, finished or not. O(answers + resamples * questions).
+    """Return the results of a run, finished or not. O(answers).
 
     Repeated calls count as one answer with their mean score.
 
@@ -132,21 +132,26 @@ def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityRe
 
 
 def verdict(arm: ArmResult, margin: float) -> str:
-    """Return in a few words how an arm compares with its baseline."""
+    """Return in a word or two how an arm compares with its baseline."""
     compared = arm.comparison
     if compared is None:
         return "baseline"
-    if compared.low > 0:
+    if compared.differs and compared.difference > 0:
         return "better"
-    allowed = f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
     if compared.is_not_worse(margin):
-        return f"not worse by {allowed}"
-    return "worse" if compared.high < 0 else f"open: a loss of {allowed} is neither shown nor refuted"
+        return "not worse"
+    return "worse" if compared.differs else "open"
 
 
 def remarks(results: QualityResults) -> list[str]:
     """Return what a reader should consider."""
-    found = []
+    found: list[str] = []
+    allowed = "a loss of 1 point" if results.margin == 0.01 else f"a loss of {100 * results.margin:g} points"
+    verdicts = {verdict(arm, results.margin) for arm in results.arms}
+    if "not worse" in verdicts:
+        found.append(f"Not worse: {allowed} or more is refuted.")
+    if "open" in verdicts:
+        found.append(f"Open: {allowed} is neither shown nor refuted; ask more questions.")
     for arm in results.arms:
         if arm.failed:
             found.append(f"{arm.arm}: {arm.failed} questions have no answer and count in no comparison.")

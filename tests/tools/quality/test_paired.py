@@ -1,0 +1,136 @@
+"""Intervals and tests: planted differences are found, and no others."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from warmprefix_tools.emulator.tokenizer import ChatMessage
+from warmprefix_tools.quality.arms import ArmPrompt, prompts_of
+from warmprefix_tools.quality.paired import Comparison, compare_pairs, mcnemar
+from warmprefix_tools.quality.questions import made_up_questions
+from warmprefix_tools.quality.reader import PlantedReader
+from warmprefix_tools.quality.scores import score
+
+RUNS = 200
+
+
+def test_no_difference_is_no_difference() -> None:
+    compared = compare_pairs([0.0] * 500)
+    assert (compared.difference, compared.wins, compared.losses, compared.p_value) == (0.0, 0, 0, 1.0)
+    assert compared.low < 0 < compared.high
+    assert not compared.differs
+    assert compared.is_not_worse(0.01)
+    assert not compare_pairs([0.0] * 20).is_not_worse(0.01), "20 questions show nothing about one point"
+
+
+@pytest.mark.parametrize(("won", "lost", "same"), [(12, 2, 36), (0, 4, 96), (1, 0, 9), (30, 30, 40)])
+def test_the_ends_are_where_the_score_test_refutes(won: int, lost: int, same: int) -> None:
+    """Its variance takes the likeliest share of losses that gives the difference, found here by trying all."""
+    compared = compare_pairs([1.0] * won + [-1.0] * lost + [0.0] * same)
+    pairs = won + lost + same
+    for end, sign in ((compared.low, 1), (compared.high, -1)):
+        least, most = max(0.0, -end), (1 - end) / 2
+        shares = [least + (most - least) * step / 100_000 for step in range(1, 100_000)]
+
+        def likelihood(share: float, end: float = end) -> float:
+            shown = [(won, share + end), (lost, share), (same, 1 - 2 * share - end)]
+            return sum(count * math.log(max(rate, 1e-300)) for count, rate in shown if count)
+
+        share = max(shares, key=likelihood)
+        deviation = math.sqrt(pairs * (2 * share + end - end * end))
+        assert (won - lost - pairs * end) / deviation == pytest.approx(sign * 1.95996, abs=0.01)
+
+
+def test_wins_and_losses_are_treated_alike() -> None:
+    differences = [1.0] * 9 + [-1.0] * 4 + [0.25] * 50 + [0.0] * 100
+    one, other = compare_pairs(differences), compare_pairs([-each for each in differences])
+    assert (one.low, one.high, one.p_value) == pytest.approx((-other.high, -other.low, other.p_value))
+    assert one.low < one.worst < one.difference < one.high
+
+
+def test_every_pair_may_be_won_or_lost() -> None:
+    assert compare_pairs([1.0] * 10).high == pytest.approx(1.0)
+    assert compare_pairs([-1.0] * 10).low == pytest.approx(-1.0)
+    assert 0 < compare_pairs([1.0] * 10).low < 1
+
+
+@pytest.mark.parametrize(("wins", "losses", "p"), [(0, 0, 1.0), (5, 0, 0.0625), (10, 2, 0.0386), (7, 7, 1.0)])
+def test_mcnemar(wins: int, losses: int, p: float) -> None:
+    assert mcnemar(wins, losses) == mcnemar(losses, wins) == pytest.approx(p, abs=1e-4)
+
+
+def test_something_must_be_compared() -> None:
+    with pytest.raises(ValueError, match="got none"):
+        compare_pairs([])
+
+
+# -- planted in a reader -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[ArmPrompt]:
+    return list(prompts_of(["note"], list(made_up_questions(500)), 0))
+
+
+def comparisons(prompts: list[ArmPrompt], reader: Callable[[int], PlantedReader]) -> Iterator[Comparison]:
+    """Yield the comparison of each of many runs, whose readers have other seeds."""
+    chats = {
+        (prompt.question.id, prompt.arm): [ChatMessage(each["role"], each["content"]) for each in prompt.messages]
+        for prompt in prompts
+    }
+    questions = {prompt.question.id: prompt.question for prompt in prompts}
+    for seed in range(RUNS):
+        answer = reader(seed).answer
+        right = {
+            (id, arm): score(answer(messages), questions[id].answers).exact for (id, arm), messages in chats.items()
+        }
+        differences = [right[id, "note"] - right[id, "relevance"] for id in questions]
+        yield compare_pairs(differences)
+
+
+@pytest.mark.slow
+def test_two_points_are_found(prompts: list[ArmPrompt]) -> None:
+    made = comparisons(prompts, lambda seed: PlantedReader(note_loss=0.021, seed=seed))
+    found = [each.differs and each.difference < 0 for each in made]
+    assert sum(found) >= 0.9 * RUNS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_nothing_is_found_where_nothing_was_planted(prompts: list[ArmPrompt], noise: float) -> None:
+    found = [each.differs for each in comparisons(prompts, lambda seed: PlantedReader(noise=noise, seed=seed))]
+    assert sum(found) <= 0.05 * RUNS
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------------
+
+
+def drawn(wins: float, losses: float, seed: int) -> Comparison:
+    """Compare 500 pairs of right and wrong answers with these shares of wins and losses."""
+    differences = random.Random(seed).choices([1.0, -1.0, 0.0], [wins, losses, 1 - wins - losses], k=500)
+    return compare_pairs(differences)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wins", "losses"), [(0.03, 0.05), (0.1, 0.1), (0.02, 0.06), (0.15, 0.05)])
+def test_intervals_cover_the_difference(wins: float, losses: float) -> None:
+    runs = [drawn(wins, losses, seed) for seed in range(2 * RUNS)]
+    covered = sum(each.low <= wins - losses <= each.high for each in runs)
+    assert 0.93 <= covered / len(runs) <= 0.975
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [0.01, 0.04, 0.2])
+def test_a_loss_of_the_margin_is_rarely_overlooked(changed: float) -> None:
+    wins, losses = (changed - 0.01) / 2, (changed + 0.01) / 2
+    overlooked = [drawn(wins, losses, seed).is_not_worse(0.01) for seed in range(2 * RUNS)]
+    assert sum(overlooked) <= 0.07 * len(overlooked)
+
+
+@pytest.mark.slow
+def test_a_harmless_arm_is_recognised() -> None:
+    assert sum(drawn(0.005, 0.005, seed).is_not_worse(0.01) for seed in range(RUNS)) >= 0.6 * RUNS

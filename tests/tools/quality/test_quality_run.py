@@ -1,0 +1,241 @@
+"""Runs against a planted reader over HTTP: killed, resumed, refused, and reported."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tools.conftest import Finished
+
+from redis_servers import wait_until
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.emulator.tokenizer import ChatMessage
+from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
+from warmprefix_tools.quality.page import quality_page
+from warmprefix_tools.quality.questions import made_up_questions
+from warmprefix_tools.quality.reader import PlantedReader
+from warmprefix_tools.quality.results import results_of
+
+Run = Callable[..., Finished]
+CONFIG = EmulatorConfig(kv_blocks=20_000, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+
+
+@pytest.fixture
+def asked() -> list[Sequence[ChatMessage]]:
+    """The chats that the reader has answered."""
+    return []
+
+
+@pytest.fixture
+def reader(asked: list[Sequence[ChatMessage]]) -> Iterator[EmulatorServer]:
+    planted = PlantedReader(note_loss=0.3)
+
+    def answer(messages: Sequence[ChatMessage]) -> str:
+        asked.append(messages)
+        return planted.answer(messages)
+
+    with EmulatorServer(CONFIG, reader=answer) as server:
+        yield server
+
+
+def arguments(server: EmulatorServer | None, file: Path, *more: object) -> list[object]:
+    base = "http://127.0.0.1:1/v1" if server is None else server.base_url
+    return ["quality", "run", "--endpoint", base, "--model", CONFIG.model, "--answers", file, *more]
+
+
+def test_a_planted_loss_is_reported(reader: EmulatorServer, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "answers"
+    done = run(*arguments(reader, file, "--limit", 120, "--arms", "note,planned,references"))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "120 questions in 5 arms: 600 calls, about" in done.stderr
+    report = run("quality", "report", file, "--json", tmp_path / "json", "--html", tmp_path / "page.html")
+    assert report.returncode == 0
+    verdicts = {line.split()[0]: line.split()[-1] for line in report.stdout.splitlines()[1:6]}
+    assert verdicts["note"] == "worse"
+    assert verdicts["relevance"] == verdicts["full-again"] == "baseline"
+    assert verdicts["planned"] in ("worse", "open")
+    fields = json.loads((tmp_path / "json").read_text())
+    (note,) = [arm for arm in fields["arms"] if arm["arm"] == "note"]
+    assert note["comparison"]["differs"]
+    assert note["comparison"]["difference"] < -0.15
+    assert "<circle" in (tmp_path / "page.html").read_text()
+    assert run("quality", "report", file, "--check", "note").returncode == 1
+    assert run("quality", "report", file, "--check", "references", "--margin", 30).returncode == 0
+
+
+def test_a_killed_run_goes_on_without_a_lost_or_doubled_answer(
+    reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "answers"
+    options = list(map(str, arguments(reader, file, "--limit", 150, "--arms", "note,labels", "--repeats", 2)))
+    kills = 3
+    for number in range(kills):
+        running = subprocess.Popen([sys.executable, "-m", "warmprefix_tools", *options], stderr=subprocess.DEVNULL)
+        answered = len(asked) + 90 + 7 * number
+        wait_until(lambda answered=answered: len(asked) >= answered, "enough questions are answered")  # type: ignore[misc]
+        os.kill(running.pid, signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+    assert run(*options).returncode == 0
+    with AnswerStore(file) as store:
+        answers = list(store.answers())
+    assert len(answers) == len({answer.key for answer in answers}) == 150 * 3 * 2
+    assert all(answer.text for answer in answers)
+    assert 900 <= len(asked) <= 900 + 8 * kills  # those under way are made again
+
+
+def test_a_finished_run_makes_no_calls(
+    reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert run(*arguments(reader, tmp_path / "answers", "--limit", 5, "--arms", "note")).returncode == 0
+    assert len(asked) == 10
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "name"),
+    [
+        ("--limit", 6, "questions"),
+        ("--arms", "labels", "arms"),
+        ("--seed", 1, "seed"),
+        ("--data", "made-up:de", "data"),
+    ],
+)
+def test_another_run_needs_another_file(
+    reader: EmulatorServer, run: Run, tmp_path: Path, option: str, value: object, name: str
+) -> None:
+    base = {"--limit": 5, "--arms": "note", "--seed": 0, "--data": "made-up"}
+    for changed, status in (({}, 0), ({option: value}, 2)):
+        given = [part for pair in {**base, **changed}.items() for part in pair]
+        done = run(*arguments(reader, tmp_path / "answers", *given))
+        assert done.returncode == status
+    assert "has the answers of a run with other" in done.stderr
+    assert name in done.stderr
+
+
+def test_an_endpoint_that_is_down_stops_the_run(run: Run, tmp_path: Path) -> None:
+    done = run(*arguments(None, tmp_path / "answers", "--limit", 3, "--arms", "note"))
+    assert done.returncode == 2
+    assert "6 calls failed; run the same command again" in done.stderr
+
+
+def test_an_unknown_model_stops_the_run(reader: EmulatorServer, run: Run, tmp_path: Path) -> None:
+    done = run("quality", "run", "--endpoint", reader.base_url, "--model", "m", "--answers", tmp_path / "a")
+    assert done.returncode == 2
+    assert "refuses the calls" in done.stderr
+
+
+def test_prompts_that_are_too_long_are_counted_and_left_out(run: Run, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    rows = [
+        {"id": f"{n}", "question": "Why?", "answers": ["x"], "passages": ["a b " * (50 if n else 900), f"c {n}"]}
+        for n in range(4)
+    ]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    with EmulatorServer(EmulatorConfig(kv_blocks=100, prefill_rate=math.inf, base_ttft_ms=0)) as server:
+        more = ("--data", questions, "--arms", "shuffled", "--max-tokens", 3)
+        assert run(*arguments(server, tmp_path / "answers", *more)).returncode == 0
+    report = run("quality", "report", tmp_path / "answers", "--json", "-")
+    arms = json.loads(report.stdout)["arms"]
+    assert [(arm["answers"], arm["failed"], arm["truncated"]) for arm in arms] == [(3, 1, 3)] * 2
+    assert arms[1]["comparison"]["pairs"] == 3
+    assert "relevance: 1 questions have no answer and count in no comparison." in report.stderr
+
+
+def filled(file: Path, scores: dict[str, Sequence[str | None]], repeats: int = 1) -> AnswerStore:
+    """Return a store with these answers, in turn for each call."""
+    questions = list(made_up_questions(len(scores["relevance"]) // repeats))
+    store = AnswerStore(file)
+    store.begin({"model": "m", "data": "made-up"}, questions)
+    for arm, texts in scores.items():
+        for number, text in enumerate(texts):
+            question = questions[number // repeats]
+            right = text and question.answers[0] if text == "right" else text
+            store.add(GivenAnswer(CallKey(question.id, arm, number % repeats), arm != "relevance", right))
+    return store
+
+
+def test_only_pairs_are_compared(tmp_path: Path) -> None:
+    with filled(
+        tmp_path / "a", {"relevance": ["right", None, "right", "x"], "note": ["x", "right", None, "x"]}
+    ) as store:
+        relevance, note = results_of(store, "exact", 0.01).arms
+    assert (relevance.answers, note.answers, relevance.failed, note.failed) == (3, 3, 1, 1)
+    assert note.comparison is not None
+    assert (note.comparison.pairs, note.comparison.losses, note.comparison.difference) == (2, 1, -0.5)
+
+
+def test_repeats_show_the_noise(tmp_path: Path) -> None:
+    calls = ["right", "x", "right", "right", "x", "x", "x", "right"]
+    with filled(tmp_path / "a", {"relevance": calls}, repeats=2) as store:
+        (arm,) = results_of(store, "exact", 0.01).arms
+    assert (arm.noise, arm.scores.exact) == (0.5, 0.5)
+
+
+def test_the_first_answer_of_a_call_stays(tmp_path: Path) -> None:
+    with filled(tmp_path / "a", {"relevance": ["right", "x"]}) as store:
+        before = list(store.answers())
+        store.add(GivenAnswer(before[0].key, False, "another"))
+        assert list(store.answers()) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no database, but a text that is long enough to look like one" * 99])
+def test_other_files_are_refused(run: Run, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert run("quality", "report", tmp_path / "file").returncode == 2
+    assert run("quality", "report", tmp_path / "missing").returncode == 2
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_run_without_answers_has_no_report(tmp_path: Path, run: Run) -> None:
+    filled(tmp_path / "a", {"relevance": []}).__exit__(None, None, None)
+    assert "no answers yet" in run("quality", "report", tmp_path / "a").stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--arms", "best"],
+        ["--arms", ","],
+        ["--limit", "0"],
+        ["--repeats", "0"],
+        ["--at-once", "0"],
+        ["--timeout", "0"],
+        ["--timeout", "nan"],
+        ["--data", "made-up:fr"],
+        ["--data", "missing.jsonl"],
+    ],
+)
+def test_options_are_checked(run: Run, tmp_path: Path, wrong: list[str]) -> None:
+    assert run(*arguments(None, tmp_path / "answers", *wrong)).returncode == 2
+
+
+@pytest.mark.parametrize("wrong", [["--measure", "bleu"], ["--margin", "0"], ["--margin", "100"], ["--html", "-"]])
+def test_options_of_the_report_are_checked(run: Run, tmp_path: Path, wrong: list[Any]) -> None:
+    filled(tmp_path / "a", {"relevance": ["right"], "note": ["right"]}).__exit__(None, None, None)
+    assert run("quality", "report", tmp_path / "a", *wrong).returncode == 2
+
+
+def test_equal_results_make_equal_pages(tmp_path: Path) -> None:
+    with filled(tmp_path / "a", {"relevance": ["right", "x"], "note": ["x", "x"]}) as store:
+        assert quality_page(results_of(store, "f1", 0.01)) == quality_page(results_of(store, "f1", 0.01))
+
+
+def test_a_locked_file_is_an_error(tmp_path: Path, run: Run) -> None:
+    filled(tmp_path / "a", {"relevance": ["right"]}).__exit__(None, None, None)
+    holder = sqlite3.connect(tmp_path / "a", isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    began = time.monotonic()
+    done = run("quality", "report", tmp_path / "a")
+    holder.close()
+    assert (done.returncode, time.monotonic() - began < 20) == (2, True)
