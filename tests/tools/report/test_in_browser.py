@@ -23,6 +23,10 @@ from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
+from warmprefix_tools.quality.page import quality_page
+from warmprefix_tools.quality.paired import compare_pairs
+from warmprefix_tools.quality.results import ArmResult, QualityResults
+from warmprefix_tools.quality.scores import AnswerScores
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.report.pages import environment
@@ -51,6 +55,8 @@ def pages(
         "doctor": doctor_page(report),
         "hostile-doctor": doctor_page(report_of(hostile, report)),
         "one-trace": replay_page(results[:8]),
+        "quality": answers_page("gpt"),
+        "hostile-quality": answers_page(hostile),
         "gateway": gateway_page("opencode"),
         "hostile-gateway": gateway_page(hostile),
         "hostile": replay_page([replace(result, trace=hostile) for result in results[:8]]),
@@ -59,6 +65,21 @@ def pages(
     for name, page in written.items():
         (directory / f"{name}.html").write_text(page, encoding="utf-8")
     return {name: directory / f"{name}.html" for name in written}
+
+
+def answers_page(model: str) -> str:
+    """Return a page with arms that are better, worse, not worse and open."""
+    scores = AnswerScores(0.7, 0.74, 0.8, 0.01)
+    counts = {"relevance": None, "planned": (2, 3), "note": (1, 30), "labels": (40, 2), "shuffled": (20, 30)}
+    arms = [
+        ArmResult(
+            *(arm, "relevance", 500, 3, 1, scores, 480),
+            changed and compare_pairs([1.0] * changed[0] + [-1.0] * changed[1] + [0.0] * 465),
+            *(0.02, 400_000, 100_000),
+        )
+        for arm, changed in counts.items()
+    ]
+    return quality_page(QualityResults({"model": model, "data": model}, 500, "f1", 0.01, tuple(arms)))
 
 
 def gateway_page(application: str) -> str:
