@@ -109,6 +109,8 @@ def level_of(level: RewriteLevel) -> Rewriter:
 
 
 def contextpilot(messages: Messages) -> tuple[Messages, int]:
+    if dedup_chat_completions is None:
+        raise RuntimeError("contextpilot is not installed")
     body = {"messages": copy.deepcopy(messages)}
     return body["messages"], dedup_chat_completions(body).blocks_deduped
 
