@@ -20,8 +20,8 @@ from agent_engines import simulate
 from agent_workloads import AgentRequest, AgentWorkload
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, render_chat
+from warmprefix_tools.retriever import Bm25Retriever
 
 __all__ = ["Servers", "measure_http", "questions"]
 

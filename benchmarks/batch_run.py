@@ -33,8 +33,8 @@ from warmprefix.batch.planners import Placed, Progress
 from warmprefix.openai import BatchRunner
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.retriever import Bm25Retriever
 
 PASSAGES = 10
 ROOMY, TIGHT = 65_537, 6_251  # KV blocks: a million tokens, and 100,000

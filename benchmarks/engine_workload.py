@@ -21,7 +21,7 @@ from traces import FOLDER
 from warmprefix.blocks import ContextBlock
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.retriever import Bm25Retriever
 from warmprefix_tools.traces.trace import BlockId, Trace, TraceRequest
 
 __all__ = ["TEXTS", "EngineQuestion", "as_trace", "counted", "read", "taking_turns", "unshared"]

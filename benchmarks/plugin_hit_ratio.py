@@ -31,8 +31,8 @@ from common import print_table, write_rows
 from warmprefix import ContextBlock
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.retriever import Bm25Retriever
 
 PASSAGES = 10
 MEMORIES = 10

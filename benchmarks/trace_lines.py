@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trace_texts import Collection, Data, Line, Question, json_lines
 from warmprefix import ContextBlock
-from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.retriever import Bm25Retriever
 
 MAX_REQUESTS = 2_000
 _AT_ONCE = 10

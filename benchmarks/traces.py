@@ -82,7 +82,7 @@ def standard_library(questions: int, k: int = DEFAULT_K) -> Trace:
     """
     from warmprefix_tools.demo.corpus import read_standard_library
     from warmprefix_tools.demo.questions import ask
-    from warmprefix_tools.demo.retriever import Bm25Retriever
+    from warmprefix_tools.retriever import Bm25Retriever
 
     entries = read_standard_library()
     retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])

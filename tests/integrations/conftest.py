@@ -30,8 +30,8 @@ from uvicorn.server import ServerState
 from warmprefix import ContextBlock
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.emulator import EmulatorConfig, create_app
+from warmprefix_tools.retriever import Bm25Retriever
 
 Json = dict[str, Any]
 T = TypeVar("T")

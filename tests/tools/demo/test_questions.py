@@ -16,8 +16,8 @@ import pytest
 from warmprefix_tools.demo.corpus import LibraryEntry, read_standard_library
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.questions import QuestionWording, UserQuestion, ask, follow_up_wordings, goal
-from warmprefix_tools.demo.retriever import content_words
 from warmprefix_tools.demo.session import prepare_turns
+from warmprefix_tools.retriever import content_words
 
 
 @pytest.fixture(scope="module")

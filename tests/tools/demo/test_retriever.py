@@ -6,7 +6,7 @@ import pytest
 
 from warmprefix import ContextBlock
 from warmprefix_tools.demo.corpus import LibraryEntry
-from warmprefix_tools.demo.retriever import Bm25Retriever
+from warmprefix_tools.retriever import Bm25Retriever
 
 
 @pytest.fixture(scope="module")

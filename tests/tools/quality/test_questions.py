@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from warmprefix_tools.quality.arms import ARMS, BASELINES, prompts_of
-from warmprefix_tools.quality.questions import QuestionsError, made_up_questions, read_questions
+from warmprefix_tools.quality.questions import QuestionsError, made_up_questions, read_questions, read_squad
 
 GOOD = {"id": "1", "question": "How deep?", "answers": ["3,688 m"], "passages": ["The sea.", "The sky."], "gold": [0]}
 
@@ -98,3 +98,30 @@ def test_arms_do_what_their_names_promise() -> None:
     assert "[ctx-" in contexts["labels"]
     assert "[ctx-" not in contexts["planned"]
     assert gold not in prompts["references"].messages[-1]["content"]
+
+
+def squad_paragraph(name: str) -> dict[str, Any]:
+    asked = {"id": name, "question": f"What is the harbour of {name}?", "answers": [{"text": f"{name}port"}] * 2}
+    return {"context": f"{name} lies by the sea. Its harbour is {name}port.", "qas": [asked]}
+
+
+SQUAD = {"data": [{"paragraphs": [squad_paragraph(name) for name in ("Lorem", "Ipsum", "Dolor", "Amet")]}]}
+
+
+def test_a_file_in_squads_format_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps(SQUAD))
+    questions = list(read_squad(path, passages=3))
+    assert [question.id for question in questions] == ["Lorem", "Ipsum", "Dolor", "Amet"]
+    for question in questions:
+        (gold,) = question.gold
+        assert question.passages[gold].startswith(question.id)
+        assert question.answers == (f"{question.id}port",)
+        assert len(set(question.passages)) == len(question.passages) <= 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"data": [{}]}', '{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "7"])
+def test_other_json_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "squad.json").write_text(content)
+    with pytest.raises(QuestionsError, match="SQuAD"):
+        list(read_squad(tmp_path / "squad.json"))

@@ -6,8 +6,8 @@ import pytest
 
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.questions import ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.demo.session import DemoTurn
+from warmprefix_tools.retriever import Bm25Retriever
 
 QUESTIONS = 100
 K = 8

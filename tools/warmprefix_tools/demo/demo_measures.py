@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from warmprefix.plan import Placement
-from warmprefix_tools.demo.retriever import content_words
 from warmprefix_tools.demo.session import ArmRuns, DemoTurn, ServedTurn
 from warmprefix_tools.emulator import ChatMessage, render_chat
+from warmprefix_tools.retriever import content_words
 
 __all__ = ["ArmSummary", "PromptExample", "pick_examples", "prompt_lines", "summarize_arm", "summarize_workload"]
 

@@ -10,7 +10,7 @@ from itertools import accumulate, count
 from typing import Generic, TypeVar
 
 from warmprefix_tools.demo.corpus import LibraryEntry
-from warmprefix_tools.demo.retriever import content_words
+from warmprefix_tools.retriever import content_words
 
 __all__ = ["QuestionWording", "UserQuestion", "ask", "follow_up_wordings", "goal"]
 

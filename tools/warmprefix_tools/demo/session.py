@@ -26,8 +26,8 @@ from warmprefix_tools.demo.client import Answer, ChatClient
 from warmprefix_tools.demo.corpus import LibraryEntry, read_standard_library
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.questions import UserQuestion, ask
-from warmprefix_tools.demo.retriever import Bm25Retriever
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.retriever import Bm25Retriever
 
 __all__ = ["Announce", "ArmRuns", "DemoResult", "DemoTurn", "ServedTurn", "prepare_turns", "run_session", "serve_turns"]
 

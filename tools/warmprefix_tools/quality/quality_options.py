@@ -30,7 +30,11 @@ class QualityOptions:
     model: Annotated[str, Option(help="Name of the model.")]
     answers: Annotated[Path, Option(metavar="FILE", help="File of the answers; a run that was stopped goes on.")]
     data: Annotated[
-        str, Option(metavar="DATA", help="A file of questions, or made-up ones: made-up, made-up:de, :es, :zh.")
+        str,
+        Option(
+            metavar="DATA",
+            help="File of questions, or made-up ones: made-up, made-up:de, :es, :zh.",
+        ),
     ] = "made-up"
     arms: Annotated[str, Option(metavar="NAMES", help=f"With commas, from {', '.join(ARMS)}.")] = _DEFAULT_ARMS
     limit: Annotated[int, Option(help="Most questions.")] = 500

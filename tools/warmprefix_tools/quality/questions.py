@@ -1,17 +1,19 @@
-"""Questions with evidence: from a file, or made up for machines without a network."""
+"""Questions with evidence: from files, or made up for machines without a network."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from warmprefix import ContextBlock
 from warmprefix.errors import WarmprefixError
+from warmprefix_tools.retriever import Bm25Retriever
 
-__all__ = ["EvidenceQuestion", "QuestionsError", "made_up_questions", "read_questions"]
+__all__ = ["EvidenceQuestion", "QuestionsError", "made_up_questions", "read_questions", "read_squad"]
 
 
 class QuestionsError(WarmprefixError):
@@ -58,6 +60,38 @@ def read_questions(path: Path) -> list[EvidenceQuestion]:
     if not questions:
         raise QuestionsError(f"{path} has no question")
     return questions
+
+
+def read_squad(path: Path, *, passages: int = 8) -> Iterator[EvidenceQuestion]:
+    """Yield the questions of a file in SQuAD's format, such as those of SQuAD, XQuAD and MLQA.
+
+    The evidence of a question is the paragraphs of the file that BM25 finds for it, with the one that it was asked
+    about, which is the last if BM25 does not find it. O(questions * paragraphs).
+
+    Raises:
+        QuestionsError: The file can't be read, or has another format.
+    """
+    try:
+        articles = json.loads(path.read_text("utf-8"))["data"]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        asked = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+        rows = [
+            (
+                str(entry["id"]),
+                str(entry["question"]),
+                [str(answer["text"]) for answer in entry["answers"]],
+                str(context),
+            )
+            for context, entry in asked
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise QuestionsError(f"{path} has no questions in SQuAD's format: {error!r}") from error
+    contexts = list(dict.fromkeys([str(paragraph["context"]) for paragraph in paragraphs]))
+    retriever = Bm25Retriever([ContextBlock(context) for context in contexts])
+    for id, question, answers, context in rows:
+        found = [block.text for block in retriever.retrieve(question, passages)]
+        evidence = found if context in found else [*found[: passages - 1], context]
+        yield EvidenceQuestion(id, question, tuple(dict.fromkeys(answers)), tuple(evidence), (evidence.index(context),))
 
 
 def _read(fields: Any, number: int) -> EvidenceQuestion:
@@ -139,8 +173,3 @@ def _word(rng: random.Random, syllables: int) -> str:
 
 def _passage(fact: str, name: str, facts: dict[str, str]) -> str:
     return " ".join([fact.format(attribute=attribute, entity=name, value=value) for attribute, value in facts.items()])
-
-
-def first_of(questions: Sequence[EvidenceQuestion], limit: int | None) -> list[EvidenceQuestion]:
-    """Return the first `limit` questions."""
-    return list(questions if limit is None else questions[:limit])

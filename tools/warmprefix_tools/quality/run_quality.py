@@ -18,7 +18,13 @@ from warmprefix_tools.quality.asking import ask_all
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import detectable_difference
 from warmprefix_tools.quality.quality_options import QualityOptions, QualityReportOptions
-from warmprefix_tools.quality.questions import EvidenceQuestion, QuestionsError, made_up_questions, read_questions
+from warmprefix_tools.quality.questions import (
+    EvidenceQuestion,
+    QuestionsError,
+    made_up_questions,
+    read_questions,
+    read_squad,
+)
 from warmprefix_tools.quality.results import QualityResults, remarks, results_of, verdict
 from warmprefix_tools.quality.scores import Measure
 from warmprefix_tools.report.amounts import points, rounded
@@ -64,6 +70,8 @@ def run_quality(options: QualityOptions) -> None:
 def questions_of(options: QualityOptions) -> list[EvidenceQuestion]:
     """Return the questions that `options.data` names, as many as `options.limit`."""
     name, _, language = options.data.partition(":")
+    if options.data.endswith(".json"):
+        return list(islice(read_squad(Path(options.data)), options.limit))
     if name != _MADE_UP:
         return list(islice(read_questions(Path(options.data)), options.limit))
     try:
