@@ -67,8 +67,9 @@ class Reorderer:
         if call.route != "chat" or not isinstance(messages, list):
             return Reordered(call)
         for number, message in enumerate(messages):
-            text = message.get("content") if isinstance(message, dict) else None
-            role = message.get("role") if isinstance(message, dict) else None
+            if not isinstance(message, dict) or not message.keys() <= {"role", "content", "name"}:  # a mark stays
+                continue
+            text, role = message.get("content"), message.get("role")
             if not isinstance(text, str) or role not in ("system", "developer", "user"):
                 continue
             spans = self._blocks(text)

@@ -99,6 +99,14 @@ def other_order(reorderer: Reorderer) -> tuple[str, str]:
     return given_text, sent
 
 
+def test_a_message_with_a_mark_stays() -> None:
+    reorderer = Reorderer(as_templates(["tags"]))
+    given_text, _ = other_order(reorderer)
+    body = json.loads(body_of(given_text))
+    body["messages"][1]["cache_control"] = {"type": "ephemeral"}
+    assert reordered(reorderer, json.dumps(body).encode()).outcome is None
+
+
 def test_later_turns_repeat_the_order() -> None:
     reorderer = Reorderer(as_templates(["tags"]))
     given_text, sent = other_order(reorderer)

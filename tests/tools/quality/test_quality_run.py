@@ -219,7 +219,17 @@ def test_options_are_checked(run: Run, tmp_path: Path, wrong: list[str]) -> None
     assert run(*arguments(None, tmp_path / "answers", *wrong)).returncode == 2
 
 
-@pytest.mark.parametrize("wrong", [["--measure", "bleu"], ["--margin", "0"], ["--margin", "100"], ["--html", "-"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--check", "labels"],
+        ["--check", "relevance"],
+        ["--measure", "bleu"],
+        ["--margin", "0"],
+        ["--margin", "100"],
+        ["--html", "-"],
+    ],
+)
 def test_options_of_the_report_are_checked(run: Run, tmp_path: Path, wrong: list[Any]) -> None:
     filled(tmp_path / "a", {"relevance": ["right"], "note": ["right"]}).__exit__(None, None, None)
     assert run("quality", "report", tmp_path / "a", *wrong).returncode == 2

@@ -25,7 +25,7 @@ from warmprefix_tools.quality.questions import (
     read_questions,
     read_squad,
 )
-from warmprefix_tools.quality.results import QualityResults, remarks, results_of, verdict
+from warmprefix_tools.quality.results import NoAnswersError, QualityResults, remarks, results_of, verdict
 from warmprefix_tools.quality.scores import Measure
 from warmprefix_tools.report.amounts import points, rounded
 
@@ -113,6 +113,9 @@ def run_quality_report(options: QualityReportOptions) -> bool:
         raise QuestionsError(f"{options.answers} does not exist")
     with AnswerStore(options.answers) as store:
         results = results_of(store, cast("Measure", options.measure), options.margin / 100)
+    missing = set(options.checked_arms) - {arm.arm for arm in results.arms if arm.comparison is not None}
+    if missing:
+        raise NoAnswersError(f"{options.answers} has no comparison for {', '.join(sorted(missing))}")
     with standard_output():
         write_json(options.json_file, results.as_json())
         if options.html_file is not None:
