@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAns
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.questions import made_up_questions
 from warmprefix_tools.quality.reader import PlantedReader
-from warmprefix_tools.quality.results import results_of
+from warmprefix_tools.quality.results import remarks, results_of
 
 Run = Callable[..., Finished]
 CONFIG = EmulatorConfig(kv_blocks=20_000, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
@@ -151,7 +151,7 @@ def test_prompts_that_are_too_long_are_counted_and_left_out(run: Run, tmp_path: 
     assert "relevance: 1 questions have no answer and count in no comparison." in report.stderr
 
 
-def filled(file: Path, scores: dict[str, Sequence[str | None]], repeats: int = 1) -> AnswerStore:
+def filled(file: Path, scores: Mapping[str, Sequence[str | None]], repeats: int = 1) -> AnswerStore:
     """Return a store with these answers, in turn for each call."""
     questions = list(made_up_questions(len(scores["relevance"]) // repeats))
     store = AnswerStore(file)
@@ -172,6 +172,24 @@ def test_only_pairs_are_compared(tmp_path: Path) -> None:
     assert (relevance.answers, note.answers, relevance.failed, note.failed) == (3, 3, 1, 1)
     assert note.comparison is not None
     assert (note.comparison.pairs, note.comparison.losses, note.comparison.difference) == (2, 1, -0.5)
+
+
+def test_the_best_annotation_that_is_not_worse_is_named(tmp_path: Path) -> None:
+    count = 400
+    answers = {
+        "relevance": ["right"] * count,
+        "planned": ["x"] * 9 + ["right"] * (count - 9),
+        "note": ["right"] * count,
+        "labels": ["x"] + ["right"] * (count - 1),
+    }
+    with filled(tmp_path / "a", answers) as store:
+        results = results_of(store, "exact", 0.02)
+        assert (results.annotate, results.as_json()["annotate"]) == ("note", "note")
+        assert 'ContextPlanner(annotate="note") is the best' in "".join(remarks(results))
+    with filled(tmp_path / "b", {"relevance": ["right"] * 99, "note": ["x"] * 99}) as store:
+        results = results_of(store, "exact", 0.02)
+        assert results.annotate is None
+        assert "keep relevance order" in "".join(remarks(results))
 
 
 def test_repeats_show_the_noise(tmp_path: Path) -> None:

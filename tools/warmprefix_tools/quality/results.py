@@ -16,6 +16,10 @@ from warmprefix_tools.quality.scores import AnswerScores, Measure, score
 __all__ = ["ArmResult", "NoAnswersError", "QualityResults", "remarks", "results_of", "verdict"]
 
 
+_ANNOTATE = {"planned": "none", "note": "note", "labels": "labels", "both": "both"}
+"""The value of `annotate` that each arm tries out."""
+
+
 class NoAnswersError(WarmprefixError):
     """A run has no answers to report on yet."""
 
@@ -53,9 +57,24 @@ class QualityResults:
     """1 point is 0.01."""
     arms: tuple[ArmResult, ...]
 
+    @property
+    def annotate(self) -> str | None:
+        """The `annotate` of a `ContextPlanner` whose arm has the best score of those that are not worse.
+
+        None if no arm with another order is shown to be not worse.
+        """
+        shown = [
+            arm
+            for arm in self.arms
+            if arm.arm in _ANNOTATE and arm.comparison is not None and arm.comparison.is_not_worse(self.margin)
+        ]
+        if not shown:
+            return None
+        return _ANNOTATE[max(shown, key=lambda arm: getattr(arm.scores, self.measure)).arm]
+
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, with `differs` and `is_not_worse` for each comparison."""
-        fields = asdict(self)
+        """Return all fields, with `annotate`, and with `differs` and `is_not_worse` for each comparison."""
+        fields = {**asdict(self), "annotate": self.annotate}
         for arm, made in zip(self.arms, fields["arms"], strict=True):
             made["scores"] = arm.scores._asdict()
             if arm.comparison is not None:
@@ -152,6 +171,10 @@ def remarks(results: QualityResults) -> list[str]:
         found.append(f"Not worse: {allowed} or more is refuted.")
     if "open" in verdicts:
         found.append(f"Open: {allowed} is neither shown nor refuted; ask more questions.")
+    if results.annotate is not None:
+        found.append(f'For this model, ContextPlanner(annotate="{results.annotate}") is the best that is not worse.')
+    elif {verdict(arm, results.margin) for arm in results.arms if arm.arm in _ANNOTATE} == {"worse"}:
+        found.append("For this model, keep relevance order: plan(..., order_locked=True).")
     for arm in results.arms:
         if arm.failed:
             found.append(f"{arm.arm}: {arm.failed} questions have no answer and count in no comparison.")
