@@ -25,7 +25,7 @@ from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.emulator import EmulatorConfig
 from warmprefix_tools.option_checks import check_range
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
-from warmprefix_tools.quality.quality_options import QualityOptions, QualityReportOptions
+from warmprefix_tools.quality.quality_options import QualityCompareOptions, QualityOptions, QualityReportOptions
 from warmprefix_tools.replay.replay_options import ReplayOptions
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.summaries import SUMMARIES
@@ -320,6 +320,14 @@ def _quality_report(options: QualityReportOptions) -> int | None:
     from warmprefix_tools.quality.run_quality import run_quality_report
 
     return 0 if run_quality_report(options) else 1
+
+
+@_command("quality compare")
+def _quality_compare(options: QualityCompareOptions) -> int | None:
+    from warmprefix_tools.quality.run_quality import run_quality_compare
+
+    run_quality_compare(options)
+    return None
 
 
 # -- warmprefix state ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ SUMMARIES: Mapping[str, str] = {
     "quality": "Compare a model's answers with and without what warmprefix changes in its prompts.",
     "quality run": "Ask a model the same questions, with the evidence arranged in different ways. Can be stopped.",
     "quality report": "Show how the answers differ, with intervals. Status 1 if an arm of --check may be worse.",
+    "quality compare": "Show how the answers of two runs differ, of two models for example.",
     "state": "Look into the state that planners share in Redis, and forget a conversation.",
     "state inspect": "Show the stored state of a conversation. Status 1 if nothing is stored.",
     "state forget": "Forget a conversation, so that its blocks are sent in full. Status 1 if nothing is stored.",

@@ -192,6 +192,18 @@ def test_the_best_annotation_that_is_not_worse_is_named(tmp_path: Path) -> None:
         assert "keep relevance order" in "".join(remarks(results))
 
 
+def test_two_runs_are_compared(tmp_path: Path, run: Run) -> None:
+    good, bad = ["right"] * 60, ["x"] * 20 + ["right"] * 40
+    filled(tmp_path / "a", {"relevance": good, "note": good, "labels": good}).__exit__(None, None, None)
+    filled(tmp_path / "b", {"relevance": good, "note": bad, "planned": good}).__exit__(None, None, None)
+    filled(tmp_path / "c", {"relevance": good[1:]}).__exit__(None, None, None)
+    done = run("quality", "compare", tmp_path / "a", tmp_path / "b")
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("relevance", "60", "open"), ("note", "60", "worse")]
+    assert "different questions" in run("quality", "compare", tmp_path / "a", tmp_path / "c").stderr
+    assert run("quality", "compare", tmp_path / "a", tmp_path / "missing").returncode == 2
+
+
 def test_repeats_show_the_noise(tmp_path: Path) -> None:
     calls = ["right", "x", "right", "right", "x", "x", "x", "right"]
     with filled(tmp_path / "a", {"relevance": calls}, repeats=2) as store:

@@ -17,7 +17,7 @@ except ImportError as exc:
 
     raise MissingExtraError("cli", "typer") from exc
 
-__all__ = ["QualityOptions", "QualityReportOptions"]
+__all__ = ["QualityCompareOptions", "QualityOptions", "QualityReportOptions"]
 
 _DEFAULT_ARMS = "relevance,planned,note,labels,shuffled,full-again,references"
 
@@ -74,8 +74,7 @@ class QualityReportOptions:
     ] = ""
 
     def __post_init__(self) -> None:
-        if self.measure not in get_args(Measure):
-            raise ValueError(f"measure must be one of {', '.join(get_args(Measure))}, got {self.measure!r}")
+        _check_measure(self.measure)
         if not 0 < self.margin < 100:
             raise ValueError(f"margin must be above 0 and below 100 points, got {self.margin}")
         check_files({"--json": self.json_file, "--html": self.html_file}, [self.answers])
@@ -84,3 +83,20 @@ class QualityReportOptions:
     def checked_arms(self) -> list[str]:
         """The arms that must not be worse."""
         return list(filter(None, map(str.strip, self.check.split(","))))
+
+
+@dataclass(frozen=True, slots=True)
+class QualityCompareOptions:
+    """A comparison of two runs with the same questions."""
+
+    earlier: Annotated[Path, Argument(metavar="EARLIER", help="File of the answers to compare with.")]
+    later: Annotated[Path, Argument(metavar="LATER", help="File of the other answers.")]
+    measure: Annotated[str, Option(help=f"Score to compare: {', '.join(get_args(Measure))}.")] = "f1"
+
+    def __post_init__(self) -> None:
+        _check_measure(self.measure)
+
+
+def _check_measure(measure: str) -> None:
+    if measure not in get_args(Measure):
+        raise ValueError(f"measure must be one of {', '.join(get_args(Measure))}, got {measure!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from warmprefix_tools.quality.arms import BASELINES
 from warmprefix_tools.quality.paired import Comparison, compare_pairs
 from warmprefix_tools.quality.scores import AnswerScores, Measure, score
 
-__all__ = ["ArmResult", "NoAnswersError", "QualityResults", "remarks", "results_of", "verdict"]
+__all__ = ["ArmResult", "NoAnswersError", "QualityResults", "compare_runs", "remarks", "results_of", "verdict"]
 
 
 _ANNOTATE = {"planned": "none", "note": "note", "labels": "labels", "both": "both"}
@@ -115,14 +115,7 @@ def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityRe
     arms = [arm for arm in BASELINES if arm in scores or arm in failed]
     if not arms:
         raise NoAnswersError(f"{store.path} has no answers yet")
-    means = {
-        arm: {
-            question: AnswerScores(*[sum(values) / len(values) for values in zip(*each, strict=True)])
-            for question, each in scores[arm].items()
-            if question not in failed[arm]
-        }
-        for arm in arms
-    }
+    means = {arm: _means(scores[arm], failed[arm]) for arm in arms}
     made: list[ArmResult] = []
     for arm in arms:
         mine, baseline = means[arm], BASELINES[arm]
@@ -148,6 +141,50 @@ def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityRe
             )
         )
     return QualityResults(settings, len(questions), measure, margin, tuple(made))
+
+
+def _means(scores: Mapping[str, list[AnswerScores]], failed: Collection[str]) -> dict[str, AnswerScores]:
+    """Return for each question the mean scores of its calls, unless one of them failed."""
+    return {
+        question: AnswerScores(*[sum(values) / len(values) for values in zip(*each, strict=True)])
+        for question, each in scores.items()
+        if question not in failed
+    }
+
+
+def compare_runs(earlier: AnswerStore, later: AnswerStore, measure: Measure) -> dict[str, Comparison]:
+    """Compare each arm of a run with the same arm of an earlier one, of another model perhaps. O(answers).
+
+    Raises:
+        StoreFileError: A file holds no run.
+        NoAnswersError: The runs have other questions, or no arm in common with an answer to the same question.
+    """
+    questions = {question.id: question for question in later.questions()}
+    if earlier.questions() != list(questions.values()):
+        raise NoAnswersError(f"{earlier.path} and {later.path} have different questions")
+    means: list[dict[str, dict[str, AnswerScores]]] = []
+    for store in (earlier, later):
+        store.settings()
+        scores: dict[str, dict[str, list[AnswerScores]]] = defaultdict(lambda: defaultdict(list))
+        failed: dict[str, set[str]] = defaultdict(set)
+        for answer in store.answers():
+            question, arm, _ = answer.key
+            if answer.text is None:
+                failed[arm].add(question)
+            else:
+                scores[arm][question].append(score(answer.text, questions[question].answers))
+        means.append({arm: _means(scores[arm], failed[arm]) for arm in BASELINES if arm in scores})
+    before, after = means
+    found: dict[str, Comparison] = {}
+    for arm in after:
+        both = [id for id in questions if id in after[arm] and id in before.get(arm, {})]
+        if both:
+            found[arm] = compare_pairs(
+                [getattr(after[arm][id], measure) - getattr(before[arm][id], measure) for id in both]
+            )
+    if not found:
+        raise NoAnswersError(f"{earlier.path} and {later.path} have no answers in common")
+    return found
 
 
 def verdict(arm: ArmResult, margin: float) -> str:

@@ -17,7 +17,7 @@ from warmprefix_tools.quality.arms import ArmPrompt, prompts_of
 from warmprefix_tools.quality.asking import ask_all
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import detectable_difference
-from warmprefix_tools.quality.quality_options import QualityOptions, QualityReportOptions
+from warmprefix_tools.quality.quality_options import QualityCompareOptions, QualityOptions, QualityReportOptions
 from warmprefix_tools.quality.questions import (
     EvidenceQuestion,
     QuestionsError,
@@ -25,9 +25,10 @@ from warmprefix_tools.quality.questions import (
     read_questions,
     read_squad,
 )
-from warmprefix_tools.quality.results import NoAnswersError, QualityResults, remarks, results_of, verdict
+from warmprefix_tools.quality.results import NoAnswersError, QualityResults, compare_runs, remarks, results_of, verdict
 from warmprefix_tools.quality.scores import Measure
 from warmprefix_tools.report.amounts import points, rounded
+from warmprefix_tools.report.visible import visible
 
 try:
     from rich.console import Console
@@ -35,7 +36,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["run_quality", "run_quality_report"]
+__all__ = ["run_quality", "run_quality_compare", "run_quality_report"]
 
 _MADE_UP = "made-up"
 _CHARACTERS_PER_TOKEN = 4
@@ -109,8 +110,7 @@ def run_quality_report(options: QualityReportOptions) -> bool:
     for file in (options.json_file, options.html_file):
         if file is not None and file != STDOUT:
             check_writable(file)
-    if not options.answers.exists():
-        raise QuestionsError(f"{options.answers} does not exist")
+    _check_exist(options.answers)
     with AnswerStore(options.answers) as store:
         results = results_of(store, cast("Measure", options.measure), options.margin / 100)
     missing = set(options.checked_arms) - {arm.arm for arm in results.arms if arm.comparison is not None}
@@ -126,6 +126,36 @@ def run_quality_report(options: QualityReportOptions) -> bool:
             console.print(line)
     not_worse = {arm.arm for arm in results.arms if arm.comparison and arm.comparison.is_not_worse(results.margin)}
     return set(options.checked_arms) <= not_worse
+
+
+def run_quality_compare(options: QualityCompareOptions) -> None:
+    """Print how each arm of a run differs from the same arm of an earlier one.
+
+    Raises:
+        StoreFileError: A file can't be used.
+        NoAnswersError: The runs can't be compared.
+    """
+    _check_exist(options.earlier, options.later)
+    with AnswerStore(options.earlier) as earlier, AnswerStore(options.later) as later:
+        found = compare_runs(earlier, later, cast("Measure", options.measure))
+        models = [store.settings()["model"] for store in (earlier, later)]
+    table = Table(box=None, pad_edge=False)
+    for name in ("arm", "questions", "points", "95% interval", "verdict"):
+        table.add_column(name, justify="left" if name in ("arm", "verdict") else "right", no_wrap=True)
+    for arm, compared in found.items():
+        interval = f"{points(compared.low)} to {points(compared.high)}"
+        word = "open" if not compared.differs else "better" if compared.difference > 0 else "worse"
+        table.add_row(arm, f"{compared.pairs:,}", points(compared.difference), interval, word)
+    console = report_console(None)
+    with standard_output():
+        console.print(f"{visible(models[1])}, against {visible(models[0])}:")
+        console.print(table)
+
+
+def _check_exist(*files: Path) -> None:
+    for file in files:
+        if not file.exists():
+            raise QuestionsError(f"{file} does not exist")
 
 
 def result_table(results: QualityResults) -> Table:
