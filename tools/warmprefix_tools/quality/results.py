@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from warmprefix.errors import WarmprefixError
-from warmprefix_tools.quality.answer_store import AnswerStore
+from warmprefix_tools.quality.answer_store import AnswerStore, GivenAnswer
 from warmprefix_tools.quality.arms import BASELINES
 from warmprefix_tools.quality.paired import Comparison, compare_pairs
+from warmprefix_tools.quality.questions import EvidenceQuestion
 from warmprefix_tools.quality.scores import AnswerScores, Measure, score
 
 __all__ = ["ArmResult", "NoAnswersError", "QualityResults", "compare_runs", "remarks", "results_of", "verdict"]
@@ -96,22 +97,18 @@ def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityRe
     """
     settings = store.settings()
     questions = {question.id: question for question in store.questions()}
-    scores: dict[str, dict[str, list[AnswerScores]]] = defaultdict(lambda: defaultdict(list))
-    failed: dict[str, set[str]] = defaultdict(set)
+    answers = list(store.answers())
+    scores, failed = _scored(answers, questions)
     changed: dict[str, set[str]] = defaultdict(set)
     truncated: dict[str, int] = defaultdict(int)
     tokens: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for answer in store.answers():
+    for answer in answers:
         question, arm, _ = answer.key
         tokens[arm][0] += answer.prompt_tokens or 0
         tokens[arm][1] += answer.cached_tokens or 0
         truncated[arm] += answer.problem == "truncated"
         if answer.is_changed:
             changed[arm].add(question)
-        if answer.text is None:
-            failed[arm].add(question)
-        else:
-            scores[arm][question].append(score(answer.text, questions[question].answers))
     arms = [arm for arm in BASELINES if arm in scores or arm in failed]
     if not arms:
         raise NoAnswersError(f"{store.path} has no answers yet")
@@ -143,6 +140,25 @@ def results_of(store: AnswerStore, measure: Measure, margin: float) -> QualityRe
     return QualityResults(settings, len(questions), measure, margin, tuple(made))
 
 
+_Scores = Mapping[str, Mapping[str, list[AnswerScores]]]
+"""For each arm and question, the scores of its calls."""
+
+
+def _scored(
+    answers: Iterable[GivenAnswer], questions: Mapping[str, EvidenceQuestion]
+) -> tuple[_Scores, Mapping[str, Collection[str]]]:
+    """Return the scores of answers, and for each arm the questions of which a call failed."""
+    scores: dict[str, dict[str, list[AnswerScores]]] = defaultdict(lambda: defaultdict(list))
+    failed: dict[str, set[str]] = defaultdict(set)
+    for answer in answers:
+        question, arm, _ = answer.key
+        if answer.text is None:
+            failed[arm].add(question)
+        else:
+            scores[arm][question].append(score(answer.text, questions[question].answers))
+    return scores, failed
+
+
 def _means(scores: Mapping[str, list[AnswerScores]], failed: Collection[str]) -> dict[str, AnswerScores]:
     """Return for each question the mean scores of its calls, unless one of them failed."""
     return {
@@ -165,23 +181,15 @@ def compare_runs(earlier: AnswerStore, later: AnswerStore, measure: Measure) -> 
     means: list[dict[str, dict[str, AnswerScores]]] = []
     for store in (earlier, later):
         store.settings()
-        scores: dict[str, dict[str, list[AnswerScores]]] = defaultdict(lambda: defaultdict(list))
-        failed: dict[str, set[str]] = defaultdict(set)
-        for answer in store.answers():
-            question, arm, _ = answer.key
-            if answer.text is None:
-                failed[arm].add(question)
-            else:
-                scores[arm][question].append(score(answer.text, questions[question].answers))
+        scores, failed = _scored(store.answers(), questions)
         means.append({arm: _means(scores[arm], failed[arm]) for arm in BASELINES if arm in scores})
     before, after = means
     found: dict[str, Comparison] = {}
     for arm in after:
         both = [id for id in questions if id in after[arm] and id in before.get(arm, {})]
         if both:
-            found[arm] = compare_pairs(
-                [getattr(after[arm][id], measure) - getattr(before[arm][id], measure) for id in both]
-            )
+            pairs = [(getattr(after[arm][id], measure), getattr(before[arm][id], measure)) for id in both]
+            found[arm] = compare_pairs([new - old for new, old in pairs])
     if not found:
         raise NoAnswersError(f"{earlier.path} and {later.path} have no answers in common")
     return found
