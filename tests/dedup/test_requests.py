@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import pytest
@@ -162,6 +163,19 @@ def test_large_parts_are_named_if_they_are_half_of_a_result() -> None:
     assert start not in sent(f"{SECTIONS[0]}{SECTIONS[1]}{SECTIONS[2]}")
     assert start not in sent(f"Found:\n{SECTIONS[0]}", "read_file"), "an edit may quote it"
     assert sent(SECTIONS[0], "read_file").startswith("[Word for word the result of"), "the agent asked for it again"
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="level must be one of exact, contained, spans, got 'passages'"):
+        rewrite("chat", {}, level="passages")  # type: ignore[arg-type]
+
+
+def test_many_short_runs_are_searched_once() -> None:
+    line = "the same line of a table\n"
+    body = body_of("chat", [("search", "a", line * 40), ("search", "b", f"begin\n{line * 40_000}")])
+    began = time.process_time()
+    rewrite("chat", body, level="spans")
+    assert time.process_time() - began < 1
 
 
 def test_numbered_lines_stay() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from warmprefix.dedup.runs import cut_by_lines, cut_by_words
 from warmprefix.dedup.transcript import Transcript, shown_call
@@ -103,7 +103,12 @@ def rewrite(
         body: A request's body. It is not changed; the result shares what stays the same.
         keep_tools: Names of tools whose results always stay.
         level: Which repeats become references.
+
+    Raises:
+        ValueError: `level` is unknown.
     """
+    if level not in get_args(RewriteLevel):
+        raise ValueError(f"level must be one of {', '.join(get_args(RewriteLevel))}, got {level!r}")
     if any(body.get(name) is not None for name in _CUT_BEHIND_US) or body.get("truncation") == "auto":
         return Rewritten(body)
     events = list(_events(route, body))

@@ -81,9 +81,9 @@ class RunIndex(Generic[_Source]):
 
     def runs(self, text: str, least: int) -> Iterator[TextRun[_Source]]:
         """Yield parts of `least` or more characters that stand in an earlier text, in order. O(characters * places)."""
-        done = 0
+        done = searched = 0
         for begin, piece in _pieces(text):
-            if begin < done:
+            if begin < searched:  # so that many short runs do not cost more than their length
                 continue
             longest: TextRun[_Source] | None = None
             for source, held, place in self._places.get(piece, ()):
@@ -91,7 +91,10 @@ class RunIndex(Generic[_Source]):
                 length = _common_begin(text, begin, held, place)
                 if longest is None or back + length > longest.end - longest.begin:
                     longest = TextRun(begin - back, begin + length, source, place - back)
-            if longest is not None and longest.end - longest.begin >= least:
+            if longest is None:
+                continue
+            searched = longest.end
+            if longest.end - longest.begin >= least:
                 yield longest
                 done = longest.end
 

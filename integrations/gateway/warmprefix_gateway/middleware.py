@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from warmprefix.dedup import RewriteLevel
+from warmprefix.dedup import RewriteLevel, rewrite
 from warmprefix.openai import read_call
 from warmprefix_gateway.outgoing import with_references
 
@@ -32,6 +32,9 @@ class ReferencesMiddleware:
         keep_tools: Names of tools whose results always stay.
         level: Which repeats become references; see `warmprefix.dedup.rewrite`.
         max_body_bytes: Larger bodies are not read.
+
+    Raises:
+        ValueError: `level` is unknown.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ReferencesMiddleware:
         level: RewriteLevel = "exact",
         max_body_bytes: int = 64 << 20,
     ) -> None:
+        rewrite("chat", {}, level=level)  # checks the level
         self._app = app
         self._keep_tools = frozenset(keep_tools)
         self._level: RewriteLevel = level
