@@ -150,7 +150,14 @@ class Office:
         if level in _LEVELS:
             rules = rules._replace(references=_LEVELS[level])
         endpoint = self.options.upstreams[0]
-        sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
+        try:
+            sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
+        except UnsaltableBodyError:
+            raise
+        except Exception as error:
+            self.fail("a request goes out without references, order and marks, because making them failed", error)
+            rules = Rules("off", (), rules.profile, None)
+            sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
         return call, prompt_parts(call.route, call.body), sent
 
     def _count_context(self, outcome: Outcome) -> None:

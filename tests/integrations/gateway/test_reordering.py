@@ -152,6 +152,21 @@ def test_the_plan_of_a_failed_request_is_abandoned(upstream: ScriptedUpstream, g
     assert (planner.stats().abandons, planner.stats().commits) == (1, 0)
 
 
+def test_a_failure_here_leaves_the_salt(
+    upstream: ScriptedUpstream, gateway_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(Reorderer, "reordered", fail)
+    gateway = gateway_of(upstream.base_url, reorder=("tags",), tenant_header="x-tenant")
+    assert send(gateway, "POST", CHAT, body_of(FORMATS["tags"](NAMES)), x_tenant="acme").status == 200
+    sent = json.loads(upstream.prompts[0].body)
+    assert sent.pop("cache_salt")
+    assert sent == json.loads(body_of(FORMATS["tags"](NAMES)))
+    assert metric(gateway, "failures_total") == 1
+
+
 @pytest.mark.parametrize("name", ["lists", "pattern:(", "pattern:a*", ""])
 def test_unknown_formats_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="reorder"):
