@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -132,6 +134,29 @@ def test_an_unknown_model_stops_the_run(reader: EmulatorServer, run: Run, tmp_pa
     done = run("quality", "run", "--endpoint", reader.base_url, "--model", "m", "--answers", tmp_path / "a")
     assert done.returncode == 2
     assert "refuses the calls" in done.stderr
+
+
+def test_an_endpoint_that_is_no_model_stops_the_run(run: Run, tmp_path: Path) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html>Hello</html>")
+
+        def log_message(self, *values: object) -> None:
+            """Stay silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/v1"
+        done = run("quality", "run", "--endpoint", base, "--model", "m", "--answers", tmp_path / "a", "--limit", 20)
+        server.shutdown()
+    assert done.returncode == 2
+    assert "failed 20 times in a row: the answer is no chat completion" in done.stderr
+    with AnswerStore(tmp_path / "a") as store:
+        assert store.done() == set()
 
 
 def test_prompts_that_are_too_long_are_counted_and_left_out(run: Run, tmp_path: Path) -> None:

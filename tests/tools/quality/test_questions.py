@@ -35,6 +35,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ({"answers": [""]}, "answers must be a list"),
         ({"passages": []}, "passages must be one or more"),
         ({"passages": ["a", "a"]}, "all different"),
+        ({"passages": ["\ud800"]}, "surrogates not allowed"),
         ({"gold": [2]}, "gold must be a list of indices"),
         ({"gold": [True]}, "gold must be a list of indices"),
         ({"id": "1"}, "the id '1' is there twice"),

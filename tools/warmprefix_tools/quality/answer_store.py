@@ -77,7 +77,10 @@ class AnswerStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the file; an error of SQLite becomes a StoreFileError."""
         self._file.close()
+        if isinstance(error, sqlite3.Error):
+            raise StoreFileError(f"{self.path} cannot be used: {error}") from error
 
     def begin(self, settings: Mapping[str, Any], questions: Sequence[EvidenceQuestion]) -> None:
         """Store settings and questions, or check that the file's are the same.

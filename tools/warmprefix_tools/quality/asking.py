@@ -13,6 +13,7 @@ from warmprefix_tools.quality.quality_options import QualityOptions
 
 try:
     import openai
+    from openai.types.chat import ChatCompletion
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
 
@@ -24,6 +25,10 @@ _MOST_FAILURES = 20
 
 class EndpointError(WarmprefixError):
     """The endpoint does not answer, so the run stopped; the message has the reason."""
+
+
+class _NoCompletionError(Exception):
+    """What came back is no chat completion."""
 
 
 async def ask_all(
@@ -58,7 +63,7 @@ async def ask_all(
                 answer = await _ask(client, options, key, prompt)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
                 raise EndpointError(f"{options.endpoint} refuses the calls: {error}") from error
-            except openai.APIError as error:
+            except (openai.APIError, _NoCompletionError) as error:
                 failures += 1
                 if failures >= _MOST_FAILURES:
                     raise EndpointError(f"{options.endpoint} failed {failures} times in a row: {error}") from error
@@ -97,6 +102,8 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
         )
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         return GivenAnswer(key, prompt.is_changed, None, f"refused: {error}"[:300], seconds=time.monotonic() - began)
+    if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON
+        raise _NoCompletionError(f"the answer is no chat completion but {type(answer).__name__}")
     choice = answer.choices[0] if answer.choices else None
     text = choice.message.content if choice is not None else None
     problem = None if isinstance(text, str) else "no text"
@@ -107,7 +114,7 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
     return GivenAnswer(
         key,
         prompt.is_changed,
-        text if isinstance(text, str) else None,
+        text.encode("utf-8", "replace").decode() if isinstance(text, str) else None,
         problem,
         usage.prompt_tokens if usage is not None else None,
         details.cached_tokens if details is not None else None,

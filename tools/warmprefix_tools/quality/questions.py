@@ -106,6 +106,7 @@ def _read(fields: Any, number: int) -> EvidenceQuestion:
         if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
             raise ValueError(f"{name} must be a list of texts that are not empty")
         texts[name] = tuple(values)
+    "".join([question, *texts["answers"], *texts["passages"]]).encode()  # half of a surrogate pair is an error
     if not texts["passages"] or len(set(texts["passages"])) < len(texts["passages"]):
         raise ValueError("passages must be one or more, all different")
     gold = fields.get("gold", [])
