@@ -157,7 +157,8 @@ def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> 
         )
     console.print(
         f"Order: changed in {reordered} of {requests} prompts; {annotated} have a note that names the most relevant"
-        " passages. Whether answers stay as good is up to your model's use of that note; measure it on your questions."
+        " passages. Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality"
+        " run."
     )
     if emulator is not None:
         console.print("Next, your engine: the same command with --endpoint http://localhost:8000/v1")
