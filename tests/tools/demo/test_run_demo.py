@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
 import subprocess
@@ -117,6 +118,7 @@ def test_bad_options_are_refused_with_name_value_and_rule(wrong: dict[str, Any],
 def test_missing_extra_is_reported_with_the_command_that_installs_it(
     run_main: Run, monkeypatch: pytest.MonkeyPatch, extra: str, module: str
 ) -> None:
+    importlib.import_module("warmprefix_tools.cli")  # reads the options of all commands, once
     monkeypatch.setitem(sys.modules, module, None)
     needing = ("warmprefix_tools.demo.", "warmprefix_tools.console", "warmprefix_tools.emulator.", f"{module}.")
     for name in [name for name in sys.modules if name.startswith(needing)]:
