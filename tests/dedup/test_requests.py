@@ -170,6 +170,23 @@ def test_an_unknown_level_is_refused() -> None:
         rewrite("chat", {}, level="passages")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "[Word for word in the result of the earlier call ",
+        '[Word for word in the result of the earlier call a: from "',
+        '[Word for word in the result of the earlier call a: from "b" to "',
+        "[Word for word the result of the earlier call ",
+    ],
+)
+def test_texts_that_begin_like_references_cost_their_length(begin: str) -> None:
+    body = body_of("chat", [("read", "a", begin * 4_000), ("run", "b", begin * 4_000)])
+    began = time.process_time()
+    for level in LEVELS:
+        assert restored("chat", rewrite("chat", body, level=level).body) == body
+    assert time.process_time() - began < 5
+
+
 def test_many_short_runs_are_searched_once() -> None:
     line = "the same line of a table\n"
     body = body_of("chat", [("search", "a", line * 40), ("search", "b", f"begin\n{line * 40_000}")])

@@ -23,10 +23,10 @@ _LEAST_CHARACTERS = 256
 _CUT_BEHIND_US = ("previous_response_id", "conversation", "context_management", "truncate_prompt_tokens")
 """Fields with which the API adds or cuts text that the body does not show."""
 _WHOLE = re.compile(r"\[Word for word the result of the earlier call (.+)\.\]")
-_PART = re.compile(
-    r"\[Word for word in the result of the earlier call (?P<call>[^\n]+?): "
-    r'(?:from (?P<first>"(?:[^"\\\n]|\\.)+") to (?P<last>"(?:[^"\\\n]|\\.)+")'
-    r"|lines (?P<line>\d+) to (?P<last_line>\d+))\.\]"
+_PART = re.compile(  # with bounds, so that a text that only begins like a reference costs no more than its length
+    r"\[Word for word in the result of the earlier call (?P<call>[^\n]{1,400}?): "
+    r'(?:from (?P<first>"(?:[^"\\\n]|\\.){1,400}") to (?P<last>"(?:[^"\\\n]|\\.){1,400}")'
+    r"|lines (?P<line>\d{1,9}) to (?P<last_line>\d{1,9}))\.\]"
 )
 _NUMBERED = re.compile(r"(.+), number (\d{1,9}) of such calls")
 
