@@ -22,10 +22,12 @@ _MAX_ORDERS = 20_000
 _HEAD_CHARACTERS = 80
 """Length of the beginning of a block in which its position may stand."""
 
-_TAGGED = re.compile(
-    r"<(source|document|doc|passage|chunk|snippet|search_result|memory)\b[^<>]*>.*?</\1>", re.DOTALL | re.IGNORECASE
-)
-_FRAME = re.compile(r"Context information is below\.\n-{21}\n(.*?)\n-{21}\n", re.DOTALL)
+_MAX_BLOCKS = 1_000
+"""Longer contexts keep their order."""
+
+_TAG = re.compile(r"<(/?)(source|document|doc|passage|chunk|snippet|search_result|memory)\b[^<>]*>", re.IGNORECASE)
+_RULE = f"\n{'-' * 21}\n"
+_FRAME = f"Context information is below.{_RULE}"
 _KEY = re.compile(r"[A-Za-z_][\w -]{0,60}: ")
 _NUMBER = re.compile(r"\d+")
 
@@ -73,9 +75,9 @@ class Reorderer:
             if not isinstance(text, str) or role not in ("system", "developer", "user"):
                 continue
             spans = self._blocks(text)
-            if len(spans) < 2:
-                continue
             blocks = [text[begin:end] for begin, end in spans]
+            if not 2 <= len(blocks) <= _MAX_BLOCKS or not all(map(str.strip, blocks)):
+                continue
             if len(set(blocks)) < len(blocks):
                 return Reordered(call, outcome="duplicates")
             if _are_numbered(blocks):
@@ -166,22 +168,33 @@ def _by_pattern(text: str) -> Template:
 
 
 def _tagged(text: str) -> list[_Span]:
-    return [found.span() for found in _TAGGED.finditer(text)]
+    """Find elements with these names; those inside another one belong to it."""
+    spans: list[_Span] = []
+    begin, name = 0, ""
+    for tag in _TAG.finditer(text):
+        if not name and not tag[1]:
+            begin, name = tag.start(), tag[2].lower()
+        elif tag[1] and tag[2].lower() == name:
+            spans.append((begin, tag.end()))
+            name = ""
+    return spans
 
 
 def _framed(text: str) -> list[_Span]:
     """Find the nodes in LlamaIndex's frame, each of which begins with its first metadata key."""
-    frame = _FRAME.search(text)
-    key = None if frame is None else _KEY.match(text, frame.start(1), frame.end(1))
-    if frame is None or key is None:
+    frame = text.find(_FRAME)
+    begin = frame + len(_FRAME)
+    end = text.find(_RULE, begin)
+    key = _KEY.match(text, begin, end) if min(frame, end) >= 0 else None
+    if key is None:
         return []
-    begins = [frame.start(1)]
+    begins = [begin]
     separator = f"\n\n{key[0]}"
-    at = text.find(separator, begins[0], frame.end(1))
+    at = text.find(separator, begin, end)
     while at >= 0:
         begins.append(at + 2)
-        at = text.find(separator, begins[-1], frame.end(1))
-    return list(zip(begins, [*[begin - 2 for begin in begins[1:]], frame.end(1)], strict=True))
+        at = text.find(separator, begins[-1], end)
+    return list(zip(begins, [*[start - 2 for start in begins[1:]], end], strict=True))
 
 
 TEMPLATES: Mapping[str, Template] = {"tags": _tagged, "llamaindex": _framed}

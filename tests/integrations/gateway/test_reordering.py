@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -127,6 +128,29 @@ def test_numbered_blocks_keep_their_order(head: str, first: int) -> None:
         body = body_of("\n".join(blocks))
         assert reordered(reorderer, body) == Reordered(reordered(reorderer, body).call, None, "numbered")
         assert reordered(reorderer, body).call.content == body
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<doc>" * 200_000,
+        "<doc " * 200_000,
+        "Context information is below.\n---------------------\n" * 20_000,
+        "\n".join([f"<doc>{number} {number * number}</doc>" for number in range(0, 90_000, 7)]),
+    ],
+)
+def test_a_long_text_costs_its_length(text: str) -> None:
+    began = time.process_time()
+    result = reordered(Reorderer(as_templates(["tags", "llamaindex"])), body_of(text))
+    assert (result.call.content, result.plan) == (body_of(text), None)
+    assert time.process_time() - began < 2
+
+
+def test_elements_inside_another_one_belong_to_it() -> None:
+    document = "<document><source>{0}.pdf</source>{0} is deep. " + "The sea. " * 30 + "</document>"
+    text = "\n".join([document.format(name) for name in NAMES[:3]])
+    (find,) = as_templates(["tags"]).values()
+    assert [text[begin:end] for begin, end in find(text)] == text.split("\n")
 
 
 @pytest.mark.parametrize(
