@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate, has_labels
-from warmprefix.plan import Placement, PlannedBlock
+from warmprefix.plan import PlannedBlock
 from warmprefix.tokens import CheckedCounter
 
 __all__ = ["NoteWriter"]
@@ -20,21 +20,23 @@ class NoteWriter:
     annotate: Annotate
     """What a request shows of the relevance order unless it asks for something else."""
     count: CheckedCounter
+    annotations: Mapping[str, Annotate] = field(default_factory=dict)
+    """What `"auto"` stands for, by model."""
 
-    def is_automatic(self, annotate: Annotate | None) -> bool:
-        """Return True if the planner chooses what a request shows."""
-        return (self.annotate if annotate is None else annotate) == "auto"
-
-    def annotation(self, annotate: Annotate | None, placement: Placement) -> Annotation:
-        """Return what a request shows.
+    def resolve(self, annotate: Annotate | None, model: str | None) -> Annotate:
+        """Return what a request to this model shows; `"auto"` if the planner chooses.
 
         Raises:
             ValueError: `annotate` has another value.
         """
-        if annotate is None:
-            return annotation_for(self.annotate, placement)
-        check_annotate(annotate)
-        return annotation_for(annotate, placement)
+        if annotate is not None:
+            check_annotate(annotate)
+        asked = self.annotate if annotate is None else annotate
+        return self.annotations.get(model, asked) if asked == "auto" and model is not None else asked
+
+    def opening_annotation(self, model: str | None) -> Annotation:
+        """Return what a context at the beginning of a prompt shows unless its request asks for something else."""
+        return annotation_for(self.resolve(None, model), "head")
 
     def order_note_tokens(self, annotation: Annotation, ranks: Sequence[int], labels: Sequence[str]) -> int:
         """Return the tokens of the note that an order needs; see `Templates.order_note`."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.annotate import Annotate
+from warmprefix.batch import BatchRequest
 from warmprefix.ordering import POLICIES, BlockView, PrefixView
 from warmprefix.ordering.coaccess import CoAccessPolicy
 from warmprefix.prefix.tree import PrefixTree
@@ -297,3 +298,25 @@ def test_without_a_note_nothing_is_priced(annotate: Annotate) -> None:
     free = orders(requests, annotate="both", policy=_FreeNotes)
     assert orders(requests, annotate=annotate) == free
     assert orders(requests, annotate="note") != free
+
+
+# -- a choice for each model -------------------------------------------------------------------------------------------
+
+
+def test_auto_stands_for_the_models_own_annotation() -> None:
+    planner = ContextPlanner(annotations={"small": "labels"})
+    labelled = planner.plan(["One.", "Two."], model="small")
+    assert labelled.annotation == "labels"
+    assert planner.plan(["One.", "Two."], model="small", annotate="note").annotation == "note"
+    assert planner.plan(["One.", "Two."], model="large").annotation == "note"
+    assert planner.plan(["One.", "Two."]).annotation == "note"
+    batch = planner.plan_batch([BatchRequest("1", ["One.", "Two."])], model="small")
+    assert batch.requests[0].plan.annotation == "labels"
+    fixed = ContextPlanner(annotate="none", annotations={"small": "labels"})
+    assert fixed.plan(["One.", "Two."], model="small").annotation == "none"
+
+
+@pytest.mark.parametrize(("wrong", "error"), [({"small": "best"}, ValueError), ("labels", TypeError)])
+def test_other_annotations_are_refused(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="annotat"):
+        ContextPlanner(annotations=wrong)

@@ -81,7 +81,7 @@ class SharedWording:
     @property
     def annotation(self) -> Annotation:
         """What every prompt shows of the relevance order."""
-        return self.writer.annotation(None, "head")
+        return self.writer.opening_annotation(self.scope.model)
 
 
 @dataclass(frozen=True, slots=True)

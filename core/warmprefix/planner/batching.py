@@ -164,7 +164,7 @@ class BatchSession:
             with self.lock:
                 state = self.scopes.use(scope)
                 labels = dict[bytes, str]()
-                if has_labels(self.writer.annotation(None, "head")):
+                if has_labels(self.writer.opening_annotation(scope.model)):
                     labels = dict(zip(distinct, state.labels.labels(list(distinct.values())), strict=True))
             wording = SharedWording(scope, labels, self.writer, preamble, state.cache_salt)
             plan = plan_own(own, state, _note_tokens(own, wording))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
@@ -40,6 +40,7 @@ class PlannerOptions(TypedDict, total=False):
     observer: PlannerObserver | None
     patience: int | None
     annotate: Annotate
+    annotations: Mapping[str, Annotate]
     tokenizer: object
     profile: CacheProfile | str
 
@@ -89,6 +90,7 @@ class PlannerConfig:
     feed: ResidencyFeed | None
     observer: PlannerObserver | None
     annotate: Annotate
+    annotations: Mapping[str, Annotate]
     profile: CacheProfile | str
 
     def __post_init__(self) -> None:
@@ -99,6 +101,10 @@ class PlannerConfig:
         self._check_type("feed", ResidencyFeed, "a ResidencyFeed")
         self._check_type("observer", PlannerObserver, "a PlannerObserver")
         check_annotate(self.annotate)
+        if not isinstance(self.annotations, Mapping):
+            raise TypeError(f"annotations must be a mapping, got {type(self.annotations).__name__}")
+        for annotate in self.annotations.values():
+            check_annotate(annotate)
         if not isinstance(self.salt_key, bytes):
             raise TypeError(f"salt_key must be bytes, got {type(self.salt_key).__name__}")
         if isinstance(self.policy, str) and self.policy not in POLICIES:

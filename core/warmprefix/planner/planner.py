@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from warmprefix.annotate import Annotate, Templates
@@ -85,6 +86,7 @@ class ContextPlanner(PlannerLifecycle):
         observer: PlannerObserver | None = None,
         patience: int | None = 32,
         annotate: Annotate = "auto",
+        annotations: Mapping[str, Annotate] = MappingProxyType({}),
         tokenizer: object = None,
         profile: CacheProfile | str = "auto",
     ) -> None:
@@ -111,22 +113,36 @@ class ContextPlanner(PlannerLifecycle):
             annotate: What prompts show of the relevance order; see docs/prompt-text.md. `"note"`: a note where the
                 order changed. `"labels"`: a label in front of each block. `"both"`, `"none"`. `"auto"`: a note. With
                 placement `"tail"` blocks always have labels, which references name.
+            annotations: What `"auto"` stands for, by the `model` of a request, as `warmprefix quality report
+                --annotations FILE` writes it; see docs/quality.md.
             tokenizer: Counts labels and notes, whose price an order must save: a function of a text, an object with
                 `encode`, or a `warmprefix.residency.EngineTokenizer`, asked in the background. By default they are
                 estimated.
             profile: Where the engine's cache can match: a `CacheProfile` or its name. `"auto"` learns it.
 
         Raises:
-            ValueError: `policy`, `annotate` or `profile` has an unknown value, or a bound is below 1.
+            ValueError: `policy`, `annotate`, `annotations` or `profile` has an unknown value, or a bound is below 1.
         """
         bounds = PlannerBounds(capacity_tokens, max_nodes, max_scopes, max_labels, max_open_plans, patience)
         config = PlannerConfig(
-            policy, bounds, store, sharing, templates, salt_key, recorder, feed, observer, annotate, profile
+            policy,
+            bounds,
+            store,
+            sharing,
+            templates,
+            salt_key,
+            recorder,
+            feed,
+            observer,
+            annotate,
+            annotations,
+            profile,
         )
         self._lock = threading.RLock()  # scope.py states its rules
         self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
         counter = CheckedCounter(counter_of(tokenizer), lambda: metrics.count("tokenizer_errors"))
-        writer = NoteWriter(Templates() if templates is None else templates, annotate, counter)
+        wording = Templates() if templates is None else templates
+        writer = NoteWriter(wording, annotate, counter, dict(config.annotations))
         self._scopes = ScopeRegistry(config, self._lock, self._metrics)
         self._open_plans = OpenPlans(max_open_plans)
         state = self._lock, self._scopes, self._open_plans, self._metrics

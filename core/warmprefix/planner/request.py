@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
-from warmprefix.annotate import Annotate, Annotation, Templates, has_labels
+from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, has_labels
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks
 from warmprefix.dedup.history import (
     Message,
@@ -184,7 +184,8 @@ class RequestPlanner:
             raise ValueError("conversation must be None or have at least one character, got ''")
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement must be 'head' or 'tail', got {placement!r}")
-        annotation = self.writer.annotation(annotate, placement)
+        resolved = self.writer.resolve(annotate, model)
+        annotation = annotation_for(resolved, placement)
         visible = None if history is None else VisibleHistory(history)
         blank = len(listed) - sum(map(len, positions)) if len(distinct) < len(listed) else 0
         recorded = distinct_blocks(listed)[0] if blank else distinct
@@ -211,7 +212,7 @@ class RequestPlanner:
             visible,
             order_locked,
             annotation,
-            placement == "tail" and self.writer.is_automatic(annotate),
+            placement == "tail" and resolved == "auto",
             imitable,
         )
 

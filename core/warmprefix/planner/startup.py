@@ -79,7 +79,7 @@ class Startup:
             state = self.scopes.use(scope)
             paths = paths_to_warm(state.tree, given, max_paths)
             labels = [state.labels.labels(path) for path in paths]
-        is_labelled = has_labels(self.writer.annotation(None, "head"))
+        is_labelled = has_labels(self.writer.opening_annotation(model))
         for path, names in zip(paths, labels, strict=True):
             texts = [block.text for block in path]
             if is_labelled:
