@@ -25,7 +25,12 @@ from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.emulator import EmulatorConfig
 from warmprefix_tools.option_checks import check_range
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
-from warmprefix_tools.quality.quality_options import QualityCompareOptions, QualityOptions, QualityReportOptions
+from warmprefix_tools.quality.quality_options import (
+    QualityCompareOptions,
+    QualityJudgeOptions,
+    QualityOptions,
+    QualityReportOptions,
+)
 from warmprefix_tools.replay.replay_options import ReplayOptions
 from warmprefix_tools.report.visible import visible
 from warmprefix_tools.summaries import SUMMARIES
@@ -312,6 +317,14 @@ def _quality_run(options: QualityOptions) -> int | None:
     from warmprefix_tools.quality.run_quality import run_quality
 
     run_quality(options)
+    return None
+
+
+@_command("quality judge")
+def _quality_judge(options: QualityJudgeOptions) -> int | None:
+    from warmprefix_tools.quality.run_quality import run_quality_judge
+
+    run_quality_judge(options)
     return None
 
 

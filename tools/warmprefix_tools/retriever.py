@@ -13,7 +13,11 @@ __all__ = ["Bm25Retriever", "content_words"]
 
 _K1 = 1.5
 _B = 0.75
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_WORD = re.compile(r"[^\W\d_]+|\d+")
+_ENGLISH_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_WITHOUT_SPACES = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")
+"""A character of a language that puts no spaces between words."""
+
 _STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -31,11 +35,21 @@ _STOP_WORDS = frozenset(
 def content_words(text: str) -> list[str]:
     """Return the lower-case words, also those within identifiers; without stop words, plurals as singulars.
 
+    Of a language without spaces between words, return pairs of characters.
+
     >>> content_words("What does json.JSONEncoder.iterencode(o, _one_shot=False) do with Strings?")
     ['json', 'json', 'encoder', 'iterencode', 'o', 'one', 'shot', 'false', 'string']
     """
-    words = [word.lower() for word in _WORD.findall(text)]
+    words = [part.lower() for word in _WORD.findall(text) for part in _parts(word)]
     return [_singular(word) for word in words if word not in _STOP_WORDS]
+
+
+def _parts(word: str) -> list[str]:
+    if word.isascii():
+        return _ENGLISH_PART.findall(word)
+    if _WITHOUT_SPACES.search(word):
+        return [word[at : at + 2] for at in range(max(len(word) - 1, 1))]
+    return [word]
 
 
 def _singular(word: str) -> str:

@@ -16,6 +16,7 @@ SUMMARIES: Mapping[str, str] = {
     "doctor": "Find what keeps the prefix cache cold in logged chat requests, worst first, and how to fix it.",
     "quality": "Compare a model's answers with and without what warmprefix changes in its prompts.",
     "quality run": "Ask a model the same questions, with the evidence arranged in different ways. Can be stopped.",
+    "quality judge": "Ask a second model which of two answers is better, in both orders.",
     "quality report": "Show how the answers differ, with intervals. Status 1 if an arm of --check may be worse.",
     "quality compare": "Show how the answers of two runs differ, of two models for example.",
     "state": "Look into the state that planners share in Redis, and forget a conversation.",

@@ -10,8 +10,8 @@ import pytest
 
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.arms import ArmPrompt, prompts_of
+from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.paired import Comparison, compare_pairs, mcnemar
-from warmprefix_tools.quality.questions import made_up_questions
 from warmprefix_tools.quality.reader import PlantedReader
 from warmprefix_tools.quality.scores import score
 

@@ -23,8 +23,8 @@ from redis_servers import wait_until
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
+from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.page import quality_page
-from warmprefix_tools.quality.questions import made_up_questions
 from warmprefix_tools.quality.reader import PlantedReader
 from warmprefix_tools.quality.results import remarks, results_of
 
@@ -180,7 +180,7 @@ def filled(file: Path, scores: Mapping[str, Sequence[str | None]], repeats: int 
     """Return a store with these answers, in turn for each call."""
     questions = list(made_up_questions(len(scores["relevance"]) // repeats))
     store = AnswerStore(file)
-    store.begin({"model": "m", "data": "made-up"}, questions)
+    store.begin({"model": "m", "data": "made-up", "arms": list(scores)}, questions)
     for arm, texts in scores.items():
         for number, text in enumerate(texts):
             question = questions[number // repeats]

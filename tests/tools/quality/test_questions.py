@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import re
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from warmprefix_tools.quality.arms import ARMS, BASELINES, prompts_of
-from warmprefix_tools.quality.questions import QuestionsError, made_up_questions, read_questions, read_squad
+from warmprefix_tools.emulator.tokenizer import ChatMessage
+from warmprefix_tools.quality.arms import ArmPrompt, baseline_of, check_arm, expanded_arms, prompts_of
+from warmprefix_tools.quality.conversations import Messages
+from warmprefix_tools.quality.data_sets import DATA_SETS, DataSet, data_set_questions
+from warmprefix_tools.quality.made_up import made_up_questions
+from warmprefix_tools.quality.questions import (
+    EarlierTurn,
+    EvidenceQuestion,
+    QuestionsError,
+    read_questions,
+    squad_questions,
+)
+from warmprefix_tools.quality.reader import PlantedReader
 
 GOOD = {"id": "1", "question": "How deep?", "answers": ["3,688 m"], "passages": ["The sea.", "The sky."], "gold": [0]}
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    other = {**GOOD, "id": 2, "answers": [], "gold": []}
+    turn = {"question": "Where?", "answer": "There.", "passages": ["The sea."]}
+    other = {**GOOD, "id": 2, "answers": [], "gold": [], "earlier": [turn]}
     path = tmp_path / "questions.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(other)}\n")
     one, two = read_questions(path)
@@ -24,6 +43,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         *(("3,688 m",), ("The sea.", "The sky."), (0,)),
     )
     assert (two.id, two.answers) == ("2", ())
+    assert two.earlier == (EarlierTurn("Where?", "There.", ("The sea.",)),)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +58,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ({"passages": ["\ud800"]}, "surrogates not allowed"),
         ({"gold": [2]}, "gold must be a list of indices"),
         ({"gold": [True]}, "gold must be a list of indices"),
+        ({"earlier": {}}, "earlier must be a list"),
+        ({"earlier": ["Why?"]}, "must be an object"),
+        ({"earlier": [{"question": "Why?", "answer": "", "passages": ["a"]}]}, "answer must be a text"),
+        ({"earlier": [{"question": "Why?", "answer": "a", "passages": ["a", "a"]}]}, "all different"),
         ({"id": "1"}, "the id '1' is there twice"),
     ],
 )
@@ -68,37 +92,128 @@ def test_made_up_questions_can_be_answered(language: str) -> None:
         assert question.answers[0] in question.passages[gold]
 
 
-def test_each_arm_has_the_same_evidence() -> None:
-    questions = list(made_up_questions(80))
-    for prompt in prompts_of(list(ARMS), questions, 0):
-        text = "\n".join([message["content"] for message in prompt.messages])
-        assert all(passage in text for passage in prompt.question.passages)
-        assert prompt.messages[-1]["content"].endswith(prompt.question.question)
+@pytest.mark.parametrize("kind", ["two-hop", "latest", "turns"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_other_kinds_can_be_answered(kind: Any, language: str) -> None:
+    questions = list(made_up_questions(60, kind=kind, language=language, seed=3))
+    assert len({question.id for question in questions}) == 60
+    for question in questions:
+        assert len(set(question.passages)) == 8
+        assert len(question.gold) == (2 if kind == "two-hop" else 1)
+        assert any(question.answers[0] in question.passages[at] for at in question.gold)
+        for turn in question.earlier:
+            assert len(set(turn.passages)) == 8
+    if kind == "turns":
+        shown = [{text for turn in question.earlier for text in turn.passages} for question in questions]
+        assert all(question.passages[question.gold[0]] in seen for question, seen in zip(questions, shown, strict=True))
+
+
+def test_the_order_is_evidence_where_the_latest_counts() -> None:
+    questions = list(made_up_questions(200, kind="latest"))
+    reader = PlantedReader(accuracy=1.0)
+    right: dict[str, int] = {"relevance": 0, "shuffled": 0}
+    for prompt in prompts_of(["relevance", "shuffled"], questions, 0):
+        right[prompt.arm] += answer_to(reader, prompt) == prompt.question.answers[0]
+    assert right["relevance"] == 200
+    assert right["shuffled"] < 150
+
+
+def answer_to(reader: PlantedReader, prompt: ArmPrompt) -> str:
+    return reader.answer([ChatMessage(each["role"], each["content"] or "") for each in prompt.messages])
+
+
+EVERY_ARM = [
+    "planned",
+    "note",
+    "labels",
+    "both",
+    "cited",
+    "batch",
+    "shuffled",
+    "references",
+    "contained",
+    "spans",
+    "positions",
+    "orders",
+    "shuffled-9",
+    "gold-3",
+]
+
+
+@pytest.mark.parametrize("kind", ["facts", "two-hop", "turns"])
+def test_each_arm_has_the_same_evidence(kind: Any) -> None:
+    questions = list(made_up_questions(80, kind=kind))
+    names = expanded_arms(EVERY_ARM, questions)
+    assert len(names) == len(set(names)) == 30
+    reader = PlantedReader(accuracy=1.0)
+    for prompt in prompts_of(names, questions, 0):
+        texts = [message["content"] or "" for message in prompt.messages]
+        if prompt.arm not in ("tool-part", "contained"):
+            assert all(passage in "\n".join(texts) for passage in prompt.question.passages)
+        if prompt.arm not in ("tool-part", "contained", "tool-more", "spans"):  # a tool's result ends these
+            assert texts[-1].endswith(prompt.question.question)
+            assert answer_to(reader, prompt).startswith(prompt.question.answers[0])
         assert prompt.messages[0]["role"] == "system"
-        times = 2 if prompt.arm == "full-again" else 1
-        assert text.count(prompt.question.passages[0]) == times
-    assert set(BASELINES) == set(ARMS)
+        if not prompt.question.earlier:
+            times = {"full-again": 2, "tool-more": 2}.get(prompt.arm, 1)
+            assert "\n".join(texts).count(prompt.question.passages[0]) in (times, 2 * (prompt.arm == "tool-part"))
+
+
+def test_each_arm_differs_from_its_baseline() -> None:
+    questions = list(made_up_questions(40))
+    names = expanded_arms(EVERY_ARM, questions)
+    prompts = list(prompts_of(names, questions, 0))
+    assert prompts == list(prompts_of(names, questions, 0))
+    changed = {prompt.arm for prompt in prompts if prompt.is_changed}
+    assert changed == {name for name in names if baseline_of(name) != name}
 
 
 def test_arms_bring_their_baselines_along() -> None:
-    prompts = list(prompts_of(["references", "note"], list(made_up_questions(30)), 0))
-    assert {prompt.arm for prompt in prompts} == {"references", "full-again", "note", "relevance"}
-    assert {prompt.arm for prompt in prompts if prompt.is_changed} == {"references", "note"}
-    assert prompts == list(prompts_of(["references", "note"], list(made_up_questions(30)), 0))
+    questions = list(made_up_questions(3))
+    assert expanded_arms(["references", "cited"], questions) == [
+        *("full-again", "references", "relevance", "labels", "cited")
+    ]
+    assert [arm for arm in expanded_arms(["positions"], questions) if arm != "relevance"] == [
+        f"gold-{place}" for place in range(1, 9)
+    ]
+
+
+def upper_case(question: EvidenceQuestion) -> Messages:
+    return [{"role": "user", "content": f"{question.passages[0]} {question.question}".upper()}]
+
+
+def test_a_function_can_be_an_arm() -> None:
+    name = f"{__name__}:upper_case"
+    (own,) = [prompt for prompt in prompts_of(["relevance", name], list(made_up_questions(1)), 0) if prompt.arm == name]
+    assert own.messages == upper_case(own.question)
+    assert own.is_changed
+
+
+@pytest.mark.parametrize("name", ["best", "gold-", "gold-0", "gold-100", "no_such_module:f", f"{__name__}:missing", ""])
+def test_unknown_arms_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="arm"):
+        check_arm(name)
 
 
 def test_arms_do_what_their_names_promise() -> None:
-    question = list(made_up_questions(40))[-1]
-    prompts = {prompt.arm: prompt for prompt in prompts_of(list(ARMS), list(made_up_questions(40)), 0)}
+    questions = list(made_up_questions(40))
+    question = questions[-1]
+    names = expanded_arms(EVERY_ARM, questions)
+    prompts = {prompt.arm: prompt for prompt in prompts_of(names, questions, 0)}
     gold = question.passages[question.gold[0]]
     contexts = {arm: prompt.messages[1]["content"] for arm, prompt in prompts.items()}
     assert contexts["relevance"].startswith("\n\n".join(question.passages))
-    assert contexts["gold-first"].startswith(gold)
-    assert contexts["gold-last"].endswith(f"{gold}\n\n{question.question}")
+    assert contexts["gold-1"].startswith(gold)
+    assert contexts["gold-3"].split("\n\n")[2] == gold
+    assert contexts["gold-8"].endswith(f"{gold}\n\n{question.question}")
+    assert len({contexts[f"shuffled-{number}"] for number in (1, 2, 3, 4, 5)}) == 5
     assert "Most relevant passages above" in contexts["note"]
     assert "[ctx-" in contexts["labels"]
     assert "[ctx-" not in contexts["planned"]
+    assert f"[{prompts['cited'].gold_labels[0]}] {gold}" in contexts["cited"]
     assert gold not in prompts["references"].messages[-1]["content"]
+    for arm in ("contained", "spans"):
+        assert "[Word for word in the result of the earlier call" in prompts[arm].messages[-1]["content"]
 
 
 def squad_paragraph(name: str) -> dict[str, Any]:
@@ -109,20 +224,165 @@ def squad_paragraph(name: str) -> dict[str, Any]:
 SQUAD = {"data": [{"paragraphs": [squad_paragraph(name) for name in ("Lorem", "Ipsum", "Dolor", "Amet")]}]}
 
 
-def test_a_file_in_squads_format_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "squad.json"
-    path.write_text(json.dumps(SQUAD))
-    questions = list(read_squad(path, passages=3))
+def test_a_file_in_squads_format_is_read() -> None:
+    questions = list(squad_questions(json.dumps(SQUAD).encode()))
     assert [question.id for question in questions] == ["Lorem", "Ipsum", "Dolor", "Amet"]
     for question in questions:
         (gold,) = question.gold
         assert question.passages[gold].startswith(question.id)
         assert question.answers == (f"{question.id}port",)
-        assert len(set(question.passages)) == len(question.passages) <= 3
+        assert len(set(question.passages)) == len(question.passages)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"data": [{}]}', '{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "7"])
-def test_other_json_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "squad.json").write_text(content)
-    with pytest.raises(QuestionsError, match="SQuAD"):
-        list(read_squad(tmp_path / "squad.json"))
+# -- public data sets --------------------------------------------------------------------------------------------------
+
+HOPS = [
+    {
+        "_id": f"hop-{number}",
+        "question": f"Which harbour lies on the river of town {number}?",
+        "answer": f"Port {number}",
+        "supporting_facts": [[f"Town {number}", 0], [f"River {number}", 0]],
+        "context": [
+            [f"Town {number}", [f"Town {number} lies on a river.", " It is old."]],
+            [f"River {number}", [f"The river of town {number} has a harbour, Port {number}."]],
+            ["Moon", ["The moon has seas without water."]],
+        ],
+    }
+    for number in range(12)
+]
+MUSIQUE = [
+    {
+        "id": f"2hop__{number}",
+        "question": f"Who wrote book {number}?",
+        "answer": f"Ann {number}",
+        "answer_aliases": [f"A. {number}"],
+        "answerable": number != 1,
+        "paragraphs": [
+            {"title": f"Book {number}", "paragraph_text": f"Ann {number} wrote book {number}.", "is_supporting": True},
+            {"title": "Sea", "paragraph_text": "The sea is deep.", "is_supporting": False},
+        ],
+    }
+    for number in range(3)
+]
+CHAT_TASKS = [
+    {
+        "task_id": f"chat-{number}",
+        "contexts": [{"text": f"\nA battery of type {number} lasts {number} years."}] if number else [],
+        "input": [
+            {"speaker": "user", "text": f"Tell me about the battery of type {number}."},
+            {"speaker": "agent", "text": "It is a battery."},
+            {"speaker": "user", "text": "How long does it last?"},
+        ],
+        "targets": [{"text": f"{number} years"}],
+    }
+    for number in range(3)
+]
+CHAT = {
+    "session_1_date_time": "1 May",
+    "session_1": [{"dia_id": "D1:1", "speaker": "Ann", "text": "I bought a boat."}],
+    "session_2_date_time": "2 May",
+    "session_2": [{"dia_id": "D2:1", "speaker": "Ben", "text": "I sold a car."}],
+    "qa": [
+        {"question": "What did Ann buy?", "answer": "a boat", "evidence": ["D1:1"], "category": 1},
+        {"question": "What did Ben buy?", "evidence": ["D2:1"], "category": 5},
+    ],
+}
+
+
+def zipped(name: str, content: object) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, json.dumps(content))
+    return file.getvalue()
+
+
+FILES = {
+    "squad": json.dumps(SQUAD).encode(),
+    "xquad:de": json.dumps(SQUAD).encode(),
+    "hotpotqa": json.dumps(HOPS).encode(),
+    "2wiki": json.dumps(HOPS).encode(),
+    "musique": json.dumps(MUSIQUE).encode(),
+    "mt-rag": "\n".join(map(json.dumps, CHAT_TASKS)).encode(),
+    "locomo": zipped("chats/1.json", CHAT),
+}
+
+
+def fetched(name: str, folder: Path, host: str, data: bytes | None = None) -> list[EvidenceQuestion]:
+    """Return the questions of a data set whose file is the one above."""
+    content = FILES[name] if data is None else data
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    return list(data_set_questions(DATA_SETS[name]._replace(blob=blob), folder, host))
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """Serve the files above under the paths of their data sets."""
+
+    class Files(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = [FILES[name] for name in FILES if f"/{DATA_SETS[name].path}" == self.path]
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(found[0] if found else b"")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+            """Stay silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_data_set_is_downloaded_once(name: str, host: str, tmp_path: Path) -> None:
+    questions = fetched(name, tmp_path / "cache", host)
+    assert questions
+    for question in questions:
+        assert len(set(question.passages)) == len(question.passages)
+        assert question.gold
+    assert fetched(name, tmp_path / "cache", "http://127.0.0.1:1") == questions
+
+
+def test_formats_are_read_completely(host: str, tmp_path: Path) -> None:
+    hops = fetched("hotpotqa", tmp_path, host)
+    assert len(hops) == 12
+    for number, hop in enumerate(hops):
+        needed = {hop.passages[at].split("\n")[0] for at in hop.gold}
+        assert (needed, hop.answers) == ({f"Town {number}", f"River {number}"}, (f"Port {number}",))
+        assert len(hop.passages) == 8
+    one, two, _ = fetched("musique", tmp_path, host)
+    assert (one.answers, two.answers) == (("Ann 0", "A. 0"), ())
+    chats = fetched("mt-rag", tmp_path, host)
+    assert [chat.id for chat in chats] == ["chat-1", "chat-2"]
+    assert (chats[0].question, chats[0].answers) == ("How long does it last?", ("1 years",))
+    (turn,) = chats[0].earlier
+    assert (turn.question, turn.answer) == ("Tell me about the battery of type 1.", "It is a battery.")
+    bought, sold = fetched("locomo", tmp_path, host)
+    assert bought.passages[bought.gold[0]] == "Ann (1 May): I bought a boat."
+    assert (bought.answers, sold.answers) == (("a boat",), ())
+
+
+def test_another_file_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(QuestionsError, match="is not the file that is expected"):
+        fetched("musique", tmp_path, host, b"another")
+    assert not list(tmp_path.iterdir())
+    fetched("musique", tmp_path, host)
+    (stored,) = tmp_path.iterdir()
+    stored.write_bytes(stored.read_bytes()[:-1])
+    with pytest.raises(QuestionsError, match="changed, or is incomplete"):
+        fetched("musique", tmp_path, host)
+
+
+def test_a_host_that_is_down_is_an_error(tmp_path: Path) -> None:
+    for host in ("http://127.0.0.1:1", "no address"):
+        with pytest.raises(QuestionsError, match="could not be fetched"):
+            fetched("musique", tmp_path, host)
+
+
+def test_each_data_set_has_a_source_a_licence_and_a_checksum() -> None:
+    for data_set in DATA_SETS.values():
+        assert isinstance(data_set, DataSet)
+        assert re.fullmatch(r"[0-9a-f]{40}", data_set.blob)
+        assert re.fullmatch(r"github\.com/\S+ at [0-9a-f]{7}, \S+", data_set.origin)
+        assert data_set.licence

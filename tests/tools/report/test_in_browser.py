@@ -25,7 +25,7 @@ from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, Sk
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import compare_pairs
-from warmprefix_tools.quality.results import ArmResult, QualityResults
+from warmprefix_tools.quality.results import ArmResult, OrderEffect, QualityResults
 from warmprefix_tools.quality.scores import AnswerScores
 from warmprefix_tools.replay.page import replay_page
 from warmprefix_tools.replay.results import ReplayResult
@@ -73,13 +73,15 @@ def answers_page(model: str) -> str:
     counts = {"relevance": None, "planned": (2, 3), "note": (1, 30), "labels": (40, 2), "shuffled": (20, 30)}
     arms = [
         ArmResult(
-            *(arm, "relevance", 500, 3, 1, scores, 480),
+            *(arm, "relevance", 500, 3, 1, scores, scores.f1, 0, 480),
             changed and compare_pairs([1.0] * changed[0] + [-1.0] * changed[1] + [0.0] * 465),
-            *(0.02, 400_000, 100_000),
+            *(0.02, 400_000, 100_000, 480, 470),
         )
         for arm, changed in counts.items()
     ]
-    return quality_page(QualityResults({"model": model, "data": model}, 500, "f1", 0.01, tuple(arms)))
+    places = {place: 0.7 - place / 100 for place in range(1, 9)}
+    settings = {"model": model, "data": model}
+    return quality_page(QualityResults(settings, 500, "f1", 0.01, tuple(arms), places, OrderEffect(5, 0.01, 0.1)))
 
 
 def gateway_page(application: str) -> str:

@@ -11,18 +11,23 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from warmprefix.errors import WarmprefixError
-from warmprefix_tools.quality.questions import EvidenceQuestion
+from warmprefix_tools.quality.questions import EarlierTurn, EvidenceQuestion
 
-__all__ = ["AnswerStore", "CallKey", "GivenAnswer", "StoreFileError"]
+__all__ = ["AnswerStore", "CallKey", "GivenAnswer", "Judgement", "StoreFileError"]
 
-_VERSION = 1
+_VERSION = 2
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS question (id TEXT PRIMARY KEY, number INTEGER NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answer (
     question TEXT NOT NULL, arm TEXT NOT NULL, repeat INTEGER NOT NULL, is_changed INTEGER NOT NULL,
     text TEXT, problem TEXT, prompt_tokens INTEGER, cached_tokens INTEGER, answer_tokens INTEGER, seconds REAL NOT NULL,
+    citations INTEGER, right_citations INTEGER,
     PRIMARY KEY (question, arm, repeat)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS judgement (
+    question TEXT NOT NULL, arm TEXT NOT NULL, arm_first INTEGER NOT NULL, preferred TEXT,
+    PRIMARY KEY (question, arm, arm_first)
 ) WITHOUT ROWID;
 """
 
@@ -54,6 +59,21 @@ class GivenAnswer:
     cached_tokens: int | None = None
     answer_tokens: int | None = None
     seconds: float = 0.0
+    citations: int | None = None
+    """Labels that the answer names; None if the prompt has none to name."""
+    right_citations: int | None = None
+    """Those of passages that the answer follows from."""
+
+
+class Judgement(NamedTuple):
+    """What a judge returned for a question's answers in one arm and its baseline."""
+
+    question: str
+    arm: str
+    arm_first: bool
+    """True if the judge read the arm's answer first."""
+    preferred: str | None
+    """`arm`, `baseline` or `neither`; None if the judge's answer is none of these."""
 
 
 class AnswerStore:
@@ -122,7 +142,8 @@ class AnswerStore:
         for (text,) in self._file.execute("SELECT fields FROM question ORDER BY number"):
             fields = json.loads(text)
             lists = {name: tuple(fields[name]) for name in ("answers", "passages", "gold")}
-            found.append(EvidenceQuestion(fields["id"], fields["question"], **lists))
+            earlier = tuple([EarlierTurn(asked, answer, tuple(texts)) for asked, answer, texts in fields["earlier"]])
+            found.append(EvidenceQuestion(fields["id"], fields["question"], **lists, earlier=earlier))
         return found
 
     def add(self, answer: GivenAnswer) -> None:
@@ -140,3 +161,29 @@ class AnswerStore:
         """Yield all answers, by question, arm and repeat."""
         for question, arm, repeat, is_changed, *rest in self._file.execute("SELECT * FROM answer"):
             yield GivenAnswer(CallKey(question, arm, repeat), bool(is_changed), *rest)
+
+    def begin_judging(self, judge: str) -> set[tuple[str, str, bool]]:
+        """Store the name of the judge; return question, arm and order of all judgements.
+
+        Raises:
+            StoreFileError: Another model has judged these answers.
+        """
+        stored = self.judge()
+        if stored not in (None, judge):
+            raise StoreFileError(f"{self.path} has the judgements of {stored}, not of {judge}")
+        self._file.execute("INSERT OR IGNORE INTO run VALUES ('judge', ?)", [json.dumps(judge)])
+        return {(question, arm, arm_first) for question, arm, arm_first, _ in self.judgements()}
+
+    def judge(self) -> str | None:
+        """Return the name of the judge; None without one."""
+        row = self._file.execute("SELECT value FROM run WHERE name = 'judge'").fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def add_judgement(self, judgement: Judgement) -> None:
+        """Store a judgement at once; the first one stays."""
+        self._file.execute("INSERT OR IGNORE INTO judgement VALUES (?, ?, ?, ?)", judgement)
+
+    def judgements(self) -> Iterator[Judgement]:
+        """Yield all judgements, by question, arm and order."""
+        for question, arm, arm_first, preferred in self._file.execute("SELECT * FROM judgement"):
+            yield Judgement(question, arm, bool(arm_first), preferred)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import NamedTuple
 
-from warmprefix import ContextBlock, ContextPlanner
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
+from warmprefix.batch import BatchRequest
 from warmprefix.openai import messages_for
+from warmprefix_tools.quality.conversations import Messages, history_of, later_turn, tool_chat
 from warmprefix_tools.quality.questions import EvidenceQuestion
 
-__all__ = ["ARMS", "BASELINES", "ArmPrompt", "prompts_of"]
+__all__ = ["ARM_NAMES", "ArmPrompt", "arm_number", "baseline_of", "check_arm", "expanded_arms", "prompts_of"]
 
 SYSTEM = (
     "Answer the question from the context, in as few words as possible. If the context does not hold the answer, "
     "reply: unanswerable."
 )
-_EARLIER = "Which of these passages are about the same topic?"
-_EARLIER_ANSWER = "All of them."
-
-Messages = list[dict[str, Any]]
+_CITING = f"{SYSTEM} Behind the answer, name the [label] of the passage that it follows from."
+_ORDERS = 5
+"""Random orders of the group `orders`."""
+_NUMBERED = re.compile(r"(gold|shuffled)-([1-9]\d?)")
+_CUSTOM = re.compile(r"[\w.]+:\w+")
 
 
 class ArmPrompt(NamedTuple):
@@ -29,114 +34,183 @@ class ArmPrompt(NamedTuple):
     question: EvidenceQuestion
     arm: str
     messages: Messages
+    gold_labels: tuple[str, ...]
+    """The labels of the passages that the answer follows from, if the prompt shows labels."""
     is_changed: bool
     """False if the prompt is the baseline's."""
 
 
+class _Made(NamedTuple):
+    messages: Messages
+    gold_labels: tuple[str, ...] = ()
+
+
+_Maker = Callable[[EvidenceQuestion], _Made]
+
+
+class _Arm(NamedTuple):
+    baseline: str
+    """The arm to compare it with; its own name for a baseline."""
+    new: Callable[[int, Sequence[EvidenceQuestion]], _Maker]
+    """Makes the arm's prompts, given a seed and all questions in their order."""
+
+
 def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion], seed: int) -> Iterator[ArmPrompt]:
-    """Yield the prompts of all arms for each question.
+    """Yield the prompts of all arms for each question; `arms` are names from `expanded_arms`.
 
     Arms that plan do so with one planner over the questions in their order, as an application that answers them one
     after another. O(tokens of all prompts).
     """
-    makers = {arm: ARMS[arm](seed) for arm in dict.fromkeys([*arms, *[BASELINES[arm] for arm in arms]])}
+    makers = {name: _arm(name).new(seed, questions) for name in arms}
     for question in questions:
-        made = {arm: maker(question) for arm, maker in makers.items()}
-        for arm, messages in made.items():
-            yield ArmPrompt(question, arm, messages, messages != made[BASELINES[arm]])
+        made = {name: maker(question) for name, maker in makers.items()}
+        for name, prompt in made.items():
+            is_changed = prompt.messages != made[baseline_of(name)].messages
+            yield ArmPrompt(question, name, prompt.messages, prompt.gold_labels, is_changed)
 
 
-Maker = Callable[[EvidenceQuestion], Messages]
+def expanded_arms(names: Sequence[str], questions: Sequence[EvidenceQuestion]) -> list[str]:
+    """Return the arms that these names and groups stand for, behind their baselines.
+
+    The group `positions` has the passage with the answer at each place, the group `orders` has random orders.
+    """
+    most = max([len(question.passages) for question in questions], default=1)
+    groups = {
+        "positions": [f"gold-{place}" for place in range(1, most + 1)],
+        "orders": [f"shuffled-{number}" for number in range(1, _ORDERS + 1)],
+    }
+    found: dict[str, None] = {}
+    for name in [arm for group in names for arm in groups.get(group, [group])]:
+        missing = [name]
+        while (baseline := baseline_of(missing[-1])) != missing[-1]:
+            missing.append(baseline)
+        found.update(dict.fromkeys(reversed(missing)))
+    return list(found)
 
 
-def _fixed(order: Callable[[EvidenceQuestion, random.Random], Sequence[str]]) -> Callable[[int], Maker]:
+def baseline_of(name: str) -> str:
+    """Return the arm that this one is compared with; a baseline's is itself."""
+    return _arm(name).baseline
+
+
+def check_arm(name: str) -> None:
+    """Check the name of an arm or of a group of arms.
+
+    Raises:
+        ValueError: It is unknown, or names a function that can't be imported.
+    """
+    if name not in ("positions", "orders"):
+        _arm(name)
+
+
+def arm_number(name: str, kind: str) -> int | None:
+    """Return the number of an arm of this kind, `gold` or `shuffled`; None for another arm."""
+    numbered = _NUMBERED.fullmatch(name)
+    return int(numbered[2]) if numbered and numbered[1] == kind else None
+
+
+def _arm(name: str) -> _Arm:
+    if name in _ARMS:
+        return _ARMS[name]
+    if (place := arm_number(name, "gold")) is not None:
+        return _fixed(lambda question, rng: _with_gold_at(question, place))
+    if arm_number(name, "shuffled") is not None:
+        return _fixed(_shuffled, name)
+    if _CUSTOM.fullmatch(name):
+        return _own(name)
+    raise ValueError(f"an arm must be one of {ARM_NAMES}, got {name!r}")
+
+
+def _fixed(order: Callable[[EvidenceQuestion, random.Random], Sequence[str]], name: str = "") -> _Arm:
     """Return an arm with an order that no planner chooses."""
 
-    def new(seed: int) -> Maker:
+    def new(seed: int, questions: Sequence[EvidenceQuestion]) -> _Maker:
         planner = ContextPlanner(annotate="none")
 
-        def make(question: EvidenceQuestion) -> Messages:
-            rng = random.Random(f"{seed} {question.id}")  # noqa: S311
+        def make(question: EvidenceQuestion) -> _Made:
+            rng = random.Random(f"{seed} {question.id}{name}")  # noqa: S311
             blocks = [ContextBlock(text) for text in order(question, rng)]
             plan = planner.plan(blocks, order_locked=True)
             planner.abandon(plan)
-            return messages_for(plan, question.question, preamble=SYSTEM)
+            return _prompt(plan, question)
 
         return make
 
-    return new
-
-
-def _planned(annotate: Annotate) -> Callable[[int], Maker]:
-    def new(seed: int) -> Maker:
-        planner = ContextPlanner(annotate=annotate)
-
-        def make(question: EvidenceQuestion) -> Messages:
-            with planner.planning(_blocks(question), preamble=SYSTEM) as plan:
-                return messages_for(plan, question.question, preamble=SYSTEM)
-
-        return make
-
-    return new
-
-
-def _later_turn(refers: bool) -> Callable[[int], Maker]:
-    """Return an arm whose question follows a turn with the same passages: as references, or in full again."""
-
-    def new(seed: int) -> Maker:
-        def make(question: EvidenceQuestion) -> Messages:
-            planner = ContextPlanner()
-            with planner.planning(_blocks(question), placement="tail", history=[]) as first:
-                opening = messages_for(first, _EARLIER, preamble=SYSTEM)
-            history = [*opening, {"role": "assistant", "content": _EARLIER_ANSWER}]
-            if refers:
-                with planner.planning(_blocks(question), placement="tail", history=history) as plan:
-                    return messages_for(plan, question.question, history)
-            again = opening[-1]["content"].removesuffix(_EARLIER)
-            return [*history, {"role": "user", "content": again + question.question}]
-
-        return make
-
-    return new
-
-
-def _blocks(question: EvidenceQuestion) -> list[ContextBlock]:
-    return [ContextBlock(text) for text in question.passages]
+    return _Arm("relevance", new)
 
 
 def _shuffled(question: EvidenceQuestion, rng: random.Random) -> Sequence[str]:
     return rng.sample(question.passages, len(question.passages))
 
 
-def _gold_at(share: float) -> Callable[[EvidenceQuestion, random.Random], Sequence[str]]:
-    def order(question: EvidenceQuestion, rng: random.Random) -> Sequence[str]:
-        gold = [text for at, text in enumerate(question.passages) if at in question.gold]
-        others = [text for at, text in enumerate(question.passages) if at not in question.gold]
-        place = round(share * len(others))
-        return [*others[:place], *gold, *others[place:]]
-
-    return order
+def _with_gold_at(question: EvidenceQuestion, place: int) -> Sequence[str]:
+    gold = [text for at, text in enumerate(question.passages) if at in question.gold]
+    others = [text for at, text in enumerate(question.passages) if at not in question.gold]
+    return [*others[: place - 1], *gold, *others[place - 1 :]]
 
 
-ARMS: Mapping[str, Callable[[int], Maker]] = {
+def _planned(annotate: Annotate, system: str = SYSTEM, baseline: str = "relevance") -> _Arm:
+    def new(seed: int, questions: Sequence[EvidenceQuestion]) -> _Maker:
+        planner = ContextPlanner(annotate=annotate)
+
+        def make(question: EvidenceQuestion) -> _Made:
+            with planner.planning(blocks_of(question), preamble=system) as plan:
+                return _prompt(plan, question, system)
+
+        return make
+
+    return _Arm(baseline, new)
+
+
+def _batch(seed: int, questions: Sequence[EvidenceQuestion]) -> _Maker:
+    requests = [BatchRequest(each.id, blocks_of(each), each.question) for each in questions]
+    batch = ContextPlanner(annotate="none").plan_batch(requests, preamble=SYSTEM)
+    plans = {planned.request.id: planned.plan for planned in batch.requests}
+    return lambda question: _prompt(plans[question.id], question)
+
+
+def blocks_of(question: EvidenceQuestion) -> list[ContextBlock]:
+    """Return the passages as blocks, in relevance order."""
+    return [ContextBlock(text) for text in question.passages]
+
+
+def _prompt(plan: ContextPlan, question: EvidenceQuestion, system: str = SYSTEM) -> _Made:
+    gold = {question.passages[at] for at in question.gold}
+    labels = tuple([block.label for block in plan.blocks if block.label and block.text in gold])
+    return _Made(messages_for(plan, question.question, history_of(question), preamble=system), labels)
+
+
+def _own(name: str) -> _Arm:
+    """Return an arm whose prompts a function of the caller makes: a question in, messages out."""
+    module, _, function = name.partition(":")
+    try:
+        make = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the arm {name!r} can't be imported: {error}") from error
+    return _Arm("relevance", lambda seed, questions: lambda question: _Made(make(question)))
+
+
+def _conversation(make: Callable[[EvidenceQuestion, str], Messages], baseline: str) -> _Arm:
+    return _Arm(baseline, lambda seed, questions: lambda question: _Made(make(question, SYSTEM)))
+
+
+_ARMS: Mapping[str, _Arm] = {
     "relevance": _fixed(lambda question, rng: question.passages),
     "planned": _planned("none"),
     "note": _planned("note"),
     "labels": _planned("labels"),
     "both": _planned("both"),
+    "cited": _planned("labels", _CITING, "labels"),
+    "batch": _Arm("relevance", _batch),
     "shuffled": _fixed(_shuffled),
-    "gold-first": _fixed(_gold_at(0.0)),
-    "gold-middle": _fixed(_gold_at(0.5)),
-    "gold-last": _fixed(_gold_at(1.0)),
-    "full-again": _later_turn(refers=False),
-    "references": _later_turn(refers=True),
+    "full-again": _conversation(later_turn(refers=False), "full-again"),
+    "references": _conversation(later_turn(refers=True), "full-again"),
+    "tool-part": _conversation(tool_chat("part", None), "tool-part"),
+    "contained": _conversation(tool_chat("part", "contained"), "tool-part"),
+    "tool-more": _conversation(tool_chat("more", None), "tool-more"),
+    "spans": _conversation(tool_chat("more", "spans"), "tool-more"),
 }
-"""By name: relevance order; planned order with no note, with a note, with labels, with both; a random order; the
-passage with the answer first, in the middle, last; a later turn that has the passages in full again, or as references.
-"""
+"""Described in docs/quality.md."""
 
-BASELINES: Mapping[str, str] = dict.fromkeys(ARMS, "relevance") | {
-    "references": "full-again",
-    "full-again": "full-again",
-}
-"""The arm that each one is compared with."""
+ARM_NAMES = f"{', '.join(_ARMS)}, positions, orders, gold-N, shuffled-N, or a function as module:name"
+"""For messages to users."""

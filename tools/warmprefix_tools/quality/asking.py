@@ -1,34 +1,25 @@
-"""Asks a model all questions in all arms, several at one time."""
+"""Asks a model all questions in all arms."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from warmprefix.errors import MissingExtraError, WarmprefixError
+from warmprefix.errors import MissingExtraError
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
 from warmprefix_tools.quality.arms import ArmPrompt
+from warmprefix_tools.quality.calls import RefusedError, call_all, complete
 from warmprefix_tools.quality.quality_options import QualityOptions
+from warmprefix_tools.quality.scores import citations
 
 try:
     import openai
-    from openai.types.chat import ChatCompletion
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
 
-__all__ = ["EndpointError", "ask_all"]
+__all__ = ["ask_all"]
 
-_MOST_FAILURES = 20
-"""After this many failed calls in a row, the endpoint counts as down."""
-
-
-class EndpointError(WarmprefixError):
-    """The endpoint does not answer, so the run stopped; the message has the reason."""
-
-
-class _NoCompletionError(Exception):
-    """What came back is no chat completion."""
+_Call = tuple[CallKey, ArmPrompt]
 
 
 async def ask_all(
@@ -37,7 +28,7 @@ async def ask_all(
     """Ask what the store has no answer to, and store each answer as it comes.
 
     An endpoint that refuses a prompt, because it is too long for the model, will refuse it again: that is stored. A
-    call that fails otherwise, after two retries, is not; the next run makes it again.
+    call that fails otherwise is not; the next run makes it again.
 
     Args:
         prompts: All prompts of the run.
@@ -46,45 +37,17 @@ async def ask_all(
         progress: Called after each call with the number of calls that are left.
 
     Raises:
-        EndpointError: 20 calls failed in a row, or the endpoint refuses the key or the model.
+        EndpointError: See `call_all`.
     """
     done = store.done()
-    waiting = [call for call in _calls(prompts, options.repeats) if call[0] not in done]
-    remaining, failures = len(waiting), 0
-    calls = iter(waiting)
-    client = openai.AsyncOpenAI(
-        base_url=options.endpoint, api_key=options.api_key, max_retries=2, timeout=options.timeout_seconds
-    )
 
-    async def work() -> None:
-        nonlocal remaining, failures
-        for key, prompt in calls:
-            try:
-                answer = await _ask(client, options, key, prompt)
-            except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-                raise EndpointError(f"{options.endpoint} refuses the calls: {error}") from error
-            except (openai.APIError, _NoCompletionError) as error:
-                failures += 1
-                if failures >= _MOST_FAILURES:
-                    raise EndpointError(f"{options.endpoint} failed {failures} times in a row: {error}") from error
-                continue
-            failures, remaining = 0, remaining - 1
-            store.add(answer)
-            progress(remaining)
+    async def make(client: openai.AsyncOpenAI, call: _Call) -> None:
+        store.add(await _ask(client, options, *call))
 
-    async with client:
-        workers = [asyncio.create_task(work()) for _ in range(options.at_once)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-    if remaining:
-        raise EndpointError(f"{remaining} calls failed; run the same command again to make them")
+    await call_all([call for call in _calls(prompts, options.repeats) if call[0] not in done], options, make, progress)
 
 
-def _calls(prompts: Iterable[ArmPrompt], repeats: int) -> list[tuple[CallKey, ArmPrompt]]:
+def _calls(prompts: Iterable[ArmPrompt], repeats: int) -> list[_Call]:
     return [
         (CallKey(prompt.question.id, prompt.arm, repeat), prompt) for prompt in prompts for repeat in range(repeats)
     ]
@@ -92,18 +55,11 @@ def _calls(prompts: Iterable[ArmPrompt], repeats: int) -> list[tuple[CallKey, Ar
 
 async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey, prompt: ArmPrompt) -> GivenAnswer:
     began = time.monotonic()
+    seed = options.seed + key.repeat
     try:
-        answer = await client.chat.completions.create(
-            model=options.model,
-            messages=prompt.messages,  # type: ignore[arg-type]
-            max_tokens=options.max_tokens,
-            temperature=0,
-            seed=options.seed + key.repeat,
-        )
-    except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+        answer = await complete(client, prompt.messages, model=options.model, max_tokens=options.max_tokens, seed=seed)
+    except RefusedError as error:
         return GivenAnswer(key, prompt.is_changed, None, f"refused: {error}"[:300], seconds=time.monotonic() - began)
-    if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON
-        raise _NoCompletionError(f"the answer is no chat completion but {type(answer).__name__}")
     choice = answer.choices[0] if answer.choices else None
     text = choice.message.content if choice is not None else None
     problem = None if isinstance(text, str) else "no text"
@@ -111,6 +67,7 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
         problem = "truncated"
     usage = answer.usage
     details = usage.prompt_tokens_details if usage is not None else None
+    cited = citations(text) if isinstance(text, str) and prompt.gold_labels else None
     return GivenAnswer(
         key,
         prompt.is_changed,
@@ -120,4 +77,6 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
         details.cached_tokens if details is not None else None,
         usage.completion_tokens if usage is not None else None,
         time.monotonic() - began,
+        None if cited is None else len(cited),
+        None if cited is None else len(cited & set(prompt.gold_labels)),
     )

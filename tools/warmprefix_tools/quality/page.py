@@ -10,7 +10,12 @@ from warmprefix_tools.report.pages import render_page
 __all__ = ["quality_page"]
 
 _LEFT, _WIDTH, _ROW = 140, 460, 34
-_MEASURES = {"f1": "token F1", "exact": "exact match", "contains": "answers that contain the expected one"}
+_MEASURES = {
+    "f1": "token F1",
+    "exact": "exact match",
+    "contains": "answers that contain the expected one",
+    "judge": "preference of the judge",
+}
 
 
 class _Bar(NamedTuple):
@@ -49,8 +54,7 @@ def quality_page(results: QualityResults) -> str:
         "quality/page.html",
         title="What orders, notes and references do to the answers",
         results=results,
-        measure=_MEASURES[results.measure],
-        scores={arm.arm: getattr(arm.scores, results.measure) for arm in results.arms},
+        measure=_MEASURES.get(results.measure, results.measure),
         verdicts={arm.arm: verdict(arm, results.margin) for arm in results.arms},
         remarks=remarks(results),
         bars=bars,

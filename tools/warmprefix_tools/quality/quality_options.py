@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
-from warmprefix_tools.option_checks import check_files, check_least
-from warmprefix_tools.quality.arms import ARMS
-from warmprefix_tools.quality.scores import Measure
+from warmprefix_tools.option_checks import check_files, check_least, check_range
+from warmprefix_tools.quality.arms import ARM_NAMES, check_arm
+from warmprefix_tools.quality.data_sets import DATA_SETS
+from warmprefix_tools.quality.scores import JUDGE, MEASURES, scorer_named
 
 try:
     from typer import Argument, Option
@@ -17,42 +18,61 @@ except ImportError as exc:
 
     raise MissingExtraError("cli", "typer") from exc
 
-__all__ = ["QualityCompareOptions", "QualityOptions", "QualityReportOptions"]
+__all__ = ["EndpointOptions", "QualityCompareOptions", "QualityJudgeOptions", "QualityOptions", "QualityReportOptions"]
 
+_MEASURE_HELP = f"Score to compare: {', '.join([*MEASURES, JUDGE])}, or a function as module:name."
 _DEFAULT_ARMS = "relevance,planned,note,labels,shuffled,full-again,references"
 
 
-@dataclass(frozen=True, slots=True)
-class QualityOptions:
-    """One run: what is asked, of which model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """A model, and how to call it."""
 
     endpoint: Annotated[str, Option(metavar="URL", help="Base URL of the model, as http://vllm:8000/v1.")]
     model: Annotated[str, Option(help="Name of the model.")]
+    at_once: Annotated[int, Option(help="Calls at one time.")] = 8
+    timeout_seconds: Annotated[float, Option("--timeout", help="Seconds for one answer.")] = 120.0
+    api_key: Annotated[str, Option(envvar="OPENAI_API_KEY", show_default=False, help="Key of the endpoint.")] = "none"
+
+    def __post_init__(self) -> None:
+        check_least("at_once", self.at_once, 1)
+        if not self.timeout_seconds > 0:
+            raise ValueError(f"timeout must be above 0, got {self.timeout_seconds}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions(EndpointOptions):
+    """One run: what is asked, of which model."""
+
     answers: Annotated[Path, Option(metavar="FILE", help="File of the answers; a run that was stopped goes on.")]
     data: Annotated[
         str,
         Option(
             metavar="DATA",
-            help="File of questions, or made-up ones: made-up, made-up:de, :es, :zh.",
+            help=f"File of questions; made-up, made-up:SET or made-up:SET:LANGUAGE; or one of {', '.join(DATA_SETS)}.",
         ),
     ] = "made-up"
-    arms: Annotated[str, Option(metavar="NAMES", help=f"With commas, from {', '.join(ARMS)}.")] = _DEFAULT_ARMS
+    arms: Annotated[str, Option(metavar="NAMES", help=f"With commas, from {ARM_NAMES}.")] = _DEFAULT_ARMS
     limit: Annotated[int, Option(help="Most questions.")] = 500
     repeats: Annotated[int, Option(help="Calls per question and arm; 2 or more measure the model's own noise.")] = 1
-    at_once: Annotated[int, Option(help="Calls at one time.")] = 8
     max_tokens: Annotated[int, Option(help="Most tokens of an answer.")] = 64
-    timeout_seconds: Annotated[float, Option("--timeout", help="Seconds for one answer.")] = 120.0
     seed: Annotated[int, Option(help="Seed of random orders, and of the model.")] = 0
-    api_key: Annotated[str, Option(envvar="OPENAI_API_KEY", show_default=False, help="Key of the endpoint.")] = "none"
+    price: Annotated[float | None, Option(help="Price per million prompt tokens, to announce the cost.")] = None
+    answer_price: Annotated[float | None, Option(help="Price per million answer tokens.", show_default="nothing")] = (
+        None
+    )
+    dry_run: Annotated[bool, Option("--dry-run", help="Only announce what a run would do.")] = False
 
     def __post_init__(self) -> None:
-        unknown = [arm for arm in self.arm_names if arm not in ARMS]
-        if unknown or not self.arm_names:
-            raise ValueError(f"arms must be some of {', '.join(ARMS)}, got {self.arms!r}")
-        for name in ("limit", "repeats", "at_once", "max_tokens"):
+        EndpointOptions.__post_init__(self)
+        if not self.arm_names:
+            raise ValueError(f"arms must be some of {ARM_NAMES}, got {self.arms!r}")
+        for arm in self.arm_names:
+            check_arm(arm)
+        for name in ("limit", "repeats", "max_tokens"):
             check_least(name, getattr(self, name), 1)
-        if not self.timeout_seconds > 0:
-            raise ValueError(f"timeout must be above 0, got {self.timeout_seconds}")
+        for name in ("price", "answer_price"):
+            check_range(f"--{name.replace('_', '-')}", getattr(self, name), 0, 1_000_000)
 
     @property
     def arm_names(self) -> list[str]:
@@ -60,24 +80,38 @@ class QualityOptions:
         return list(dict.fromkeys(filter(None, map(str.strip, self.arms.split(",")))))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityJudgeOptions(EndpointOptions):
+    """A judgement of the answers of one run by a second model."""
+
+    answers: Annotated[Path, Argument(metavar="FILE", help="File of the answers.")]
+
+
 @dataclass(frozen=True, slots=True)
 class QualityReportOptions:
     """A report on the answers of one run."""
 
     answers: Annotated[Path, Argument(metavar="FILE", help="File of the answers.")]
-    measure: Annotated[str, Option(help=f"Score to compare: {', '.join(get_args(Measure))}.")] = "f1"
+    measure: Annotated[str, Option(help=_MEASURE_HELP)] = "f1"
     margin: Annotated[float, Option(help="Points that an arm may be worse.")] = 1.0
     json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write the report as JSON; or -.")] = None
     html_file: Annotated[Path | None, Option("--html", metavar="FILE", help="Write the report as a page.")] = None
+    annotations_file: Annotated[
+        Path | None,
+        Option("--annotations", metavar="FILE", help="Add the best annotation for this model to a JSON file."),
+    ] = None
     check: Annotated[
         str, Option(metavar="NAMES", help="Exit with status 1 unless these arms are not worse than the baseline.")
     ] = ""
 
     def __post_init__(self) -> None:
-        _check_measure(self.measure)
+        if self.measure != JUDGE:
+            scorer_named(self.measure)
         if not 0 < self.margin < 100:
             raise ValueError(f"margin must be above 0 and below 100 points, got {self.margin}")
-        check_files({"--json": self.json_file, "--html": self.html_file}, [self.answers])
+        check_files(
+            {"--json": self.json_file, "--html": self.html_file, "--annotations": self.annotations_file}, [self.answers]
+        )
 
     @property
     def checked_arms(self) -> list[str]:
@@ -91,12 +125,7 @@ class QualityCompareOptions:
 
     earlier: Annotated[Path, Argument(metavar="EARLIER", help="File of the answers to compare with.")]
     later: Annotated[Path, Argument(metavar="LATER", help="File of the other answers.")]
-    measure: Annotated[str, Option(help=f"Score to compare: {', '.join(get_args(Measure))}.")] = "f1"
+    measure: Annotated[str, Option(help=_MEASURE_HELP)] = "f1"
 
     def __post_init__(self) -> None:
-        _check_measure(self.measure)
-
-
-def _check_measure(measure: str) -> None:
-    if measure not in get_args(Measure):
-        raise ValueError(f"measure must be one of {', '.join(get_args(Measure))}, got {measure!r}")
+        scorer_named(self.measure)

@@ -1,23 +1,31 @@
-"""Questions with evidence: from files, or made up for machines without a network."""
+"""Questions with evidence, and files that hold them."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmprefix import ContextBlock
 from warmprefix.errors import WarmprefixError
 from warmprefix_tools.retriever import Bm25Retriever
 
-__all__ = ["EvidenceQuestion", "QuestionsError", "made_up_questions", "read_questions", "read_squad"]
+__all__ = ["EarlierTurn", "EvidenceQuestion", "QuestionsError", "evidence_with", "read_questions", "squad_questions"]
 
 
 class QuestionsError(WarmprefixError):
     """Questions could not be read; the message names the file and the line."""
+
+
+class EarlierTurn(NamedTuple):
+    """A turn of the conversation in front of a question."""
+
+    question: str
+    answer: str
+    passages: tuple[str, ...]
+    """In relevance order, all different."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +40,13 @@ class EvidenceQuestion:
     """In relevance order, all different."""
     gold: tuple[int, ...] = ()
     """Indices of the passages that the answer follows from."""
+    earlier: tuple[EarlierTurn, ...] = ()
+    """Oldest first."""
 
 
 def read_questions(path: Path) -> list[EvidenceQuestion]:
-    """Read a file with one JSON object per line: `id`, `question`, `answers`, `passages`, and perhaps `gold`.
+    """Read a file with one JSON object per line: `id`, `question`, `answers`, `passages`, and perhaps `gold` and
+    `earlier`.
 
     Raises:
         QuestionsError: The file can't be read, or a line is not of this form.
@@ -62,115 +73,72 @@ def read_questions(path: Path) -> list[EvidenceQuestion]:
     return questions
 
 
-def read_squad(path: Path, *, passages: int = 8) -> Iterator[EvidenceQuestion]:
+def squad_questions(text: bytes) -> Iterator[EvidenceQuestion]:
     """Yield the questions of a file in SQuAD's format, such as those of SQuAD, XQuAD and MLQA.
 
-    The evidence of a question is the paragraphs of the file that BM25 finds for it, with the one that it was asked
-    about, which is the last if BM25 does not find it. O(questions * paragraphs).
+    The evidence of a question is paragraphs of the file; see `evidence_with`. O(questions * paragraphs).
 
     Raises:
-        QuestionsError: The file can't be read, or has another format.
+        ValueError, KeyError, TypeError: The file has another format.
     """
-    try:
-        articles = json.loads(path.read_text("utf-8"))["data"]
-        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        asked = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
-        rows = [
-            (
-                str(entry["id"]),
-                str(entry["question"]),
-                [str(answer["text"]) for answer in entry["answers"]],
-                str(context),
-            )
-            for context, entry in asked
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise QuestionsError(f"{path} has no questions in SQuAD's format: {error!r}") from error
+    paragraphs = [paragraph for article in json.loads(text)["data"] for paragraph in article["paragraphs"]]
+    asked = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
     contexts = list(dict.fromkeys([str(paragraph["context"]) for paragraph in paragraphs]))
     retriever = Bm25Retriever([ContextBlock(context) for context in contexts])
-    for id, question, answers, context in rows:
-        found = [block.text for block in retriever.retrieve(question, passages)]
-        evidence = found if context in found else [*found[: passages - 1], context]
-        yield EvidenceQuestion(id, question, tuple(dict.fromkeys(answers)), tuple(evidence), (evidence.index(context),))
+    for context, entry in asked:
+        question, answers = str(entry["question"]), [str(answer["text"]) for answer in entry["answers"]]
+        passages, gold = evidence_with(retriever, question, [str(context)])
+        yield EvidenceQuestion(str(entry["id"]), question, tuple(dict.fromkeys(answers)), passages, gold)
+
+
+def evidence_with(
+    retriever: Bm25Retriever, question: str, needed: Sequence[str], count: int = 8
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the passages that BM25 finds for a question, and the indices of the needed ones.
+
+    Needed passages that BM25 does not find take the last places.
+    """
+    found = [block.text for block in retriever.retrieve(question, count)]
+    missing = [text for text in dict.fromkeys(needed) if text not in found]
+    others = [text for text in found if text not in needed]
+    dropped = set(others[len(others) - max(0, len(found) + len(missing) - count) :])
+    passages = [text for text in found if text not in dropped] + missing
+    return tuple(passages), tuple(sorted({passages.index(text) for text in needed}))
 
 
 def _read(fields: Any, number: int) -> EvidenceQuestion:
+    question = _text(fields, "question")
+    answers, passages = _texts(fields, "answers"), _texts(fields, "passages")
+    _check_passages(passages)
+    gold = fields.get("gold", [])
+    if not isinstance(gold, list) or not all(type(n) is int and 0 <= n < len(passages) for n in gold):
+        raise ValueError("gold must be a list of indices of passages")
+    turns = fields.get("earlier", [])
+    if not isinstance(turns, list):
+        raise ValueError("earlier must be a list of turns")
+    earlier = [EarlierTurn(_text(turn, "question"), _text(turn, "answer"), _texts(turn, "passages")) for turn in turns]
+    for turn in earlier:
+        _check_passages(turn.passages)
+    json.dumps(fields, ensure_ascii=False).encode()  # half of a surrogate pair is an error
+    return EvidenceQuestion(str(fields.get("id", number)), question, answers, passages, tuple(gold), tuple(earlier))
+
+
+def _text(fields: Any, name: str) -> str:
     if not isinstance(fields, dict):
         raise ValueError(f"must be an object, got {type(fields).__name__}")
-    question = fields.get("question")
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError("question must be a text that is not empty")
-    texts: dict[str, tuple[str, ...]] = {}
-    for name in ("answers", "passages"):
-        values = fields.get(name)
-        if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
-            raise ValueError(f"{name} must be a list of texts that are not empty")
-        texts[name] = tuple(values)
-    "".join([question, *texts["answers"], *texts["passages"]]).encode()  # half of a surrogate pair is an error
-    if not texts["passages"] or len(set(texts["passages"])) < len(texts["passages"]):
+    text = fields.get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name} must be a text that is not empty")
+    return text
+
+
+def _texts(fields: Any, name: str) -> tuple[str, ...]:
+    values = fields.get(name)
+    if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
+        raise ValueError(f"{name} must be a list of texts that are not empty")
+    return tuple(values)
+
+
+def _check_passages(passages: Sequence[str]) -> None:
+    if not passages or len(set(passages)) < len(passages):
         raise ValueError("passages must be one or more, all different")
-    gold = fields.get("gold", [])
-    if not isinstance(gold, list) or not all(type(n) is int and 0 <= n < len(texts["passages"]) for n in gold):
-        raise ValueError("gold must be a list of indices of passages")
-    return EvidenceQuestion(str(fields.get("id", number)), question, texts["answers"], texts["passages"], tuple(gold))
-
-
-# -- made up -----------------------------------------------------------------------------------------------------------
-
-_SYLLABLES = ("ka", "lo", "mi", "ra", "ten", "vor", "sul", "pe", "dan", "ri", "go", "nes", "tal", "ur")
-_LANGUAGES = {
-    "en": ("The {attribute} of {entity} is {value}.", "What is the {attribute} of {entity}?"),
-    "de": ("{entity}: {attribute} ist {value}.", "Was ist {attribute} von {entity}?"),
-    "es": ("En {entity}, {attribute} es {value}.", "¿Cuál es {attribute} de {entity}?"),
-    "zh": ("{entity}的{attribute}是{value}。", "{entity}的{attribute}是什么?"),
-}
-_ATTRIBUTES = ("capital", "harbour", "river", "founder", "emblem", "oldest bridge", "patron", "main export")
-_TOPIC = 12
-"""Entities of one topic, whose passages are retrieved together."""
-
-
-def made_up_questions(
-    count: int, *, language: str = "en", passages: int = 8, seed: int = 0
-) -> Iterator[EvidenceQuestion]:
-    """Yield questions about entities that do not exist, so that no model has the answers from elsewhere.
-
-    Questions of one topic share passages, as those of users do; the passage with the answer is the most relevant one in
-    half of them. The same arguments give the same questions.
-
-    Raises:
-        ValueError: The language is unknown, or a number is out of range.
-    """
-    if language not in _LANGUAGES:
-        raise ValueError(f"language must be one of {', '.join(_LANGUAGES)}, got {language!r}")
-    if not 2 <= passages <= _TOPIC:
-        raise ValueError(f"passages must be 2 to {_TOPIC}, got {passages}")
-    fact, question = _LANGUAGES[language]
-    rng = random.Random(seed)  # noqa: S311
-    asked_of_topic = 4 * _TOPIC
-    topic: list[tuple[str, dict[str, str]]] = []
-    pairs: list[tuple[int, str]] = []
-    for number in range(count):
-        if number % asked_of_topic == 0:
-            topic = [_entity(rng, number // asked_of_topic, at) for at in range(_TOPIC)]
-            pairs = rng.sample([(at, name) for at in range(_TOPIC) for name in _ATTRIBUTES], asked_of_topic)
-        at, attribute = pairs[number % asked_of_topic]
-        name, facts = topic[at]
-        others = rng.sample([other for other in range(_TOPIC) if other != at], passages - 1)
-        place = 0 if rng.random() < 0.5 else rng.randrange(1, passages)
-        order = [*others[:place], at, *others[place:]]
-        texts = [_passage(fact, *topic[each]) for each in order]
-        asked = question.format(attribute=attribute, entity=name)
-        yield EvidenceQuestion(f"{language}-{number}", asked, (facts[attribute],), tuple(texts), (place,))
-
-
-def _entity(rng: random.Random, topic: int, number: int) -> tuple[str, dict[str, str]]:
-    values = {attribute: _word(rng, 3) for attribute in _ATTRIBUTES}
-    return f"{_word(rng, 2)}-{topic}-{number}", values
-
-
-def _word(rng: random.Random, syllables: int) -> str:
-    return "".join(rng.choices(_SYLLABLES, k=syllables)).capitalize()
-
-
-def _passage(fact: str, name: str, facts: dict[str, str]) -> str:
-    return " ".join([fact.format(attribute=attribute, entity=name, value=value) for attribute, value in facts.items()])

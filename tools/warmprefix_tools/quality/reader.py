@@ -11,14 +11,20 @@ from warmprefix_tools.emulator.tokenizer import ChatMessage
 
 __all__ = ["PlantedReader"]
 
-_QUESTION = re.compile(r"What is the (?P<attribute>[\w ]+) of (?P<entity>\S+)\?\s*$")
+_QUESTION = re.compile(
+    r"(?P<latest>By the last passage that names it, w|W)hat is the (?P<attribute>[\w ]+) of"
+    r" (?P<partner>the partner of )?(?P<entity>\S+)\?\s*$"
+)
+_CITES = "name the [label] of the passage"
 _NOTE = re.compile(r"Most relevant passages above|priority order")
-_LABEL = re.compile(r"\[ctx-\w+\]")
+_LABEL = re.compile(r"^\[ctx-\w+\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class PlantedReader:
     """Reads made-up questions in English, and answers some of them wrongly, for reasons that are set here.
+
+    If the system prompt asks for it, an answer cites the label of its passage.
 
     Whether it fails at a question depends on the question alone, so that the same questions fail in all arms without a
     reason to differ; `noise` is the exception. All rates are shares from 0 to 1.
@@ -43,10 +49,17 @@ class PlantedReader:
         asked = _QUESTION.search(last)
         if asked is None:
             return "All of them."
-        fact = re.compile(rf"The {re.escape(asked['attribute'])} of {re.escape(asked['entity'])} is (\w+)\.")
-        found = fact.search(prompt)
-        if found is None:
+        entity = re.escape(asked["entity"])
+        if asked["partner"]:
+            partner = re.search(rf"The partner of {entity} is (\S+)\.", prompt)
+            if partner is None:
+                return "unanswerable"
+            entity = re.escape(partner[1])
+        fact = re.compile(rf"The {re.escape(asked['attribute'])} of {entity} is (\w+)\.")
+        all_found = list(fact.finditer(prompt))
+        if not all_found:
             return "unanswerable"
+        found = all_found[-1 if asked["latest"].startswith("By") else 0]
         share = found.start() / len(prompt)
         chance = self.accuracy - self.position_loss * 4 * share * (1 - share)
         chance -= self.note_loss * bool(_NOTE.search(last))
@@ -55,7 +68,10 @@ class PlantedReader:
         luck = _share("question", self.seed, asked[0])
         if _share("is noisy", self.seed, prompt) < self.noise:
             luck = _share("noise", self.seed, prompt)
-        return found[1] if luck < chance else "Nowhere"
+        if luck >= chance:
+            return "Nowhere"
+        labels = _LABEL.findall(prompt, 0, found.start()) if _CITES in prompt else []
+        return f"{found[1]} {labels[-1]}" if labels else found[1]
 
 
 def _share(*about: object) -> float:

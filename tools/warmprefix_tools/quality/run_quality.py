@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.outputs import check_writable, standard_output
+from warmprefix.outputs import OutputError, check_writable, standard_output
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore
-from warmprefix_tools.quality.arms import ArmPrompt, prompts_of
+from warmprefix_tools.quality.arms import ArmPrompt, expanded_arms, prompts_of
 from warmprefix_tools.quality.asking import ask_all
+from warmprefix_tools.quality.data_sets import DATA_SETS, cache_folder, data_set_questions
+from warmprefix_tools.quality.judging import judge_all
+from warmprefix_tools.quality.made_up import LANGUAGES, MadeUpSet, made_up_questions
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.paired import detectable_difference
-from warmprefix_tools.quality.quality_options import QualityCompareOptions, QualityOptions, QualityReportOptions
-from warmprefix_tools.quality.questions import (
-    EvidenceQuestion,
-    QuestionsError,
-    made_up_questions,
-    read_questions,
-    read_squad,
+from warmprefix_tools.quality.quality_options import (
+    QualityCompareOptions,
+    QualityJudgeOptions,
+    QualityOptions,
+    QualityReportOptions,
 )
+from warmprefix_tools.quality.questions import EvidenceQuestion, QuestionsError, read_questions, squad_questions
 from warmprefix_tools.quality.results import NoAnswersError, QualityResults, compare_runs, remarks, results_of, verdict
-from warmprefix_tools.quality.scores import Measure
 from warmprefix_tools.report.amounts import points, rounded
 from warmprefix_tools.report.visible import visible
 
@@ -36,7 +38,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["run_quality", "run_quality_compare", "run_quality_report"]
+__all__ = ["run_quality", "run_quality_compare", "run_quality_judge", "run_quality_report"]
 
 _MADE_UP = "made-up"
 _CHARACTERS_PER_TOKEN = 4
@@ -50,14 +52,22 @@ def run_quality(options: QualityOptions) -> None:
         StoreFileError: The file of answers can't be used, or belongs to another run.
         EndpointError: The endpoint does not answer.
     """
-    questions = questions_of(options)
-    prompts = list(prompts_of(options.arm_names, questions, options.seed))
     console = Console(stderr=True, highlight=False)
+    if options.data in DATA_SETS:
+        data_set = DATA_SETS[options.data]
+        console.print(f"Questions from {data_set.origin}. Licence: {data_set.licence}.")
+    questions = questions_of(options)
+    arms = expanded_arms(options.arm_names, questions)
+    prompts = list(prompts_of(arms, questions, options.seed))
+    if options.dry_run:
+        for line in announcement(prompts, options, 0):
+            console.print(line)
+        return
     with AnswerStore(options.answers) as store:
         names = ("model", "data", "repeats", "max_tokens", "seed")
-        store.begin({**{name: getattr(options, name) for name in names}, "arms": options.arm_names}, questions)
+        store.begin({**{name: getattr(options, name) for name in names}, "arms": arms}, questions)
         done = len(store.done())
-        for line in announcement(prompts, options.repeats, done):
+        for line in announcement(prompts, options, done):
             console.print(line)
         with progress_bar("Asking ...", 8) as progress:
             total = len(prompts) * options.repeats
@@ -69,31 +79,71 @@ def run_quality(options: QualityOptions) -> None:
 
 
 def questions_of(options: QualityOptions) -> list[EvidenceQuestion]:
-    """Return the questions that `options.data` names, as many as `options.limit`."""
-    name, _, language = options.data.partition(":")
-    if options.data.endswith(".json"):
-        return list(islice(read_squad(Path(options.data)), options.limit))
-    if name != _MADE_UP:
-        return list(islice(read_questions(Path(options.data)), options.limit))
+    """Return the questions that `options.data` names, as many as `options.limit`.
+
+    Raises:
+        QuestionsError: They could not be read.
+    """
+    path = Path(options.data)
+    if options.data in DATA_SETS:
+        return list(islice(data_set_questions(DATA_SETS[options.data], cache_folder()), options.limit))
+    name, *parts = options.data.split(":")
+    if name == _MADE_UP:
+        languages = [part for part in parts if part in LANGUAGES]
+        kinds = [part for part in parts if part in get_args(MadeUpSet)]
+        if len(languages) > 1 or len(kinds) > 1 or len(languages) + len(kinds) < len(parts):
+            allowed = f"{', '.join(get_args(MadeUpSet))}; {', '.join(LANGUAGES)}"
+            raise QuestionsError(f"made-up questions must be of {allowed}, got {options.data!r}")
+        kind = cast("MadeUpSet", (kinds or ["facts"])[0])
+        return list(made_up_questions(options.limit, kind=kind, language=(languages or ["en"])[0], seed=options.seed))
+    if path.suffix != ".json":
+        return list(islice(read_questions(path), options.limit))
     try:
-        return list(made_up_questions(options.limit, language=language or "en", seed=options.seed))
-    except ValueError as error:
-        raise QuestionsError(str(error)) from error
+        return list(islice(squad_questions(path.read_bytes()), options.limit))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise QuestionsError(f"{path} has no questions in SQuAD's format: {error!r}") from error
 
 
-def announcement(prompts: Sequence[ArmPrompt], repeats: int, done: int) -> list[str]:
-    """Return what a run will do, and what it can show."""
+def announcement(prompts: Sequence[ArmPrompt], options: QualityOptions, done: int) -> list[str]:
+    """Return what a run will do, what it may cost, and what it can show."""
     arms = len({prompt.arm for prompt in prompts})
-    questions = len(prompts) // arms
+    questions, calls = len(prompts) // arms, len(prompts) * options.repeats
     characters = sum(len(str(message["content"])) for prompt in prompts for message in prompt.messages)
-    tokens = repeats * characters // _CHARACTERS_PER_TOKEN
+    tokens = options.repeats * characters // _CHARACTERS_PER_TOKEN
     few, many = (100 * detectable_difference(questions, share) for share in (0.02, 0.1))
-    return [
-        f"{questions} questions in {arms} arms: {len(prompts) * repeats:,} calls, about {rounded(tokens)} prompt tokens"
+    lines = [
+        f"{questions} questions in {arms} arms: {calls:,} calls, about {rounded(tokens)} prompt tokens"
         + (f"; {done:,} calls are done." if done else "."),
         f"This finds a difference of {few:.1f} points if an arm changes 2% of the answers from right to wrong or back,"
         f" and of {many:.1f} points if it changes 10%.",
     ]
+    if options.price is not None or options.answer_price is not None:
+        most = tokens * (options.price or 0) + calls * options.max_tokens * (options.answer_price or 0)
+        lines.append(
+            f"At these prices that is at most about {most / 1_000_000:,.2f}, without a discount for the cache."
+        )
+    return lines
+
+
+def run_quality_judge(options: QualityJudgeOptions) -> None:
+    """Ask a second model which answers are better, and store what it returns.
+
+    Raises:
+        StoreFileError: The file can't be used, or has the judgements of another model.
+        EndpointError: The endpoint does not answer.
+    """
+    _check_exist(options.answers)
+    console = Console(stderr=True, highlight=False)
+    with AnswerStore(options.answers) as store, progress_bar("Judging ...", 8) as progress:
+        task = progress.add_task("calls", total=None)
+        asyncio.run(
+            judge_all(
+                store,
+                options,
+                lambda total, remaining: progress.update(task, total=total, completed=total - remaining),
+            )
+        )
+    console.print(f"Next: warmprefix quality report {options.answers} --measure judge")
 
 
 def run_quality_report(options: QualityReportOptions) -> bool:
@@ -107,12 +157,12 @@ def run_quality_report(options: QualityReportOptions) -> bool:
         NoAnswersError: It has no answers yet.
         OutputError: A file can't be written.
     """
-    for file in (options.json_file, options.html_file):
+    for file in (options.json_file, options.html_file, options.annotations_file):
         if file is not None and file != STDOUT:
             check_writable(file)
     _check_exist(options.answers)
     with AnswerStore(options.answers) as store:
-        results = results_of(store, cast("Measure", options.measure), options.margin / 100)
+        results = results_of(store, options.measure, options.margin / 100)
     missing = set(options.checked_arms) - {arm.arm for arm in results.arms if arm.comparison is not None}
     if missing:
         raise NoAnswersError(f"{options.answers} has no comparison for {', '.join(sorted(missing))}")
@@ -124,8 +174,29 @@ def run_quality_report(options: QualityReportOptions) -> bool:
         console.print(result_table(results))
         for line in remarks(results):
             console.print(line)
+        if options.annotations_file is not None:
+            console.print(_saved_annotation(options.annotations_file, results))
     not_worse = {arm.arm for arm in results.arms if arm.comparison and arm.comparison.is_not_worse(results.margin)}
     return set(options.checked_arms) <= not_worse
+
+
+def _saved_annotation(path: Path, results: QualityResults) -> str:
+    """Add the best annotation for the model to a file, and return what was done.
+
+    Raises:
+        OutputError: The file is no JSON object, or can't be written.
+    """
+    model = str(results.settings["model"])
+    if results.annotate is None:
+        return f"{path} stays as it is: no annotation is shown to be not worse for {visible(model)}."
+    try:
+        stored = json.loads(path.read_text("utf-8")) if path.exists() and path.stat().st_size else {}
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path} could not be read: {error}") from error
+    if not isinstance(stored, dict):
+        raise OutputError(f"{path} must hold a JSON object, got {type(stored).__name__}")
+    write_text(path, json.dumps({**stored, model: results.annotate}, indent=2, ensure_ascii=False) + "\n")
+    return f"{path}: {visible(model)} gets {results.annotate}. Use it as ContextPlanner(annotations=json.load(...))."
 
 
 def run_quality_compare(options: QualityCompareOptions) -> None:
@@ -137,7 +208,7 @@ def run_quality_compare(options: QualityCompareOptions) -> None:
     """
     _check_exist(options.earlier, options.later)
     with AnswerStore(options.earlier) as earlier, AnswerStore(options.later) as later:
-        found = compare_runs(earlier, later, cast("Measure", options.measure))
+        found = compare_runs(earlier, later, options.measure)
         models = [store.settings()["model"] for store in (earlier, later)]
     table = Table(box=None, pad_edge=False)
     for name in ("arm", "questions", "points", "95% interval", "verdict"):
@@ -165,7 +236,7 @@ def result_table(results: QualityResults) -> Table:
         table.add_column(name, justify="left" if name in ("arm", "against", "verdict") else "right", no_wrap=True)
     for arm in results.arms:
         compared = arm.comparison
-        cells = [arm.arm, f"{arm.answers:,}", f"{100 * getattr(arm.scores, results.measure):.1f}"]
+        cells = [arm.arm, f"{arm.answers:,}", "" if arm.score is None else f"{100 * arm.score:.1f}"]
         if compared is None:
             table.add_row(*cells, "", "", "", "baseline")
         else:

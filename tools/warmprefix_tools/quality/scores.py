@@ -6,21 +6,42 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
 
-__all__ = ["AnswerScores", "Measure", "normalized", "score"]
+from warmprefix.errors import WarmprefixError
 
-Measure = Literal["f1", "exact", "contains"]
-"""The scores that arms are compared by."""
+__all__ = [
+    "JUDGE",
+    "MEASURES",
+    "AnswerScores",
+    "ScoreError",
+    "Scorer",
+    "citations",
+    "normalized",
+    "score",
+    "scorer_named",
+]
+
+Scorer = Callable[[str, Sequence[str]], float]
+"""Returns the score, from 0 to 1, of an answer, given the expected ones."""
+
+JUDGE = "judge"
+"""The measure whose scores a model has given; see `judging.py`."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_LABEL = re.compile(r"\s*\[(ctx-[0-9a-f]{6})\]")
 _PUNCTUATION = set(string.punctuation)
 _REFUSAL = re.compile(
     r"\b(unanswerable|not (mentioned|given|stated|provided|specified)|no answer|cannot (be )?(answer|determine)"
     r"|does not (contain|mention|provide|specify)|i do(n't| not) have)",
     re.IGNORECASE,
 )
+
+
+class ScoreError(WarmprefixError, ValueError):
+    """A measure is unknown, or its function returned something else than a score."""
 
 
 class AnswerScores(NamedTuple):
@@ -57,7 +78,7 @@ def score(answer: str, expected: Sequence[str]) -> AnswerScores:
     refused = float(bool(_REFUSAL.search(answer)) or not answer.strip())
     if not expected:
         return AnswerScores(refused, refused, refused, refused)
-    given = normalized(answer)
+    given = normalized(_LABEL.sub("", answer))
     wanted = [normalized(each) for each in expected]
     return AnswerScores(
         max([float(given == each) for each in wanted]),
@@ -72,3 +93,45 @@ def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:
     if not given or not wanted or not shared:
         return float(list(given) == list(wanted))
     return 2 * shared / (len(given) + len(wanted))
+
+
+MEASURES: dict[str, Scorer] = {
+    "f1": lambda answer, expected: score(answer, expected).f1,
+    "exact": lambda answer, expected: score(answer, expected).exact,
+    "contains": lambda answer, expected: score(answer, expected).contains,
+}
+"""By name."""
+
+
+def scorer_named(measure: str) -> Scorer:
+    """Return the function of a measure: one of ours, or that of `module:function`.
+
+    Raises:
+        ScoreError: There is no such measure. The returned function raises it for a result that is no score.
+    """
+    if measure in MEASURES:
+        return MEASURES[measure]
+    module, colon, name = measure.partition(":")
+    if not colon:
+        raise ScoreError(f"measure must be {', '.join([*MEASURES, JUDGE])} or module:function, got {measure!r}")
+    try:
+        function: Scorer = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ScoreError(f"the measure {measure!r} can't be imported: {error}") from error
+
+    def checked(answer: str, expected: Sequence[str]) -> float:
+        found = function(answer, expected)
+        if isinstance(found, bool | int | float) and 0 <= found <= 1:
+            return float(found)
+        raise ScoreError(f"{measure} must return a number from 0 to 1, got {found!r}")
+
+    return checked
+
+
+def citations(answer: str) -> set[str]:
+    """Return the labels of passages that an answer names.
+
+    >>> citations("In 1912 [ctx-0123ab].")
+    {'ctx-0123ab'}
+    """
+    return set(_LABEL.findall(answer))
