@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,13 +21,15 @@ import pytest
 from tests.tools.conftest import Finished
 
 from redis_servers import wait_until
+from warmprefix import ContextPlanner
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.page import quality_page
 from warmprefix_tools.quality.reader import PlantedReader
-from warmprefix_tools.quality.results import remarks, results_of
+from warmprefix_tools.quality.results import OrderEffect, remarks, results_of
+from warmprefix_tools.quality.scores import ScoreError
 
 Run = Callable[..., Finished]
 CONFIG = EmulatorConfig(kv_blocks=20_000, prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
@@ -217,6 +220,124 @@ def test_the_best_annotation_that_is_not_worse_is_named(tmp_path: Path) -> None:
         assert "keep relevance order" in "".join(remarks(results))
 
 
+def test_the_best_annotation_is_saved_for_its_model(tmp_path: Path, run: Run) -> None:
+    file = tmp_path / "annotations.json"
+    file.write_text('{"other": "none"}')
+    right = ["right"] * 400
+    filled(tmp_path / "a", {"relevance": right, "labels": right}).__exit__(None, None, None)
+    filled(tmp_path / "b", {"relevance": right, "labels": ["x"] * 400}).__exit__(None, None, None)
+    for answers in ("a", "b"):  # the second shows nothing to save
+        assert run("quality", "report", tmp_path / answers, "--annotations", file).returncode == 0
+        assert json.loads(file.read_text()) == {"other": "none", "m": "labels"}
+    planner = ContextPlanner(annotations=json.loads(file.read_text()))
+    assert planner.plan(["a", "b"], model="m").annotation == "labels"
+    file.write_text("[]")
+    assert run("quality", "report", tmp_path / "a", "--annotations", file).returncode == 2
+
+
+def test_the_effect_of_places_and_orders_is_reported(tmp_path: Path) -> None:
+    answers = {
+        "relevance": ["right", "right", "x", "x"],
+        "gold-1": ["right", "right", "right", "x"],
+        "gold-8": ["right", "x", "x", "x"],
+        "shuffled-1": ["right", "right", "x", "x"],
+        "shuffled-2": ["right", "x", "x", "x"],
+    }
+    with filled(tmp_path / "a", answers) as store:
+        results = results_of(store, "exact", 0.01)
+    assert results.positions == {1: 0.75, 8: 0.25}
+    assert results.orders == OrderEffect(2, 0.125, 0.25)
+    text = "".join(remarks(results))
+    assert "1: 75.0, 8: 25.0" in text
+    assert "25.0% of the questions have different scores" in text
+
+
+def half(answer: str, expected: Sequence[str]) -> float:
+    return 0.5 if expected[0] in answer else 0.0
+
+
+def too_much(answer: str, expected: Sequence[str]) -> float:
+    return 7.0
+
+
+def test_a_function_can_be_the_measure(tmp_path: Path) -> None:
+    with filled(tmp_path / "a", {"relevance": ["right", "right"], "note": ["right", "x"]}) as store:
+        assert [arm.score for arm in results_of(store, f"{__name__}:half", 0.01).arms] == [0.5, 0.25]
+        with pytest.raises(ScoreError, match=r"must return a number from 0 to 1, got 7\.0"):
+            results_of(store, f"{__name__}:too_much", 0.01)
+
+
+def test_cited_labels_are_compared_with_the_evidence(reader: EmulatorServer, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "answers"
+    assert run(*arguments(reader, file, "--limit", 40, "--arms", "cited")).returncode == 0
+    with AnswerStore(file) as store:
+        results = results_of(store, "exact", 0.01)
+    cited = results.arms[-1]
+    assert cited.arm == "cited"
+    assert cited.citations == cited.right_citations == round(40 * cited.scores.exact) > 20
+    assert "cited: 100.0% of" in "".join(remarks(results))
+
+
+# -- the judge ---------------------------------------------------------------------------------------------------------
+
+
+def planted_judge(messages: Sequence[ChatMessage]) -> str:
+    """Prefer the expected answer; the first one if both are wrong; talk nonsense about one question."""
+    fields = dict(re.findall(r"^(Expected answer|Answer A|Answer B|Question): (.*)$", messages[-1].text, re.MULTILINE))
+    if "river" in fields["Question"]:
+        return "As a language model, I like both."
+    right = [name for name in ("Answer A", "Answer B") if fields[name] == fields["Expected answer"]]
+    return " Equal." if len(right) == 2 else f"{right[0]}." if right else "a"
+
+
+def test_a_judge_compares_in_both_orders(tmp_path: Path, run: Run) -> None:
+    file = tmp_path / "a"
+    answers = {"relevance": ["right", "x", "x", "x"] * 30, "note": ["x", "right", "y", "x"] * 30}
+    filled(file, answers).__exit__(None, None, None)
+    asked: list[str] = []
+
+    def judge(messages: Sequence[ChatMessage]) -> str:
+        asked.append(messages[-1].text)
+        return planted_judge(messages)
+
+    with EmulatorServer(CONFIG, reader=judge) as server:
+        command = ["quality", "judge", file, "--endpoint", server.base_url, "--model", CONFIG.model]
+        assert run("quality", "report", file, "--measure", "judge").returncode == 2
+        for _ in range(2):
+            assert run(*command).returncode == 0
+        assert len(asked) == 2 * 90  # equal answers need no judge, and a second run nothing
+        assert run(*command[:-1], "another").returncode == 2
+    with AnswerStore(file) as store:
+        note = results_of(store, "judge", 0.01).arms[1]
+        rivers = sum("river" in text for text in asked) // 2
+        judgements = list(store.judgements())
+        assert {each.preferred for each in judgements} == {"arm", "baseline", "neither", None} - {"neither"}
+        assert quality_page(results_of(store, "judge", 0.01))
+    assert 0 < note.unjudged == rivers
+    assert note.comparison is not None
+    assert note.comparison.pairs == 120 - rivers
+    assert (note.score, note.comparison.wins + note.comparison.losses <= 60) == (None, True)
+    # The judge's preference for the first place cancels out.
+    assert all(each.preferred in ("arm", "baseline", None) for each in judgements)
+    assert abs(note.comparison.wins - note.comparison.losses) < 15
+    report = run("quality", "report", file, "--measure", "judge")
+    assert report.returncode == 0
+    assert f"note: {rivers} questions have no judgement" in report.stdout
+
+
+def test_a_price_is_announced_before_anything_is_asked(
+    reader: EmulatorServer, asked: list[Sequence[ChatMessage]], run: Run, tmp_path: Path
+) -> None:
+    more = ("--limit", 10, "--arms", "note", "--price", 2, "--answer-price", 100, "--dry-run")
+    done = run(*arguments(reader, tmp_path / "answers", *more))
+    assert done.returncode == 0
+    (cost,) = re.findall(r"at most about (\S+),", done.stderr)
+    answers = 20 * 64 * 100 / 1_000_000
+    assert answers + 20 * 500 * 2 / 1_000_000 < float(cost) < answers + 20 * 1_000 * 2 / 1_000_000
+    assert not asked
+    assert not (tmp_path / "answers").exists()
+
+
 def test_two_runs_are_compared(tmp_path: Path, run: Run) -> None:
     good, bad = ["right"] * 60, ["x"] * 20 + ["right"] * 40
     filled(tmp_path / "a", {"relevance": good, "note": good, "labels": good}).__exit__(None, None, None)
@@ -268,6 +389,11 @@ def test_a_run_without_answers_has_no_report(tmp_path: Path, run: Run) -> None:
         ["--timeout", "nan"],
         ["--data", "made-up:fr"],
         ["--data", "missing.jsonl"],
+        ["--data", "missing.json"],
+        ["--data", "made-up:en:de"],
+        ["--data", "made-up:latest:turns"],
+        ["--price", "-1"],
+        ["--arms", "no_such_module:arm"],
     ],
 )
 def test_options_are_checked(run: Run, tmp_path: Path, wrong: list[str]) -> None:
@@ -280,6 +406,8 @@ def test_options_are_checked(run: Run, tmp_path: Path, wrong: list[str]) -> None
         ["--check", "labels"],
         ["--check", "relevance"],
         ["--measure", "bleu"],
+        ["--measure", "judge"],
+        ["--measure", "no_such_module:score"],
         ["--margin", "0"],
         ["--margin", "100"],
         ["--html", "-"],

@@ -123,20 +123,8 @@ def answer_to(reader: PlantedReader, prompt: ArmPrompt) -> str:
 
 
 EVERY_ARM = [
-    "planned",
-    "note",
-    "labels",
-    "both",
-    "cited",
-    "batch",
-    "shuffled",
-    "references",
-    "contained",
-    "spans",
-    "positions",
-    "orders",
-    "shuffled-9",
-    "gold-3",
+    *("planned", "note", "labels", "both", "cited", "batch", "shuffled", "references", "contained", "spans"),
+    *("positions", "orders", "shuffled-9", "gold-3"),
 ]
 
 
@@ -144,7 +132,7 @@ EVERY_ARM = [
 def test_each_arm_has_the_same_evidence(kind: Any) -> None:
     questions = list(made_up_questions(80, kind=kind))
     names = expanded_arms(EVERY_ARM, questions)
-    assert len(names) == len(set(names)) == 30
+    assert len(names) == len(set(names)) == 28
     reader = PlantedReader(accuracy=1.0)
     for prompt in prompts_of(names, questions, 0):
         texts = [message["content"] or "" for message in prompt.messages]
@@ -269,7 +257,7 @@ CHAT_TASKS = [
         "task_id": f"chat-{number}",
         "contexts": [{"text": f"\nA battery of type {number} lasts {number} years."}] if number else [],
         "input": [
-            {"speaker": "user", "text": f"Tell me about the battery of type {number}."},
+            {"speaker": "user", "text": f"What is the battery of type {number}."},
             {"speaker": "agent", "text": "It is a battery."},
             {"speaker": "user", "text": "How long does it last?"},
         ],
@@ -357,7 +345,7 @@ def test_formats_are_read_completely(host: str, tmp_path: Path) -> None:
     assert [chat.id for chat in chats] == ["chat-1", "chat-2"]
     assert (chats[0].question, chats[0].answers) == ("How long does it last?", ("1 years",))
     (turn,) = chats[0].earlier
-    assert (turn.question, turn.answer) == ("Tell me about the battery of type 1.", "It is a battery.")
+    assert (turn.question, turn.answer) == ("What is the battery of type 1.", "It is a battery.")
     bought, sold = fetched("locomo", tmp_path, host)
     assert bought.passages[bought.gold[0]] == "Ann (1 May): I bought a boat."
     assert (bought.answers, sold.answers) == (("a boat",), ())

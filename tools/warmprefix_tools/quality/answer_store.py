@@ -73,7 +73,7 @@ class Judgement(NamedTuple):
     arm_first: bool
     """True if the judge read the arm's answer first."""
     preferred: str | None
-    """`arm`, `baseline` or `neither`; None if the judge's answer is none of these."""
+    """`arm`, `baseline` or `neither`; None if the judge returned something else."""
 
 
 class AnswerStore:

@@ -32,7 +32,7 @@ Answer A: {first}
 Answer B: {second}
 
 Which answer agrees better with the expected one? Length and style do not count. Reply with one word: A, B, or equal."""
-_REFUSAL_EXPECTED = "The context does not hold the answer, so the right answer is to say so."
+_REFUSAL_EXPECTED = "The context does not hold the answer, so the right answer is a refusal."
 _VERDICT = re.compile(r"\W*(?:answer\s+)?(a|b|equal)\b\W*", re.IGNORECASE)
 _MAX_TOKENS = 8
 

@@ -12,7 +12,7 @@ from warmprefix_tools.emulator.tokenizer import ChatMessage
 __all__ = ["PlantedReader"]
 
 _QUESTION = re.compile(
-    r"(?P<latest>By the last passage that names it, w|W)hat is the (?P<attribute>[\w ]+) of"
+    r"(?P<latest>By the last passage that names it, w|W)hat is the (?P<attribute>[\w ]+?) of"
     r" (?P<partner>the partner of )?(?P<entity>\S+)\?\s*$"
 )
 _CITES = "name the [label] of the passage"
