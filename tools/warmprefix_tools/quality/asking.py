@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
 from warmprefix_tools.quality.arms import ArmPrompt
-from warmprefix_tools.quality.calls import RefusedError, call_all, complete
+from warmprefix_tools.quality.calls import RefusedPromptError, call_all, complete
 from warmprefix_tools.quality.quality_options import QualityOptions
 from warmprefix_tools.quality.scores import citations
 
@@ -58,7 +58,7 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
     seed = options.seed + key.repeat
     try:
         answer = await complete(client, prompt.messages, model=options.model, max_tokens=options.max_tokens, seed=seed)
-    except RefusedError as error:
+    except RefusedPromptError as error:
         return GivenAnswer(key, prompt.is_changed, None, f"refused: {error}"[:300], seconds=time.monotonic() - began)
     choice = answer.choices[0] if answer.choices else None
     text = choice.message.content if choice is not None else None

@@ -15,7 +15,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
 
-__all__ = ["EndpointError", "RefusedError", "call_all", "complete"]
+__all__ = ["EndpointError", "RefusedPromptError", "call_all", "complete"]
 
 _MOST_FAILURES = 20
 """After this many failed calls in a row, the endpoint counts as down."""
@@ -27,7 +27,7 @@ class EndpointError(WarmprefixError):
     """The endpoint does not answer, so the run stopped; the message has the reason."""
 
 
-class RefusedError(Exception):
+class RefusedPromptError(Exception):
     """The endpoint refuses these messages, and will refuse them again."""
 
 
@@ -90,13 +90,13 @@ async def complete(client: openai.AsyncOpenAI, messages: Sequence[Any], **settin
     """Return the model's answer to a chat, at temperature 0.
 
     Raises:
-        RefusedError: The prompt is too long for the model, or the endpoint refuses it for another lasting reason.
+        RefusedPromptError: The prompt is too long for the model, or the endpoint refuses it for another lasting reason.
         openai.APIError: The call failed.
     """
     try:
         answer = await client.chat.completions.create(messages=list(messages), temperature=0, **settings)
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-        raise RefusedError(str(error)) from error
+        raise RefusedPromptError(str(error)) from error
     if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON
         raise _NoCompletionError(f"the answer is no chat completion but {type(answer).__name__}")
     return answer

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.quality.answer_store import AnswerStore, Judgement
 from warmprefix_tools.quality.arms import baseline_of
-from warmprefix_tools.quality.calls import RefusedError, call_all, complete
+from warmprefix_tools.quality.calls import RefusedPromptError, call_all, complete
 from warmprefix_tools.quality.quality_options import QualityJudgeOptions
 from warmprefix_tools.quality.questions import EvidenceQuestion
 from warmprefix_tools.quality.scores import normalized
@@ -70,7 +70,7 @@ async def judge_all(store: AnswerStore, options: QualityJudgeOptions, progress: 
         try:
             answer = await complete(client, messages, model=options.model, max_tokens=_MAX_TOKENS)
             text = answer.choices[0].message.content if answer.choices else None
-        except RefusedError:
+        except RefusedPromptError:
             text = None
         store.add_judgement(Judgement(pair.question.id, pair.arm, pair.arm_first, _preferred(text, pair.arm_first)))
 
