@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -17,16 +18,23 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import openai
 import pytest
 from tests.tools.conftest import Finished
 
+import quality_arms
 from redis_servers import wait_until
 from warmprefix import ContextPlanner
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
+from warmprefix_tools.quality.arms import prompts_of
+from warmprefix_tools.quality.asking import ask_all
+from warmprefix_tools.quality.calls import EndpointError
 from warmprefix_tools.quality.made_up import made_up_questions
 from warmprefix_tools.quality.page import quality_page
+from warmprefix_tools.quality.quality_options import QualityOptions
+from warmprefix_tools.quality.questions import EvidenceQuestion
 from warmprefix_tools.quality.reader import PlantedReader
 from warmprefix_tools.quality.results import OrderEffect, remarks, results_of
 from warmprefix_tools.quality.scores import ScoreError
@@ -276,6 +284,50 @@ def test_cited_labels_are_compared_with_the_evidence(reader: EmulatorServer, run
     assert cited.arm == "cited"
     assert cited.citations == cited.right_citations == round(40 * cited.scores.exact) > 20
     assert "cited: 100.0% of" in "".join(remarks(results))
+
+
+# -- arms with calls of their own --------------------------------------------------------------------------------------
+
+
+async def broken(question: EvidenceQuestion, client: openai.AsyncOpenAI, model: str) -> str:
+    raise KeyError(question.id)
+
+
+def agents_reader(messages: Sequence[ChatMessage]) -> str:
+    """Answer as a worker, which writes a fact down, and as a manager, which reads it."""
+    planted, last = PlantedReader(accuracy=1.0), messages[-1].text
+    question = re.findall(r"Question: (What is the (.*) of (\S+)\?)", last)
+    if not question:
+        return planted.answer(messages)
+    asked, attribute, entity = question[-1]
+    answer = planted.answer([ChatMessage("user", f"{last}\n{asked}")])
+    return answer if "Answer:" in last or answer == "unanswerable" else f"The {attribute} of {entity} is {answer}."
+
+
+def test_memories_and_agents_can_be_compared(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(quality_arms.__file__).parent))
+    file = tmp_path / "answers"
+    names = ["memory_list", "steady_list", "memory_chat", "dealt_chain", "routed_chain"]
+    arms = ",".join([f"quality_arms:{name}" for name in names])
+    with EmulatorServer(CONFIG, reader=agents_reader) as server:
+        done = run(*arguments(server, file, "--limit", 12, "--arms", arms, "--data", "made-up:turns"))
+    assert done.returncode == 0, done.stderr
+    with AnswerStore(file) as store:
+        results = results_of(store, "exact", 0.01)
+    assert [(arm.arm, arm.baseline, arm.score) for arm in results.arms] == [
+        (f"quality_arms:{name}", f"quality_arms:{'dealt_chain' if 'chain' in name else 'memory_list'}", 1.0)
+        for name in names
+    ]
+
+
+def test_an_arm_that_raises_stops_the_run(reader: EmulatorServer, tmp_path: Path) -> None:
+    options = QualityOptions(endpoint=reader.base_url, model=CONFIG.model, answers=tmp_path / "a")
+    prompts = prompts_of([f"{__name__}:broken", "relevance"], list(made_up_questions(30)), 0)
+    mine = [prompt for prompt in prompts if prompt.arm != "relevance"]
+    with AnswerStore(tmp_path / "a") as store:
+        with pytest.raises(EndpointError, match="broken raised KeyError"):
+            asyncio.run(ask_all(mine, store, options, lambda remaining: None))
+        assert store.done() == set()
 
 
 # -- the judge ---------------------------------------------------------------------------------------------------------

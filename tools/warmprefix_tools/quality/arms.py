@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
@@ -15,7 +16,19 @@ from warmprefix.openai import messages_for
 from warmprefix_tools.quality.conversations import Messages, history_of, later_turn, tool_chat
 from warmprefix_tools.quality.questions import EvidenceQuestion
 
-__all__ = ["ARM_NAMES", "ArmPrompt", "arm_number", "baseline_of", "check_arm", "expanded_arms", "prompts_of"]
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+__all__ = [
+    "ARM_NAMES",
+    "AgentsArm",
+    "ArmPrompt",
+    "arm_number",
+    "baseline_of",
+    "check_arm",
+    "expanded_arms",
+    "prompts_of",
+]
 
 SYSTEM = (
     "Answer the question from the context, in as few words as possible. If the context does not hold the answer, "
@@ -28,6 +41,10 @@ _NUMBERED = re.compile(r"(gold|shuffled)-([1-9]\d?)")
 _CUSTOM = re.compile(r"[\w.]+:\w+")
 
 
+AgentsArm = Callable[[EvidenceQuestion, "AsyncOpenAI", str], Awaitable[str]]
+"""Answers a question with several calls, given a client and the name of the model."""
+
+
 class ArmPrompt(NamedTuple):
     """What a model is asked in one arm."""
 
@@ -38,11 +55,14 @@ class ArmPrompt(NamedTuple):
     """The labels of the passages that the answer follows from, if the prompt shows labels."""
     is_changed: bool
     """False if the prompt is the baseline's."""
+    run: AgentsArm | None = None
+    """Answers the question with calls of its own; then there are no messages."""
 
 
 class _Made(NamedTuple):
     messages: Messages
     gold_labels: tuple[str, ...] = ()
+    run: AgentsArm | None = None
 
 
 _Maker = Callable[[EvidenceQuestion], _Made]
@@ -65,8 +85,11 @@ def prompts_of(arms: Sequence[str], questions: Sequence[EvidenceQuestion], seed:
     for question in questions:
         made = {name: maker(question) for name, maker in makers.items()}
         for name, prompt in made.items():
-            is_changed = prompt.messages != made[baseline_of(name)].messages
-            yield ArmPrompt(question, name, prompt.messages, prompt.gold_labels, is_changed)
+            is_changed = (prompt.messages, prompt.run) != (
+                made[baseline_of(name)].messages,
+                made[baseline_of(name)].run,
+            )
+            yield ArmPrompt(question, name, prompt.messages, prompt.gold_labels, is_changed, prompt.run)
 
 
 def expanded_arms(names: Sequence[str], questions: Sequence[EvidenceQuestion]) -> list[str]:
@@ -181,13 +204,21 @@ def _prompt(plan: ContextPlan, question: EvidenceQuestion, system: str = SYSTEM)
 
 
 def _own(name: str) -> _Arm:
-    """Return an arm whose prompts a function of the caller makes: a question in, messages out."""
+    """Return an arm that a function of the caller makes: a question in, messages out, or an `AgentsArm`.
+
+    The function may have an attribute `baseline`, the name of another arm.
+    """
     module, _, function = name.partition(":")
     try:
         make = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"the arm {name!r} can't be imported: {error}") from error
-    return _Arm("relevance", lambda seed, questions: lambda question: _Made(make(question)))
+    if not callable(make):
+        raise ValueError(f"the arm {name!r} must be a function, got {type(make).__name__}")
+    baseline = str(getattr(make, "baseline", "relevance"))
+    if iscoroutinefunction(make):
+        return _Arm(baseline, lambda seed, questions: lambda question: _Made([], run=make))
+    return _Arm(baseline, lambda seed, questions: lambda question: _Made(make(question)))
 
 
 def _conversation(make: Callable[[EvidenceQuestion, str], Messages], baseline: str) -> _Arm:

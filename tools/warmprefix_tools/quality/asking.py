@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
-from warmprefix_tools.quality.arms import ArmPrompt
-from warmprefix_tools.quality.calls import RefusedPromptError, call_all, complete
+from warmprefix_tools.quality.arms import AgentsArm, ArmPrompt
+from warmprefix_tools.quality.calls import FailedCallError, RefusedPromptError, call_all, complete
 from warmprefix_tools.quality.quality_options import QualityOptions
 from warmprefix_tools.quality.scores import citations
 
@@ -55,6 +55,9 @@ def _calls(prompts: Iterable[ArmPrompt], repeats: int) -> list[_Call]:
 
 async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey, prompt: ArmPrompt) -> GivenAnswer:
     began = time.monotonic()
+    if prompt.run is not None:
+        answered = await _run(prompt.run, prompt, client, options.model)
+        return GivenAnswer(key, prompt.is_changed, answered, seconds=time.monotonic() - began)
     seed = options.seed + key.repeat
     try:
         answer = await complete(client, prompt.messages, model=options.model, max_tokens=options.max_tokens, seed=seed)
@@ -80,3 +83,20 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
         None if cited is None else len(cited),
         None if cited is None else len(cited & set(prompt.gold_labels)),
     )
+
+
+async def _run(run: AgentsArm, prompt: ArmPrompt, client: openai.AsyncOpenAI, model: str) -> str:
+    """Return the answer of an arm with calls of its own.
+
+    Raises:
+        FailedCallError: It raised an error that is not the client's, or its answer is no text.
+    """
+    try:
+        text = await run(prompt.question, client, model)
+    except openai.APIError:
+        raise
+    except Exception as error:
+        raise FailedCallError(f"{prompt.arm} raised {error!r}") from error
+    if not isinstance(text, str):
+        raise FailedCallError(f"{prompt.arm} must return a text, got {type(text).__name__}")
+    return text.encode("utf-8", "replace").decode()

@@ -15,7 +15,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("openai", "openai") from exc
 
-__all__ = ["EndpointError", "RefusedPromptError", "call_all", "complete"]
+__all__ = ["EndpointError", "FailedCallError", "RefusedPromptError", "call_all", "complete"]
 
 _MOST_FAILURES = 20
 """After this many failed calls in a row, the endpoint counts as down."""
@@ -31,8 +31,8 @@ class RefusedPromptError(Exception):
     """The endpoint refuses these messages, and will refuse them again."""
 
 
-class _NoCompletionError(Exception):
-    """What came back is no chat completion."""
+class FailedCallError(Exception):
+    """A call had no usable answer; the next run makes it again."""
 
 
 async def call_all(
@@ -66,7 +66,7 @@ async def call_all(
                 await make(client, call)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
                 raise EndpointError(f"{options.endpoint} refuses the calls: {error}") from error
-            except (openai.APIError, _NoCompletionError) as error:
+            except (openai.APIError, FailedCallError) as error:
                 failures += 1
                 if failures >= _MOST_FAILURES:
                     raise EndpointError(f"{options.endpoint} failed {failures} times in a row: {error}") from error
@@ -98,5 +98,5 @@ async def complete(client: openai.AsyncOpenAI, messages: Sequence[Any], **settin
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         raise RefusedPromptError(str(error)) from error
     if not isinstance(answer, ChatCompletion):  # the client passes on what is no JSON
-        raise _NoCompletionError(f"the answer is no chat completion but {type(answer).__name__}")
+        raise FailedCallError(f"the answer is no chat completion but {type(answer).__name__}")
     return answer
