@@ -140,7 +140,7 @@ def test_each_arm_has_the_same_evidence(kind: Any) -> None:
             assert all(passage in "\n".join(texts) for passage in prompt.question.passages)
         if prompt.arm not in ("tool-part", "contained", "tool-more", "spans"):  # a tool's result ends these
             assert texts[-1].endswith(prompt.question.question)
-            assert answer_to(reader, prompt).startswith(prompt.question.answers[0])
+        assert answer_to(reader, prompt).startswith(prompt.question.answers[0])
         assert prompt.messages[0]["role"] == "system"
         if not prompt.question.earlier:
             times = {"full-again": 2, "tool-more": 2}.get(prompt.arm, 1)

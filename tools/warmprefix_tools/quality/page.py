@@ -10,6 +10,7 @@ from warmprefix_tools.report.pages import render_page
 __all__ = ["quality_page"]
 
 _LEFT, _WIDTH, _ROW = 140, 460, 34
+_NAME_CHARACTERS = 18
 _MEASURES = {
     "f1": "token F1",
     "exact": "exact match",
@@ -21,7 +22,8 @@ _MEASURES = {
 class _Bar(NamedTuple):
     """One arm in the chart; positions in pixels."""
 
-    arm: ArmResult
+    name: str
+    """Short enough for its place."""
     y: float
     low: float
     high: float
@@ -40,7 +42,7 @@ def quality_page(results: QualityResults) -> str:
 
     bars = [
         _Bar(
-            arm,
+            arm.arm.rpartition(":")[2][:_NAME_CHARACTERS],
             _ROW * (number + 1),
             x(arm.comparison.low),
             x(arm.comparison.high),

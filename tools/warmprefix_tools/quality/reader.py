@@ -43,10 +43,11 @@ class PlantedReader:
     seed: int = 0
 
     def answer(self, messages: Sequence[ChatMessage]) -> str:
-        """Return the answer to the last message's question."""
+        """Return the answer to the last question of the user, which a tool's result may follow."""
         prompt = "\n\n".join([message.text for message in messages])
-        last = messages[-1].text
-        asked = _QUESTION.search(last)
+        begin = max([at for at, message in enumerate(messages) if message.role == "user"], default=0)
+        last = "\n\n".join([message.text for message in messages[begin:]])
+        asked = _QUESTION.search(messages[begin].text)
         if asked is None:
             return "All of them."
         entity = re.escape(asked["entity"])
