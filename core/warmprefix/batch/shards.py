@@ -1,0 +1,102 @@
+"""Parts of a batch plan, one for each replica of a model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from warmprefix.batch.plan import BatchPlan, PlannedRequest
+from warmprefix.batch.planners import Placed
+from warmprefix.batch.primes import planned_primes
+from warmprefix.batch.scope_plan import serve
+from warmprefix.errors import check_count
+from warmprefix.plan import Scope
+
+__all__ = ["shards_of"]
+
+_SLACK = 0.05
+"""The share of one part's cost by which each of its ends may move to a cheaper place."""
+
+
+def shards_of(plan: BatchPlan, replicas: int, request_tokens: int) -> tuple[BatchPlan, ...]:
+    """Cut the execution order; see `BatchPlan.shards`."""
+    check_count("replicas", replicas)
+    if isinstance(request_tokens, bool) or not isinstance(request_tokens, int):
+        raise TypeError(f"request_tokens must be an int, got {type(request_tokens).__name__}")
+    if request_tokens < 0:
+        raise ValueError(f"request_tokens must be 0 or more, got {request_tokens}")
+    requests = plan.requests
+    costs = [_context_tokens(planned) - planned.saved_tokens + request_tokens for planned in requests]
+    cuts = _cuts(costs, [planned.saved_tokens for planned in requests], replicas)
+    return tuple([_shard(plan, requests[begin:end]) for begin, end in pairwise([0, *cuts, len(requests)])])
+
+
+def _context_tokens(planned: PlannedRequest) -> int:
+    blocks = planned.request.blocks
+    return sum([blocks[position].tokens for position in planned.order])
+
+
+def _cuts(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
+    """Return the places of the first requests of all parts but the first.
+
+    A cut may stand up to `_SLACK` of a part's cost beside the place that makes the parts equal, where the first request
+    behind it loses least.
+
+    Args:
+        costs: What each request computes.
+        lost: What each request computes in addition if it is the first one of its part.
+        parts: Number of parts.
+    """
+    ends = list(accumulate(costs))
+    share = ends[-1] / parts if ends else 0.0
+    cuts: list[int] = []
+    for number in range(1, parts):
+        target = number * share
+        first = bisect_left(ends, target - _SLACK * share) + 1
+        last = bisect_right(ends, target + _SLACK * share) + 1
+        nearest = min(bisect_left(ends, target) + 1, len(ends))
+        places = [*range(first, min(last, len(ends))), nearest]
+        best = (
+            min(places, key=lambda at: (lost[at] if at < len(lost) else 0, abs(ends[at - 1] - target))) if ends else 0
+        )
+        cuts.append(max([best, *cuts[-1:]]))
+    return cuts
+
+
+def _shard(plan: BatchPlan, requests: Sequence[PlannedRequest]) -> BatchPlan:
+    """Return some requests as a plan of their own, on a replica whose cache is empty."""
+    numbers: dict[tuple[Scope, bytes], int] = {}
+    tokens: list[int] = []
+    placed: list[Placed] = []
+    for at, planned in enumerate(requests):
+        order: list[int] = []
+        for position in planned.order:
+            block = planned.request.blocks[position]
+            number = numbers.setdefault((planned.wording.scope, block.fingerprint), len(numbers))
+            if number == len(tokens):
+                tokens.append(block.tokens)
+            order.append(number)
+        placed.append(Placed(at, tuple(order)))
+    own = tuple(
+        [
+            replace(
+                planned,
+                saved_tokens=served.tokens,
+                warmed_by=None if served.warmed_by is None else requests[served.warmed_by].id,
+            )
+            for planned, served in zip(requests, serve(placed, tokens, plan.capacity_tokens), strict=True)
+        ]
+    )
+    ids = {planned.id: place for place, planned in enumerate(own)}
+    total = sum(map(_context_tokens, own))
+    return replace(
+        plan,
+        requests=own,
+        positions={id: ids[id] for id in plan.positions if id in ids},
+        saved_tokens=sum([planned.saved_tokens for planned in own]),
+        total_tokens=total,
+        upper_bound=min(total, plan.upper_bound),
+        primes=planned_primes(own, plan.checkpoints),
+    )

@@ -1,0 +1,116 @@
+"""Parts of a batch plan: every request once, equal costs, little computed twice, and a true prediction."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.batch import BatchPlan, BatchRequest
+from warmprefix.prefix.tree import PrefixTree
+
+
+def topics(requests: int, seed: int, scopes: int = 1) -> list[BatchRequest]:
+    """Return requests with blocks of 20 topics."""
+    rng = random.Random(seed)
+    blocks = [ContextBlock(f"Text {n}.", id=f"b{n}", tokens=rng.randrange(50, 200)) for n in range(200)]
+    made: list[BatchRequest] = []
+    for number in range(requests):
+        topic = rng.randrange(20) * 10
+        own = rng.sample(blocks[topic : topic + 10], rng.randrange(1, 6))
+        made.append(BatchRequest(number, own, tenant=None if scopes == 1 else f"t{number % scopes}"))
+    return made
+
+
+def computed(plan: BatchPlan) -> int:
+    return plan.total_tokens - plan.saved_tokens
+
+
+def found_tokens(plan: BatchPlan) -> int:
+    """Return the tokens that a cache finds if the plan runs one request after the other."""
+    caches: dict[Any, PrefixTree[bytes]] = {}
+    found = 0
+    for planned in plan:
+        cache = caches.setdefault(planned.wording.scope, PrefixTree(plan.capacity_tokens))
+        blocks = [block.block for block in planned.blocks]
+        found += cache.insert([block.fingerprint for block in blocks], [block.tokens for block in blocks]).tokens
+    return found
+
+
+@given(
+    st.integers(0, 60), st.integers(1, 12), st.integers(0, 3), st.sampled_from([None, 2_000]), st.sampled_from([1, 3])
+)
+def test_each_request_is_in_one_part(
+    requests: int, replicas: int, seed: int, capacity: int | None, scopes: int
+) -> None:
+    plan = ContextPlanner().plan_batch(topics(requests, seed, scopes), capacity_tokens=capacity)
+    shards = plan.shards(replicas)
+    assert len(shards) == replicas
+    assert [planned.id for shard in shards for planned in shard] == [planned.id for planned in plan]
+    assert [planned.order for shard in shards for planned in shard] == [planned.order for planned in plan]
+    for shard in shards:
+        assert sorted(shard.positions) == sorted(planned.id for planned in shard)
+        assert all(shard[planned.id] is planned for planned in shard)
+        assert {planned.warmed_by for planned in shard} <= {None, *shard.positions}
+        if scopes == 1 or capacity is None:
+            assert found_tokens(shard) == shard.saved_tokens
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8, 16])
+def test_parts_cost_the_same_and_compute_little_twice(replicas: int) -> None:
+    plan = ContextPlanner().plan_batch(topics(4_000, 7))
+    shards = plan.shards(replicas)
+    costs = list(map(computed, shards))
+    assert sum(costs) <= computed(plan) * (1 + replicas / 100)
+    mean = sum(costs) / replicas
+    assert max(abs(cost - mean) for cost in costs) <= 0.1 * mean + 1_000  # one request may be longer
+
+
+def test_what_a_request_costs_in_addition_counts() -> None:
+    same = [ContextBlock("Text.", id="b", tokens=10_000)]
+    requests = [BatchRequest(f"same-{n}", same) for n in range(90)] + [
+        BatchRequest(f"own-{n}", [ContextBlock(f"Own {n}.", tokens=1_000)]) for n in range(10)
+    ]
+    plan = ContextPlanner().plan_batch(requests)
+    assert {len(shard) for shard in plan.shards(2)} != {50}
+    assert all(45 <= len(shard) <= 55 for shard in plan.shards(2, request_tokens=100_000))
+
+
+def test_a_large_group_is_cut() -> None:
+    same = [ContextBlock("Text.", id="b", tokens=10_000)]
+    plan = ContextPlanner().plan_batch([BatchRequest(n, same) for n in range(100)])
+    shards = plan.shards(4, request_tokens=1_000_000)
+    assert [len(shard) for shard in shards] == [25] * 4
+    assert sum(map(computed, shards)) == 4 * computed(plan) == 40_000
+
+
+def test_plans_of_parts_can_be_committed() -> None:
+    planner = ContextPlanner()
+    plan = planner.plan_batch(topics(20, 1))
+    for shard in plan.shards(3):
+        for planned in shard:
+            assert planner.commit(planned.plan)
+    assert not planner.commit(plan.requests[0].plan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((0,), ValueError),
+        ((2.0,), TypeError),
+        ((True,), TypeError),
+    ],
+)
+def test_other_numbers_of_replicas_are_refused(arguments: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="replicas"):
+        ContextPlanner().plan_batch(topics(3, 0)).shards(*arguments)
+
+
+@pytest.mark.parametrize(("tokens", "error"), [(-1, ValueError), (0.5, TypeError)])
+def test_other_request_tokens_are_refused(tokens: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="request_tokens"):
+        ContextPlanner().plan_batch(topics(3, 0)).shards(2, request_tokens=tokens)
