@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.batch import BatchPlan, BatchRequest
+from warmprefix.batch import BatchPlan, BatchRequest, shards_of
 from warmprefix.prefix.tree import PrefixTree
 
 
@@ -48,7 +48,7 @@ def test_each_request_is_in_one_part(
     requests: int, replicas: int, seed: int, capacity: int | None, scopes: int
 ) -> None:
     plan = ContextPlanner().plan_batch(topics(requests, seed, scopes), capacity_tokens=capacity)
-    shards = plan.shards(replicas)
+    shards = shards_of(plan, replicas)
     assert len(shards) == replicas
     assert [planned.id for shard in shards for planned in shard] == [planned.id for planned in plan]
     assert [planned.order for shard in shards for planned in shard] == [planned.order for planned in plan]
@@ -63,7 +63,7 @@ def test_each_request_is_in_one_part(
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16])
 def test_parts_cost_the_same_and_compute_little_twice(replicas: int) -> None:
     plan = ContextPlanner().plan_batch(topics(4_000, 7))
-    shards = plan.shards(replicas)
+    shards = shards_of(plan, replicas)
     costs = list(map(computed, shards))
     assert sum(costs) <= computed(plan) * (1 + replicas / 100)
     mean = sum(costs) / replicas
@@ -76,14 +76,14 @@ def test_what_a_request_costs_in_addition_counts() -> None:
         BatchRequest(f"own-{n}", [ContextBlock(f"Own {n}.", tokens=1_000)]) for n in range(10)
     ]
     plan = ContextPlanner().plan_batch(requests)
-    assert {len(shard) for shard in plan.shards(2)} != {50}
-    assert all(45 <= len(shard) <= 55 for shard in plan.shards(2, request_tokens=100_000))
+    assert {len(shard) for shard in shards_of(plan, 2)} != {50}
+    assert all(45 <= len(shard) <= 55 for shard in shards_of(plan, 2, request_tokens=100_000))
 
 
 def test_a_large_group_is_cut() -> None:
     same = [ContextBlock("Text.", id="b", tokens=10_000)]
     plan = ContextPlanner().plan_batch([BatchRequest(n, same) for n in range(100)])
-    shards = plan.shards(4, request_tokens=1_000_000)
+    shards = shards_of(plan, 4, request_tokens=1_000_000)
     assert [len(shard) for shard in shards] == [25] * 4
     assert sum(map(computed, shards)) == 4 * computed(plan) == 40_000
 
@@ -91,7 +91,7 @@ def test_a_large_group_is_cut() -> None:
 def test_plans_of_parts_can_be_committed() -> None:
     planner = ContextPlanner()
     plan = planner.plan_batch(topics(20, 1))
-    for shard in plan.shards(3):
+    for shard in shards_of(plan, 3):
         for planned in shard:
             assert planner.commit(planned.plan)
     assert not planner.commit(plan.requests[0].plan)
@@ -107,10 +107,10 @@ def test_plans_of_parts_can_be_committed() -> None:
 )
 def test_other_numbers_of_replicas_are_refused(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="replicas"):
-        ContextPlanner().plan_batch(topics(3, 0)).shards(*arguments)
+        shards_of(ContextPlanner().plan_batch(topics(3, 0)), *arguments)
 
 
 @pytest.mark.parametrize(("tokens", "error"), [(-1, ValueError), (0.5, TypeError)])
 def test_other_request_tokens_are_refused(tokens: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="request_tokens"):
-        ContextPlanner().plan_batch(topics(3, 0)).shards(2, request_tokens=tokens)
+        shards_of(ContextPlanner().plan_batch(topics(3, 0)), 2, request_tokens=tokens)

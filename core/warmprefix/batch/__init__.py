@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         planned_requests,
         planners_for,
     )
+    from warmprefix.batch.shards import shards_of
     from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "plan_window",
     "planned_requests",
     "planners_for",
+    "shards_of",
 ]
 
 _HOMES = {
@@ -63,6 +65,7 @@ _HOMES = {
     "merge": ("MergePlanner",),
     "scope_plan": ("bound_of_all", "plan_scope"),
     "session": ("BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"),
+    "shards": ("shards_of",),
     "window": ("MOST_REQUESTS", "plan_window"),
 }
 

@@ -264,25 +264,3 @@ class BatchPlan:
     def in_callers_order(self) -> Iterator[PlannedRequest]:
         """Iterate over the requests in the order in which they were given."""
         return map(self.requests.__getitem__, self.positions.values())
-
-    def shards(self, replicas: int, *, request_tokens: int = 0) -> tuple[BatchPlan, ...]:
-        """Return one plan for each replica of the model, with about equal costs.
-
-        The execution order is cut, so that requests with a common beginning stay together; only what the requests
-        around a cut share is computed twice. Each plan has the requests of its replica in execution order, and counts
-        `saved_tokens` from an empty cache of `capacity_tokens`. The requests behind a cut save less than here. Plans
-        may be empty if there are fewer requests than replicas. Commit each request once, whatever plan it is from.
-
-        Costs are tokens that are computed; they differ by about 10 %, or by one request that is longer. O(all blocks).
-
-        Args:
-            replicas: Number of replicas, each with a prefix cache of its own.
-            request_tokens: What each request costs in addition, such as its question and answer, in tokens of prefill.
-
-        Raises:
-            TypeError: An argument is not an int.
-            ValueError: `replicas` is below 1, or `request_tokens` is negative.
-        """
-        from warmprefix.batch.shards import shards_of
-
-        return shards_of(self, replicas, request_tokens)

@@ -20,8 +20,25 @@ _SLACK = 0.05
 """The share of one part's cost by which each of its ends may move to a cheaper place."""
 
 
-def shards_of(plan: BatchPlan, replicas: int, request_tokens: int) -> tuple[BatchPlan, ...]:
-    """Cut the execution order; see `BatchPlan.shards`."""
+def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 0) -> tuple[BatchPlan, ...]:
+    """Return one plan for each replica of the model, with about equal costs.
+
+    The execution order is cut, so that requests with a common beginning stay together; only what the requests around a
+    cut share is computed twice. Each part has its requests in execution order, and counts `saved_tokens` from an empty
+    cache of `capacity_tokens`; its other fields are those of the whole plan. Parts may be empty if there are fewer
+    requests than replicas. Commit each request once, from a part or from the whole plan.
+
+    Costs are tokens that are computed; they differ by about 10 %, or by one request that is longer. O(all blocks).
+
+    Args:
+        plan: The plan of all requests.
+        replicas: Number of replicas, each with a prefix cache of its own.
+        request_tokens: What each request costs in addition, such as its question and answer, in tokens of prefill.
+
+    Raises:
+        TypeError: A number is not an int.
+        ValueError: `replicas` is below 1, or `request_tokens` is negative.
+    """
     check_count("replicas", replicas)
     if isinstance(request_tokens, bool) or not isinstance(request_tokens, int):
         raise TypeError(f"request_tokens must be an int, got {type(request_tokens).__name__}")
@@ -41,8 +58,8 @@ def _context_tokens(planned: PlannedRequest) -> int:
 def _cuts(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
     """Return the places of the first requests of all parts but the first.
 
-    A cut may stand up to `_SLACK` of a part's cost beside the place that makes the parts equal, where the first request
-    behind it loses least.
+    A cut may stand up to `_SLACK` of a part's cost next to the place that makes the parts equal, where the first
+    request behind it loses least.
 
     Args:
         costs: What each request computes.

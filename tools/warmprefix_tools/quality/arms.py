@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
@@ -218,7 +218,7 @@ def _own(name: str) -> _Arm:
     baseline = str(getattr(make, "baseline", "relevance"))
     if iscoroutinefunction(make):
         return _Arm(baseline, lambda seed, questions: lambda question: _Made([], run=make))
-    return _Arm(baseline, lambda seed, questions: lambda question: _Made(make(question)))
+    return _Arm(baseline, lambda seed, questions: lambda question: _Made(cast("Messages", make(question))))
 
 
 def _conversation(make: Callable[[EvidenceQuestion, str], Messages], baseline: str) -> _Arm:
