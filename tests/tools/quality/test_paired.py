@@ -73,7 +73,7 @@ def test_something_must_be_compared() -> None:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[ArmPrompt]:
-    return list(prompts_of(["note"], list(made_up_questions(500)), 0))
+    return list(prompts_of(["relevance", "note"], list(made_up_questions(500)), 0))
 
 
 def comparisons(prompts: list[ArmPrompt], reader: Callable[[int], PlantedReader]) -> Iterator[Comparison]:
