@@ -32,7 +32,7 @@ def test_code_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
         for block in CODE.findall(PAGE):
             exec(compile(block, "batch.md", "exec"), names)
             printed.append(capsys.readouterr().out)
-    plan, commit, window, held, own = printed
+    plan, commit, shards, window, held, own = printed
 
     batch = names["batch"]
     assert isinstance(batch, BatchPlan)
@@ -50,6 +50,8 @@ def test_code_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert stats.commits == 3 + 2  # of the batch, and of the micro batch
     assert names["completion"].choices[0].message.content
 
+    counts = [int(count) for count in re.findall(r"Replica \d: (\d) requests", shards)]
+    assert (len(counts), sum(counts)) == (2, 3)
     assert sorted(re.findall(r"'(q\d)'", window)) == ["q1", "q2", "q3"]
     assert names["window"].saved_tokens > batch.saved_tokens  # all of it was committed
     assert int(held.split()[0]) == 2
