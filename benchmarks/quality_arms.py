@@ -20,6 +20,7 @@ from warmprefix import ContextBlock, ContextPlanner
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Prompts, Worker
 from warmprefix_chain_of_agents.prompts import Unit
 from warmprefix_mem0 import MemoryChat, SteadyOrder
+from warmprefix_tools.quality.arms import compared_with
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -33,16 +34,19 @@ SETTINGS = {"temperature": 0, "max_tokens": 256}
 _planner = ContextPlanner(policy=SteadyOrder, annotate="none")
 
 
+@compared_with("quality_arms:memory_list")
 def memory_list(question: EvidenceQuestion) -> list[dict[str, Any]]:
     return _listed(question, list(question.passages))
 
 
+@compared_with("quality_arms:memory_list")
 def steady_list(question: EvidenceQuestion) -> list[dict[str, Any]]:
     for turn in question.earlier:
         _steady(question, turn.passages)
     return _listed(question, _steady(question, question.passages))
 
 
+@compared_with("quality_arms:memory_list")
 def memory_chat(question: EvidenceQuestion) -> list[dict[str, Any]]:
     chat = MemoryChat(SYSTEM)
     for turn in question.earlier:
@@ -69,6 +73,7 @@ def _listed(question: EvidenceQuestion, memories: list[str]) -> list[dict[str, A
     return [{"role": "system", "content": system}, *turns, {"role": "user", "content": question.question}]
 
 
+@compared_with("quality_arms:dealt_chain")
 async def dealt_chain(question: EvidenceQuestion, client: AsyncOpenAI, model: str) -> str:
     prompts, unit = Prompts(), None
     planner = ContextPlanner(annotate="labels")
@@ -96,6 +101,7 @@ async def _answer(client: AsyncOpenAI, model: str, system: str, user: str) -> st
     return answer.choices[0].message.content or ""
 
 
+@compared_with("quality_arms:dealt_chain")
 async def routed_chain(question: EvidenceQuestion, client: AsyncOpenAI, model: str) -> str:
     answer = await _chain(client, model).arun(question.question, [ContextBlock(text) for text in question.passages])
     return answer.text
@@ -105,8 +111,3 @@ async def routed_chain(question: EvidenceQuestion, client: AsyncOpenAI, model: s
 def _chain(client: AsyncOpenAI, model: str) -> ChainOfAgents:
     workers = [Worker(f"worker-{number}", client, model, options=SETTINGS) for number in range(WORKERS)]
     return ChainOfAgents(workers, Manager(client, model, options=SETTINGS))
-
-
-steady_list.baseline = memory_chat.baseline = "quality_arms:memory_list"  # type: ignore[attr-defined]
-memory_list.baseline = "quality_arms:memory_list"  # type: ignore[attr-defined]
-dealt_chain.baseline = routed_chain.baseline = "quality_arms:dealt_chain"  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from warmprefix import ContextPlanner
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.emulator.tokenizer import ChatMessage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
-from warmprefix_tools.quality.arms import prompts_of
+from warmprefix_tools.quality.arms import baseline_of, prompts_of
 from warmprefix_tools.quality.asking import ask_all
 from warmprefix_tools.quality.calls import EndpointError
 from warmprefix_tools.quality.made_up import made_up_questions
@@ -191,7 +191,7 @@ def filled(file: Path, scores: Mapping[str, Sequence[str | None]], repeats: int 
     """Return a store with these answers, in turn for each call."""
     questions = list(made_up_questions(len(scores["relevance"]) // repeats))
     store = AnswerStore(file)
-    store.begin({"model": "m", "data": "made-up", "arms": list(scores)}, questions)
+    store.begin({"model": "m", "data": "made-up", "arms": {arm: baseline_of(arm) for arm in scores}}, questions)
     for arm, texts in scores.items():
         for number, text in enumerate(texts):
             question = questions[number // repeats]
@@ -312,6 +312,8 @@ def test_memories_and_agents_can_be_compared(run: Run, tmp_path: Path, monkeypat
     with EmulatorServer(CONFIG, reader=agents_reader) as server:
         done = run(*arguments(server, file, "--limit", 12, "--arms", arms, "--data", "made-up:turns"))
     assert done.returncode == 0, done.stderr
+    monkeypatch.delenv("PYTHONPATH")
+    assert run("quality", "report", file).returncode == 0  # a report needs no function of the arms
     with AnswerStore(file) as store:
         results = results_of(store, "exact", 0.01)
     assert [(arm.arm, arm.baseline, arm.score) for arm in results.arms] == [

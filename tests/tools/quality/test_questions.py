@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from warmprefix_tools.emulator.tokenizer import ChatMessage
-from warmprefix_tools.quality.arms import ArmPrompt, baseline_of, check_arm, expanded_arms, prompts_of
+from warmprefix_tools.quality.arms import (
+    ArmError,
+    ArmPrompt,
+    baseline_of,
+    check_arm,
+    compared_with,
+    expanded_arms,
+    prompts_of,
+)
 from warmprefix_tools.quality.conversations import Messages
 from warmprefix_tools.quality.data_sets import DATA_SETS, DataSet, data_set_questions
 from warmprefix_tools.quality.made_up import made_up_questions
@@ -175,6 +183,21 @@ def test_a_function_can_be_an_arm() -> None:
     (own,) = [prompt for prompt in prompts_of(["relevance", name], list(made_up_questions(1)), 0) if prompt.arm == name]
     assert own.messages == upper_case(own.question)
     assert own.is_changed
+
+
+@compared_with(f"{__name__}:rightly")
+def wrongly(question: EvidenceQuestion) -> Messages:
+    return []
+
+
+@compared_with(f"{__name__}:wrongly")
+def rightly(question: EvidenceQuestion) -> Messages:
+    return []
+
+
+def test_a_circle_of_baselines_is_refused() -> None:
+    with pytest.raises(ArmError, match="circle"):
+        expanded_arms([f"{__name__}:rightly"], [])
 
 
 @pytest.mark.parametrize("name", ["best", "gold-", "gold-0", "gold-100", "no_such_module:f", f"{__name__}:missing", ""])
@@ -363,7 +386,7 @@ def test_another_file_is_refused(host: str, tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_down_is_an_error(tmp_path: Path) -> None:
-    for host in ("http://127.0.0.1:1", "no address"):
+    for host in ("http://127.0.0.1:1", "no address", "http://127.0.0.1:1/\n"):
         with pytest.raises(QuestionsError, match="could not be fetched"):
             fetched("musique", tmp_path, host)
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.batch import BatchRequest
+from warmprefix.errors import WarmprefixError
 from warmprefix.openai import messages_for
 from warmprefix_tools.quality.conversations import Messages, history_of, later_turn, tool_chat
 from warmprefix_tools.quality.questions import EvidenceQuestion
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ARM_NAMES",
     "AgentsArm",
+    "ArmError",
     "ArmPrompt",
     "arm_number",
     "baseline_of",
     "check_arm",
+    "compared_with",
     "expanded_arms",
     "prompts_of",
 ]
@@ -38,6 +41,7 @@ _CITING = f"{SYSTEM} Behind the answer, name the [label] of the passage that it 
 _ORDERS = 5
 """Random orders of the group `orders`."""
 _NUMBERED = re.compile(r"(gold|shuffled)-([1-9]\d?)")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _CUSTOM = re.compile(r"[\w.]+:\w+")
 
 
@@ -57,6 +61,10 @@ class ArmPrompt(NamedTuple):
     """False if the prompt is the baseline's."""
     run: AgentsArm | None = None
     """Answers the question with calls of its own; then there are no messages."""
+
+
+class ArmError(WarmprefixError, ValueError):
+    """An arm is unknown or can't be used; the message has the reason."""
 
 
 class _Made(NamedTuple):
@@ -96,6 +104,9 @@ def expanded_arms(names: Sequence[str], questions: Sequence[EvidenceQuestion]) -
     """Return the arms that these names and groups stand for, behind their baselines.
 
     The group `positions` has the passage with the answer at each place, the group `orders` has random orders.
+
+    Raises:
+        ArmError: An arm is unknown, or arms are baselines of each other.
     """
     most = max([len(question.passages) for question in questions], default=1)
     groups = {
@@ -106,6 +117,8 @@ def expanded_arms(names: Sequence[str], questions: Sequence[EvidenceQuestion]) -
     for name in [arm for group in names for arm in groups.get(group, [group])]:
         missing = [name]
         while (baseline := baseline_of(missing[-1])) != missing[-1]:
+            if baseline in missing:
+                raise ArmError(f"the baselines of {name!r} must end at an arm, got a circle: {', '.join(missing)}")
             missing.append(baseline)
         found.update(dict.fromkeys(reversed(missing)))
     return list(found)
@@ -120,7 +133,7 @@ def check_arm(name: str) -> None:
     """Check the name of an arm or of a group of arms.
 
     Raises:
-        ValueError: It is unknown, or names a function that can't be imported.
+        ArmError: It is unknown, or names a function that can't be imported.
     """
     if name not in ("positions", "orders"):
         _arm(name)
@@ -132,6 +145,20 @@ def arm_number(name: str, kind: str) -> int | None:
     return int(numbered[2]) if numbered and numbered[1] == kind else None
 
 
+def compared_with(baseline: str) -> Callable[[_Function], _Function]:
+    """Return a decorator for an arm of your own; without it, the arm is compared with `relevance`.
+
+    Args:
+        baseline: Name of another arm, or of this one if it is a baseline itself.
+    """
+
+    def add(arm: _Function) -> _Function:
+        arm.__dict__["baseline"] = baseline
+        return arm
+
+    return add
+
+
 def _arm(name: str) -> _Arm:
     if name in _ARMS:
         return _ARMS[name]
@@ -141,7 +168,7 @@ def _arm(name: str) -> _Arm:
         return _fixed(_shuffled, name)
     if _CUSTOM.fullmatch(name):
         return _own(name)
-    raise ValueError(f"an arm must be one of {ARM_NAMES}, got {name!r}")
+    raise ArmError(f"an arm must be one of {ARM_NAMES}, got {name!r}")
 
 
 def _fixed(order: Callable[[EvidenceQuestion, random.Random], Sequence[str]], name: str = "") -> _Arm:
@@ -206,15 +233,15 @@ def _prompt(plan: ContextPlan, question: EvidenceQuestion, system: str = SYSTEM)
 def _own(name: str) -> _Arm:
     """Return an arm that a function of the caller makes: a question in, messages out, or an `AgentsArm`.
 
-    The function may have an attribute `baseline`, the name of another arm.
+    `compared_with` names its baseline.
     """
     module, _, function = name.partition(":")
     try:
         make = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"the arm {name!r} can't be imported: {error}") from error
+        raise ArmError(f"the arm {name!r} can't be imported: {error}") from error
     if not callable(make):
-        raise ValueError(f"the arm {name!r} must be a function, got {type(make).__name__}")
+        raise ArmError(f"the arm {name!r} must be a function, got {type(make).__name__}")
     baseline = str(getattr(make, "baseline", "relevance"))
     if iscoroutinefunction(make):
         return _Arm(baseline, lambda seed, questions: lambda question: _Made([], run=make))

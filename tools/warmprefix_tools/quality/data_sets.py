@@ -9,6 +9,7 @@ import os
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ def data_set_questions(data_set: DataSet, folder: Path, host: str = _HOST) -> It
             draft = path.with_name(f".{path.name}.{os.getpid()}")
             draft.write_bytes(data)
             draft.replace(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise QuestionsError(f"{data_set.origin} could not be fetched: {error}") from error
     return data_set.read(data)
 

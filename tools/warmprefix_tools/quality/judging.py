@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_tools.quality.answer_store import AnswerStore, Judgement
-from warmprefix_tools.quality.arms import baseline_of
 from warmprefix_tools.quality.calls import RefusedPromptError, call_all, complete
 from warmprefix_tools.quality.quality_options import QualityJudgeOptions
 from warmprefix_tools.quality.questions import EvidenceQuestion
@@ -50,7 +49,7 @@ class _Pair(NamedTuple):
 async def judge_all(store: AnswerStore, options: QualityJudgeOptions, progress: Callable[[int, int], None]) -> None:
     """Ask the judge about each answer that differs from its baseline's, and store what it returns.
 
-    Repeated calls are left out: the first answer counts. What is judged already is not judged again.
+    Of repeated calls, the first answer counts. Earlier judgements stay.
 
     Args:
         store: The answers of a run.
@@ -78,7 +77,7 @@ async def judge_all(store: AnswerStore, options: QualityJudgeOptions, progress: 
 
 
 def _pairs(store: AnswerStore) -> Iterator[_Pair]:
-    store.settings()
+    baselines = store.settings()["arms"]
     questions = {question.id: question for question in store.questions()}
     texts = {
         (answer.key.question, answer.key.arm): answer.text
@@ -86,7 +85,7 @@ def _pairs(store: AnswerStore) -> Iterator[_Pair]:
         if answer.key.repeat == 0 and answer.text is not None
     }
     for (id, arm), text in texts.items():
-        other = texts.get((id, baseline_of(arm)))
+        other = texts.get((id, baselines[arm]))
         if other is None or normalized(other) == normalized(text):
             continue
         yield _Pair(questions[id], arm, True, text, other)

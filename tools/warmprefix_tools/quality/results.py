@@ -10,7 +10,7 @@ from typing import Any
 
 from warmprefix.errors import WarmprefixError
 from warmprefix_tools.quality.answer_store import AnswerStore, GivenAnswer
-from warmprefix_tools.quality.arms import arm_number, baseline_of
+from warmprefix_tools.quality.arms import arm_number
 from warmprefix_tools.quality.paired import Comparison, compare_pairs
 from warmprefix_tools.quality.questions import EvidenceQuestion
 from warmprefix_tools.quality.scores import JUDGE, AnswerScores, normalized, score, scorer_named
@@ -134,13 +134,12 @@ def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResult
     if measure == JUDGE and store.judge() is None:
         raise NoAnswersError(f"{store.path} has no judgements yet: see warmprefix quality judge")
     scored = _ScoredAnswers(store.answers(), questions, "f1" if measure == JUDGE else measure)
-    arms = [arm for arm in settings["arms"] if arm in scored.calls or arm in scored.failed]
+    arms = {arm: of for arm, of in settings["arms"].items() if arm in scored.calls or arm in scored.failed}
     if not arms:
         raise NoAnswersError(f"{store.path} has no answers yet")
     made: list[ArmResult] = []
-    for arm in arms:
-        mine, baseline = scored.values(arm), baseline_of(arm)
-        others = scored.values(baseline)
+    for arm, baseline in arms.items():
+        mine, others = scored.values(arm), scored.values(baseline)
         both = [question for question in questions if question in mine and question in others]
         differences = [mine[each] - others[each] for each in both]
         if measure == JUDGE:
@@ -171,7 +170,8 @@ def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResult
         )
     by_place = {place: arm for arm in made if (place := arm_number(arm.arm, "gold")) is not None}
     positions = {place: by_place[place].score or 0.0 for place in sorted(by_place)} if measure != JUDGE else {}
-    orders = [scored.values(arm) for arm in arms if arm_number(arm, "shuffled") is not None]
+    shuffled = [arm for arm in arms if arm_number(arm, "shuffled") is not None and measure != JUDGE]
+    orders = [scored.values(arm) for arm in shuffled]
     return QualityResults(settings, len(questions), measure, margin, tuple(made), positions, _order_effect(orders))
 
 

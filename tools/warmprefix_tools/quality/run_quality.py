@@ -14,7 +14,7 @@ from warmprefix.outputs import OutputError, check_writable, standard_output
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore
-from warmprefix_tools.quality.arms import ArmPrompt, expanded_arms, prompts_of
+from warmprefix_tools.quality.arms import ArmPrompt, baseline_of, expanded_arms, prompts_of
 from warmprefix_tools.quality.asking import ask_all
 from warmprefix_tools.quality.data_sets import DATA_SETS, cache_folder, data_set_questions
 from warmprefix_tools.quality.judging import judge_all
@@ -48,6 +48,7 @@ def run_quality(options: QualityOptions) -> None:
     """Ask all questions in all arms, and store the answers.
 
     Raises:
+        ArmError: An arm can't be used.
         QuestionsError: The questions could not be read.
         StoreFileError: The file of answers can't be used, or belongs to another run.
         EndpointError: The endpoint does not answer.
@@ -65,7 +66,10 @@ def run_quality(options: QualityOptions) -> None:
         return
     with AnswerStore(options.answers) as store:
         names = ("model", "data", "repeats", "max_tokens", "seed")
-        store.begin({**{name: getattr(options, name) for name in names}, "arms": arms}, questions)
+        store.begin(
+            {**{name: getattr(options, name) for name in names}, "arms": {arm: baseline_of(arm) for arm in arms}},
+            questions,
+        )
         done = len(store.done())
         for line in announcement(prompts, options, done):
             console.print(line)
@@ -108,7 +112,7 @@ def announcement(prompts: Sequence[ArmPrompt], options: QualityOptions, done: in
     """Return what a run will do, what it may cost, and what it can show."""
     arms = len({prompt.arm for prompt in prompts})
     questions, calls = len(prompts) // arms, len(prompts) * options.repeats
-    characters = sum(len(str(message["content"])) for prompt in prompts for message in prompt.messages)
+    characters = sum(len(str(message.get("content"))) for prompt in prompts for message in prompt.messages)
     tokens = options.repeats * characters // _CHARACTERS_PER_TOKEN
     few, many = (100 * detectable_difference(questions, share) for share in (0.02, 0.1))
     lines = [
