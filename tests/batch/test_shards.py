@@ -63,7 +63,7 @@ def test_each_request_is_in_one_part(
 @pytest.mark.parametrize("replicas", [2, 4, 8, 16])
 def test_parts_cost_the_same_and_compute_little_twice(replicas: int) -> None:
     plan = ContextPlanner().plan_batch(topics(4_000, 7))
-    shards = shards_of(plan, replicas)
+    shards = shards_of(plan, replicas, request_tokens=0)
     costs = list(map(computed, shards))
     assert sum(costs) <= computed(plan) * (1 + replicas / 100)
     mean = sum(costs) / replicas
@@ -76,7 +76,7 @@ def test_what_a_request_costs_in_addition_counts() -> None:
         BatchRequest(f"own-{n}", [ContextBlock(f"Own {n}.", tokens=1_000)]) for n in range(10)
     ]
     plan = ContextPlanner().plan_batch(requests)
-    assert {len(shard) for shard in shards_of(plan, 2)} != {50}
+    assert {len(shard) for shard in shards_of(plan, 2, request_tokens=0)} != {50}
     assert all(45 <= len(shard) <= 55 for shard in shards_of(plan, 2, request_tokens=100_000))
 
 
@@ -86,6 +86,12 @@ def test_a_large_group_is_cut() -> None:
     shards = shards_of(plan, 4, request_tokens=1_000_000)
     assert [len(shard) for shard in shards] == [25] * 4
     assert sum(map(computed, shards)) == 4 * computed(plan) == 40_000
+
+
+def test_equal_contexts_are_shared_out() -> None:
+    same = [ContextBlock("Text.", id="b", tokens=1_000)]
+    plan = ContextPlanner().plan_batch([BatchRequest(n, same) for n in range(400)])
+    assert all(90 <= len(shard) <= 110 for shard in shards_of(plan, 4))
 
 
 def test_plans_of_parts_can_be_committed() -> None:

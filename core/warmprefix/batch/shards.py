@@ -20,7 +20,7 @@ _SLACK = 0.05
 """The share of one part's cost by which each of its ends may move to a cheaper place."""
 
 
-def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 0) -> tuple[BatchPlan, ...]:
+def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 256) -> tuple[BatchPlan, ...]:
     """Return one plan for each replica of the model, with about equal costs.
 
     The execution order is cut, so that requests with a common beginning stay together; only what the requests around a
@@ -28,12 +28,13 @@ def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 0) -> tup
     cache of `capacity_tokens`; its other fields are those of the whole plan. Parts may be empty if there are fewer
     requests than replicas. Commit each request once, from a part or from the whole plan.
 
-    Costs are tokens that are computed; they differ by about 10 %, or by one request that is longer. O(all blocks).
+    A part costs the tokens that it computes, with `request_tokens` for each request. Costs differ by about 10 %, or by
+    one request that is longer. O(all blocks).
 
     Args:
         plan: The plan of all requests.
         replicas: Number of replicas, each with a prefix cache of its own.
-        request_tokens: What each request costs in addition, such as its question and answer, in tokens of prefill.
+        request_tokens: The cost of a request in addition to its context: its question and answer, in tokens of prefill.
 
     Raises:
         TypeError: A number is not an int.
@@ -66,8 +67,11 @@ def _cuts(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
         lost: What each request computes in addition if it is the first one of its part.
         parts: Number of parts.
     """
+    if not costs:
+        return [0] * (parts - 1)
     ends = list(accumulate(costs))
-    share = ends[-1] / parts if ends else 0.0
+    share = ends[-1] / parts
+    lost_behind = [*lost[1:], 0]  # nothing stands behind the last request
     cuts: list[int] = []
     for number in range(1, parts):
         target = number * share
@@ -75,9 +79,7 @@ def _cuts(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
         last = bisect_right(ends, target + _SLACK * share) + 1
         nearest = min(bisect_left(ends, target) + 1, len(ends))
         places = [*range(first, min(last, len(ends))), nearest]
-        best = (
-            min(places, key=lambda at: (lost[at] if at < len(lost) else 0, abs(ends[at - 1] - target))) if ends else 0
-        )
+        best = min(places, key=lambda at: (lost_behind[at - 1], abs(ends[at - 1] - target)))
         cuts.append(max([best, *cuts[-1:]]))
     return cuts
 
