@@ -14,7 +14,7 @@ from warmprefix.batch.scope_plan import serve
 from warmprefix.errors import check_count
 from warmprefix.plan import Scope
 
-__all__ = ["shards_of"]
+__all__ = ["part_of", "shards_of"]
 
 _SLACK = 0.05
 """The share of one part's cost by which each of its ends may move to a cheaper place."""
@@ -48,7 +48,7 @@ def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 256) -> t
     requests = plan.requests
     costs = [_context_tokens(planned) - planned.saved_tokens + request_tokens for planned in requests]
     cuts = _cuts(costs, [planned.saved_tokens for planned in requests], replicas)
-    return tuple([_shard(plan, requests[begin:end]) for begin, end in pairwise([0, *cuts, len(requests)])])
+    return tuple([part_of(plan, requests[begin:end]) for begin, end in pairwise([0, *cuts, len(requests)])])
 
 
 def _context_tokens(planned: PlannedRequest) -> int:
@@ -84,8 +84,8 @@ def _cuts(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
     return cuts
 
 
-def _shard(plan: BatchPlan, requests: Sequence[PlannedRequest]) -> BatchPlan:
-    """Return some requests as a plan of their own, on a replica whose cache is empty."""
+def part_of(plan: BatchPlan, requests: Sequence[PlannedRequest]) -> BatchPlan:
+    """Return some of a plan's requests, in execution order, as a plan of their own for an empty cache."""
     numbers: dict[tuple[Scope, bytes], int] = {}
     tokens: list[int] = []
     placed: list[Placed] = []

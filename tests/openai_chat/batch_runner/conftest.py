@@ -144,6 +144,15 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.die()
+
+    @property
+    def is_dead(self) -> bool:
+        """True from the call of `die` on."""
+        return self._server.should_exit
+
+    def die(self) -> None:
+        """Break off every request after a second, and refuse connections from then on."""
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()

@@ -45,7 +45,8 @@ async def test_the_pages_code_runs(
     asked = requests(2, 2)
     names: dict[str, Any] = {"planner": ContextPlanner(), "requests": asked, "client": client, "model": MODEL}
     blocks = CODE.findall((ROOT / "docs/batch-runs.md").read_text())
-    assert len(blocks) == 7
+    names["urls"] = [str(client.base_url)] * 2
+    assert len(blocks) == 8
     for block in blocks:
         if "read_jsonl(" in block:
             answer_file(str(client.base_url), Path("night.jsonl"), Path("answers.jsonl"))
@@ -54,6 +55,8 @@ async def test_the_pages_code_runs(
         if "print(result.id" in block:
             assert [line.split()[0] for line in printed.splitlines()] == [request.id for request in asked]
             assert "warmprefix emulator" in printed
+    for replica in names["replicas"]:
+        await replica.close()
     assert rows(Path("night.journal")) == 4
     assert set(names["results"]) == {request.id for request in asked}
     assert len(names["answers"]) == 4

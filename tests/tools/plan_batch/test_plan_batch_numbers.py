@@ -225,3 +225,24 @@ def test_upper_bound_is_printed_with_its_kind(trace: Path) -> None:
 def test_time_budget_of_zero_is_a_budget(trace: Path) -> None:
     planned, unbounded = PlanBatchRun(trace, "--time-budget", 0).numbers, PlanBatchRun(trace).numbers
     assert 0 < planned["saved_tokens"] <= unbounded["saved_tokens"]
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 300])
+def test_replicas_get_all_requests_in_execution_order(
+    tmp_path: Path, topic_lines: Callable[..., list[Line]], write: Write, recount: Recount, replicas: int
+) -> None:
+    lines = topic_lines()
+    trace = write(tmp_path / "topics.jsonl", lines)
+    whole = PlanBatchRun(trace)
+    cut = PlanBatchRun(trace, "--replicas", replicas)
+    assert [{"request": line["request"], "order": line["order"]} for line in cut.orders] == whole.orders
+    assert list(cut.numbers) == [*CONTRACT, "replicas"]
+    tokens = {line["block"]: line["tokens"] for line in lines if "block" in line}
+    computed: list[int] = []
+    for number, replica in enumerate(cut.numbers["replicas"]):
+        own = [line for line in cut.orders if line["replica"] == number]
+        computed.append(sum(tokens[block] for line in own for block in line["order"]) - recount(lines, own, None))
+        assert replica == {"requests": len(own), "computed_tokens": computed[-1]}
+    assert len(computed) == replicas
+    assert f"On {replicas} replicas:" in cut.printed
+    assert f"-> {sum(computed):,} on all together" in cut.printed

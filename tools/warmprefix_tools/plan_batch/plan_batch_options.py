@@ -46,6 +46,10 @@ class PlanBatchOptions:
     capacity_tokens: Annotated[
         str, Option(metavar="SIZE", help="Cache size in tokens, such as 100000 or 500k, or unbounded.")
     ] = "unbounded"
+    replicas: Annotated[
+        int,
+        Option(metavar="N", help="Replicas of the model, each with a cache of that size; the plan is cut for them."),
+    ] = 1
     device: Annotated[
         Device, Option(help="Where distances and overlaps are computed; auto: on a CUDA device if it pays.")
     ] = "auto"
@@ -72,6 +76,7 @@ class PlanBatchOptions:
             raise ValueError(f"--planner must be one of {', '.join(BATCH_PLANNERS)}; got {self.planner!r}")
         check_least("-k", self.k, 1)
         check_least("--limit", self.limit, 1)
+        check_least("--replicas", self.replicas, 1)
         check_range("--time-budget", self.time_budget, 0, _MOST_SECONDS)
         _ = self.capacity, self.cache_profile  # so that wrong values fail here
         check_files(self._outputs, [self.trace])

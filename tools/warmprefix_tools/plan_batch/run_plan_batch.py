@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import has_labels
-from warmprefix.batch import BatchPlan, BatchRequest, BoundKind, PlannedPrime
+from warmprefix.batch import BatchPlan, BatchRequest, BoundKind, PlannedPrime, shards_of
 from warmprefix.blocks import ContextBlock
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError, WarmprefixError
@@ -75,12 +75,14 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
     saved_before = _saved_as_they_came(requests, options.capacity)
     plan = _plan(requests, options, tokenizer)
     numbers = _Numbers.of(plan, saved_before)
+    shards = () if options.replicas == 1 else shards_of(plan, options.replicas)
     profile = options.cache_profile
     uses = None if profile is None else _profile_uses(plan, requests, profile)
     if options.orders_out is not None:
         with text_file(options.orders_out) as write:
-            for line in _order_lines(plan, trace):
-                write(line)
+            for number, shard in enumerate(shards or (plan,)):
+                for line in _order_lines(shard, trace, {"replica": number} if shards else {}):
+                    write(line)
     console = report_console(options.json_file)
     with standard_output():
         fields = _as_json(plan, numbers, trace.name)
@@ -88,8 +90,14 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
             fields["profile"], fields["primes"] = profile.name, len(plan.primes)
             for name, use in zip(("today_profile_use", "profile_use"), uses, strict=True):
                 fields[name] = {**asdict(use), "cost": round(use.cost(profile), 1)}
+        if shards:
+            fields["replicas"] = [
+                {"requests": len(shard), "computed_tokens": shard.total_tokens - shard.saved_tokens} for shard in shards
+            ]
         write_json(options.json_file, fields)
         _print_plan(plan, numbers, trace.name, console)
+        if shards:
+            _print_shards(plan, shards, console)
         if profile is not None and uses is not None:
             _print_uses(plan, uses, profile, console)
 
@@ -258,6 +266,17 @@ def _print_plan(plan: BatchPlan, numbers: _Numbers, trace: str, console: Console
     console.print(Text(legend, style="dim"), width=min(console.width, _TEXT_WIDTH))
 
 
+def _print_shards(plan: BatchPlan, shards: Sequence[BatchPlan], console: Console) -> None:
+    """Print what the replicas compute together, against one replica that runs everything, and each one's share."""
+    alone = plan.total_tokens - plan.saved_tokens
+    computed = [shard.total_tokens - shard.saved_tokens for shard in shards]
+    change = (sum(computed) - alone) / alone if alone else 0.0
+    console.print(Text(f"\nOn {len(shards):,} replicas:", style="bold"))
+    console.print(Text(f"to compute: {alone:,} tokens on one -> {sum(computed):,} on all together, {change:+.1%}"))
+    console.print(Text(f"for each: {min(map(len, shards)):,} to {max(map(len, shards)):,} requests,"), end=" ")
+    console.print(Text(f"{min(computed):,} to {max(computed):,} tokens to compute"))
+
+
 def _net(numbers: _Numbers, planner: str) -> str:
     """Return the net saving; a loss comes with what avoids it."""
     net = f"{numbers.net_saved_tokens:+,} tokens, {0 - numbers.prefill_change:+.1%} of the prefill as they came"
@@ -289,10 +308,10 @@ def _as_json(plan: BatchPlan, numbers: _Numbers, trace: str) -> dict[str, Any]:
     }
 
 
-def _order_lines(plan: BatchPlan, trace: Trace) -> Iterator[str]:
-    """Yield every request in execution order, as JSON with the trace's own ids."""
+def _order_lines(plan: BatchPlan, trace: Trace, more: Mapping[str, int]) -> Iterator[str]:
+    """Yield every request in execution order, as JSON with the trace's own ids and `more`."""
     encode = json.JSONEncoder(separators=(",", ":")).encode
     for planned in plan:
         source = trace.requests[int(planned.id)]
         order = [source.blocks[position] for position in planned.order]
-        yield encode({"request": source.request, "order": order}) + "\n"
+        yield encode({"request": source.request, "order": order, **more}) + "\n"

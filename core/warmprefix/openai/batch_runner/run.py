@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
 
 from warmprefix.batch.plan import BatchPlan, PlannedRequest
 from warmprefix.batch.planners import Progress
-from warmprefix.batch.primes import planned_primes
+from warmprefix.batch.shards import part_of, shards_of
 from warmprefix.errors import BatchError
-from warmprefix.openai.asking import CallFailedError, ChatAsker, ask_with_retries, could_not_connect
 from warmprefix.openai.batch_runner.journal import (
     BatchResult,
     Journal,
@@ -23,52 +22,14 @@ from warmprefix.openai.batch_runner.journal import (
     Results,
     digest_of_request,
 )
-from warmprefix.openai.batch_runner.primes import BatchPrimer
-from warmprefix.openai.batch_runner.start_order import StartOrder, first_holders, planned_holders
-from warmprefix.openai.call import chat_options
-from warmprefix.openai.retry import Retries, status_of
+from warmprefix.openai.batch_runner.replica_run import MAX_REFUSED_IN_A_ROW, Asker, ReplicaRun, StartedRequest
 
-__all__ = ["Asker", "open_journal", "results_of"]
+__all__ = ["open_journal", "results_of"]
 
-_OF_ALL = frozenset({401, 402, 403, 404, 405})
-"""Statuses that are about the key, the model or the address, and not about the one request."""
+_MAX_LOSSES = 3
+"""Replicas that may be lost while they work on one request; it may be the reason, so it is not asked again."""
 
-_MAX_REFUSED_IN_A_ROW = 10
-"""Requests in a row that fail for a reason that concerns all; they end a run that had answers before."""
-
-
-class Asker(NamedTuple):
-    """Asks one model through one client, all requests with the same options."""
-
-    chat: ChatAsker
-    model: str
-    options: Mapping[str, Any]
-    messages: Messages
-    retries: Retries
-    primer: BatchPrimer
-
-    async def ask(
-        self, planned: PlannedRequest, prefilled: Callable[[], object]
-    ) -> tuple[BatchResult, Exception | None]:
-        """Ask until there is an answer or no hope; return the result and the last attempt's failure.
-
-        `prefilled` is called at the first token. A failure that is not about the call, such as an option that the
-        client does not have, is raised as it is.
-        """
-        options = chat_options(self.model, self.messages(planned), self.options, planned.cache_salt)
-        try:
-            answer, attempts = await ask_with_retries(lambda: self.chat.ask(options, on_start=prefilled), self.retries)
-        except CallFailedError as failed:
-            error = failed.error
-            kind = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
-            return BatchResult(planned, None, f"{kind}: {error}", failed.attempts, None), error
-        return BatchResult(planned, answer.completion, None, attempts, answer.ttft), None
-
-
-def _concerns_all(error: Exception) -> bool:
-    """Return True if others would probably fail alike: no server is there, or nothing is permitted."""
-    out_of_quota = getattr(error, "code", None) == "insufficient_quota"
-    return out_of_quota or could_not_connect(error) or status_of(error) in _OF_ALL
+_log = logging.getLogger("warmprefix")
 
 
 async def open_journal(
@@ -85,7 +46,7 @@ async def open_journal(
 
 async def results_of(
     batch: BatchPlan,
-    asker: Asker,
+    askers: Sequence[Asker],
     opening: Callable[[], Awaitable[Journal]] | None,
     concurrency: int,
     ordered: bool,
@@ -97,7 +58,7 @@ async def results_of(
         for id in results.answered:
             batch.owner.abandon(batch[id].plan)  # this run does not send the prompt
             await asyncio.sleep(0)
-        run = _Run(batch, asker, results, concurrency, ordered, progress)
+        run = _Run(batch, askers, results, concurrency, ordered, progress)
         try:
             run.report_progress()
             run.start_ready()
@@ -105,7 +66,7 @@ async def results_of(
                 for id in run.due():
                     await asyncio.sleep(0)  # many may be due, and other tasks want to run meanwhile
                     yield results.take(id)
-                if not run.tasks:
+                if not run.is_running:
                     break
                 await run.changed.wait()
                 run.changed.clear()
@@ -119,114 +80,176 @@ class _Run:
     """The tasks of one run, in one event loop: which of them start, and how their ends affect the others."""
 
     def __init__(
-        self, batch: BatchPlan, asker: Asker, results: Results, concurrency: int, ordered: bool, progress: Progress
+        self,
+        batch: BatchPlan,
+        askers: Sequence[Asker],
+        results: Results,
+        concurrency: int,
+        ordered: bool,
+        progress: Progress,
     ) -> None:
         answered = results.answered
-        self.tasks: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
         """Set when a task has ended."""
         self.failure: BaseException | None = None
         """The reason why the run ended early."""
         self._batch = batch
-        self._asker = asker
         self._results = results
-        self._concurrency = concurrency
         self._ordered = ordered
         self._progress = progress
         self._finished = set(answered)
         self._turns = deque(id for id in batch.positions if ordered or id in answered)
-        self._requests = [planned for planned in batch if planned.id not in answered]
-        # The cache may have lost the prefixes of an earlier run, so the rest gets warmers of its own.
-        holders = first_holders(self._requests) if answered else planned_holders(self._requests)
-        asker.primer.expect(planned_primes(self._requests, batch.checkpoints) if answered else batch.primes)
-        self._order = StartOrder(self._requests, holders, lookahead=(concurrency + 1) // 2)
+        self._losses = Counter[str]()
+        self._moved: dict[str, PlannedRequest] = {}
+        """Requests that were in flight at a replica that was lost, and have not started again."""
         self._stopping = False
-        self._reached = False
-        self._refused_in_a_row = 0
+        self._replicas = [ReplicaRun(asker, concurrency) for asker in askers]
+        # The cache may have lost the prefixes of an earlier run, so the rest is a batch of its own.
+        self._deal(part_of(batch, [planned for planned in batch if planned.id not in answered]) if answered else batch)
+
+    def _deal(self, part: BatchPlan) -> None:
+        """Give each replica that is left its share of some requests."""
+        left = [replica for replica in self._replicas if not replica.lost]
+        shards = [part] if len(left) == 1 else shards_of(part, len(left))
+        for replica, shard in zip(left, shards, strict=True):
+            replica.add(shard)
+
+    @property
+    def is_running(self) -> bool:
+        """True while requests are in flight."""
+        return any(replica.tasks for replica in self._replicas)
 
     async def stop(self) -> None:
         """Cancel the tasks that are left, and wait until they have ended."""
         self._stopping = True
-        for task in self.tasks:
+        tasks = self._cancelled_tasks()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for planned in self._moved.values():
+            self._batch.owner.abandon(planned.plan)
+
+    def _cancelled_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [task for replica in self._replicas for task in replica.tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        return tasks
 
     def due(self) -> Iterator[str]:
         """Yield the ids whose turn has come; after a failure, all that are finished."""
         while self._turns:
             if self._turns[0] in self._finished:
                 yield self._turns.popleft()
-            elif self.failure is not None and not self.tasks:
+            elif self.failure is not None and not self.is_running:
                 self._turns.popleft()
             else:
                 return
 
     def start_ready(self) -> None:
         """Start as many requests as may run."""
-        while not self._stopping and len(self.tasks) < self._concurrency:
-            i = self._order.start()
-            if i is None:
-                return
-            task = asyncio.get_running_loop().create_task(self._serve(i), name=f"batch request {self._requests[i].id}")
-            self.tasks.add(task)
-            task.add_done_callback(self._task_done)
+        for replica in self._replicas:
+            while not self._stopping and (started := replica.start()) is not None:
+                name = f"batch request {started.planned.id}"
+                task = asyncio.get_running_loop().create_task(self._serve(replica, started), name=name)
+                replica.tasks[task] = started.planned
+                self._moved.pop(started.planned.id, None)
+                task.add_done_callback(partial(self._task_done, replica))
 
-    async def _serve(self, i: int) -> None:
-        planned = self._requests[i]
+    async def _serve(self, replica: ReplicaRun, started: StartedRequest) -> None:
+        planned = started.planned
         owner = self._batch.owner
         try:
-            await self._asker.primer.send_before(planned)
-            result, error = await self._asker.ask(planned, partial(self._prefilled, i))
+            await replica.asker.primer.send_before(planned)
+            result, error = await replica.asker.ask(planned, partial(self._prefilled, started))
         except BaseException:
-            owner.abandon(planned.plan)
+            if not replica.lost:
+                owner.abandon(planned.plan)
             raise
+        alone = not any(other is not replica and not other.lost for other in self._replicas)
+        is_lost = replica.fails_all(error, alone=alone)
+        if is_lost and not alone:
+            self._lose(replica, planned, result)
+            return
         if error is None:
             owner.commit(planned.plan, result.cached_tokens)
-            self._order.prefilled(i)
+            started.prefilled()
         else:
             owner.abandon(planned.plan)
-        self._end_if_in_vain(error, result)
-        self._order.over(i)
+        if is_lost:
+            raise BatchError(self._end(result)) from error
+        started.over()
+        self._finish(result)
+
+    def _end(self, last: BatchResult) -> str:
+        """Return why the run ends with the last replica."""
+        if not any(replica.reached for replica in self._replicas):
+            return f"the run can't begin: {last.error}"
+        if len(self._replicas) > 1:
+            return f"the run ends: all {len(self._replicas)} replicas are lost, the last one with {last.error}"
+        return f"the run ends: {MAX_REFUSED_IN_A_ROW} requests in a row failed, the last with {last.error}"
+
+    def _finish(self, result: BatchResult) -> None:
         self._results.put(result)
-        self._finished.add(planned.id)
+        self._finished.add(result.id)
         if not self._ordered:
-            self._turns.append(planned.id)
+            self._turns.append(result.id)
         self.report_progress()
 
-    def _prefilled(self, i: int) -> None:
-        self._order.prefilled(i)
+    def _prefilled(self, started: StartedRequest) -> None:
+        started.prefilled()
         self.start_ready()
 
-    def _end_if_in_vain(self, error: Exception | None, result: BatchResult) -> None:
-        if error is None or not _concerns_all(error):
-            self._reached = True
-            self._refused_in_a_row = 0
-            return
-        self._refused_in_a_row += 1
-        if not self._reached:
-            raise BatchError(f"the run can't begin: {result.error}") from error
-        if self._refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
-            refused = f"{_MAX_REFUSED_IN_A_ROW} requests in a row failed"
-            raise BatchError(f"the run ends: {refused}, the last with {result.error}") from error
+    def _lose(self, replica: ReplicaRun, planned: PlannedRequest, result: BatchResult) -> None:
+        """Cancel what the replica works on. Once that has ended, `_task_done` moves its requests."""
+        _log.warning(
+            "Replica %d of %d is lost, and its requests go to the others: %s",
+            self._replicas.index(replica) + 1,
+            len(self._replicas),
+            result.error,
+        )
+        replica.lost = True
+        self._interrupt(replica, planned)
+        for task in replica.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
+    def _interrupt(self, lost: ReplicaRun, planned: PlannedRequest) -> None:
+        lost.unanswered.append(planned)
+        self._moved[planned.id] = planned
+
+    def _move(self, lost: ReplicaRun) -> None:
+        """Give the other replicas what a lost one has not answered."""
+        ids = {planned.id for planned in lost.left()}
+        for planned in lost.unanswered:
+            self._losses[planned.id] += 1
+            if self._losses[planned.id] < _MAX_LOSSES:
+                ids.add(planned.id)
+                continue
+            self._batch.owner.abandon(self._moved.pop(planned.id).plan)
+            error = f"it was in flight at {_MAX_LOSSES} replicas that were lost"
+            self._finish(BatchResult(planned, None, error, 0, None))
+        self._deal(part_of(self._batch, [planned for planned in self._batch if planned.id in ids]))
+
+    def _task_done(self, replica: ReplicaRun, task: asyncio.Task[None]) -> None:
+        planned = replica.tasks.pop(task)
         self.changed.set()
         if task.cancelled():
-            if not self._stopping:
+            if replica.lost:
+                self._interrupt(replica, planned)
+            elif not self._stopping:
                 self._fail(BatchError(f"{task.get_name()} was cancelled from outside"))
         elif (error := task.exception()) is not None:
             self._fail(error)
-        else:
-            self.start_ready()
+        if self._stopping:
+            return
+        if replica.lost and not replica.tasks:
+            self._move(replica)
+        self.start_ready()
 
     def _fail(self, error: BaseException) -> None:
         """End the run with the first failure; finished results are handed out before it is raised."""
         if self.failure is None and not self._stopping:
             self.failure = error
         self._stopping = True
-        for task in self.tasks:
-            task.cancel()
+        self._cancelled_tasks()
 
     def report_progress(self) -> None:
         self._progress("requests", len(self._finished), len(self._batch))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class BatchRunner:
 
     def run(
         self,
-        client: AsyncOpenAI,
+        client: AsyncOpenAI | Sequence[AsyncOpenAI],
         model: str,
         *,
         concurrency: int = 8,
@@ -59,10 +59,14 @@ class BatchRunner:
         counted. A request that fails for good yields a result with its `error`, and the batch goes on. Leaving early
         cancels the requests in flight; `contextlib.aclosing` leaves at once.
 
+        Several clients, one for each replica of the model, get a part of the batch each, as `shards_of` cuts it. When a
+        replica is lost, its unanswered requests go to the others, cut in the same way. A replica is lost when it has no
+        server any more; when its first failure concerns all requests; or after ten such failures in a row.
+
         Args:
-            client: Its own retries are not used.
+            client: One client, or one for each replica. Its own retries are not used.
             model: The model to ask.
-            concurrency: Most requests in flight.
+            concurrency: Most requests in flight, for each client.
             ordered: Yield results in the order in which the requests were given; otherwise as they finish.
             journal: A file that keeps every answer. If it exists, it must be one of this batch, and its answers are not
                 asked for again; failures are. The batch is the same if its requests, `model`, `messages` and `request`
@@ -75,15 +79,16 @@ class BatchRunner:
 
         Raises:
             TypeError: An argument has another type than the above.
-            ValueError: `concurrency` is below 1, `timeout` is not above 0, or `stream` is given.
+            ValueError: There is no client, `concurrency` is below 1, `timeout` is not above 0, or `stream` is given.
             BatchError: While iterating, after the finished results: no server is there, or nothing is permitted, from
-                the first request on or for ten in a row.
+                the first request on or for ten in a row; of several replicas, at the last one.
             BatchFileError: While iterating: the journal is another batch's, or in use, or can't be used.
             MissingExtraError: The extra `openai` is not installed.
         """
         from warmprefix.openai.asking import ChatAsker
         from warmprefix.openai.batch_runner.primes import BatchPrimer
-        from warmprefix.openai.batch_runner.run import Asker, open_journal, results_of
+        from warmprefix.openai.batch_runner.replica_run import Asker
+        from warmprefix.openai.batch_runner.run import open_journal, results_of
 
         check_count("concurrency", concurrency)
         if not isinstance(model, str):
@@ -94,13 +99,18 @@ class BatchRunner:
             raise ValueError(f"stream must be left out, because every run streams, got {request['stream']!r}")
         chat = PlannedRequest.messages if messages is None else messages
         policy = retries if isinstance(retries, Retries) else Retries(retries)
-        engine = ChatAsker(client, timeout=timeout)
-        primer = BatchPrimer(engine, model, request, chat, self._prime_counts)
-        asker = Asker(engine, model, request, chat, policy, primer)
+        clients = list(client) if isinstance(client, Sequence) else [client]
+        if not clients:
+            raise ValueError(f"client must be at least one client, got {client!r}")
+        askers: list[Asker] = []
+        for one in clients:
+            engine = ChatAsker(one, timeout=timeout)
+            primer = BatchPrimer(engine, model, request, chat, self._prime_counts)
+            askers.append(Asker(engine, model, request, chat, policy, primer))
         opening = None
         if journal is not None:
             opening = partial(open_journal, self._batch, journal, model, digest_of_options(request), chat)
-        return results_of(self._batch, asker, opening, concurrency, ordered, progress or no_progress)
+        return results_of(self._batch, askers, opening, concurrency, ordered, progress or no_progress)
 
     def write_jsonl(
         self,

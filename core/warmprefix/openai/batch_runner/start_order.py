@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from warmprefix.batch.plan import PlannedRequest
 from warmprefix.plan import Scope
@@ -57,6 +57,17 @@ class StartOrder:
             self._earliest += 1
             self._ahead -= 1
         return i
+
+    @property
+    def all_started(self) -> bool:
+        """True if no request is left to start."""
+        return self._earliest == len(self._started)
+
+    def left(self) -> Iterator[PlannedRequest]:
+        """Yield the requests that have not started, in execution order."""
+        for planned, started in zip(self._requests, self._started, strict=True):
+            if not started:
+                yield planned
 
     def prefilled(self, i: int) -> None:
         """Note that the request has brought its prefix: those that wait for it may start."""
