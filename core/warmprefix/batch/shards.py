@@ -14,7 +14,7 @@ from warmprefix.batch.scope_plan import serve
 from warmprefix.errors import check_count
 from warmprefix.plan import Scope
 
-__all__ = ["part_of", "shards_of"]
+__all__ = ["cut_places", "part_of", "shards_of"]
 
 _SLACK = 0.05
 """The share of one part's cost by which each of its ends may move to a cheaper place."""
@@ -47,7 +47,7 @@ def shards_of(plan: BatchPlan, replicas: int, *, request_tokens: int = 256) -> t
         raise ValueError(f"request_tokens must be 0 or more, got {request_tokens}")
     requests = plan.requests
     costs = [_context_tokens(planned) - planned.saved_tokens + request_tokens for planned in requests]
-    cuts = _cuts(costs, [planned.saved_tokens for planned in requests], replicas)
+    cuts = cut_places(costs, [planned.saved_tokens for planned in requests], replicas)
     return tuple([part_of(plan, requests[begin:end]) for begin, end in pairwise([0, *cuts, len(requests)])])
 
 
@@ -56,7 +56,7 @@ def _context_tokens(planned: PlannedRequest) -> int:
     return sum([blocks[position].tokens for position in planned.order])
 
 
-def _cuts(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
+def cut_places(costs: Sequence[int], lost: Sequence[int], parts: int) -> list[int]:
     """Return the places of the first requests of all parts but the first.
 
     A cut may stand up to `_SLACK` of a part's cost next to the place that makes the parts equal, where the first
