@@ -33,7 +33,7 @@ FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 REQUIREMENTS = {
     "demo": ["-e", ".[demo]"],
-    "together": ["-e", ".[all]", "--group", "together"],
+    "together": ["-e", ".[all,ray]", "--group", "together"],
     "kernels": ["-e", ".[gpu]", "--group", "kernels"],
     **{
         f"{framework}-{version}": ["-e", f".[demo,{framework}]", "--group", f"{framework}-{version}"]

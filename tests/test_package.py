@@ -93,9 +93,9 @@ def split_by_shell(command: str) -> list[str]:
 # -- the extras -----------------------------------------------------------------------------------------------------
 
 
-def test_the_extra_all_includes_every_extra_except_gpu() -> None:
+def test_the_extra_all_includes_every_extra_except_gpu_and_ray() -> None:
     extras = read_extras()
-    assert extras_of("all", extras) == set(extras) - {"all", "gpu"}
+    assert extras_of("all", extras) == set(extras) - {"all", "gpu", "ray"}
 
 
 ARRAY_LIBRARIES = ("numpy", "scipy", "numba")

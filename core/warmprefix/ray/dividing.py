@@ -33,6 +33,9 @@ _COLUMN = "warmprefix_partition"
 _MORE = 1.05
 """How many times the sample's size is expected below the threshold, so that it is rarely too small."""
 
+_ROWS = 4_096
+"""Requests that a worker has in memory at once; a block of Ray's can have a million."""
+
 _log = logging.getLogger("warmprefix")
 
 
@@ -93,7 +96,10 @@ def divide(
     shutil.rmtree(folder / "rows", ignore_errors=True)
     learned = ray.put(Partitions(_sample(dataset, read, sample, total), partitions))
     dataset.map_batches(
-        partial(_with_partitions, learned=learned, read=read), batch_format="pyarrow", zero_copy_batch=True
+        partial(_with_partitions, learned=learned, read=read),
+        batch_size=_ROWS,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
     ).write_parquet(str(folder / "rows"), partition_cols=[_COLUMN])
     written = DividedDataset(folder, (), sample)
     rows = [sum([pq.read_metadata(file).num_rows for file in written.files(number)]) for number in range(partitions)]
@@ -120,7 +126,7 @@ def _sample(dataset: Dataset, read: ReadRequest, size: int, total: int) -> Seque
     """Return the outlines of the requests with the smallest hashes, which do not depend on how Ray reads the rows."""
     limit = min(int(2**64 * _MORE * size / max(total, 1)), 2**64)
     hashed = dataset.map_batches(
-        partial(_outlines_below, read=read, limit=limit), batch_format="pyarrow", zero_copy_batch=True
+        partial(_outlines_below, read=read, limit=limit), batch_size=_ROWS, batch_format="pyarrow", zero_copy_batch=True
     )
     outlines = [Outline(row["id"], tuple(row["keys"]), tuple(row["tokens"])) for row in hashed.iter_rows()]
     return sorted(outlines)[:size]

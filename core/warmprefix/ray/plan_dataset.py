@@ -33,7 +33,7 @@ class DatasetPlan:
     """A planned dataset: its rows, and what the plan saves."""
 
     rows: Dataset
-    """The rows in execution order; see `plan_dataset`."""
+    """The rows in execution order; see `plan_dataset`. Ray keeps it only with `execution_options.preserve_order`."""
     files: Sequence[Path]
     """The same as Parquet files, one per partition, in execution order."""
     partitions: Sequence[PartitionNumbers]
