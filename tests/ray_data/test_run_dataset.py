@@ -71,7 +71,7 @@ def hits_of_one_replica(plan: BatchPlan) -> float:
     held: set[bytes] = set()
     cached = total = 0
     for planned in plan:
-        tokens = render_chat([ChatMessage(**message) for message in planned.messages()])
+        tokens = render_chat([ChatMessage(message["role"], message["content"]) for message in planned.messages()])
         hashes = list(block_hashes(tokens, 16))
         found = next((i for i, block in enumerate(hashes) if block not in held), len(hashes))
         cached += 16 * min(found, (len(tokens) - 1) // 16)  # the last token is always computed

@@ -67,6 +67,11 @@ def run_plan_batch(options: PlanBatchOptions) -> None:
         TokenizerLoadError: The tokenizer cannot be used.
         TraceError: The file is no trace.
     """
+    if options.ray is not None:
+        from warmprefix_tools.plan_batch.ray_plan import run_ray_plan  # needs the extra `ray`
+
+        run_ray_plan(options, options.ray)
+        return
     for file in options.files:
         check_writable(file)
     trace = read_trace(options.trace, options.limit)
