@@ -16,9 +16,9 @@ from warmprefix.batch.plan import PlannedRequest
 from warmprefix.errors import BatchError, BatchFileError, MissingExtraError, check_count
 from warmprefix.openai import BatchResult, BatchRunner, Retries
 from warmprefix.planner import ContextPlanner
+from warmprefix.ray.dataset_plan import divided
 from warmprefix.ray.dividing import DividedDataset
 from warmprefix.ray.partition_plan import Messages, PiecePlan, Planning, plan_pieces
-from warmprefix.ray.plan_dataset import divided
 from warmprefix.ray.rows import ROWS_AT_ONCE, ReadRequest, request_of_row
 
 try:
