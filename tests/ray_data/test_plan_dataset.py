@@ -116,6 +116,14 @@ def test_damaged_or_missing_rows_are_divided_again(tmp_path: Path, caplog: pytes
         caplog.clear()
 
 
+def test_the_folder_of_another_dataset_is_refused(tmp_path: Path) -> None:
+    dataset = dataset_of(make_rows(20))
+    plan_dataset(dataset, tmp_path)
+    for other, replicas in ((dataset_of(make_rows(21)), 1), (dataset.drop_columns(["question"]), 1), (dataset, 2)):
+        with pytest.raises(ValueError, match="folder must be that of this dataset and these numbers, or a new one"):
+            plan_dataset(other, tmp_path, replicas=replicas)
+
+
 def test_one_group_that_is_larger_than_a_partition_is_planned_in_pieces(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

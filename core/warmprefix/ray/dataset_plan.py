@@ -88,8 +88,9 @@ def plan_dataset(
     the `error`, and so has all but one of the rows of a partition with the same id.
 
     The folder keeps the divided rows and one file per plan. Call again with the same folder and dataset to continue
-    after a failure: finished plans are used, and damaged ones are made again with a warning. Options are compared,
-    functions are not: use another folder for another `read`, `make_planner` or `messages`.
+    after a failure: finished plans are used, and damaged ones are made again with a warning. Datasets are compared by
+    their files, columns and rows, and options too. Functions are not: use another folder for another `read`,
+    `make_planner` or `messages`.
 
     Args:
         dataset: The rows.
@@ -107,11 +108,12 @@ def plan_dataset(
 
     Raises:
         TypeError: A number is not an int.
-        ValueError: A number is below 1, or the dataset has a column `plan`.
+        ValueError: A number is below 1, the dataset has a column `plan`, or the folder is that of another dataset or of
+            other numbers.
     """
     planning = Planning(read, make_planner, messages, partition_requests, options)
     parts = divided(dataset, Path(folder), planning, replicas, sample)
-    plans = parts.folder / f"plans-{planning.digest}"
+    plans = parts.folder / f"plans-{planning.digest(parts.source)}"
     plans.mkdir(exist_ok=True)
     files = [plans / f"{number:05}.parquet" for number in range(len(parts.rows))]
     found = [_finished(number, file, rows) for number, (file, rows) in enumerate(zip(files, parts.rows, strict=True))]

@@ -100,7 +100,8 @@ def run_dataset(
 
     Raises:
         TypeError: A number is not an int.
-        ValueError: A number is below 1, there is no URL, or the dataset has a column `plan` or `answer`.
+        ValueError: A number is below 1, there is no URL, the dataset has a column `plan` or `answer`, or the folder is
+            that of another dataset, or of other numbers.
         BatchError: All replicas are lost. What was answered is kept.
     """
     check_count("concurrency", concurrency)
@@ -111,7 +112,7 @@ def run_dataset(
     planning = Planning(read, make_planner, messages, partition_requests, plan_options or {})
     parts = divided(dataset, Path(folder), planning, _PARTITIONS_PER_REPLICA * len(urls), sample)
     digest = hashlib.blake2b(
-        json.dumps([planning.digest, model, sorted(request.items())], default=str).encode(), digest_size=4
+        json.dumps([planning.digest(parts.source), model, sorted(request.items())], default=str).encode(), digest_size=4
     ).hexdigest()
     answers = parts.folder / f"answers-{digest}"
     answers.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -46,15 +47,15 @@ class DividedDataset:
     folder: Path
     rows: tuple[int, ...]
     """The number of rows of each partition."""
-    sample: int
-    """The number of requests that were asked for as the sample."""
+    source: str
+    """The files and columns of the dataset, and the numbers that were asked for, as a hash."""
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """Return what an earlier job left; None if there is nothing complete. Damage is logged."""
         try:
             fields = json.loads((folder / "partitions.json").read_text())
-            found = cls(folder, tuple(fields["rows"]), fields["sample"])
+            found = cls(folder, tuple(fields["rows"]), fields["source"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -87,12 +88,18 @@ def divide(
 ) -> DividedDataset:
     """Write the rows of a dataset into partitions. Rows without a request are in the first.
 
-    If the folder has all `total` rows in as many partitions already, these are used.
+    If the folder has these rows already, they are used.
+
+    Raises:
+        ValueError: The folder has the rows of another dataset, or divided otherwise.
     """
+    names = [sorted(dataset.input_files()), dataset.columns(), total, partitions, sample]
+    source = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).hexdigest()
     found = DividedDataset.read(folder)
-    if found is not None and (sum(found.rows), len(found.rows), found.sample) == (total, partitions, sample):
+    if found is not None:
+        if found.source != source:
+            raise ValueError(f"folder must be that of this dataset and these numbers, or a new one, got {folder}")
         return found
-    (folder / "partitions.json").unlink(missing_ok=True)
     shutil.rmtree(folder / "rows", ignore_errors=True)
     learned = ray.put(Partitions(_sample(dataset, read, sample, total), partitions))
     dataset.map_batches(
@@ -101,10 +108,10 @@ def divide(
         batch_format="pyarrow",
         zero_copy_batch=True,
     ).write_parquet(str(folder / "rows"), partition_cols=[_COLUMN])
-    written = DividedDataset(folder, (), sample)
+    written = DividedDataset(folder, (), source)
     rows = [sum([pq.read_metadata(file).num_rows for file in written.files(number)]) for number in range(partitions)]
-    divided = DividedDataset(folder, tuple(rows), sample)
-    fields = {"rows": divided.rows, "sample": divided.sample}
+    divided = DividedDataset(folder, tuple(rows), source)
+    fields = {"rows": divided.rows, "source": divided.source}
     unfinished = folder / "partitions.json.unfinished"
     unfinished.write_text(json.dumps(fields))
     os.replace(unfinished, folder / "partitions.json")

@@ -65,10 +65,9 @@ class Planning:
     options: Mapping[str, Any]
     """For `plan_batch`."""
 
-    @property
-    def digest(self) -> str:
-        """Eight characters that differ for other numbers and other options."""
-        text = json.dumps([self.partition_requests, sorted(self.options.items())], default=str)
+    def digest(self, source: str) -> str:
+        """Return eight characters that differ for other rows, numbers and options."""
+        text = json.dumps([source, self.partition_requests, sorted(self.options.items())], default=str)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
