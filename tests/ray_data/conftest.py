@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,14 +13,19 @@ import pytest
 import ray
 import ray.data
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray Serve uses what pydantic has deprecated
+    import ray.serve
+
 Row = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """Start Ray once, with two cores."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # Ray uses what it has deprecated itself
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for Ray's workers
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
         ray.data.DataContext.get_current().enable_progress_bars = False
         ray.data.DataContext.get_current().execution_options.preserve_order = True

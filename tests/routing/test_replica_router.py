@@ -77,6 +77,28 @@ def test_a_locked_order_is_worth_its_own_prefix_only() -> None:
     assert router.route([block(1), block(3, pinned="start")]).resident_tokens == 0
 
 
+def test_equal_costs_are_decided_by_the_first_block_that_not_all_hold() -> None:
+    router = ReplicaRouter(NAMES)
+    shared = block(0, tokens=1_000)
+    for name in NAMES:
+        served(router, [shared], replicas=[name])
+    chosen = {served(router, [shared, block(number)], order_locked=True).replica for number in range(1, 30)}
+    assert chosen == set(NAMES)
+    assert len({served(router, [shared], order_locked=True).replica for _ in range(5)}) == 1
+
+
+def test_the_choice_can_be_among_some_replicas() -> None:
+    router = ReplicaRouter(NAMES)
+    home = served(router, [block(1)]).replica
+    others = [name for name in NAMES if name != home]
+    route = router.route([block(1)], replicas=others)
+    assert route.replica in others
+    assert sorted(route.costs) == others
+    router.fail(home)
+    with pytest.raises(NoAgentError, match=f"'{home}' failed"):
+        router.route([block(1)], replicas=[home])
+
+
 def test_the_cost_is_the_documented_one() -> None:
     router = ReplicaRouter(["a", Replica("b", weight=2.0)], waiting_weight=0.5, held_weight=0.1)
     first = router.route([block(1, 400)], prompt_tokens=1_000)

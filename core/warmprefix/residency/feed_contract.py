@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -21,8 +21,8 @@ class ServedPrompt:
     """Fingerprints of the context blocks, in planned order."""
     paragraphs: tuple[str, ...]
     """Each block as the prompt shows it; needed until it has been found once."""
-    token_ids: Sequence[int]
-    """The whole prompt."""
+    token_ids: Sequence[int] | Callable[[], Sequence[int]]
+    """The whole prompt, or a function that returns it; a feed calls it in a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True)

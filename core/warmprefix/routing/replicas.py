@@ -99,7 +99,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     no other replica has less load; or if it has nothing in flight. Load is what is in flight there, and what was
     lately, by weight. Among replicas of equal cost, rendezvous hashing by the conversation or the first block decides:
     requests with the same beginning meet there, also those that other processes route, and no replica is preferred for
-    its place in a list.
+    its place in a list. If the order is locked, it is the first block that not all of these replicas hold.
 
     One tenant's requests, their load included, have no influence on another's (see `share_load`); all bounds except
     those on tenants and memory are per tenant. Deterministic given the earlier calls. Thread-safe. No text is kept.
@@ -210,6 +210,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         conversation: str | None = None,
         prompt_tokens: int | None = None,
         order_locked: bool = False,
+        replicas: Iterable[str] | None = None,
     ) -> Route:
         """Choose the replica of a request. Call `commit` once it was answered, or `abandon` if it was not.
 
@@ -221,11 +222,13 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 it where the context stands in front of the history (placement "head").
             prompt_tokens: Tokens of the whole prompt; by default those of the blocks and of the history so far.
             order_locked: True if the blocks will be sent in this order.
+            replicas: Names of the replicas to choose from; None for all. Failed ones are skipped.
 
         Raises:
-            NoAgentError: All replicas have failed or left.
+            NoAgentError: All of these replicas have failed or left.
             TypeError: An argument has another type.
-            ValueError: `conversation` is empty, or `prompt_tokens` is negative.
+            ValueError: `conversation` or `replicas` is empty, a name is unknown or repeated, or `prompt_tokens` is
+                negative.
         """
         distinct, _ = distinct_blocks(as_blocks(blocks))
         check_request(conversation, tenant=tenant, preamble=preamble)
@@ -235,7 +238,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         behind = None if preamble is None else fingerprint(preamble)
         request = RequestBlocks(distinct, order_locked)
         with self._lock:
-            if not self._members:
+            names = list(self._members) if replicas is None else self._available(replicas)
+            if not names:
                 failed = f"; {listed(self._failed)} failed" if self._failed else ""
                 raise NoAgentError(f"no replica is available{failed}")
             state = self._tenants.use(tenant)
@@ -245,7 +249,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             if prompt is None:
                 prompt = request.total + (0 if placement is None else placement.tokens)
             held, residents = {}, {}
-            for member in self._members.values():
+            for member in map(self._members.__getitem__, names):
                 if placement is None:
                     held[member], resident = scope.predict(member, request)
                 else:
@@ -256,7 +260,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 load = loads.by_member[member]
                 waits = self._waiting_weight * load.waiting + self._held_weight * load.in_flight
                 costs[member] = (prompt - resident + waits) / member.weight
-            affinity = _affinity(tenant, behind, conversation, distinct)
+
+            def affinity(best: Sequence[Member]) -> Callable[[Member], float]:
+                held_by_all = min(residents[member] for member in best) if order_locked and placement is None else 0
+                return _affinity(tenant, behind, conversation, _behind(distinct, held_by_all))
+
             chosen, spilled = self._choose(loads, costs, prompt, affinity)
             self._number += 1
             route = Route(
@@ -281,11 +289,15 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         return route
 
     def _choose(
-        self, loads: ReplicaLoads, costs: dict[Member, float], prompt: int, affinity: Callable[[Member], float]
+        self,
+        loads: ReplicaLoads,
+        costs: dict[Member, float],
+        prompt: int,
+        affinity: Callable[[Sequence[Member]], Callable[[Member], float]],
     ) -> tuple[Member, bool]:
         """Return the cheapest replica with room, and whether a cheaper one has none."""
         relative = {member: loads.of(member) / member.weight for member in costs}
-        mean = (sum(map(loads.of, loads.by_member)) + prompt) / sum(member.weight for member in costs)
+        mean = (sum(map(loads.of, costs)) + prompt) / sum(member.weight for member in costs)
         limit = max(self._floor_tokens, (1 + self._eps) * mean)
         least = min(relative.values())
         with_room = [
@@ -295,7 +307,10 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         ]
         cheapest = min(costs[member] for member in with_room)
         best = [member for member in with_room if costs[member] <= cheapest]
-        chosen = best[0] if len(best) == 1 else max(best, key=lambda member: (affinity(member), member.name))
+        if len(best) == 1:
+            return best[0], cheapest > min(costs.values())
+        prefers = affinity(best)
+        chosen = max(best, key=lambda member: (prefers(member), member.name))
         return chosen, cheapest > min(costs.values())
 
     def prefilled(self, route: Route) -> bool:
@@ -431,6 +446,15 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
 
 def _as_planned(block: ContextBlock) -> PlannedBlock:
     return PlannedBlock(block, (0,), block.id or "", None, _TEMPLATES)
+
+
+def _behind(blocks: Sequence[ContextBlock], tokens: int) -> Sequence[ContextBlock]:
+    """Return the blocks behind the first `tokens`; all of them if none is left."""
+    first = 0
+    while first < len(blocks) and blocks[first].tokens <= tokens:
+        tokens -= blocks[first].tokens
+        first += 1
+    return blocks[first:] or blocks
 
 
 def _affinity(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -46,7 +48,10 @@ def test_punctuation_may_merge_with_line_breaks() -> None:
     assert mapped is not None
     firsts = [len(words.encode("You answer.\n")), len(words.encode("You answer.\n" + texts[0] + "\n\n"))]
     assert mapped.ends == (firsts[1], len(words.encode("You answer.\n" + "\n\n".join(texts) + "\n\n")))
+    assert not callable(prompt.token_ids)
     assert mapped.tokens == pack_tokens(prompt.token_ids[: mapped.ends[-1]])
+    on_demand = replace(prompt, token_ids=partial(list, prompt.token_ids))
+    assert SpanFinder(words).map(on_demand) == mapped
     assert (mapped.scope, mapped.cache_salt, mapped.keys) == (prompt.scope, prompt.cache_salt, prompt.keys)
 
 

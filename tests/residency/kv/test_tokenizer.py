@@ -38,7 +38,8 @@ class Handler(BaseHTTPRequestHandler):
         assert isinstance(server, Engine)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server.calls.append((self.path, dict(self.headers), body))
-        tokens = [ord(character) for character in body["prompt"]]
+        text = body["prompt"] if "prompt" in body else "".join(message["content"] for message in body["messages"])
+        tokens = [ord(character) for character in text]
         answer = {"count": len(tokens), "max_model_len": 4_096, "tokens": tokens}
         data = json.dumps(answer).encode() if server.answer is None else server.answer
         time.sleep(server.delay)
@@ -60,6 +61,13 @@ def engine() -> Iterator[Engine]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_it_requests_the_tokens_of_a_whole_prompt(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "añ"}]
+    request = {"model": "m", "messages": messages, "tools": None, "temperature": 1, "max_tokens": 5}
+    assert EngineTokenizer(engine.url).of_request(request) == [97, 241]
+    assert engine.calls[0][2] == {"model": "m", "messages": messages}
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

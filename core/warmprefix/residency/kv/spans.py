@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,8 @@ _EDGES = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (1, 2), (2, 1), (2, 2)
 """Numbers of tokens that a paragraph may share with the text before and after it, in the order tried."""
 _MIN_CORE_TOKENS = 3
 """A shorter core, without the edges, would match by chance."""
+_PROMPT_FIELDS = ("model", "messages", "prompt", "tools", "chat_template", "chat_template_kwargs")
+"""Fields of a request that make its prompt."""
 
 
 class TokenizerError(WarmprefixError):
@@ -63,7 +65,17 @@ class EngineTokenizer:
         Raises:
             TokenizerError: The engine cannot be reached, is too slow, or sends an answer without a list of tokens.
         """
-        body: dict[str, Any] = {"prompt": text, "add_special_tokens": False}
+        return self._tokens_of({"prompt": text, "add_special_tokens": False})
+
+    def of_request(self, request: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of the whole prompt of a chat completion or a completion, by its fields.
+
+        Raises:
+            TokenizerError: As for a text.
+        """
+        return self._tokens_of({name: request[name] for name in _PROMPT_FIELDS if request.get(name) is not None})
+
+    def _tokens_of(self, body: dict[str, Any]) -> list[int]:
         if self._model is not None:
             body["model"] = self._model
         request = Request(self.url, json.dumps(body).encode(), self._headers, method="POST")  # noqa: S310 - checked above
@@ -98,7 +110,8 @@ class SpanFinder:
         """Return the prompt with each block's end, or None if one was not found; raise what the tokenizer raises."""
         if not served.paragraphs or len(served.paragraphs) != len(served.keys):
             return None
-        tokens = pack_tokens(served.token_ids)
+        ids = served.token_ids
+        tokens = pack_tokens(ids() if callable(ids) else ids)
         ends: list[int] = []
         for paragraph in served.paragraphs:
             span = _find(self._tokens(paragraph), tokens, ends[-1] if ends else 0)
