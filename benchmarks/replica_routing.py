@@ -77,6 +77,8 @@ class Job:
     plan: ContextPlan | None = None
     order: Sequence[ContextBlock] = ()
     prompt: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    """Its length, once it was answered."""
     replica: int = 0
     arrival: float = 0.0
     cached: int = 0
@@ -158,7 +160,13 @@ class Engine:
         self.queue: deque[Job] = deque()
         self.computing: tuple[Job, KvSequence] | None = None
         self.sequences: dict[int, KvSequence] = {}
+        self.decoding: dict[int, Job] = {}
         self.served_tokens = 0
+
+    @property
+    def unanswered(self) -> list[Job]:
+        """The requests that it works on."""
+        return [*([] if self.computing is None else [self.computing[0]]), *self.decoding.values()]
 
     def start(self) -> float | None:
         """Begin with the next prompt, if there is one and room for it, and nothing else is computed: for how long."""
@@ -180,10 +188,12 @@ class Engine:
         self.computing = None
         self.cache.store(sequence)
         self.sequences[job.number] = sequence
+        self.decoding[job.number] = job
         return job
 
     def finished(self, job: Job) -> None:
         sequence = self.sequences.pop(job.number)
+        del self.decoding[job.number]
         for token in answer_of(job)[:-1]:
             self.cache.append(sequence, token)
         self.cache.free(sequence)

@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 from openai import OpenAI
 
+import real_routers
 from replica_routing import table
-from warmprefix import ContextBlock
+from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.routing.hints import Router
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
@@ -57,6 +58,20 @@ def test_the_measurements_are_those_of_the_benchmark() -> None:
     assert cost is not None
     assert int(cost[1]) == round(min(micros), -1)
     assert int(cost[2]) == round(max(micros), -1)
+
+
+def test_the_published_routers_are_those_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/real_routers.json").read_text())["results"]
+    assert real_routers.table(measured) in PAGE
+
+
+def test_hints_use_a_header_that_the_published_routers_read() -> None:
+    found = json.loads((ROOT / "benchmarks/results/real_router_hints.json").read_text())["results"]
+    read = {(row["router"], row["policy"].split()[0]): row["reads"] for row in found if row["reads"]}
+    assert set(read) == {("sglang", "manual"), ("vllm", "consistent_hash"), ("vllm", "sticky_least_loaded")}
+    plan = ContextPlanner().plan(["The sea is deep."], conversation="c", placement="tail")
+    for (router, _), headers in read.items():
+        assert set(real_routers.HINTS[router].for_plan(plan).headers) <= set(headers)
 
 
 def test_every_router_is_in_the_table_of_hints() -> None:

@@ -18,6 +18,7 @@ from warmprefix.routing.hints import Router, SessionHints, session_key
 ROUTERS: tuple[Router, ...] = get_args(Router)
 SESSION_HEADERS = {
     "production-stack": "x-user-id",
+    "vllm-router": "x-session-id",
     "sglang": "x-smg-routing-key",
     "llm-d": "x-session-id",
     "dynamo": "x-dynamo-session-id",
@@ -132,6 +133,7 @@ def test_a_conversation_is_a_session_and_its_tenant_a_salt(
     ("router", "options", "priority", "body", "header"),
     [
         ("production-stack", {}, 5, {"priority": -5}, None),
+        ("vllm-router", {}, 5, {"priority": -5}, None),
         ("llm-d", {}, 5, {"priority": -5}, None),
         ("llm-d", {"engine": "sglang"}, 5, {"priority": 5}, None),
         ("aibrix", {}, -2, {"priority": 2}, None),
@@ -166,7 +168,7 @@ def test_first_blocks_are_the_routing_key_where_the_router_takes_one(
 
     sea, sky, sand = "The sea is deep.", "The sky is blue.", "The sand is warm."
     plan = plan_of(planner, sea, sky, tenant="acme")
-    if router not in ("sglang", "aibrix"):
+    if router not in ("vllm-router", "sglang", "aibrix"):
         assert key(plan) is None
         return
     assert key(plan) is not None

@@ -12,17 +12,18 @@ from warmprefix.routing.members import check_type
 
 __all__ = ["RequestHints", "Router", "SessionHints", "session_key"]
 
-Router = Literal["production-stack", "sglang", "llm-d", "dynamo", "aibrix", "ray"]
+Router = Literal["production-stack", "vllm-router", "sglang", "llm-d", "dynamo", "aibrix", "ray"]
 
 _SESSION_HEADERS: dict[str, str] = {
     "production-stack": "x-user-id",
+    "vllm-router": "x-session-id",
     "sglang": "X-SMG-Routing-Key",
     "llm-d": "x-session-id",
     "dynamo": "X-Dynamo-Session-ID",
     "aibrix": "x-aibrix-session-key",
     "ray": "x-session-id",
 }
-_TAKES_KEYS = ("aibrix", "sglang")
+_TAKES_KEYS = ("aibrix", "sglang", "vllm-router")
 """Routers whose header may hold any key, not only a session's: they send equal keys to one replica."""
 _MAX_PRIORITY = 2**31 - 1
 
@@ -63,7 +64,7 @@ class SessionHints:
         """Choose what to send.
 
         Args:
-            router: `"production-stack"` is vLLM's, `"sglang"` its gateway, also called smg.
+            router: `"production-stack"` and `"vllm-router"` are vLLM's, `"sglang"` is its gateway, also called smg.
             session_header: The session's header, if the deployment has renamed it.
             head_blocks: Number of first blocks, in planned order, that are the routing key of a request without a
                 conversation, if the router takes one: requests that begin alike meet at one replica. 0 for no key.
