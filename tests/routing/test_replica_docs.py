@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from openai import OpenAI
 
+import fleet
 import real_routers
 from replica_routing import table
 from warmprefix import ContextBlock, ContextPlanner
@@ -63,6 +64,17 @@ def test_the_measurements_are_those_of_the_benchmark() -> None:
 def test_the_published_routers_are_those_of_the_benchmark() -> None:
     measured = json.loads((ROOT / "benchmarks/results/real_routers.json").read_text())["results"]
     assert real_routers.table(measured) in PAGE
+
+
+def test_the_fleets_are_those_of_the_benchmark() -> None:
+    page = (ROOT / "docs/scaling.md").read_text()
+    measured = json.loads((ROOT / "benchmarks/results/fleet.json").read_text())["results"]
+    for stream in ("ragpulse_rag", "generated_topics"):
+        assert fleet.table(measured, stream) in page
+    checked = json.loads((ROOT / "benchmarks/results/fleet_engines.json").read_text())["results"]
+    for row in checked:
+        assert abs(row["engines_hit_percent"] - row["simulated_hit_percent"]) <= 2
+        assert f"{row['engines_hit_percent']:.1f} %" in page
 
 
 def test_hints_use_a_header_that_the_published_routers_read() -> None:
