@@ -86,6 +86,7 @@ def run(replicas: int, publishes: bool = False, seconds: float = 0.0) -> Deploym
         name=DEPLOYMENT,
         num_replicas=replicas,
         max_ongoing_requests=QUEUE,
+        health_check_period_s=1,
         ray_actor_options=options,
         request_router_config=config,
     )
@@ -111,7 +112,7 @@ def ask(handle: DeploymentHandle[Any], request: dict[str, Any]) -> dict[str, Any
     return answer
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
