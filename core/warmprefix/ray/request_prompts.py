@@ -87,7 +87,7 @@ class _Text(NamedTuple):
 def _texts(messages: Sequence[Any]) -> Iterator[_Text]:
     """Yield the text of each message."""
     for message in messages:
-        fields = dict(message) if isinstance(message, Mapping) else {"content": str(message)}
+        fields: dict[str, Any] = dict(message) if isinstance(message, Mapping) else {"content": str(message)}
         content = fields.pop("content", None)
         if isinstance(content, list):
             with_text = [isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content]

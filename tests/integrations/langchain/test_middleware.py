@@ -45,6 +45,7 @@ def part(n: int, quote: str) -> str:
 
 
 def request_of(messages: Sequence[AnyMessage], system_prompt: str | None = None) -> ModelRequest[Any]:
+    state: Any = {"messages": list(messages)}  # the type of a state differs between versions
     return ModelRequest(
         model=FakeListChatModel(responses=[]),
         messages=list(messages),
@@ -52,7 +53,7 @@ def request_of(messages: Sequence[AnyMessage], system_prompt: str | None = None)
         tool_choice=None,
         tools=[],
         response_format=None,
-        state={"messages": list(messages)},
+        state=state,
         runtime=None,
         model_settings={},
     )
