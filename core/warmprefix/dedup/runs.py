@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 __all__ = [
     "RunIndex",
@@ -43,7 +44,8 @@ _MAX_WORD_REST_CHARACTERS = 16
 """Quoted words end at the end of a word, unless the word goes on for longer than this."""
 
 
-class TextRun(NamedTuple, Generic[_Source]):
+@dataclass(frozen=True, slots=True)
+class TextRun(Generic[_Source]):  # a generic NamedTuple needs Python 3.11
     """A part of a text that stands in a source as well."""
 
     begin: int
