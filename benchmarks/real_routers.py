@@ -375,7 +375,7 @@ def main() -> None:
     if options.hints:
         rows = print_hints(options)
         if options.write:
-            write_rows("real_router_hints", rows, ["router", "policy"])
+            write_rows("real_routers_hints", rows, ["router", "policy"])
         return
     streams: list[tuple[str, Any]] = []
     generated = trace_of("generated_topics", zipf_requests(600, k=10, topics=40, per_topic=20))

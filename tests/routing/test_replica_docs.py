@@ -78,7 +78,7 @@ def test_the_fleets_are_those_of_the_benchmark() -> None:
 
 
 def test_hints_use_a_header_that_the_published_routers_read() -> None:
-    found = json.loads((ROOT / "benchmarks/results/real_router_hints.json").read_text())["results"]
+    found = json.loads((ROOT / "benchmarks/results/real_routers_hints.json").read_text())["results"]
     read = {(row["router"], row["policy"].split()[0]): row["reads"] for row in found if row["reads"]}
     assert set(read) == {("sglang", "manual"), ("vllm", "consistent_hash"), ("vllm", "sticky_least_loaded")}
     plan = ContextPlanner().plan(["The sea is deep."], conversation="c", placement="tail")
