@@ -114,7 +114,16 @@ def test_prompts_of_tokens() -> None:
     assert first.paragraphs == ()
 
 
-NO_PROMPT: tuple[object, ...] = (None, "text", 3, {}, {"prompt": ["a", "b"]}, {"input": "embed me"}, {"prompt": []})
+NO_PROMPT: tuple[object, ...] = (
+    None,
+    "text",
+    3,
+    {},
+    {"prompt": ["a", "b"]},
+    {"input": "embed me"},
+    {"prompt": []},
+    {"prompt": [2**63]},
+)
 
 
 @pytest.mark.parametrize("request_", NO_PROMPT)

@@ -172,6 +172,13 @@ def test_a_session_goes_where_it_went_if_there_is_no_prompt_to_read() -> None:
         assert len(seen) == 1
 
 
+def test_a_request_that_cannot_be_read_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    handle = run(2)
+    odd: dict[Any, Any] = {"role": "user", "content": "Why?", 1: "a name that is no text"}
+    assert ask(handle, {**chat(0), "messages": [odd]})["replica"]
+    assert "a request has no readable prompt" in caplog.text
+
+
 def test_full_queues_and_cancelled_requests() -> None:
     """One prompt's replica takes as many as Serve lets it, the others the rest, and none is forgotten."""
     handle = run(3, seconds=0.5)

@@ -55,7 +55,7 @@ def prompt_of_request(request: object) -> RequestPrompt | None:
         return _of_texts(tenant, root, list(_texts(messages)), fields)
     if isinstance(prompt, str):
         return _of_texts(tenant, root, [_Text(None, "", prompt)], fields)
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) and abs(token) < 2**63 for token in prompt):
         return _of_tokens(tenant, root, prompt, fields)
     return None
 

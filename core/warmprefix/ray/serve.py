@@ -200,4 +200,8 @@ class ServeRequestRouter(RequestRouter):
 
 def _prompt_of(pending: PendingRequest) -> RequestPrompt | None:
     values = [*pending.args, *pending.kwargs.values()]
-    return prompt_of_request(values[0]) if values else None
+    try:
+        return prompt_of_request(values[0]) if values else None
+    except Exception:  # the deployment decides what it makes of such a request
+        _log.warning("a request has no readable prompt", exc_info=True)
+        return None
