@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import re
+import runpy
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -18,7 +19,11 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from openai import DefaultAsyncHttpxClient, OpenAI
+from typer.testing import CliRunner
 
+from warmprefix import ContextBlock
+from warmprefix.cache_profiles import as_profile
+from warmprefix_tools.cli import app
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -306,3 +311,67 @@ def test_tenants(engines: Engines) -> None:
     assert cached("acme") == 0
     assert cached("acme") > 0
     assert cached("umbrella") == 0
+
+
+@pytest.fixture
+def retrieved() -> list[tuple[str, list[ContextBlock]]]:
+    blocks = [ContextBlock(text * 3, id=f"p{number}") for number, text in enumerate(PASSAGES)]
+    return [(f"Question {n}?", blocks if n % 2 else blocks[::-1]) for n in range(8)]
+
+
+def test_the_check_that_fits_all(engines: Engines, retrieved: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"base_url": engines.start(), "model": engines.model, "retrieved": retrieved}
+    run("engines.md", "The check that fits all", names)
+    names["client"].close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "8 answers with a count of cached tokens"
+    assert int(lines[1].partition(" cached")[0]) > 0
+    assert float(lines[2].removeprefix("agreement ")) > 0.8
+    assert lines[4].startswith("profile: full-attention from ")
+
+
+def test_hybrid_models(capsys: pytest.CaptureFixture[str]) -> None:
+    run("engines.md", "Hybrid models", {})
+    assert capsys.readouterr().out == "Checkpoints(block=528, unit=16, junction_only=False)\n"
+
+
+def test_hosted_apis(engines: Engines, retrieved: Any) -> None:
+    pytest.importorskip("anthropic")
+    url = engines.start(profile="anthropic").removesuffix("/v1")
+    names = {"anthropic_url": url, "model": engines.model, "retrieved": retrieved, "preamble": "Answer. " * 600}
+    run("engines.md", "Anthropic", names)
+    names["hosted"].close()
+    marks = names["link"].mark_stats()
+    assert marks.read_tokens > marks.written_tokens > 0
+    assert (marks.refused, marks.errors) == (0, 0)
+    run("engines.md", "OpenAI", names)
+    assert names["planner"].profile.name == "openai"
+    assert names["planner"].profile.isolation == "prompt_cache_key"
+
+
+def test_the_named_profiles_exist() -> None:
+    page = (DOCS / "engines.md").read_text(encoding="utf-8")
+    named = set(re.findall(r'profile="([^"]+)"', page)) | set(re.findall(r'--profile "([^"]+)"', page))
+    assert {"anthropic", "openai", "gemini", "deepseek", "sglang-checkpoints", "llama.cpp(4)"} <= named
+    for name in named:
+        assert as_profile(name).name == name
+
+
+def test_every_option_of_a_command_exists() -> None:
+    for page in ("frameworks.md", "engines.md", "security.md", "faq.md"):
+        text = (DOCS / page).read_text(encoding="utf-8")
+        for command, options in re.findall(
+            r"warmprefix (serve|replay|doctor|record|quality run|state stats)([^`\n]*)", text
+        ):
+            shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+            for option in re.findall(r"--[a-z-]+", options):
+                assert option in shown, f"{page}: {command} {option}"
+
+
+def test_the_diagrams_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "pictures")
+    drawn = runpy.run_path(str(DOCS / "pictures" / "diagrams.py"))["diagrams"]()
+    page = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    for name, svg in drawn.items():
+        assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == svg
+        assert f"(pictures/{name})" in page
