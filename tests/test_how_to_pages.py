@@ -190,10 +190,9 @@ def your_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from mem0.embeddings.base import EmbeddingBase
     from qdrant_client import QdrantClient
 
-    class Words(EmbeddingBase):
-        def embed(self, text: str, memory_action: str | None = None) -> Any:
-            places = {zlib.crc32(word.encode()) % 64 for word in re.findall(r"\w+", text.lower())}
-            return [float(place in places) for place in range(64)]
+    def embed(self: Any, text: str, memory_action: str | None = None) -> list[float]:
+        places = {zlib.crc32(word.encode()) % 64 for word in re.findall(r"\w+", text.lower())}
+        return [float(place in places) for place in range(64)]
 
     store = {"client": QdrantClient(":memory:"), "collection_name": "how-to", "embedding_model_dims": 64}
     unused = {"provider": "openai", "config": {"api_key": "none"}}
@@ -205,7 +204,7 @@ def your_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             "history_db_path": ":memory:",
         }
     )
-    memory.embedding_model = Words()
+    memory.embedding_model = type("Words", (EmbeddingBase,), {"embed": embed})()  # words shared are places shared
     for fact in ("Ann drinks green tea every morning.", "Does Ann drink coffee? She does not drink coffee."):
         memory.add(fact, user_id="ann", infer=False)
     yield memory
@@ -227,7 +226,7 @@ def test_mem0(engines: Engines, your_memory: Any) -> None:
 
 
 def test_chain_of_agents(engines: Engines, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {
+    names: dict[str, Any] = {
         "clients": {name: engines.client(engines.start()) for name in ("ann", "ben")},
         "model_name": engines.model,
         "documents": PASSAGES,
