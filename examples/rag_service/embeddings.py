@@ -34,7 +34,7 @@ class HashedWords(Embeddings):
             rarity = math.log((1 + self._texts) / (1 + self._holders[word]))
             vector[crc32(word.encode()) % _DIMENSIONS] += (1 + math.log(count)) * rarity
         length = math.hypot(*vector)
-        # A text without a known word is equally far from all others.
+        # A text without a familiar word is equally far from all others.
         return [value / length for value in vector] if length else [_DIMENSIONS**-0.5] * _DIMENSIONS
 
 
