@@ -29,15 +29,6 @@ def test_readme_blocks_run(readme_blocks: Callable[[str], list[str]]) -> None:
     assert names["agent"].invoke({"messages": [HumanMessage("Hello.")]})["messages"][-1].content == "An answer."
 
 
-def test_rag_example_keeps_the_prefix(start_engine: Callable[[], Any], run_example: RunExample) -> None:
-    engine = start_engine()
-    printed, lines = run_example("langchain_rag.py", engine)
-    assert printed.endswith("of 3 prompts were reordered\n")
-    assert len(engine.answered) == 3
-    assert engine.answered[-1].cached_tokens > engine.answered[-1].prompt_tokens / 2
-    assert lines <= 40
-
-
 def test_agent_example_sends_the_passage_once(start_engine: Callable[[], Any], run_example: RunExample) -> None:
     engine = start_engine()
     for turn in range(2):
