@@ -304,7 +304,7 @@ def test_tenants(engines: Engines) -> None:
     long = "Hello. " * 100
 
     def cached(tenant: str) -> Any:
-        salted = names["model"].bind(extra_body={"cache_salt": names["salt_of"](tenant)})
+        salted = names["model"].bind(extra_body={"cache_salt": names["tenant_salt"](names["salt_key"], tenant)})
         return salted.invoke(long).usage_metadata["input_token_details"].get("cache_read", 0)
 
     assert cached("acme") == 0
