@@ -48,6 +48,7 @@ class ContextBlock:
     score: float | None = field(compare=False)
     pinned: Pin | None = field(compare=False)
     fingerprint: bytes = field(init=False, repr=False)
+    """128-bit digest of the text: the identity of the block."""
 
     def __init__(
         self,

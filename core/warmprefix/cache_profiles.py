@@ -66,6 +66,7 @@ class MarkRules:
     """
 
     field: MarkField = "cache_control"
+    """Name of the field that a mark is."""
     most: int = 4
     """Most marks that one request may write, the automatic one included."""
     automatic: bool = False
@@ -102,6 +103,7 @@ class CacheProfile:
     """
 
     name: str
+    """Name of the profile, as options and reports have it."""
     unit: int = 1
     """Hits end at multiples of this many tokens."""
     checkpoints: Checkpoints | None = None

@@ -38,9 +38,12 @@ class MissingExtraError(WarmprefixError, ImportError):
 
     def __init__(self, extra: str, module: str) -> None:
         self.command = _install_command(extra)
+        """The command that installs the extra."""
         super().__init__(f"warmprefix needs '{module}' for this: {self.command}", name=module)
         self.extra = extra
+        """Name of the extra."""
         self.module = module
+        """Name of the module that is missing."""
 
 
 def _install_command(extra: str) -> str:
@@ -91,7 +94,9 @@ class StoreError(WarmprefixError):
     def __init__(self, operation: str, key: object) -> None:
         super().__init__(operation, key)
         self.operation = operation
+        """Name of the operation that failed."""
         self.key = key
+        """Key of the conversation."""
 
     def __str__(self) -> str:
         return f"seen-block store failed in {self.operation} for {self.key}"

@@ -13,13 +13,16 @@ from warmprefix.blocks import ContextBlock
 __all__ = ["ContextPlan", "Placement", "PlannedBlock", "Reference", "Scope", "tenant_salt"]
 
 Placement = Literal["head", "tail"]
+"""Where the context stands in the prompt: before the history, or after it."""
 
 
 class Scope(NamedTuple):
     """Requests that may share a prefix and learned statistics; scopes share neither."""
 
     tenant: str | None
+    """Name of the tenant; None if the caller gave none."""
     model: str | None
+    """Name of the model; None if the caller gave none."""
     preamble: bytes | None
     """Fingerprint of the text in front of the context, such as the system prompt."""
 
@@ -29,6 +32,7 @@ class Reference:
     """An earlier place in this prompt that holds a block in full."""
 
     label: str
+    """Label of the block at its earlier place."""
     turn: int | None
     """The conversation's turn that sent it, from 1 on; None if it was found in the visible history."""
     annotation: str
@@ -39,11 +43,13 @@ class PlannedBlock(NamedTuple):
     """A block of a plan: in full, or as a reference to its place in this very prompt."""
 
     block: ContextBlock
+    """The block as it was given."""
     positions: tuple[int, ...]
     """Its places in the request, ascending; more than one if the request repeats it."""
     label: str
     """The name that the prompt shows in front of it; empty if it shows none."""
     reference: Reference | None
+    """The place that already holds the block; None if its text is in the plan."""
     templates: Templates
     """The wording of its prompt."""
     names: frozenset[str] = frozenset()
@@ -75,8 +81,11 @@ class ContextPlan:
     id: str
     """Unique among all planners."""
     scope: Scope
+    """The scope of the request."""
     conversation: str | None
+    """The id of the conversation; None without one."""
     placement: Placement
+    """Where the context stands in the prompt."""
     turn: int | None
     """The conversation's turn, from 1 on; None without a conversation to count in."""
     blocks: tuple[PlannedBlock, ...]

@@ -30,6 +30,7 @@ class Bound(NamedTuple):
     """An upper bound, and how it was computed."""
 
     tokens: int
+    """Most tokens that any plan could save."""
     kind: BoundKind
     """`spanning forest` is the maximum spanning forest. `best partners` is never below it: every request counts with
     what it shares with its best partner, although two requests cannot both come second. `sampled` estimates that from

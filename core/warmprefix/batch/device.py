@@ -10,6 +10,7 @@ from warmprefix.errors import MissingExtraError
 __all__ = ["DISTANCES_PAY_FROM", "OVERLAPS_PAY_FROM", "Device", "use_cuda"]
 
 Device = Literal["auto", "cpu", "cuda"]
+"""Where distances and overlaps are computed; `auto` takes a CUDA device if it pays."""
 
 # Below these the CPU finishes while torch is imported and CUDA starts: an estimate of a few seconds, not measured.
 DISTANCES_PAY_FROM = 8_000

@@ -28,6 +28,7 @@ class BatchRequest:
     blocks: tuple[ContextBlock, ...]
     """In relevance order."""
     question: str
+    """The question, which stands after the context."""
     tenant: str | None
     """The owner of the request. Tenants share nothing."""
     order_locked: bool
@@ -71,12 +72,15 @@ class SharedWording:
     """The text that all requests of one scope have in common."""
 
     scope: Scope
+    """The scope of the requests."""
     labels: Mapping[bytes, str]
     """The label of every block of the scope's requests, by fingerprint; empty if the prompts show none."""
     writer: NoteWriter
+    """Writer of the notes and labels."""
     preamble: str | None
     """The text in front of every context."""
     cache_salt: str | None
+    """The salt of the tenant; None without a tenant."""
 
     @property
     def annotation(self) -> Annotation:
@@ -89,6 +93,7 @@ class PlannedRequest:
     """A request in its place in the execution order, with its blocks in planned order."""
 
     request: BatchRequest
+    """The request as it was given."""
     order: tuple[int, ...]
     """For each place in planned order, the block's position in the request."""
     saved_tokens: int
@@ -99,6 +104,7 @@ class PlannedRequest:
     plan_id: str
     """The id of its `plan`; unique among all planners."""
     wording: SharedWording = field(repr=False, compare=False)
+    """The text that it shares with the other requests of its scope."""
 
     @property
     def id(self) -> str:
@@ -203,8 +209,13 @@ class PlannedPrime:
 class BatchOwner(Protocol):
     """The planner that made a batch and learns from the orders that it served."""
 
-    def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool: ...
-    def abandon(self, plan: ContextPlan) -> bool: ...
+    def commit(self, plan: ContextPlan, cached_tokens: int | None = None) -> bool:
+        """Record that the model saw the prompt; return True if that was recorded."""
+        ...
+
+    def abandon(self, plan: ContextPlan) -> bool:
+        """Record that the model did not see the prompt; return True if the plan was open."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +248,7 @@ class BatchPlan:
     seconds: float
     """The time that planning took."""
     owner: BatchOwner = field(repr=False, compare=False)
+    """The planner that made the batch."""
     checkpoints: Checkpoints | None = None
     """Where the engine keeps states to continue from; None if it can continue anywhere."""
     primes: tuple[PlannedPrime, ...] = field(default=(), repr=False)

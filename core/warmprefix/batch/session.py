@@ -16,6 +16,7 @@ from warmprefix.blocks import ContextBlock
 __all__ = ["BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"]
 
 BATCH_PLANNERS = ("auto", "merge", "context-index", "frequency", "relevance")
+"""Names of the planners that `ContextPlanner.plan_batch` accepts."""
 
 Requests = Iterable[BatchRequest] | Mapping[str, Iterable[ContextBlock | str]]
 """Requests, or the context of each by its id."""

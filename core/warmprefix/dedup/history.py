@@ -33,7 +33,9 @@ Resolution = tuple[str, Reference | None]
 class SdkMessage(Protocol):
     """A message as the OpenAI SDK returns it, or any other Pydantic model."""
 
-    def model_dump(self, *, exclude_none: bool) -> Mapping[str, Any]: ...
+    def model_dump(self, *, exclude_none: bool) -> Mapping[str, Any]:
+        """Return the fields of the message."""
+        ...
 
 
 Message = str | Mapping[str, Any] | SdkMessage

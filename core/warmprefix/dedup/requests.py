@@ -40,6 +40,7 @@ class RepeatedResult(NamedTuple):
     """A result whose text a body has several times."""
 
     text: str
+    """The text of the result."""
     reference: str | None
     """What takes its place; None if it stays."""
 
@@ -50,6 +51,7 @@ class Rewritten(NamedTuple):
     body: Mapping[str, Any]
     """The given body itself if nothing is repeated."""
     references: int = 0
+    """Number of results that became references."""
     saved_tokens: int = 0
     """Tokens of the replaced results without those of the references, estimated as a quarter of their UTF-8 bytes."""
     repeated: tuple[RepeatedResult, ...] = ()

@@ -45,6 +45,7 @@ class MarkedPart(NamedTuple):
     depth: int = 0
     """Number of the part in its message, from 0 on."""
     can_have_mark: bool = True
+    """False if the API refuses a mark on this part."""
     lifetime: float | None = None
     """Seconds that the application's own mark asks for; None without a mark."""
 
@@ -57,11 +58,13 @@ class MarkDecision:
     """Seconds for which each marked part's prefix is to be kept, by the number of the part; the application's marks
     are included."""
     scope: Hashable
+    """The scope of the request."""
     marked: tuple[tuple[bytes, float], ...] = field(repr=False)
     """Key and estimated tokens of each marked prefix."""
     tokens: float = field(repr=False)
     """Estimated tokens of the prompt."""
     decided: float = field(repr=False)
+    """Time of the decision, on the clock of the planner."""
 
 
 class _Scope:
@@ -109,6 +112,7 @@ class MarkPlanner:
             raise ValueError(f"profile must be one with marks, got {self.profile.name}")
         check_count("max_prefixes", max_prefixes)
         self.rules: MarkRules = self.profile.marks
+        """The rules of the profile."""
         self._count_tokens = count_tokens
         self._clock = clock
         self._max_prefixes = max_prefixes

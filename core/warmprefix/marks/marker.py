@@ -51,9 +51,11 @@ class MarkedBody(NamedTuple):
     """A body with marks, and what `CacheMarker.report` needs of it."""
 
     body: dict[str, Any]
+    """The body to send."""
     decision: MarkDecision | None = None
     """None if nothing was decided: the body has no change."""
     endpoint: str = ""
+    """Address that the request goes to, as `mark` received it."""
 
 
 class CacheMarker:

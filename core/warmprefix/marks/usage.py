@@ -12,8 +12,11 @@ class CacheUsage(NamedTuple):
     """Tokens of one prompt: read from the cache, written to it at a price, and neither."""
 
     read: int
+    """Tokens read from the cache."""
     written: int
+    """Tokens written to the cache at a price."""
     uncached: int
+    """All other tokens."""
 
 
 def cache_usage(usage: Mapping[str, Any] | None) -> CacheUsage | None:

@@ -98,9 +98,13 @@ class AnswerFacts:
         self.unread = False
         """True if the answer could not be read."""
         self.prompt_tokens: int | None = None
+        """Length of the prompt in tokens; None without a report."""
         self.cached_tokens: int | None = None
+        """Prompt tokens that a cache held; None without a report."""
         self.written_tokens: int | None = None
+        """Prompt tokens written at a price; None without a report."""
         self.prompt_token_ids: list[int] | None = None
+        """The prompt's tokens; None if the answer lacks them."""
         self.usage: dict[str, Any] = {}
         """The reported usage, as it came."""
 
@@ -160,6 +164,7 @@ class WholeAnswer:
 
     def __init__(self) -> None:
         self.facts = AnswerFacts()
+        """Facts that the answer has reported so far."""
         self._body: bytearray | None = bytearray()
 
     def feed(self, data: bytes) -> bytes:
@@ -191,19 +196,23 @@ class StreamedAnswer:
     def __init__(self, *, hide_usage: bool, facts: AnswerFacts | None = None) -> None:
         """Start reading. `hide_usage` leaves out the event with the usage and no choices, if only we asked for it."""
         self.facts = AnswerFacts() if facts is None else facts
+        """Facts that the answer has reported so far."""
         self._hides_usage = hide_usage
         self._events = EventSplitter()
 
     def feed(self, data: bytes) -> bytes:
+        """Read a piece of the answer; return the bytes to pass on now."""
         passed = [event for event in self._events.feed(data) if self._passes(event)]
         return b"".join(passed) if self._hides_usage else data
 
     def finish(self) -> bytes:
+        """Read the end of the answer; return the remaining bytes to pass on."""
         rest = self._events.rest()
         passes = self._passes(rest)  # clients also accept an event that only the end of the stream ends
         return rest if passes and self._hides_usage else b""
 
     def held(self) -> bytes:
+        """Return the bytes held back so far, for a caller that stops reading."""
         return self._events.rest() if self._hides_usage else b""
 
     def _passes(self, event: bytes) -> bool:

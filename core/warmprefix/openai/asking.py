@@ -41,7 +41,9 @@ class CallFailedError(WarmprefixError):
     def __init__(self, error: Exception, attempts: int) -> None:
         super().__init__(str(error))
         self.error = error
+        """The failure of the last attempt."""
         self.attempts = attempts
+        """Number of attempts."""
 
 
 class ChatAsker:

@@ -56,7 +56,9 @@ class PromptCall(NamedTuple):
     """A request with a prompt, as it goes out."""
 
     route: PromptRoute
+    """The route of the API."""
     content: bytes
+    """The body as bytes."""
     body: Mapping[str, Any]
     """`content`, parsed."""
 
@@ -94,6 +96,7 @@ class Additions(NamedTuple):
     """A call's body with the fields that were added to it."""
 
     content: bytes
+    """The body to send."""
     hide_usage: bool
     """True if the application did not ask for the usage that the engine will now report."""
     cache_salt: object

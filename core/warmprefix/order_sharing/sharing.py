@@ -17,6 +17,7 @@ class LearnedOrder(NamedTuple):
     keys: Sequence[bytes]
     """Fingerprints; never a text, a label or an id."""
     tokens: Sequence[int]
+    """Length of each block in tokens."""
     ranks: Sequence[int]
     """Each block's position in relevance order."""
 

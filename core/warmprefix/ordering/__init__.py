@@ -48,3 +48,4 @@ POLICIES: Mapping[str, Callable[[], OrderingPolicy]] = MappingProxyType(
         "coaccess": CoAccessPolicy,
     }
 )
+"""The shipped policies, by the name that `ContextPlanner` accepts."""

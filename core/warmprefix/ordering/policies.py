@@ -32,9 +32,14 @@ class BlockView(Protocol):
     """The part of a block that a policy may use: identity and length, not its text."""
 
     @property
-    def fingerprint(self) -> bytes: ...
+    def fingerprint(self) -> bytes:
+        """Digest of the text."""
+        ...
+
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Length in tokens."""
+        ...
 
 
 class OrderingPolicy(Protocol):
@@ -63,7 +68,9 @@ class ServedBlock(NamedTuple):
     """A block in an order that reached the engine."""
 
     fingerprint: bytes
+    """Digest of the text."""
     tokens: int
+    """Length in tokens."""
     rank: int
     """Its place in relevance order."""
     resident: bool
@@ -207,6 +214,7 @@ class OraclePolicy(_StatelessPolicy):
     def __init__(self, max_blocks: int = 20) -> None:
         """Search exhaustively up to `max_blocks` blocks, else with the default budget."""
         self.max_blocks = max_blocks
+        """Most blocks for which the search has no limit."""
 
     def order(self, blocks: Sequence[BlockView], prefix: PrefixView) -> Sequence[int]:
         budget = None if len(blocks) <= self.max_blocks else SEARCH_BUDGET
@@ -251,6 +259,7 @@ class FrequencyPolicy:
         check_count("window", window)
         check_count("promotion_threshold", promotion_threshold)
         self.promotion_threshold = promotion_threshold
+        """Accesses in the window from which a block is promoted."""
         self._window = AccessWindow[bytes](window)
         self._promoted = PrefixTree[bytes](max_nodes=max_nodes)
 

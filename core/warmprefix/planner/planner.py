@@ -241,6 +241,7 @@ class ContextPlanner(PlannerLifecycle):
         self.commit(plan)
 
     async def aplan(self, blocks: Blocks, **options: Unpack[PlanOptions]) -> ContextPlan:
+        """Plan as `plan` does, and await the store."""
         began = time.perf_counter()
         draft = self._requests.draft(blocks, **options)
         with self._requests.announced(draft):
@@ -345,6 +346,7 @@ class ContextPlanner(PlannerLifecycle):
     async def acommit(
         self, plan: ContextPlan, cached_tokens: int | None = None, *, report: EngineReport | None = None
     ) -> bool:
+        """Commit as `commit` does, and await the store."""
         began = time.perf_counter()
         checked = as_report(cached_tokens, report)
         recorded = in_time = self._feedback.commit(plan, checked)
@@ -361,6 +363,7 @@ class ContextPlanner(PlannerLifecycle):
         return was_open
 
     async def aabandon(self, plan: ContextPlan) -> bool:
+        """Abandon as `abandon` does, and await the store."""
         was_open = self._feedback.abandon(plan)
         if was_open and plan.tracked:
             await self._conversations.aabandon(plan)
@@ -396,6 +399,7 @@ class ContextPlanner(PlannerLifecycle):
         self._conversations.forget(Conversation(tenant, conversation))
 
     async def aforget(self, conversation: str, *, tenant: str | None = None) -> None:
+        """Forget as `forget` does, and await the store."""
         check_names(conversation=conversation, tenant=tenant)
         await self._conversations.aforget(Conversation(tenant, conversation))
 

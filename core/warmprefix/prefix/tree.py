@@ -28,7 +28,9 @@ class PrefixMatch(NamedTuple):
     """The resident part of a sequence, from its first block on."""
 
     blocks: int
+    """Number of resident blocks."""
     tokens: int
+    """Tokens of these blocks."""
 
 
 class PrefixTree(Generic[K]):

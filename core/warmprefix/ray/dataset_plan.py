@@ -37,6 +37,7 @@ class DatasetPlan:
     files: Sequence[Path]
     """The same as Parquet files, one per partition, in execution order."""
     partitions: Sequence[PartitionNumbers]
+    """The numbers of each partition, in execution order."""
 
     @property
     def requests(self) -> int:

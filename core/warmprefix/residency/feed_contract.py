@@ -16,7 +16,9 @@ class ServedPrompt:
     """A prompt that an engine has served, whose context blocks a feed looks for among the KV blocks."""
 
     scope: Scope
+    """The scope of the prompt."""
     cache_salt: str | None
+    """The salt that the prompt was sent with; None without one."""
     keys: tuple[bytes, ...]
     """Fingerprints of the context blocks, in planned order."""
     paragraphs: tuple[str, ...]
@@ -100,7 +102,9 @@ class ResidencyFeed(Protocol):
         """
         ...
 
-    def stats(self) -> FeedStats: ...
+    def stats(self) -> FeedStats:
+        """Return a snapshot of the feed's counts."""
+        ...
 
     def close(self) -> None:
         """Stop the feed. Idempotent."""

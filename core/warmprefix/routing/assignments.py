@@ -17,9 +17,11 @@ class AssignedBlock(NamedTuple):
     """A block, and the agent that is to read it."""
 
     block: ContextBlock
+    """The block as it was given."""
     positions: tuple[int, ...]
     """Places in the request, ascending; several if the request listed the block more than once."""
     agent: str
+    """Name of the agent."""
     held: Holding | None
     """Where the agent is predicted to hold the block; None if it has to compute it."""
     spilled: bool
@@ -33,7 +35,9 @@ class Assignment:
     id: str
     """Unique among all routers."""
     tenant: str | None
+    """Name of the tenant; None without one."""
     conversation: str | None
+    """The id of the conversation; None without one."""
     agents: tuple[str, ...]
     """The agents that could be chosen, including those that got no block."""
     blocks: tuple[AssignedBlock, ...]
@@ -65,6 +69,7 @@ class RouterStats:
     """A snapshot of an `AgentRouter`; fields up to `feed_errors` count since it was created or reset."""
 
     assignments: int = 0
+    """Requests whose blocks were assigned."""
     blocks: int = 0
     """Assigned blocks; one that was reassigned counts again."""
     held: int = 0
@@ -72,7 +77,9 @@ class RouterStats:
     spilled: int = 0
     """Blocks whose holders had no room."""
     tokens: int = 0
+    """Tokens of the assigned blocks."""
     held_tokens: int = 0
+    """Tokens of the blocks that their agents were predicted to hold."""
     abandoned: int = 0
     """Blocks that were taken back."""
     stale: int = 0
@@ -80,10 +87,13 @@ class RouterStats:
     learned: int = 0
     """Blocks that other routers of the same agents assigned."""
     failures: int = 0
+    """Failures of agents that were reported to the router."""
     feed_errors: int = 0
+    """Exceptions of residency feeds."""
     open: int = 0
     """Assignments neither committed nor abandoned."""
     tenants: int = 0
+    """Tenants with learned state."""
     replicas: int = 0
     """Copies of blocks beyond the first, over all agents."""
     memory_bytes: int = 0

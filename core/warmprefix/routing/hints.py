@@ -36,7 +36,9 @@ class RequestHints:
     """
 
     headers: dict[str, str]
+    """Headers to add."""
     extra_body: dict[str, Any]
+    """Fields to add to the body."""
 
 
 class SessionHints:

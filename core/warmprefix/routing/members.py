@@ -40,6 +40,7 @@ class Agent:
     """
 
     name: str
+    """Name of the agent, unique in its router."""
     capacity_tokens: int | None = None
     """Tokens of context that the engine's prefix cache holds; None for no bound."""
     weight: float = 1.0

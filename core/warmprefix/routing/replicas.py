@@ -32,13 +32,17 @@ class Route:
     id: str
     """Unique among all routers."""
     replica: str
+    """Name of the chosen replica."""
     tenant: str | None
+    """Name of the tenant; None without one."""
     preamble: bytes | None = field(repr=False)
     """Fingerprint of the text in front of the context."""
     conversation: str | None
+    """The id of the conversation; None without one."""
     blocks: tuple[ContextBlock, ...] = field(repr=False)
     """In relevance order, each distinct block once."""
     prompt_tokens: int
+    """Length of the prompt in tokens."""
     resident_tokens: int
     """Tokens of the prompt that the replica is predicted to hold."""
     costs: dict[str, float]
@@ -57,7 +61,9 @@ class ReplicaStats:
     """A snapshot of a `ReplicaRouter`; fields up to `feed_errors` count since it was created or reset."""
 
     routes: int = 0
+    """Requests for which a replica was chosen."""
     prompt_tokens: int = 0
+    """Tokens of the prompts of all routes."""
     resident_tokens: int = 0
     """Part of `prompt_tokens` that the replicas were predicted to hold."""
     spilled: int = 0
@@ -65,6 +71,7 @@ class ReplicaStats:
     moved: int = 0
     """Turns of a conversation that went to another replica than the turn before."""
     commits: int = 0
+    """Routes that were committed while they were open."""
     abandons: int = 0
     """Calls of `abandon`, without routes closed by a failure or a bound."""
     late_commits: int = 0
@@ -72,14 +79,21 @@ class ReplicaStats:
     reports: int = 0
     """Reports with a count of cached tokens."""
     reported_cached_tokens: int = 0
+    """Prompt tokens reported as cached, over all reports."""
     stale_paths: int = 0
     """Reports that an engine held less of a path than predicted."""
     feed_errors: int = 0
+    """Exceptions of residency feeds."""
     open_routes: int = 0
+    """Routes neither committed nor abandoned."""
     tenants: int = 0
+    """Tenants with learned state."""
     scopes: int = 0
+    """Scopes with learned state."""
     conversations: int = 0
+    """Conversations with a replica."""
     replicas: int = 0
+    """Replicas that get requests."""
     memory_bytes: int = 0
     """Estimated memory of all tenants; `max_bytes` bounds it."""
 

@@ -104,6 +104,7 @@ class GuardedStore:
         self.store = store
         self.breaker = CircuitBreaker() if breaker is None else breaker
         self.outbox = Outbox(max_pending)
+        """The operations that wait until the store answers again."""
         self._budget = budget
         self._lanes = Lanes(threads)
         self._is_maintained = isinstance(store, MaintainableStore)

@@ -34,16 +34,22 @@ class Conversation(NamedTuple):
     """A conversation's key: ids are unique within a tenant only."""
 
     tenant: str | None
+    """Name of the tenant; None without one."""
     id: str
+    """The id of the conversation."""
 
 
 class SeenBlock(NamedTuple):
     """A block that the conversation's history contains in full."""
 
     fingerprint: bytes
+    """Digest of the text."""
     label: str
+    """The label that the prompt shows."""
     turn: int
+    """The turn that sent the block."""
     tokens: int
+    """Length in tokens."""
 
 
 class PreparedTurn(NamedTuple):
@@ -64,9 +70,13 @@ class Snapshot(NamedTuple):
     """A conversation's whole state, for operators and tests."""
 
     epoch: int
+    """Number of times that the history was changed."""
     turn: int
+    """Number of committed turns."""
     blocks: tuple[SeenBlock, ...]
+    """The blocks that count as seen."""
     leases: tuple[str, ...]
+    """The ids of the open plans."""
 
 
 # -- operations --------------------------------------------------------------------------------------------------------
@@ -77,7 +87,9 @@ class Operation(Generic[ResultT_co]):
     """One atomic change of one conversation, as a value; a store's `execute` returns its result."""
 
     name: ClassVar[str]
+    """Name of the operation, in errors and metrics."""
     conversation: Conversation
+    """The conversation that the operation changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,9 @@ class Commit(Operation[bool]):
 
     name: ClassVar[str] = "commit"
     plan_id: str
+    """The id of the plan."""
     sent: Sequence[SeenBlock]
+    """The blocks that the prompt shows in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,7 @@ class Abandon(Operation[bool]):
 
     name: ClassVar[str] = "abandon"
     plan_id: str
+    """The id of the plan."""
 
 
 @dataclass(frozen=True, slots=True)

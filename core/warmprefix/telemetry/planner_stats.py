@@ -48,16 +48,19 @@ class LatencyHistogram:
         self._lock = threading.RLock()  # re-entrant: a finalizer may call `observe` inside `observe`
 
     def observe(self, seconds: float) -> None:
+        """Count one duration."""
         bucket = bisect_left(LATENCY_BUCKETS, seconds)
         with self._lock:
             self._counts[bucket] += 1
             self._seconds += seconds
 
     def snapshot(self) -> LatencySnapshot:
+        """Return the counts and their sum."""
         with self._lock:
             return LatencySnapshot(tuple(self._counts), self._seconds)
 
     def reset(self) -> None:
+        """Set all counts to zero."""
         with self._lock:
             self._counts = [0] * (len(LATENCY_BUCKETS) + 1)
             self._seconds = 0.0
@@ -101,6 +104,7 @@ class PlannerStats:
     disabled_plans: int = 0
     """Requests left in relevance order because their engine evidently does not cache."""
     policy_errors: int = 0
+    """Exceptions of the policy; the request stayed in relevance order."""
     store_errors: int = 0
     """Failed store operations; the request went on without de-duplication."""
     lost_notices: int = 0
@@ -111,8 +115,11 @@ class PlannerStats:
     sharing_errors: int = 0
     """Orders that could not be shared or read, and transport failures; each only costs hits."""
     recorder_errors: int = 0
+    """Exceptions of the recorder."""
     feed_errors: int = 0
+    """Exceptions of the feed."""
     observer_errors: int = 0
+    """Exceptions of the observer."""
     tokenizer_errors: int = 0
     """Counts of the caller's tokenizer that failed or made no sense; the estimate took their place."""
     plan_latency: LatencySnapshot = _NO_LATENCY

@@ -71,6 +71,7 @@ class PlannerCollector(Collector):
 
     def __init__(self) -> None:
         self.planners = RegisteredPlanners()
+        """The planners whose counts are exported."""
 
     def describe(self) -> Iterator[MetricFamily]:
         """Yield all metrics without values, and read no planner."""

@@ -40,6 +40,7 @@ class Worker:
     client: OpenAI | AsyncOpenAI
     """Its own retries are not used: the chain's are."""
     model: str
+    """Name of the model on its engine."""
     _: KW_ONLY
     capacity_tokens: int | None = None
     """Tokens of context that its engine's prefix cache holds, for the router; None for no bound."""
@@ -66,9 +67,12 @@ class Manager:
     """
 
     client: OpenAI | AsyncOpenAI
+    """Client of the engine; its own retries are not used."""
     model: str
+    """Name of the model on its engine."""
     _: KW_ONLY
     name: str = "manager"
+    """The agent's name in reports."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """As a worker's."""
     cache_salt: bool = True

@@ -29,13 +29,18 @@ class AgentDocuments(TypedDict):
     """
 
     agent: str
+    """Name of the agent."""
     documents: list[Any]
     """As they are in the state, in its order. A `ContextBlock` is a mapping here, because checkpoints can't restore it;
     `reading` makes it a block again."""
     assignment: str
+    """The id of the assignment."""
     part: int
+    """Number of the agent's part in the assignment."""
     conversation: str | None
+    """The id of the conversation; None without one."""
     tenant: str | None
+    """Name of the tenant; None without one."""
 
 
 class GraphFanOut(FanOut):

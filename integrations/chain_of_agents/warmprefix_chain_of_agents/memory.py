@@ -20,8 +20,11 @@ class ChatKey(NamedTuple):
     """Key of a chat."""
 
     tenant: str | None
+    """Name of the tenant; None without one."""
     conversation: str
+    """The id of the conversation."""
     agent: str
+    """Name of the agent."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Chat:
     """The messages of one chat after the system prompt. Immutable: a longer one replaces it."""
 
     messages: tuple[ChatMessage, ...] = ()
+    """The messages, oldest first."""
 
     @cached_property
     def tokens(self) -> int:

@@ -31,9 +31,11 @@ class Usage:
     """
 
     prompt_tokens: int | None = None
+    """Tokens of the prompts."""
     cached_tokens: int | None = None
     """Of the prompts' tokens, those that a prefix cache held."""
     completion_tokens: int | None = None
+    """Tokens of the answers."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -48,6 +50,7 @@ class AgentReport:
     """The outcome of one segment at one agent, or of the manager's question."""
 
     agent: str
+    """Name of the agent."""
     blocks: tuple[ContextBlock, ...]
     """The documents it was given, in relevance order; none for the manager."""
     text: str | None
@@ -69,10 +72,12 @@ class ChainAnswer:
     """The manager's answer, and the reports of all agents."""
 
     text: str
+    """The answer of the manager."""
     workers: tuple[AgentReport, ...]
     """A report for each segment that was tried, in the order in which the manager, or the next worker, got them.
     Documents of a failed segment are in a later report again, or among the skipped ones."""
     manager: AgentReport
+    """The report of the manager."""
     skipped: tuple[ContextBlock, ...]
     """Documents that no agent could read, in relevance order."""
 
@@ -100,11 +105,13 @@ class ChainProgress:
     """
 
     kind: StepKind
+    """Kind of the step; see above."""
     done: int
     """Number of documents read or skipped so far."""
     total: int
     """Number of documents, each counted once however often it was listed."""
     agent: str | None = None
+    """Name of the agent; None for a step of the whole run."""
     report: AgentReport | None = None
     """With read and failed."""
     error: Exception | None = None
@@ -128,6 +135,7 @@ class WorkersFailedError(ChainOfAgentsError):
         why = failed or "no agent is live"
         super().__init__(f"no agent could read {len(unread)} of the documents ({why})", workers)
         self.unread = tuple(unread)
+        """The documents that no agent could read."""
 
 
 class ManagerError(ChainOfAgentsError):
@@ -136,6 +144,7 @@ class ManagerError(ChainOfAgentsError):
     def __init__(self, manager: AgentReport, workers: Sequence[AgentReport]) -> None:
         super().__init__(f"the manager {manager.agent!r} did not answer: {manager.error}", workers)
         self.manager = manager
+        """The report of the manager."""
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

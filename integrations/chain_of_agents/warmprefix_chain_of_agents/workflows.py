@@ -29,22 +29,32 @@ class DocumentsAssigned(Event):
     """
 
     agent: str
+    """Name of the agent."""
     documents: list[Any]
     """As they were given, in that order. A `ContextBlock` is a mapping here; `reading` makes it a block again."""
     assignment: str
+    """The id of the assignment."""
     part: int
+    """Number of the agent's part in the assignment."""
     parts: int
+    """Number of parts in the assignment."""
     conversation: str | None = None
+    """The id of the conversation; None without one."""
     tenant: str | None = None
+    """Name of the tenant; None without one."""
 
 
 class DocumentsRead(Event):
     """Result of an agent's step: derive one with fields for its findings, and make it with `after`."""
 
     agent: str
+    """Name of the agent."""
     assignment: str
+    """The id of the assignment."""
     part: int
+    """Number of the agent's part in the assignment."""
     parts: int
+    """Number of parts in the assignment."""
 
     @classmethod
     def after(cls, assigned: DocumentsAssigned, **found: Any) -> Self:

@@ -39,6 +39,7 @@ class GatewayOptions:
     upstreams: tuple[str, ...]
     """Base URLs of the engines, such as `http://vllm:8000/v1`; several are replicas of one model."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8080
     """0 takes a free one."""
     keys: Path | None = None
@@ -63,11 +64,13 @@ class GatewayOptions:
     session_headers: tuple[str, ...] = _SESSION_HEADERS
     """Headers that name the session, the first that is there counts."""
     max_body_bytes: int = 64 << 20
+    """Bytes of one request's body."""
     max_buffered_bytes: int = 1 << 30
     """Bytes of all bodies that are held at one time; requests that need more are answered with 429."""
     max_in_flight: int = 2_000
     """Requests at one time; more are answered with 429."""
     connect_seconds: float = 10.0
+    """Longest time until an upstream accepts a connection."""
     silent_seconds: float = 600.0
     """Longest silence of an upstream, before its first byte or later."""
     health_seconds: float = 5.0

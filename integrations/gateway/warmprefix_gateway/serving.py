@@ -39,6 +39,7 @@ class GatewayServer:
 
     def __init__(self, options: GatewayOptions) -> None:
         self.gateway = Gateway(options)
+        """The application that the server runs."""
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         self._socket = socket.socket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,6 +51,7 @@ class GatewayServer:
         port = self._socket.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{port}"
+        """Address of the server, without a path."""
         self._server = _DrainingServer(
             uvicorn.Config(
                 self.gateway,

@@ -48,6 +48,7 @@ class ContextReuseReranker(BaseReranker):
         if not isinstance(config, ContextReuseRerankerConfig):
             config = ContextReuseRerankerConfig(**(config or {}))
         self.config = config
+        """The configuration that Mem0 passes."""
         self._arranger = MemoryArranger(config.planner)
 
     def rerank(self, query: str, documents: list[Entry], top_k: int | None = None) -> list[Entry]:

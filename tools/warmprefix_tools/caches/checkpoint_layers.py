@@ -32,6 +32,7 @@ class CheckpointLayout:
     """
 
     checkpoints: Checkpoints
+    """Where the engine keeps checkpoints."""
     window: int | None = None
     """Tokens that the sliding-window layers see; None for recurrent layers."""
     sparse_groups: int = 3

@@ -42,7 +42,9 @@ class CheckpointCache:
 
     def __init__(self, num_blocks: int, layout: CheckpointLayout) -> None:
         self.num_blocks = num_blocks
+        """Number of KV blocks, the null block included."""
         self.layout = layout
+        """The layers of the model."""
         self._pool = BlockPool(num_blocks)
         self._full = FullAttentionGroup(self._pool, layout)
         kind = RecurrentGroup if layout.window is None else WindowGroup

@@ -71,6 +71,7 @@ class HostedCache:
 
     def __init__(self, profile: CacheProfile) -> None:
         self.profile = profile
+        """The profile of the API."""
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._running: set[_HostedAdmission] = set()
         self._now = float("-inf")

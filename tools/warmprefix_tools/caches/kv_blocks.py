@@ -151,6 +151,7 @@ class KvSequence:
     cached_tokens: int
     """Tokens of the prompt that were found in the cache. The other fields are for the cache."""
     blocks: list[KvBlock]
+    """The KV blocks, in token order."""
     tail: list[int]
     """Tokens not in a hashed block yet: the uncached prompt before `store`, less than a block after it."""
     parent_hash: bytes
@@ -158,6 +159,7 @@ class KvSequence:
     reserved: int
     """Blocks that `append` may still take from the pool."""
     stored: bool = False
+    """True from `store` on."""
 
 
 class PrefixCache:
@@ -172,7 +174,9 @@ class PrefixCache:
         if block_size < 1:
             raise ValueError(f"block_size must be 1 or more, got {block_size}")
         self.num_blocks = num_blocks
+        """Number of KV blocks, the null block included."""
         self.block_size = block_size
+        """Tokens per KV block."""
         self._sequences: set[KvSequence] = set()
         self._reserved = 0
 

@@ -31,6 +31,7 @@ class MarkedPrompt:
     """
 
     tokens: Sequence[int]
+    """The tokens of the prompt."""
     salt: str | None = None
     """Prompts with different salts share nothing."""
     part_ends: tuple[int, ...] = ()
@@ -58,10 +59,12 @@ class CacheUse:
     """How many tokens of one prompt a cache had, and how many it keeps at a price; the rest is uncached."""
 
     read: int
+    """Tokens that the cache had."""
     written: tuple[int, ...]
     """Tokens that are written, by lifetime, shortest first. Only caches with marks count them: others keep what they
     compute, at no price."""
     uncached: int
+    """Tokens that are neither read nor written."""
 
     @property
     def tokens(self) -> int:

@@ -129,6 +129,7 @@ class BlockCache(Generic[SequenceT]):
 
     def __init__(self, kv: KvCache[SequenceT]) -> None:
         self.kv = kv
+        """The simulated cache."""
 
     @property
     def usage(self) -> float:

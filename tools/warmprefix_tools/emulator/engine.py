@@ -60,15 +60,25 @@ class EmulatorConfig:
     """
 
     kv_blocks: int = 4096
+    """Number of KV blocks, the null block included."""
     block_size: int = 16
+    """Tokens per KV block."""
     prefill_rate: float = 8000.0
+    """Prefilled tokens per second."""
     base_ttft_ms: float = 20.0
+    """Milliseconds that each request takes before its prefill."""
     decode_rate: float = 80.0
+    """Generated tokens per second."""
     model: str = "warmprefix-emulator"
+    """Name of the served model."""
     max_model_len: int | None = None
+    """Most tokens of a request; None for all that the cache can store."""
     profile: CacheProfile | str = "full-attention"
+    """The cache to emulate, or its name."""
     window: int | None = None
+    """Tokens that sliding-window layers see; None for recurrent layers."""
     script: Path | None = None
+    """File with answers to requests with tools."""
 
     def __post_init__(self) -> None:
         profile = self.cache_profile  # which refuses names without a profile

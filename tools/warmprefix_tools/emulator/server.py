@@ -38,9 +38,11 @@ class EmulatorServer:
         reader: Reader | None = None,
     ) -> None:
         self.config = EmulatorConfig() if config is None else config
+        """The size and speed of the engine."""
         self._socket = _listening_socket(host, port)
         bound_port = self._socket.getsockname()[1]
         self.url = f"http://[{host}]:{bound_port}" if ":" in host else f"http://{host}:{bound_port}"
+        """Address of the server, without a path."""
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 create_app(self.config, reader),

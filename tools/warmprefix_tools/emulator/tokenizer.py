@@ -69,7 +69,9 @@ class ChatMessage:
     """A message as the template takes it: content parts joined, tool calls written out in `text`."""
 
     role: str
+    """Role of the author."""
     text: str
+    """Text of the message."""
 
 
 def render_chat(

@@ -35,6 +35,7 @@ class BatchResult(ChatFields):
     """One request's answer, or its failure: of `completion` and `error`, one is None."""
 
     request: PlannedRequest
+    """The request, in its place in the batch."""
     completion: Mapping[str, Any] | None = field(repr=False)
     """The chat completion as JSON, as it would have come without streaming."""
     error: str | None

@@ -30,6 +30,7 @@ class TokenizerError(WarmprefixError):
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"{url}: {problem}")
         self.url = url
+        """Address of the endpoint."""
 
 
 class EngineTokenizer:
@@ -53,6 +54,7 @@ class EngineTokenizer:
         if timeout <= 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self.url = base_url.rstrip("/").removesuffix("/v1") + "/tokenize"
+        """Address of the endpoint."""
         self._model = model
         self._timeout = timeout
         self._headers = {"Content-Type": "application/json"}

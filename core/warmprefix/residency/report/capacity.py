@@ -12,6 +12,7 @@ from warmprefix.prefix.tree import PrefixTree
 __all__ = ["DEFAULT_CAPACITY", "Capacity", "CapacitySource", "DistanceEvidence", "FixedCapacity", "LearnedCapacity"]
 
 CapacitySource: TypeAlias = Literal["argument", "default", "metrics", "reports"]
+"""Where a capacity comes from."""
 
 DEFAULT_CAPACITY = 500_000
 """Capacity in tokens, until reports or metrics of the engine arrive."""
@@ -38,9 +39,14 @@ class Capacity(Protocol):
     """The capacity that the scopes of one engine share."""
 
     @property
-    def tokens(self) -> int | None: ...
+    def tokens(self) -> int | None:
+        """Tokens of context that the engine can hold; None for no bound."""
+        ...
+
     @property
-    def source(self) -> CapacitySource: ...
+    def source(self) -> CapacitySource:
+        """Where the capacity comes from."""
+        ...
 
     def new_tree(self, max_nodes: int) -> PrefixTree[bytes]:
         """Return an empty mirror of this capacity, for one scope."""

@@ -38,6 +38,7 @@ class ScopeFeedback:
 
     def __init__(self, patience: int | None) -> None:
         self.evidence = CachingEvidence(patience)
+        """Evidence on whether the engine caches at all."""
         self._usage = UsageFeedback()
         self._ttft = TtftFeedback()
 

@@ -40,7 +40,9 @@ class EngineProfile:
     def __init__(self, given: CacheProfile | str) -> None:
         is_learned = isinstance(given, str) and given == "auto"
         self.current = PROFILES["full-attention"] if is_learned else as_profile(given)
+        """The profile that plans are for."""
         self.source: ProfileSource = "default" if is_learned else "argument"
+        """Where the profile comes from."""
         self._behaviour = CheckpointBehaviour()
 
     def learn(self, profile: CacheProfile) -> None:

@@ -120,9 +120,11 @@ class PredictionErrors:
         self._compared: deque[tuple[float, int]] = deque(maxlen=size)
 
     def add(self, comparison: UsageComparison) -> None:
+        """Record one comparison, in place of the oldest if there are too many."""
         self._compared.append((comparison.predicted, comparison.actual))
 
     def clear(self) -> None:
+        """Forget all comparisons."""
         self._compared.clear()
 
     def mean_and_p95(self) -> tuple[float, float]:

@@ -64,7 +64,9 @@ class RedisTarget:
     url: str
     """URL for redis-py; of one server only."""
     nodes: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports of Sentinels or of the cluster."""
     service: str = ""
+    """Name of the service that the Sentinels watch."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of every connection to data."""
     sentinel_options: dict[str, Any] = field(default_factory=dict)

@@ -98,7 +98,9 @@ class RedisSeenStore:
         self._trust = ServerTrust(settle, self._journal)
         self._clients = Clients(target, async_client, timeout, connect_timeout)
         self.serves_threads = self._clients.serve_threads
+        """True if the store has a client for threads."""
         self.serves_tasks = self._clients.serve_tasks
+        """True if the store has a client for tasks."""
         self._maintaining: set[asyncio.Task[None]] = set()
 
     # -- operations ----------------------------------------------------------------------------------------------

@@ -72,15 +72,20 @@ class StoredRecord(NamedTuple):
     """The counts in a conversation's hash."""
 
     epoch: int
+    """Number of times that the history was changed."""
     turn: int
+    """Number of committed turns."""
     blocks: int
+    """Number of blocks that count as seen."""
     labels: int
+    """Number of labels that are taken."""
 
 
 class StoredLease(NamedTuple):
     """A lease in a conversation's hash."""
 
     plan_id: str
+    """The id of the plan."""
     turn: int
     """Turns committed when the plan was made."""
     ends_ms: int
