@@ -9,7 +9,8 @@ Each command creates its own virtual environments next to this file. It creates 
 changed or the clone has moved. `test` needs one, with the core and the newest version of each framework; it leaves out
 {left_out}.
 `test --all` adds one environment for the kernels, which need torch, and two for each framework, with its newest and its
-oldest supported version. To use only some of its environments, name them:
+oldest supported version, and one for each other version of Python that it finds on the PATH or under pyenv, for the
+core's tests. To use only some of its environments, name them:
 {environments}.
 `clients`, which drives real applications through the gateway, has to be named: it takes 1.2 GB of disk and uses npm.
 If WARMPREFIX_VLLM names a folder, some tests also run against a real vLLM on the CPU, and install it there if needed.
@@ -31,6 +32,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
+PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+CORE_TESTS = [
+    *("core", "tests/dedup", "tests/marks", "tests/ordering", "tests/planner", "tests/prefix", "tests/telemetry"),
+    *("tests/batch/test_layout.py", "tests/batch/test_loops.py", "tests/batch/test_schedule.py"),
+    *("tests/openai_chat/test_answer.py", "tests/openai_chat/test_call.py", "tests/openai_chat/test_outcomes.py"),
+    *("tests/residency/test_bad_input.py", "tests/routing/test_replica_router.py", "tests/tools/emulator"),
+    *("tests/stores/test_memory_store.py", "tests/stores/test_seen_store_contract.py"),
+    *("tests/test_annotate.py", "tests/test_blocks.py", "tests/test_cache_profiles.py", "tests/test_labels.py"),
+    *("tests/test_outputs.py", "tests/test_package.py", "tests/test_settings.py", "tests/test_tokens.py"),
+    "tests/traces/test_trace_files.py",
+]
+"""What runs on each version of Python, in a minute."""
 REQUIREMENTS = {
     "demo": ["-e", ".[demo]"],
     "together": ["-e", ".[all,ray]", "--group", "together"],
@@ -41,6 +54,10 @@ REQUIREMENTS = {
         for version in VERSIONS
     },
     "langchain-outside": ["-e", ".[langchain]", "--group", "langchain-outside"],
+    **{
+        f"python-{version}": ["-e", ".[batch,demo,events,openai,otel,prometheus,redis]", "--group", "python"]
+        for version in PYTHON_VERSIONS
+    },
     "clients": ["-e", ".[serve]", "--group", "clients"],
     "hermes": ["hermes-agent==0.19.0"],  # one of the clients, whose requirements contradict the others'
 }
@@ -85,7 +102,28 @@ def main(arguments: list[str]) -> int:
         print(f"left out (python3 run.py test --all): {LEFT_OUT}")
         return report(failed)
     named = list(takewhile(TESTED.__contains__, options[1:]))
-    return report(test_all(named or [name for name in TESTED if name not in LARGE], options[1 + len(named) :]))
+    return report(test_all(named or default_environments(), options[1 + len(named) :]))
+
+
+def default_environments() -> list[str]:
+    """Return what `test --all` uses if nothing is named, and print which versions of Python it leaves out."""
+    own = f"python-{sys.version_info.major}.{sys.version_info.minor}"  # `together` tests it
+    absent = [name for name in TESTED if name.startswith("python-") and name != own and interpreter(name) is None]
+    if absent:
+        print(f"left out, as there is no such Python: {', '.join(absent)}")
+    return [name for name in TESTED if name not in (*LARGE, own, *absent)]
+
+
+def interpreter(name: str) -> Path | None:
+    """Return the Python of an environment's name such as `python-3.12`, on the PATH or from pyenv; None without one."""
+    version = name.partition("-")[2]
+    installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = [shutil.which(f"python{version}"), *sorted(map(str, installed.glob(f"{version}.*/bin/python")))]
+    check = f"import ensurepip, sys; sys.exit(sys.version_info[:2] != ({version.replace('.', ', ')}))"
+    for python in filter(None, found):  # one on the PATH may be pyenv's shim for a version that is not active
+        if subprocess.run([python, "-c", check], env=ENVIRONMENT, capture_output=True, check=False).returncode == 0:
+            return Path(python)
+    return None
 
 
 def test_all(names: list[str], options: list[str]) -> list[str]:
@@ -150,6 +188,11 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     if name == "langchain-outside":
         yield "LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"]
         return
+    if name.startswith("python-"):
+        without_ray = ["--ignore", "core/warmprefix/ray"]
+        quick = [environment(name), "-m", "pytest", *PARALLEL, *without_ray]
+        yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
+        return
     if name == "clients":
         environment("hermes")
         npm = shutil.which("npm")
@@ -189,7 +232,7 @@ def environment(name: str) -> Path:
     size = f": downloads about {DEMO_DOWNLOAD}" if name == "demo" else ""
     print(f"Setting up {directory.name} (once){size} ...", flush=True)
     try:
-        create(directory, python)
+        create(directory, python, name)
         if not installed_by_uv(name, python):
             install(python, "--quiet", "--upgrade", "pip>=25.1")  # the first that has --group
             install(python, *([] if name == "demo" else ["--quiet"]), *REQUIREMENTS[name])
@@ -199,9 +242,14 @@ def environment(name: str) -> Path:
     return python
 
 
-def create(directory: Path, python: Path) -> None:
+def create(directory: Path, python: Path, name: str) -> None:
     """Make an empty virtual environment that has pip."""
     shutil.rmtree(directory, ignore_errors=True)
+    if name.startswith("python-"):
+        other = interpreter(name)
+        if other is None or run(other, "-m", "venv", directory) != 0:
+            raise SystemExit(f"Cannot set up {directory}: there is no {name.replace('-', ' ')} with ensurepip.")
+        return
     symlinks = os.name != "nt"  # a copied Python may not find its libraries
     try:
         venv.create(directory, symlinks=symlinks, with_pip=True)
