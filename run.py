@@ -133,10 +133,11 @@ def test_all(names: list[str], options: list[str]) -> list[str]:
     """
     failed: list[str] = []
     with ThreadPoolExecutor(1) as ahead:
-        ready = {name: ahead.submit(environment, name) for name in dict.fromkeys(["together", *names])}
+        first = [] if all(name.startswith("python-") for name in names) else ["together"]  # it has the static checks
+        ready = {name: ahead.submit(environment, name) for name in dict.fromkeys([*first, *names])}
         try:
             for name in names:
-                for needed in ("together", name):
+                for needed in (*first, name):
                     ready[needed].result()
                 failed += run_checks(all_checks(name, options))
         finally:
@@ -178,6 +179,10 @@ def static_checks(python: Path) -> Iterator[Check]:
 
 def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     """Yield the checks of the second tier in an environment."""
+    if name.startswith("python-"):
+        quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL, "--ignore", "core/warmprefix/ray"]
+        yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
+        return
     tools = environment("together")
     pytest: list[str | Path] = [environment(name), "-m", "pytest", "--all", *PARALLEL]
     if name == "together":
@@ -187,11 +192,6 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
         return
     if name == "langchain-outside":
         yield "LangChain's own agent tests", [environment(name), "tests/outside/langchain_agent_suite.py"]
-        return
-    if name.startswith("python-"):
-        without_ray = ["--ignore", "core/warmprefix/ray"]
-        quick = [environment(name), "-m", "pytest", *PARALLEL, *without_ray]
-        yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
         return
     if name == "clients":
         environment("hermes")
