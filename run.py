@@ -4,9 +4,11 @@
     python3 run.py demo [options of `warmprefix demo`]       show the saving on real text
     python3 run.py test [options of pytest]                  run lint, types, import rules and the tests, in minutes
     python3 run.py test --all [environment ...] [options]    run everything, as before a release
+    python3 run.py docs                                      build the documentation site into build/site
 
 Each command creates its own virtual environments next to this file. It creates them again after pyproject.toml has
-changed or the clone has moved. `test` needs one, with the core and the newest version of each framework; it leaves out
+changed or the clone has moved. `test` and `docs` need one, with the core and the newest version of each framework.
+`test` leaves out
 {left_out}.
 `test --all` adds one environment for the kernels, which need torch, and two for each framework, with its newest and its
 oldest supported version, and one for each other version of Python that it finds on the PATH or under pyenv, for the
@@ -30,6 +32,7 @@ from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+SITE = ROOT / "build" / "site"
 FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -81,6 +84,7 @@ LEFT_OUT = (
 PYTHON = {"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH"}
 PIP = {"PIP_PREFIX", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET"}
 ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name not in PYTHON | PIP}, "PIP_USER": "0"}
+ENVIRONMENT.setdefault("NO_MKDOCS_2_WARNING", "1")  # mkdocs-material's advice to its own users
 
 Check = tuple[str, list["str | Path"]]
 """Heading and command of a check."""
@@ -88,7 +92,7 @@ Check = tuple[str, list["str | Path"]]
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
-    if not arguments or arguments[0] not in ("demo", "test"):
+    if not arguments or arguments[0] not in ("demo", "test", "docs"):
         print((__doc__ or "").format(environments=", ".join(TESTED), left_out=LEFT_OUT))
         return 2
     if sys.version_info < (3, 10):  # noqa: UP036 - an older Python can still run this file
@@ -97,6 +101,11 @@ def main(arguments: list[str]) -> int:
     command, *options = arguments
     if command == "demo":
         return run(environment("demo").with_name("warmprefix"), "demo", *options, cwd=None)  # --json FILE is the user's
+    if command == "docs":
+        failed = run_checks(iter([site_check(environment("together"))]))
+        if not failed:
+            print(f"\nThe site is in {SITE}; its first page is index.html.")
+        return 1 if failed else 0
     if options[:1] != ["--all"]:
         failed = run_checks(quick_checks(options))
         print(f"left out (python3 run.py test --all): {LEFT_OUT}")
@@ -177,6 +186,11 @@ def static_checks(python: Path) -> Iterator[Check]:
     yield "mypy", [python, "-m", "mypy"]
 
 
+def site_check(python: Path) -> Check:
+    """Return the check that builds the documentation site; a warning makes it fail."""
+    return "docs", [python, "-m", "mkdocs", "build", "--strict", "--site-dir", SITE]
+
+
 def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     """Yield the checks of the second tier in an environment."""
     if name.startswith("python-"):
@@ -188,6 +202,7 @@ def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     if name == "together":
         yield from static_checks(tools)
         yield "pyright", [tools, "-m", "basedpyright", "--level", "error", "--pythonpath", tools]
+        yield site_check(tools)
         yield "pytest", [*pytest, *options]
         return
     if name == "langchain-outside":
