@@ -1,4 +1,4 @@
-"""The contract of every `SeenStore`. Another store joins by adding its kit to `KITS` in `conftest.py`."""
+"""The contract of every `SeenStore`. Another store joins through the fixture `kits` of `conftest.py`."""
 
 from __future__ import annotations
 
