@@ -248,12 +248,6 @@ def test_every_example_fits_a_screen_and_has_a_test() -> None:
         assert any(example.name in test.read_text() for test in tests), example.name
 
 
-def test_every_link_in_the_docs_has_a_target() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
 def test_the_readmes_times_of_redis_are_those_measured() -> None:
     measured = json.loads((ROOT / "benchmarks/results/redis_state.json").read_text())["results"]["turns"]
     rows = [row for row in measured if row["workload"] == "pool of 60"]

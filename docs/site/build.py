@@ -17,7 +17,7 @@ from typer.cli import get_docs_for_click
 from warmprefix_tools.cli import app
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import ROOT, overview_page, package_page, public_names  # noqa: E402
+from reference import ROOT, overview_page, package_page, public_names
 
 LOG = logging.getLogger("mkdocs.hooks.warmprefix")
 OUTWARD = re.compile(r"\]\((?:\.\./)+([^)#]+)")

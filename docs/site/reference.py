@@ -77,15 +77,21 @@ def overview_page() -> str:
         lines += [f"## {heading}", "", "| package | names |", "|---|---|"]
         for package in names:
             if package.partition(".")[0] in firsts:
-                links = ", ".join(f"[`{name}`][{package}.{name}]" for name in names[package])
+                links = ", ".join(_link(package, name, names) for name in names[package])
                 lines.append(f"| [`{package}`]({package}.md) | {links} |")
         lines.append("")
     return "\n".join(lines)
 
 
+def _link(package: str, name: str, packages: dict[str, list[str]]) -> str:
+    path = f"{package}.{name}"
+    return f"[`{name}`]({path}.md)" if path in packages else f"[`{name}`][{path}]"
+
+
 def package_page(package: str) -> str:
     """Return the page of a package: its docstring, then each of its public names."""
     options = ["show_root_heading: false", "show_root_toc_entry: false", "members:"]
-    members = [f"  - {name}" for name in public_names()[package]]
+    packages = public_names()
+    members = [f"  - {name}" for name in packages[package] if f"{package}.{name}" not in packages]
     block = "\n".join(f"      {line}" for line in options + members)
     return f"# {package}\n\n::: {package}\n    options:\n{block}\n"
