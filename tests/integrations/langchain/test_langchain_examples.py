@@ -1,4 +1,4 @@
-"""The examples and the README's code blocks for LangChain, run unchanged."""
+"""The examples and the README's code block for LangChain, run unchanged."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from langchain_core.runnables import RunnableLambda
 RunExample = Callable[[str, Any], tuple[str, int]]
 
 
-def test_readme_blocks_run(readme_blocks: Callable[[str], list[str]]) -> None:
+def test_readme_block_runs(readme_blocks: Callable[[str], list[str]]) -> None:
     names: dict[str, Any] = {
         "your_retriever": RunnableLambda(lambda _: [Document("Passage.", id="a")]),
         "model": GenericFakeChatModel(messages=iter([AIMessage("An answer.")])),
         "tools": [],
     }
-    blocks = readme_blocks("warmprefix_langchain")
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+    [block] = readme_blocks("warmprefix_langchain")
+    exec(compile(block, "README.md", "exec"), names)
     assert names["retriever"].invoke("question") == [Document("Passage.", id="a")]
     assert names["agent"].invoke({"messages": [HumanMessage("Hello.")]})["messages"][-1].content == "An answer."
 

@@ -1,4 +1,4 @@
-"""The examples and the README's code blocks for LlamaIndex, run unchanged."""
+"""The examples and the README's code block for LlamaIndex, run unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llama_index.core.schema import TextNode
 RunExample = Callable[[str, Any], tuple[str, int]]
 
 
-async def test_readme_blocks_run(
+async def test_readme_block_runs(
     readme_blocks: Callable[[str], list[str]], start_engine: Callable[[], Any], open_model: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(Settings, "_llm", MockLLM())
@@ -22,10 +22,8 @@ async def test_readme_blocks_run(
     engine = start_engine()
     async with open_model(engine) as model:
         names: dict[str, Any] = {"index": index, "retriever": index.as_retriever(), "llm": model}
-        blocks = readme_blocks("warmprefix_llamaindex")
-        assert len(blocks) == 2
-        for block in blocks:
-            exec(compile(block, "README.md", "exec"), names)
+        [block] = readme_blocks("warmprefix_llamaindex")
+        exec(compile(block, "README.md", "exec"), names)
         assert "\nPassage.\n" in str(names["engine"].query("What is it?"))
         engine.script({"role": "assistant", "content": "An answer."})
         assert str(await names["agent"].run("Hello.")) == "An answer."

@@ -1,0 +1,306 @@
+"""The tables of docs/results.md and the one of README.md, created from the files in `results/`.
+
+    python benchmarks/result_tables.py
+
+writes them where the pages have their marks, `<!-- table: NAME -->` to `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from common import RESULTS
+from engine_tables import overview
+
+__all__ = ["PAGES", "tables", "with_tables"]
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs/results.md")
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+Row = Mapping[str, Any]
+
+
+def tables() -> dict[str, str]:
+    """Return each table as Markdown, by the name in its marks."""
+    online = results("online_hit_ratio")
+    return {
+        "readme": readme(online, results("engine_ttft")),
+        "net": net(results("net_gain")),
+        "means": means(online),
+        "clone": hit_ratios([row for row in online if is_made_by_a_clone(row)]),
+        "recorded": hit_ratios([row for row in online if not is_made_by_a_clone(row)]),
+        "plugins": plugins(results("plugin_hit_ratio")),
+        "engine": overview(results("engine_ttft")),
+        "batches": batches(results("batch_quality")["traces"]),
+        "agents": agents(results("agent_routing")["simulated"]),
+        "replicas": replicas(results("replica_routing")),
+        "workers": workers(results("shared_learning")["ratios"]),
+        "hosted": hosted(results("mark_costs")),
+        "gateway": gateway(results("gateway_replicas")),
+        "costs": costs(),
+        "memory": memory(results("memory")["rows"]),
+        "histories": histories(),
+    }
+
+
+def with_tables(page: str) -> str:
+    """Return a page with its tables as the results have them."""
+    current = tables()
+    return MARKED.sub(lambda mark: f"{mark[1]}\n{current[mark[2]]}\n{mark[3]}", page)
+
+
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
+
+
+# -- one request at a time -------------------------------------------------------------------------------------------
+
+ORDERS = {
+    "relevance": "relevance order",
+    "contextpilot": "ContextPilot",
+    "frequency": "CRAFT",
+    "greedy": "CacheWeaver",
+    "oracle": "best permutation",
+    "coaccess": "**warmprefix**",
+}
+"""Orders by their names in `online_hit_ratio.json`."""
+ENGINE_ARMS = {"contextpilot": "context-index"}
+"""Names in `engine_ttft.json` that differ."""
+
+
+def is_made_by_a_clone(row: Row) -> bool:
+    trace = str(row["trace"])
+    return trace.startswith("generated_") or trace == "standard_library"
+
+
+def readme(online: Sequence[Row], engine: Sequence[Row]) -> str:
+    """Return hit ratios over all traces, and savings over the runs on vLLM in which all orders took part."""
+    runs: dict[tuple[object, ...], dict[str, Row]] = {}
+    for row in engine:
+        run = tuple(row[key] for key in ("mode", "text", "requests", "k", "seed", "concurrency", "kv_tokens"))
+        runs.setdefault(run, {})[row["arm"]] = row
+    orders = {name: ENGINE_ARMS.get(name, name) for name in ORDERS if name != "oracle"}
+    complete = [run for run in runs.values() if run.keys() >= {*orders.values()}]
+    hits = {name: fmean(row["hit_percent"][name]["100000"] for row in online) for name in orders}
+    rows = []
+    for name, arm in orders.items():
+        saved, ratio = (fmean(run[arm][key] for run in complete) for key in ("saved_percent", "ratio_mean"))
+        cells = [f"{hits[name]:.1f} %", f"{hits[name] / hits['relevance']:.1f}", f"{saved:.1f} %", f"{ratio:.2f}"]
+        rows.append([ORDERS[name], *([f"**{cell}**" for cell in cells] if name == "coaccess" else cells)])
+    header = ["order of the passages", "hit ratio", "times that of relevance order", "prefill saved, net"]
+    return table([*header, "TTFT, times shorter"], rows)
+
+
+def net(rows: Sequence[Row]) -> str:
+    def shown(cache: str, arm: str, tokenizer: str) -> str:
+        found = [row["net_percent"] for row in rows if kind(row) == (cache, arm, tokenizer)]
+        return f"{fmean(found):+.1f} ({min(found):.1f})"
+
+    def kind(row: Row) -> tuple[str, str, str]:
+        return row["cache"], row["arm"], row["tokenizer"]
+
+    lines = []
+    for cache in ("30000", "100000", "500000", "unbounded"):
+        hit = fmean(row["hit_percent"] for row in rows if kind(row) == (cache, "default", "cl100k"))
+        published, default = (shown(cache, arm, "cl100k") for arm in ("published", "default"))
+        size = f"{int(cache):,}" if cache.isdigit() else cache
+        lines.append([size, f"{hit:.1f}", published, f"**{default}**", shown(cache, "default, 8 waiting", "estimate")])
+    header = ["cache, tokens", "hit ratio", "net, labels and a note with all of them", "**net, as shipped**"]
+    return table([*header, "net, with 8 requests in sight"], lines)
+
+
+def means(rows: Sequence[Row]) -> str:
+    def cells(name: str) -> list[str]:
+        hits = [[row["hit_percent"][name][cache] for row in rows] for cache in ("unbounded", "500000", "100000")]
+        return [ORDERS[name], *(f"{fmean(hit):.1f}" for hit in hits)]
+
+    return table(["order", "unbounded", "500,000", "100,000"], map(cells, ORDERS))
+
+
+def hit_ratios(rows: Sequence[Row]) -> str:
+    header = ["trace (requests, blocks each)", *ORDERS.values()]
+    lines = []
+    for row in rows:
+        cells = [f"{hit['unbounded']:.1f} / {hit['100000']:.1f}" for hit in map(row["hit_percent"].get, ORDERS)]
+        lines.append([f"{row['trace']} ({row['requests']:,}, {row['k']})", *cells[:-1], f"**{cells[-1]}**"])
+    return table(header, lines)
+
+
+def plugins(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        if row["text"] == "standard library":
+            without, plugin = row["without"], row["with"]
+            saved = 1 - plugin["prefilled_tokens"] / without["prefilled_tokens"]
+            what = row["what"].replace("the same, ", "ContextReuseRetriever with ")
+            lines.append([what, f"{without['hit_percent']} → {plugin['hit_percent']}", f"{saved:.0%}"])
+    return table(["", "hit ratio, %, without → with", "prefill saved"], lines)
+
+
+# -- batches, agents, replicas, workers ------------------------------------------------------------------------------
+
+
+def batches(rows: Sequence[Row]) -> str:
+    """Return the means over whole traces; some are in the file in part as well."""
+    whole = [row for row in rows if ", first" not in row["trace"]]
+    planners = {
+        "as it comes": "relevance order, as given",
+        "frequency": "CRAFT",
+        "top-down": "top-down, as GGR",
+        "contextpilot": "ContextPilot",
+        "merge": "**warmprefix**, `merge`",
+    }
+    lines = []
+    for name, title in planners.items():
+        hits = [[row["hit_percent"][name][cache] for row in whole] for cache in ("unbounded", "30000")]
+        seconds = sum(row["seconds"].get(name, 0) for row in whole)
+        lines.append([title, *(f"{fmean(hit):.1f}" for hit in hits), f"{seconds:.1f} s"])
+    lines.append(["upper bound", f"{fmean(row['bound_percent'] for row in whole):.1f}", "", ""])
+    return table(["planner", "unbounded cache", "30,000 tokens", "planning, all traces"], lines)
+
+
+def agents(rows: Sequence[Row]) -> str:
+    ways = ("round robin", "hash", "AgentRouter")
+    lines = []
+    for row in rows:
+        if row["setting"] == "sessions" and row["agents"] == 15:
+            computed = [f"{row['arms'][way]['documents_computed_percent']:.0f} %" for way in ways]
+            read = [f"{row['arms'][way]['read_mean_ms']:.0f} ms" for way in ways]
+            lines.append([row["workload"], *computed, *read])
+    header = [f"{what}, {way}" for what in ("computed", "reading time") for way in ways]
+    return table(["workload", *header], lines)
+
+
+def replicas(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        if row["replicas"] == 4:
+            plain, ordered, ours = (
+                row["routers"][name] for name in ("round robin, as retrieved", "round robin", "ReplicaRouter")
+            )
+            hits = [f"{arm['hit_percent']:.1f} %" for arm in (plain, ordered, ours)]
+            lines.append([row["stream"], *hits, *(f"{arm['ttft_mean_ms']} ms" for arm in (plain, ordered, ours))])
+    ways = ("as retrieved, in turn", "ordered, in turn", "ordered, `ReplicaRouter`")
+    header = [f"{what}, {way}" for what in ("hit ratio", "mean TTFT") for way in ways]
+    return table(["requests", *header], lines)
+
+
+def workers(rows: Sequence[Row]) -> str:
+    titles = {
+        "as retrieved": "relevance order",
+        "4 apart": "4 workers, each on its own",
+        "4 sharing": "4 workers with one Redis",
+        "one": "1 worker",
+    }
+    lines = []
+    for row in rows:
+        if row["cache"] == "500000" and row["workers"] in titles:
+            rate = f", {row['rate']} requests per second" if isinstance(row["rate"], int) else ""
+            rate = ", as fast as they can" if row["rate"] == "most" else rate
+            lines.append([titles[row["workers"]] + rate, f"{row['hit ratio, %']:.1f}"])
+    return table(["", "hit ratio"], lines)
+
+
+def hosted(rows: Sequence[Row]) -> str:
+    arms = ("no marks", "usual", "system", "ours")
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if (row["profile"], row["pause"]) == ("anthropic", "all at once"):
+            lines.setdefault(row["trace"], {})[row["arm"]] = f"{row['cost_percent']:.1f}"
+    shown = [[trace, *(costs[arm] for arm in arms[:-1]), f"**{costs['ours']}**"] for trace, costs in lines.items()]
+    return table(["trace", "no marks", "usual", "system prompt only", "**ours**"], shown)
+
+
+def gateway(rows: Sequence[Row]) -> str:
+    shown: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        shown.setdefault((row["recordings"], row["engine"].split()[0]), {})[row["placement"]] = row
+    lines = []
+    for (recordings, engine), arms in shown.items():
+        cells = [f"{arms[way]['computed_percent']:.1f}" for way in ("random", "gateway", "one replica")]
+        lines.append([f"{recordings}, {engine}", str(arms["gateway"]["replicas"]), *cells])
+    return table(["sessions, engine", "replicas", "random placement", "gateway", "one replica"], lines)
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def costs() -> str:
+    planning = {(row["what"], row["earlier_requests"]): row for row in results("plan_overhead")}
+    asked = [
+        ("`plan()`, 15 blocks, after 100 earlier requests", "plan(), coaccess", 100),
+        ("`plan()`, 15 blocks, after 100,000", "plan(), coaccess", 100_000),
+        (
+            "blocks of 4 kB texts, `plan()`, `render()`, `commit()`",
+            "blocks + plan() + render() + commit(), plain text",
+            100,
+        ),
+        ("`plan()` and `commit()`, after 1,000", "plan() + commit(), coaccess", 1_000),
+        ("`contextpilot` 0.5.0, `reorder()`, after 1,000", "contextpilot reorder()", 1_000),
+    ]
+    lines = [
+        [title, *microseconds(planning[what, earlier], "p50_us", "p99_us"), "`benchmarks/plan_overhead.py`"]
+        for title, what, earlier in asked
+    ]
+    for row in results("agent_router_overhead")["times"]:
+        if (row["agents"], row["earlier_requests"]) == (32, 100_000):
+            title = "`AgentRouter.assign()`, 15 documents over 32 agents, after 100,000"
+            times = microseconds(row, "assign_p50_us", "assign_p99_us")
+            lines.append([title, *times, "`benchmarks/agent_router_overhead.py`"])
+    for row in results("plugin_overhead"):
+        if row["kilobytes"] == 4:
+            framework, _, call = row["what"].partition(": ")
+            times = microseconds(row, "overhead_p50_us", "overhead_p99_us")
+            lines.append([f"{framework}: `{call}`", *times, "`benchmarks/plugin_overhead.py`"])
+    for row in results("redis_state")["turns"]:
+        if row["workload"] == "pool of 60":
+            name, _, version = row["server"].partition("-")
+            for what in ("prepare", "commit"):
+                times = microseconds(row, f"{what} p50 µs", f"{what} p99 µs")
+                title = f"conversation state on a local {name.capitalize()} {version}, {what}"
+                lines.append([title, *times, "`benchmarks/redis_state.py`"])
+    for row in results("gateway_load"):
+        if "cpu_ms" in row and not row["what"].endswith("untouched"):
+            title = f"gateway, mean CPU time of a request of {row['what']}"
+            lines.append([title, f"{row['cpu_ms']:.1f} ms", "", "`benchmarks/gateway_load.py`"])
+    return table(["", "median", "99 %", "script"], lines)
+
+
+def microseconds(row: Row, *keys: str) -> list[str]:
+    return [f"{row[key]:,.0f} µs" for key in keys]
+
+
+def memory(rows: Sequence[Row]) -> str:
+    megabytes = {(row["bounds"], row["workload"]): row["megabytes"][-1] for row in rows}
+    return table(
+        ["bounds", "requests that share topics", "all blocks new"],
+        [
+            [title, *(f"{megabytes[bounds, workload]:.0f} MB" for workload in ("Zipf", "all new"))]
+            for bounds, title in (("default bounds", "default"), ("unbounded", "unbounded"))
+        ],
+    )
+
+
+def histories() -> str:
+    lines = []
+    for store in ("memory", "redis"):
+        for row in results(f"true_histories_{store}"):
+            counts = [f"{row[key]:,}" for key in ("turns", "references", "dangling", "lost", "crossed")]
+            lines.append([f"{store}, {row['scenario']}", *counts])
+    return table(["store, scenario", "turns", "references", "dangling", "lost", "crossed"], lines)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

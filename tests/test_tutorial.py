@@ -1,0 +1,111 @@
+"""The tutorial's script saves what its page shows, and its other blocks run one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from redis_servers import Server, wait_until
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+SCRIPT, *BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+INSTANT = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
+POINTS = 6
+"""By how many points the saving may differ from the page's: the documents are the pages of this version."""
+
+
+def saving_in(printed: str) -> int:
+    (percent,) = re.findall(r"^prefill saved, net: (\d+)%$", printed, re.MULTILINE)
+    return int(percent)
+
+
+def test_the_script_saves_what_the_page_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EmulatorServer(INSTANT) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setattr(sys, "argv", ["rag.py", str(ROOT / "docs")])
+        names: dict[str, Any] = {}
+        exec(compile(SCRIPT, "rag.py", "exec"), names)
+        names["client"].close()
+    printed = capsys.readouterr().out
+    (shown,) = re.findall(r"^```text\n(\d+ questions.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert re.sub(r"[\d,]+", "N", printed) == re.sub(r"[\d,]+", "N", shown)
+    assert abs(saving_in(printed) - saving_in(shown)) <= POINTS
+    stats = names["planner"].stats()
+    assert stats.commits == stats.reports == len(names["questions"])
+
+
+def test_the_shown_figures_fit_together() -> None:
+    (shown,) = re.findall(r"^```text\n(\d+ questions.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    without, planned = (int(tokens.replace(",", "")) for tokens in re.findall(r"([\d,]+) tokens", shown))
+    assert saving_in(shown) == round(100 * (1 - planned / without))
+
+
+@pytest.fixture
+def application() -> Any:
+    """Names of the application around the blocks."""
+    passages = [ContextBlock(f"Passage {n}. " * 20, id=f"Doc_{n}") for n in range(3)]
+    with EmulatorServer(INSTANT) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
+        yield {
+            "ContextPlanner": ContextPlanner,
+            "base_url": server.base_url,
+            "blocks": passages,
+            "client": client,
+            "messages": [],
+            "model": INSTANT.model,
+            "planner": ContextPlanner(),
+            "question": "What is it?",
+            "retrieved": [("Which?", passages), ("Which one?", passages[1:])],
+        }
+
+
+def test_the_blocks_for_an_application_run(
+    application: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, tail, tenant, shared, linked, batch = BLOCKS
+    for block in (head, tail, tenant):
+        exec(compile(block, "tutorial.md", "exec"), application)
+        assert application["answer"].choices[0].message.content
+    assert application["planner"].stats().commits == 3
+    with Server() as server:
+        check_shared(shared.replace("redis://localhost:6379", server.url), server.url, application)
+    exec(compile(linked, "tutorial.md", "exec"), application)
+    stats = application["planner"].stats()
+    assert (stats.commits, stats.reports) == (4, 1)
+    monkeypatch.chdir(tmp_path)  # the batch writes a journal
+    capsys.readouterr()
+    exec(compile(batch, "tutorial.md", "exec"), application)
+    assert application["planner"].stats().commits == 6
+    assert (tmp_path / "night.journal").stat().st_size > 0
+    summary, *answers = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+% of the context will be cached; at most \d+%", summary)
+    assert [answer.partition(" ")[0] for answer in answers if answer[:2] in ("0 ", "1 ")] == ["0", "1"]
+
+
+def check_shared(block: str, url: str, application: dict[str, Any]) -> None:
+    """Run the block of one worker until another worker finds its blocks."""
+    with ContextPlanner.from_url(url) as worker:
+
+        def holds_all() -> bool:
+            plan = worker.plan(application["blocks"], conversation="chat-42", placement="tail", tenant="acme")
+            worker.abandon(plan)
+            return len(plan.references) == len(application["blocks"])
+
+        def is_up_to_date() -> bool:
+            # On a busy machine a turn may get no answer in time; then its blocks are sent in full, and once more.
+            exec(compile(block, "tutorial.md", "exec"), {**application})
+            with contextlib.suppress(TimeoutError):
+                wait_until(holds_all, "once the server is old enough to be trusted", seconds=4)
+            return holds_all()
+
+        wait_until(is_up_to_date, "the other worker is up to date")
