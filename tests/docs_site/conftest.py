@@ -12,15 +12,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def reference() -> ModuleType:
-    """Return the module that lists the pages of the reference."""
-    spec = importlib.util.spec_from_file_location("site_reference", ROOT / "docs/site/reference.py")
+def load(name: str, path: Path) -> ModuleType:
+    """Return the module in a file that no package holds."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+browser = load("report_conftest", ROOT / "tests/tools/report/conftest.py").browser
+"""The fixture that starts a headless browser."""
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """Return the module that lists the pages of the reference."""
+    return load("site_reference", ROOT / "docs/site/reference.py")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from pymdownx.slugs import slugify
+from pymdownx.slugs import slugify  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import typer
 from pydantic import SecretStr
 
@@ -54,7 +53,7 @@ def test_each_other_variable_of_the_code_is_listed(reference: ModuleType) -> Non
     assert listed - read == {f"WARMPREFIX_{name.upper()}" for name in SharedSettings.model_fields} - read
 
 
-def variables_of_options(command: click.Command) -> Iterator[str]:
+def variables_of_options(command: Any) -> Iterator[str]:
     for parameter in command.params:
         if isinstance(parameter.envvar, str):
             yield parameter.envvar

@@ -1,0 +1,152 @@
+"""The site as it is built: without a warning, and in a browser."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["", "tutorial/", "frameworks/", "api/warmprefix/", "results/", "settings/", "cli/", "architecture/"]
+WIDTHS = (360, 768, 1280)
+SCHEMES = {"light": "default", "dark": "slate"}
+
+pytestmark = pytest.mark.slow
+
+
+class Address(str):
+    """A page's address, in the form in which the browser opens files."""
+
+    __slots__ = ()
+
+    def as_uri(self) -> str:
+        return str(self)
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the site, built as `run.py docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Serve the site; search works only over HTTP."""
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_each_page_of_the_docs_is_on_the_site(site: Path) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        path = page.relative_to(ROOT / "docs")
+        folder = path.parent if path.stem == "index" else path.with_suffix("")
+        assert (site / folder / "index.html").exists(), path
+
+
+def test_each_public_name_has_an_anchor(site: Path, reference: Any) -> None:
+    packages = reference.public_names()
+    for package, names in packages.items():
+        page = (site / "api" / package / "index.html").read_text("utf-8")
+        for name in names:
+            path = f"{package}.{name}"
+            assert path in packages or f'id="{path}"' in page, path
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 70
+    for page in pages:
+        text = page.read_text("utf-8")
+        for loading in (
+            'src="http',
+            "src=http",
+            'rel="stylesheet" href="http',
+            "fonts.g",
+            'data-md-component="source"',
+        ):
+            assert loading not in text, f"{page.relative_to(site)}: {loading}"
+        assert 'class="mermaid"' not in text  # the theme would load the program that draws it
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_fit_and_make_no_request_elsewhere(browser: Any, address: str, width: int, scheme: str) -> None:
+    for page in PAGES:
+        browser.open(Address(address + page), width, scheme)
+        where = f"{page or 'home'} at {width} px, {scheme}"
+        root = "document.documentElement"
+        assert browser.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0, where
+        assert browser.evaluate("document.body.dataset.mdColorScheme") == SCHEMES[scheme], where
+        hidden = "[...document.images].filter(image => !image.complete || !image.naturalWidth).map(image => image.src)"
+        assert browser.evaluate(hidden) == [], where
+        requests = [event["request"]["url"] for event in browser.events("Network.requestWillBeSent")]
+        assert requests, where
+        assert [url for url in requests if not url.startswith((address, "data:"))] == [], where
+        for method in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
+            assert browser.events(method) == [], where
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wide_tables_scroll_in_their_own_box(browser: Any, address: str, width: int) -> None:
+    browser.open(Address(address + "results/"), width)
+    tables = browser.evaluate(
+        "[...document.querySelectorAll('article table')].map(table => {"
+        " const box = table.closest('.md-typeset__scrollwrap');"
+        " return [box && getComputedStyle(box).overflowX, box.getBoundingClientRect().right <= innerWidth + 1]; })"
+    )
+    assert len(tables) > 3
+    assert [table for table in tables if table != ["auto", True]] == []
+
+
+@pytest.mark.browser
+def test_search_finds_the_page_on_placement(browser: Any, address: str) -> None:
+    browser.open(Address(address))
+    found = browser.evaluate(
+        "new Promise(done => { const input = document.querySelector('.md-search__input'); input.focus();"
+        " input.value = 'placement'; input.dispatchEvent(new Event('input', {bubbles: true}));"
+        " input.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));"
+        " const look = () => { const links = [...document.querySelectorAll('.md-search-result__link')];"
+        " if (links.length) done(links.map(link => link.href)); else requestAnimationFrame(look); }; look(); })"
+    )
+    assert any("/placement/" in link for link in found)
+
+
+@pytest.mark.browser
+def test_the_reader_can_choose_the_colours(browser: Any, address: str) -> None:
+    browser.open(Address(address), scheme="dark")
+    chosen = browser.evaluate(
+        "new Promise(done => { const seen = []; const step = () => { seen.push(document.body.dataset.mdColorScheme);"
+        " if (seen.length == 3) done(seen); else {"
+        " [...document.querySelectorAll('[data-md-component=palette] label')].find(label => !label.hidden).click();"
+        " requestAnimationFrame(() => requestAnimationFrame(step)); } }; step(); })"
+    )
+    browser.evaluate("localStorage.clear()")
+    assert chosen == ["slate", "default", "slate"]
