@@ -67,7 +67,8 @@ def _boxes(chart: str, source: str) -> str:
 
 def _repository_link(link: re.Match[str], page: Page, config: MkDocsConfig) -> str:
     target = (ROOT / "docs" / page.file.src_uri).parent.joinpath(link[1]).resolve()
-    if target.is_relative_to(ROOT / "docs") and not config.exclude_docs.match_file(_path(target, ROOT / "docs")):
+    excluded = config.exclude_docs
+    if target.is_relative_to(ROOT / "docs") and not (excluded and excluded.match_file(_path(target, ROOT / "docs"))):
         return link[0]
     if not target.exists():
         LOG.warning("%s: no file %s", page.file.src_uri, link[1])

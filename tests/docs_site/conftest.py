@@ -33,6 +33,18 @@ def reference() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def site_hooks() -> ModuleType:
+    """Return the hooks of MkDocs, which add the generated pages."""
+    return load("site_hooks", ROOT / "docs/site/build.py")
+
+
+@pytest.fixture(scope="session")
+def run_script() -> ModuleType:
+    """Return `run.py`, whose commands a contributor runs."""
+    return load("run_script", ROOT / "run.py")
+
+
+@pytest.fixture(scope="session")
 def modules(reference: ModuleType) -> griffe.ModulesCollection:
     """Return our packages with the descriptions that the site shows."""
     extensions = griffe.load_extensions(str(ROOT / "docs/site/descriptions.py"))

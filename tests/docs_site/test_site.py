@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import http.server
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,12 +37,19 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, built as `run.py docs` builds it."""
+def site(tmp_path_factory: pytest.TempPathFactory, run_script: ModuleType) -> Path:
+    """Return the folder of the site, built by the command of `run.py docs`."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    _, [*command, built] = run_script.site_check(Path(sys.executable))
+    assert built == ROOT / "build/site"
+    done = subprocess.run(
+        [*map(str, command), str(folder)],
+        cwd=ROOT,
+        env=run_script.ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     return folder
@@ -69,7 +76,7 @@ def test_each_page_of_the_docs_is_on_the_site(site: Path) -> None:
         assert (site / folder / "index.html").exists(), path
 
 
-def test_each_public_name_has_an_anchor(site: Path, reference: Any) -> None:
+def test_each_public_name_has_an_anchor(site: Path, reference: ModuleType) -> None:
     packages = reference.public_names()
     for package, names in packages.items():
         page = (site / "api" / package / "index.html").read_text("utf-8")
