@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix import ContextPlanner, PlannerStats
@@ -42,23 +41,6 @@ def test_the_code_runs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
             client.flushall()
         exec(compile(code, "operations.md", "exec"), names)
         assert names["prompt"].endswith("A passage.")
-
-
-def test_documented_settings_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SharedSettings.model_fields:
-        monkeypatch.delenv(f"WARMPREFIX_{name.upper()}", raising=False)
-    rows = re.findall(r"^\| `WARMPREFIX_(\w+)` \| `?(\S+?)`? \|", PAGE, re.MULTILINE)
-    assert [name.lower() for name, _ in rows] == list(SharedSettings.model_fields)
-    without = {"redis_url": "none", "salt_key": "empty"}
-    default = SharedSettings()
-    for name, shown in rows:
-        value = getattr(default, name.lower())
-        if name.lower() in without:
-            assert shown == without[name.lower()]
-            assert not (value.get_secret_value() if isinstance(value, SecretStr) else value)
-        else:
-            monkeypatch.setenv(f"WARMPREFIX_{name}", shown)
-    assert SharedSettings() == default
 
 
 def test_every_kind_of_url_can_be_used(server: Server, cluster: Cluster, sentinels: SentinelSetup) -> None:
@@ -153,7 +135,6 @@ def test_stored_data_matches_the_documentation(server: Server) -> None:
 PREFORK = """
 import os, sys
 from warmprefix import ContextPlanner
-from warmprefix.settings import SharedSettings
 
 planner = ContextPlanner.from_url(settings=SharedSettings(store_budget=10.0))
 
