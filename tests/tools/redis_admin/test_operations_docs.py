@@ -135,6 +135,7 @@ def test_stored_data_matches_the_documentation(server: Server) -> None:
 PREFORK = """
 import os, sys
 from warmprefix import ContextPlanner
+from warmprefix.settings import SharedSettings
 
 planner = ContextPlanner.from_url(settings=SharedSettings(store_budget=10.0))
 
