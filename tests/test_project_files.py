@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import shlex
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import warmprefix
+from engine_tables import overview
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 ROOT = Path(__file__).parents[1]
@@ -220,6 +222,20 @@ def test_each_upstream_text_is_listed_and_names_its_destination() -> None:
     page = read("docs/upstream/index.md")
     texts = {path.name for path in (ROOT / "docs/upstream").iterdir()} - {"index.md"}
     assert set(re.findall(r"^\| .*\]\(([\w.]+)\) \| .*`.+`", page, re.MULTILINE)) == texts
+
+
+def test_the_numbers_in_the_pull_requests_are_those_of_the_benchmarks() -> None:
+    page = " ".join(re.sub(r"^> ?", "", read("docs/upstream/index.md"), flags=re.MULTILINE).split())
+    results = json.loads(read("benchmarks/results/plugin_hit_ratio.json"))["results"]
+    hits = {row["what"]: row for row in results if row["text"] == "standard library"}
+    for what, name in (("query engine", "a query engine rose"), ("chat engine", "a chat engine")):
+        row = hits[f"LlamaIndex {what}: ContextReusePostprocessor"]
+        assert f"of {name} from {row['without']['hit_percent']} to {row['with']['hit_percent']} %" in page
+    table = overview(json.loads(read("benchmarks/results/engine_ttft.json"))["results"])
+    online = r"^\| Online, standard library: 400 requests of 8 blocks, one at a time \| (\d+) → (\d+) ms"
+    ((before, after),) = re.findall(online, table, re.MULTILINE)
+    assert f"the median TTFT fell from {before} to {after} ms" in page
+    assert re.search(r"^\| Control, nothing in common.*\| \*\*1\.00\*\* \|", table, re.MULTILINE)
 
 
 def test_the_code_for_vllm_runs(capsys: pytest.CaptureFixture[str]) -> None:
