@@ -68,6 +68,11 @@ def test_each_folder_of_the_tools_is_listed() -> None:
     assert listed == {path.parent.name for path in PACKAGES[TOOLS].glob("*/__init__.py")}
 
 
+def test_each_integration_is_listed() -> None:
+    listed = set(re.findall(r"`integrations/(\w+)/`", PAGE.read_text(encoding="utf-8")))
+    assert listed == {path.parent.name for path in (ROOT / "integrations").glob("*/warmprefix_*")}
+
+
 def test_each_module_in_the_walks_exists() -> None:
     _, _, walks = PAGE.read_text(encoding="utf-8").partition("## The way of a request")
     names = set(re.findall(r"`(\w+(?:/\w+)+)`", walks))

@@ -1,0 +1,111 @@
+"""docs/reproduce.md: it lists each result file and its script, and its commands and numbers of traces are right."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trace_sources import SOURCES
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+PAGE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of the page."""
+
+    command: tuple[str, ...]
+    result: str
+    page: str
+    repeatable: str
+
+    @property
+    def script(self) -> str:
+        return Path(self.command[1]).stem
+
+
+def claims() -> Iterator[Claim]:
+    row = re.compile(
+        r"^\| [^|]+ \| `(python [^`|]+)` \| [^|]* \| `(\w+)\.json`, \[[^]]+\]\(([^)#]+)[^)]*\) \|(?: ([^|]+) \|)?$"
+    )
+    for line in PAGE.splitlines():
+        if found := row.match(line):
+            yield Claim(tuple(shlex.split(found[1])), found[2], found[3], found[4] or "all")
+
+
+CLAIMS = list(claims())
+
+
+def test_each_row_with_a_command_is_read() -> None:
+    assert len(CLAIMS) == len(re.findall(r"^\|.*`python benchmarks/", PAGE, re.MULTILINE))
+
+
+def test_each_result_file_is_on_the_page() -> None:
+    assert sorted(claim.result for claim in CLAIMS) == sorted(
+        file.stem for file in (BENCHMARKS / "results").glob("*.json")
+    )
+
+
+def test_each_script_that_writes_results_is_on_the_page() -> None:
+    writers = {
+        script.stem
+        for script in BENCHMARKS.glob("*.py")
+        if re.search(r"^ +write_(?:results|rows)\(", script.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert writers - {"common"} == {claim.script for claim in CLAIMS}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.result)
+def test_each_row_names_its_own_file_and_a_page_that_names_the_script(claim: Claim) -> None:
+    assert claim.result.startswith(claim.script)
+    assert f"benchmarks/{claim.script}.py" in (ROOT / "docs" / claim.page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted({claim.command for claim in CLAIMS if any(part.startswith("--") for part in claim.command)}),
+    ids=" ".join,
+)
+def test_the_options_of_each_command_exist(command: tuple[str, ...]) -> None:
+    shown = subprocess.run(
+        [sys.executable, command[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for option in command:
+        if option.startswith("--"):
+            assert re.search(rf"{option}\b", shown), option
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [claim for claim in CLAIMS if " of " in claim.repeatable and claim.repeatable[0].isdigit()],
+    ids=lambda claim: claim.result,
+)
+def test_the_numbers_of_traces_are_those_of_the_result_file(claim: Claim) -> None:
+    document = json.loads((BENCHMARKS / f"results/{claim.result}.json").read_text(encoding="utf-8"))
+    traces = set(traces_in(document["results"])) - {"mean"}
+    fetched = traces & set(SOURCES)
+    assert claim.repeatable == f"{len(fetched)} of {len(traces)} traces"
+
+
+def traces_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("trace"), str):
+            yield value["trace"].partition(", ")[0]
+        if isinstance(value.get("traces"), list):
+            yield from (name for name in value["traces"] if isinstance(name, str))
+        for each in value.values():
+            yield from traces_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from traces_in(each)
