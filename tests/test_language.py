@@ -8,10 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACES = [
-    "CHANGELOG.md", "README.md", "benchmarks", "conftest.py", "core", "docs", "examples", "integrations", "kernels",
-    "pyproject.toml", "run.py", "tests", "tools",
+    ".github", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md", "SECURITY.md",
+    "benchmarks", "conftest.py", "core", "docs", "examples", "integrations", "kernels", "mkdocs.yml", "pyproject.toml",
+    "run.py", "tests", "tools",
 ]  # fmt: skip
-SUFFIXES = {".css", ".html", ".j2", ".js", ".lua", ".md", ".py", ".toml"}
+SUFFIXES = {".cff", ".css", ".html", ".j2", ".js", ".lua", ".md", ".mdx", ".py", ".toml", ".yaml", ".yml"}
 WORDS = [
     # Data does not speak: report, notify, receive, record, apply, return.
     *("tell", "tells", "told", "telling", "hear", "hears", "heard", "hearing", "say", "says", "said", "saying"),

@@ -174,16 +174,6 @@ def test_each_file_in_the_text_exists(name: str) -> None:
     ] == []
 
 
-def test_the_words_of_these_files_are_plain() -> None:
-    words = runpy.run_path(str(ROOT / "tests/test_language.py"))
-    files = [ROOT / name for name in HEALTH if name != "CODE_OF_CONDUCT.md"]  # a quotation
-    files += [path for path in (ROOT / ".github").rglob("*") if path.is_file()]
-    files += (ROOT / "docs/upstream").glob("*.*")
-    for path in files:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            assert words["UNWANTED"].search(words["separated"](line)) is None, f"{path.name}: {line}"
-
-
 def requirements() -> set[tuple[str, str, str]]:
     """Return extra, package and lower bound of each requirement in pyproject.toml."""
     text = read("pyproject.toml")
