@@ -127,6 +127,40 @@ def test_the_times_of_batches_are_those_of_the_benchmark() -> None:
         assert peak == f"{max(run['peak_megabytes'] for run in runs.values()):.0f}"
 
 
+def test_the_gain_of_windows_is_that_of_the_benchmark() -> None:
+    measured = results("window_quality")
+    gains: dict[tuple[str, int], list[float]] = {}
+    alone: dict[str, list[float]] = {}
+    for row in measured:
+        alone.setdefault(row["cache"], []).append(row["one_by_one_percent"])
+        for size, percent in row["window_percent"].items():
+            gains.setdefault((row["cache"], int(size)), []).append(percent - row["one_by_one_percent"])
+    page = (ROOT / "docs/batch.md").read_text()
+    sizes = sorted({size for _, size in gains})
+    assert f"| cache | one by one | {' | '.join(map(str, sizes))} |\n" in page
+    for cache, name in (("30000", "30k"), ("100000", "100k"), ("unbounded", "unbounded")):
+        cells = [f"{fmean(alone[cache]):.1f}", *(f"{fmean(gains[cache, size]):+.1f}" for size in sizes)]
+        assert f"| {name} | {' | '.join(cells)} |\n" in page
+    text = " ".join(page.split())
+    every = [gain for found in gains.values() for gain in found]
+    assert f"Means of {len(alone['unbounded'])} traces." in text
+    assert f"The worst of all {len(every)} differences is {min(every):.2f} points" in text
+
+
+def test_the_costs_of_shards_are_those_of_the_benchmark() -> None:
+    ways = ("shards", "first block, planned", "round robin, planned", "round robin of the plan")
+    rows = {(row["trace"], row["replicas"], row["way"]): row for row in results("batch_shards")}
+    page = (ROOT / "docs/batch.md").read_text().replace("*", "")
+    found = re.findall(r"^\| (\w+), (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(found) == 6
+    for trace, replicas, cells in found:
+        expected = [
+            next(row for key, row in rows.items() if key[0].startswith(trace) and key[1:] == (int(replicas), way))
+            for way in ways
+        ]
+        assert cells.split(" | ") == [f"{row['computed']:.3f} / {row['greatest']:.2f}" for row in expected]
+
+
 def test_the_savings_of_plugins_are_those_of_the_benchmark() -> None:
     expected = []
     for row in results("plugin_hit_ratio"):
