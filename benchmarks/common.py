@@ -148,7 +148,7 @@ def environment() -> dict[str, object]:
         "cores": os.cpu_count(),
         "warmprefix": warmprefix.__version__,
         "commit": commit(),
-        "command": " ".join(sys.argv),
+        "command": " ".join([Path(each).name if Path(each).is_absolute() else each for each in sys.argv]),
     }
 
 

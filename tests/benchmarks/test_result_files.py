@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -37,6 +38,13 @@ def test_measured_rows_replace_only_rows_with_the_same_keys(folder: Path) -> Non
     assert second[0] == first[0]
     assert second[1]["made"] == {**common.environment(), "versions": {"a": "1"}}
     assert set(second[2]["made"]) == set(common.environment()) >= {"commit", "processor", "python", "warmprefix"}
+
+
+def test_the_command_names_files_without_their_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks/b.py", str(RESULTS / "day.jsonl.gz"), "--k", "8"])
+    assert common.environment()["command"] == "benchmarks/b.py day.jsonl.gz --k 8"
+    for file in RESULTS.glob("*.json"):
+        assert re.search(r'"command": "[^"]*(?<![\w.])/', file.read_text()) is None, file.name
 
 
 def test_each_list_of_rows_is_merged_separately(folder: Path) -> None:
