@@ -36,7 +36,7 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
             ("workload", "agents", "in turn", "in turn, one prompt", "AgentRouter, one prompt"), _together(rows)
         ),
         "killed": _table(
-            ("workload", "way", "answered", "lost and read again", "stayed where they were", "moved to, agents"),
+            ("workload", "documents read", "read again", *(f"stayed, {way}" for way in _WAYS)),
             _killed(rows),
         ),
         "http": _table(("", "agents", "prompts", "reported hits", "simulated", "one killed"), _http(results["http"])),
@@ -120,16 +120,10 @@ def _together(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 def _killed(rows: Sequence[Row]) -> Iterator[list[str]]:
     for row in _of(rows, "killed"):
-        for way in ("round robin", "hash", OURS):
-            arm = row["arms"][way]
-            yield [
-                row["workload"],
-                way,
-                f"{arm['answered']:,} of {row['documents']:,}",
-                str(arm["lost_prompts"]),
-                f"{arm['stayed_percent']:.1f} %",
-                str(arm["moved_to_agents"]),
-            ]
+        arms = [row["arms"][way] for way in _WAYS]
+        answered, lost = min(arm["answered"] for arm in arms), max(arm["lost_prompts"] for arm in arms)
+        stayed = [f"{arm['stayed_percent']:.1f} %" for arm in arms]
+        yield [row["workload"], f"{answered:,} of {row['documents']:,}", f"{lost} at most", *stayed]
 
 
 def _http(rows: Sequence[Row]) -> Iterator[list[str]]:
