@@ -13,10 +13,6 @@ import pytest
 import ray
 import ray.data
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray Serve uses what pydantic has deprecated
-    import ray.serve
-
 Row = dict[str, Any]
 
 
