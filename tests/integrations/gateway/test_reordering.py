@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metric, send
 
+from redis_servers import wait_until
 from warmprefix.openai import read_call
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.reordering import Reordered, Reorderer, as_templates
@@ -173,6 +174,7 @@ def test_the_plan_of_a_failed_request_is_abandoned(upstream: ScriptedUpstream, g
     gateway = gateway_of("http://127.0.0.1:1", reorder=("tags",))
     assert send(gateway, "POST", CHAT, body_of(FORMATS["tags"](NAMES))).status in (502, 503)
     planner = gateway.gateway._office._reorderer.planner  # type: ignore[union-attr]
+    wait_until(lambda: planner.stats().abandons, "the request ends after its answer")
     assert (planner.stats().abandons, planner.stats().commits) == (1, 0)
 
 
