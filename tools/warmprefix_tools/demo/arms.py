@@ -15,6 +15,7 @@ from warmprefix.labels import label_candidates
 from warmprefix.plan import Placement
 
 __all__ = [
+    "DOCUMENT_INSTRUCTIONS",
     "INSTRUCTIONS",
     "DemoArm",
     "Message",
@@ -31,6 +32,11 @@ Message = dict[str, str]
 INSTRUCTIONS = (
     "You answer questions about the Python standard library. Rely on the documentation in the context, name the"
     " passages that you used, and point it out if the answer is not there."
+)
+
+DOCUMENT_INSTRUCTIONS = (
+    "You answer questions about a collection of documents. Rely on the passages in the context, name those that you"
+    " used, and point it out if the answer is not there."
 )
 
 

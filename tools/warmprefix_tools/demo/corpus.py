@@ -17,13 +17,25 @@ from typing import Literal
 from warmprefix import ContextBlock
 from warmprefix_tools.demo import DemoError
 
-__all__ = ["LEAST_TOKENS", "LibraryEntry", "Parameter", "passages", "read_standard_library"]
+__all__ = [
+    "BLANK_LINES",
+    "LEAST_TOKENS",
+    "MOST_TOKENS",
+    "LibraryEntry",
+    "Parameter",
+    "packed",
+    "passages",
+    "read_standard_library",
+    "tokens_of",
+]
 
 LEAST_TOKENS = 60
 """Least tokens of a block; a shorter docstring makes none."""
 
-_MOST_TOKENS = 270  # before a short remainder and a heading are added
-_BLANK_LINES = re.compile(r"\n\s*\n")
+MOST_TOKENS = 270
+"""Most tokens of a block, before a short remainder and a heading are added."""
+
+BLANK_LINES = re.compile(r"\n\s*\n")
 _LONGEST_NAME = 36  # leaves room for a part's number in a label
 
 _Kind = Literal["module", "class", "function"]
@@ -136,7 +148,7 @@ def passages(name: str, heading: str, docstring: str) -> tuple[ContextBlock, ...
     ['json.dumps', 'json.dumps:2']
     """
     bodies = _bodies(docstring)
-    if not bodies or _tokens(heading) + _tokens(bodies[0]) < LEAST_TOKENS:
+    if not bodies or tokens_of(heading) + tokens_of(bodies[0]) < LEAST_TOKENS:
         return ()
     label = name
     while len(label) > _LONGEST_NAME and "." in label:
@@ -148,25 +160,26 @@ def passages(name: str, heading: str, docstring: str) -> tuple[ContextBlock, ...
 
 def _bodies(docstring: str) -> list[str]:
     pieces: list[str] = []
-    for paragraph in _BLANK_LINES.split(docstring.strip()):
-        fits = _tokens(paragraph) <= _MOST_TOKENS
-        pieces += [paragraph] if fits else _packed(paragraph.split("\n"), "\n")
-    bodies = _packed(pieces, "\n\n")
-    if len(bodies) > 1 and _tokens(bodies[-1]) < LEAST_TOKENS:
+    for paragraph in BLANK_LINES.split(docstring.strip()):
+        fits = tokens_of(paragraph) <= MOST_TOKENS
+        pieces += [paragraph] if fits else packed(paragraph.split("\n"), "\n")
+    bodies = packed(pieces, "\n\n")
+    if len(bodies) > 1 and tokens_of(bodies[-1]) < LEAST_TOKENS:
         bodies[-2:] = ["\n\n".join(bodies[-2:])]
     return bodies
 
 
-def _packed(pieces: Iterable[str], joint: str) -> list[str]:
+def packed(pieces: Iterable[str], joint: str) -> list[str]:
     """Join neighbours as long as they fit into one block."""
-    packed: list[str] = []
+    joined: list[str] = []
     for piece in pieces:
-        if packed and _tokens(packed[-1]) + _tokens(piece) <= _MOST_TOKENS:
-            packed[-1] += joint + piece
+        if joined and tokens_of(joined[-1]) + tokens_of(piece) <= MOST_TOKENS:
+            joined[-1] += joint + piece
         elif piece:
-            packed.append(piece)
-    return packed
+            joined.append(piece)
+    return joined
 
 
-def _tokens(text: str) -> int:
+def tokens_of(text: str) -> int:
+    """Return the tokens of a text, by the planner's estimate."""
     return ContextBlock(text).tokens

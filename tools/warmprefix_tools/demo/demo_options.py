@@ -33,6 +33,14 @@ class DemoOptions:
         ValueError: A number is out of range, or options of the emulator and of a real server are mixed.
     """
 
+    documents: Annotated[
+        Path | None,
+        Option(
+            metavar="PATH",
+            help="Folder of your own .txt, .md and .rst files, or one file, to ask about.",
+            show_default="Python's standard library",
+        ),
+    ] = None
     placement: Annotated[
         Literal["head", "tail", "both"],
         Option(help="Place of the context: in the system prompt, with the questions, or both."),

@@ -17,7 +17,9 @@ from warmprefix_tools.demo.demo_measures import (
     summarize_workload,
 )
 from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.documents import Documents
 from warmprefix_tools.demo.session import DemoResult, ServedTurn
+from warmprefix_tools.report.amounts import counted
 
 try:
     from rich.console import Console
@@ -26,7 +28,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["print_report"]
+__all__ = ["made_up_questions", "print_report", "workload_summary"]
 
 _PLACEMENTS: dict[Placement, str] = {
     "head": "head: context in the system prompt, built again each turn",
@@ -50,12 +52,33 @@ def print_report(result: DemoResult, options: DemoOptions, console: Console) -> 
 
 
 def _print_workload(result: DemoResult, options: DemoOptions, console: Console) -> None:
+    console.print(Text(workload_summary(result, options)))
+    if result.documents is not None:
+        console.print(Text(made_up_questions(result.documents)))
+
+
+def workload_summary(result: DemoResult, options: DemoOptions) -> str:
+    """Return in words what was asked, and how much the retrieved passages overlap."""
     workload = summarize_workload(result.turns)
-    console.print(
+    subject, passages = "this Python's standard library", "its docstrings' passages"
+    documents = result.documents
+    if documents is not None:
+        subject = f"{counted(documents.files, 'file')} of {documents.name}"
+        passages = f"their {counted(len(documents.passages), 'passage')}"
+    return (
         f"{workload.questions} questions ({workload.distinct_questions} different) of {workload.users} users in"
-        f" {workload.conversations} conversations about this Python's standard library; BM25 finds the {options.k} best"
-        f" of its docstrings' passages. Of these, {workload.seen_by_anyone:.0%} were found for an earlier question too,"
+        f" {workload.conversations} conversations about {subject}; BM25 finds the {options.k} best of {passages}."
+        f" Of these, {workload.seen_by_anyone:.0%} were found for an earlier question too,"
         f" {workload.seen_in_conversation:.0%} in the same conversation."
+    )
+
+
+def made_up_questions(documents: Documents) -> str:
+    """Return where the questions about a user's documents come from, and which files were left out."""
+    return (
+        "The questions are made up: each is a phrase of a passage, and some passages are asked about more often than"
+        " others. Your users may ask otherwise. warmprefix record and warmprefix replay measure their real questions."
+        + documents.remarks
     )
 
 
@@ -105,7 +128,11 @@ def _print_examples(result: DemoResult, console: Console) -> None:
 
 def _clipped(text: str, console: Console) -> Text:
     """Return one line of a text, cut at the console's width."""
-    return Text(text if len(text) < console.width else f"{text[: console.width - 4]}...")
+    line = Text(text)
+    if line.cell_len >= console.width:
+        line.truncate(console.width - 4)
+        line.append("...")
+    return line
 
 
 def _legend(marks: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.retriever import content_words
 
-__all__ = ["QuestionWording", "UserQuestion", "ask", "follow_up_wordings", "goal"]
+__all__ = ["QuestionWording", "UserQuestion", "Wordings", "ask", "ask_about", "follow_up_wordings", "goal"]
 
 _USERS = 40
 _INTERESTS = 4
@@ -46,22 +46,40 @@ class QuestionWording:
     query: str
 
 
-def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[UserQuestion, ...]:
-    """Return this number of questions in order of arrival; the same for the same entries and seed.
+@dataclass(frozen=True, slots=True)
+class Wordings(Generic[T]):
+    """Functions that word the questions about a subject."""
 
-    A topic is a module. How much users care for topics, and for the entries of one, follows Zipf's law over an order
-    drawn at random. A user has four topics; a conversation is about one of them and has 1 to 4 turns, about one
-    entry until a turn moves on to another. Conversations begin at random times, so their turns interleave. No two
-    queries have the same words for a retriever as long as their topic has others left, so conversations share their
-    subjects but not their questions.
-    """
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    first: Callable[[T], list[QuestionWording]]
+    """Questions that open a conversation; they need no rewriting."""
+    follow_up: Callable[[T], list[QuestionWording]]
+    """Questions that leave the subject's name to the conversation."""
+    about_another: Callable[[T, T], list[QuestionWording]]
+    """Questions that move on to the first subject from the second."""
+
+
+def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[UserQuestion, ...]:
+    """Return this number of questions about the standard library, as `ask_about` does; a topic is a module."""
     topics: dict[str, list[LibraryEntry]] = {}
     for entry in entries:
         topics.setdefault(entry.module, []).append(entry)
-    popular = _Popularity(
-        [_Popularity(topic, rng) for topic in topics.values() if len(topic) >= _LEAST_ENTRIES_OF_A_TOPIC], rng
-    )
+    large = [topic for topic in topics.values() if len(topic) >= _LEAST_ENTRIES_OF_A_TOPIC]
+    return ask_about(large, Wordings(_first_wordings, follow_up_wordings, _wordings_about_another), questions, seed)
+
+
+def ask_about(
+    topics: Sequence[Sequence[T]], wordings: Wordings[T], questions: int, seed: int
+) -> tuple[UserQuestion, ...]:
+    """Return this number of questions in order of arrival; the same for the same topics, wordings and seed.
+
+    A topic is a list of subjects. How much users care for topics, and for the subjects of one, follows Zipf's law over
+    an order drawn at random. A user has four topics; a conversation is about one of them and has 1 to 4 turns, about
+    one subject until a turn moves on to another. Conversations begin at random times, so their turns interleave. No
+    two queries have the same words for a retriever as long as their topic has others left, so conversations share
+    their subjects but not their questions.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    popular = _Popularity([_Popularity(topic, rng) for topic in topics], rng)
     users = [[popular.draw(rng) for _ in range(_INTERESTS)] for _ in range(_USERS)]
 
     asked: set[frozenset[str]] = set()
@@ -71,7 +89,7 @@ def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[Use
         start += rng.expovariate(1)
         time, user = start, rng.randrange(_USERS)
         turns = min(rng.randint(1, _MOST_TURNS), questions - len(arrivals))
-        for turn, wording in enumerate(_conversation(rng.choice(users[user]), turns, asked, rng), start=1):
+        for turn, wording in enumerate(_conversation(rng.choice(users[user]), wordings, turns, asked, rng), start=1):
             arrivals.append((time, UserQuestion(user, conversation, turn, wording.text, wording.query)))
             time += rng.expovariate(1 / _THINKING_TIME)
         if len(arrivals) == questions:
@@ -80,28 +98,28 @@ def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[Use
 
 
 def _conversation(
-    topic: _Popularity[LibraryEntry], turns: int, asked: set[frozenset[str]], rng: random.Random
+    topic: _Popularity[T], wordings: Wordings[T], turns: int, asked: set[frozenset[str]], rng: random.Random
 ) -> Iterator[QuestionWording]:
     """Yield the questions of a conversation, and add each to `asked`."""
     subject = topic.draw(rng)
-    wordings = _first_wordings(subject)
+    candidates = wordings.first(subject)
     for _ in range(turns):
         for _ in range(_ATTEMPTS):
-            fresh = [wording for wording in wordings if _words(wording) not in asked]
+            fresh = [wording for wording in candidates if _words(wording) not in asked]
             if fresh:
-                wordings = fresh
+                candidates = fresh
                 break
             subject = topic.draw(rng)
-            wordings = _first_wordings(subject)
-        wording = rng.choice(wordings)
+            candidates = wordings.first(subject)
+        wording = rng.choice(candidates)
         asked.add(_words(wording))
         yield wording
         other = topic.draw(rng)
         if other is not subject and rng.random() < 0.5:
-            wordings = _wordings_about_another(other, subject)
+            candidates = wordings.about_another(other, subject)
             subject = other
         else:
-            wordings = follow_up_wordings(subject)
+            candidates = wordings.follow_up(subject)
 
 
 def _words(wording: QuestionWording) -> frozenset[str]:

@@ -81,6 +81,14 @@ def result_as_json(result: DemoResult, options: DemoOptions) -> dict[str, Any]:
         "python": platform.python_version(),
         "options": {name: getattr(options, name) for name in ("k", "questions", "seed", "concurrency")},
         "engine": engine,
+        "documents": None
+        if result.documents is None
+        else {
+            "files": result.documents.files,
+            "passages": len(result.documents.passages),
+            "left_out": {each.reason: each.count for each in result.documents.left_out},
+            "limit": result.documents.limit,
+        },
         "workload": asdict(summarize_workload(result.turns)),
         "placements": {
             placement: {"relevance_order": _arm_as_json(relevance), "warmprefix": _arm_as_json(warmprefix)}

@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from warmprefix import ContextBlock
 from warmprefix.plan import Placement
+from warmprefix_tools.demo import DemoError
 from warmprefix_tools.demo.arms import (
+    DOCUMENT_INSTRUCTIONS,
     INSTRUCTIONS,
     DemoArm,
     Message,
@@ -23,13 +25,26 @@ from warmprefix_tools.demo.arms import (
     warmprefix_arm,
 )
 from warmprefix_tools.demo.client import Answer, ChatClient
-from warmprefix_tools.demo.corpus import LibraryEntry, read_standard_library
+from warmprefix_tools.demo.corpus import LEAST_TOKENS, MOST_TOKENS, LibraryEntry, read_standard_library
 from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.document_questions import ask_about_documents, subjects
+from warmprefix_tools.demo.documents import Documents, read_documents
 from warmprefix_tools.demo.questions import UserQuestion, ask
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
+from warmprefix_tools.report.amounts import counted
 from warmprefix_tools.retriever import Bm25Retriever
 
-__all__ = ["Announce", "ArmRuns", "DemoResult", "DemoTurn", "ServedTurn", "prepare_turns", "run_session", "serve_turns"]
+__all__ = [
+    "Announce",
+    "ArmRuns",
+    "DemoResult",
+    "DemoTurn",
+    "ServedTurn",
+    "prepare_document_turns",
+    "prepare_turns",
+    "run_session",
+    "serve_turns",
+]
 
 T = TypeVar("T")
 
@@ -37,6 +52,7 @@ Announce = Callable[[str, int], Callable[[], object]]
 """Function that takes a task's name and number of steps, and returns a function to call after each step."""
 
 _ARMS = ("relevance order", "warmprefix")
+_LEAST_SUBJECTS = 3
 _CAPACITY_TOKENS = 500_000  # assumed of a real server, which does not report it
 
 
@@ -74,19 +90,55 @@ class DemoResult:
     """None if a real server answered."""
     model: str
     seconds: float
+    documents: Documents | None = None
+    """The user's own documents; None if the questions are about the standard library."""
 
 
 def prepare_turns(entries: Sequence[LibraryEntry], options: DemoOptions) -> tuple[DemoTurn, ...]:
     """Return the questions with their blocks: the same for both arms, and for the same text and options."""
-    retriever = Bm25Retriever([block for entry in entries for block in entry.blocks])
     questions = ask(entries, options.questions, options.seed)
+    return _retrieved([block for entry in entries for block in entry.blocks], questions, options)
+
+
+def prepare_document_turns(documents: Documents, options: DemoOptions) -> tuple[DemoTurn, ...]:
+    """Return the same for a user's own documents.
+
+    Raises:
+        DemoError: There are too few passages for a comparison.
+    """
+    least = 2 * options.k  # with fewer, most questions retrieve the same passages
+    about = subjects(documents.passages)
+    if len(documents.passages) < least or len(about) < _LEAST_SUBJECTS:
+        raise DemoError(_too_few(documents, least, len(about)))
+    questions = ask_about_documents(about, options.questions, options.seed)
+    return _retrieved([passage.block for passage in documents.passages], questions, options)
+
+
+def _too_few(documents: Documents, least: int, subjects: int) -> str:
+    found = counted(len(documents.passages), "passage")
+    needed = f"the demo needs {least} passages, twice the number that it retrieves for a question (-k)"
+    if len(documents.passages) >= least:
+        found += f", {subjects} of them with a sentence to ask about"
+        needed = f"the demo needs {_LEAST_SUBJECTS} of these"
+    return (
+        f"{documents.name} is too little text: {found} in {counted(documents.files, 'file')} (.txt, .md, .rst);"
+        f" {needed}. A passage has {LEAST_TOKENS} to {MOST_TOKENS} tokens.{documents.remarks}"
+    )
+
+
+def _retrieved(
+    blocks: Sequence[ContextBlock], questions: Sequence[UserQuestion], options: DemoOptions
+) -> tuple[DemoTurn, ...]:
+    retriever = Bm25Retriever(blocks)
     return tuple(DemoTurn(question, retriever.retrieve(question.query, options.k)) for question in questions)
 
 
 async def run_session(
     options: DemoOptions, announce: Announce, entries: Sequence[LibraryEntry] | None = None
 ) -> DemoResult:
-    """Serve every question once per arm and placement; `entries` default to the standard library's.
+    """Serve every question once per arm and placement.
+
+    `entries` default to the standard library's. They are ignored if the options name documents.
 
     Each of these runs has its own emulated engine, and they go on at the same time. A real server gets one run after
     the other; a cache salt and a line before the instructions, different for each run, keep runs from sharing a cache.
@@ -96,6 +148,8 @@ async def run_session(
     """
     started = time.perf_counter()
     emulator = options.emulator
+    documents = None if options.documents is None else read_documents(options.documents)
+    own_turns = None if documents is None else prepare_document_turns(documents, options)
     runs: list[tuple[Placement, str]] = [(placement, arm) for placement in options.placements for arm in _ARMS]
     async with AsyncExitStack() as stack:
         if emulator is None:
@@ -103,7 +157,10 @@ async def run_session(
         else:
             clients = [await stack.enter_async_context(_emulated_client(emulator)) for _ in runs]
         read = announce("reading the documentation", 1)
-        turns = prepare_turns(read_standard_library() if entries is None else entries, options)
+        if own_turns is None:
+            turns = prepare_turns(read_standard_library() if entries is None else entries, options)
+        else:
+            turns = own_turns
         read()
         ticks = [announce(f"{placement}: {arm}", len(turns)) for placement, arm in runs]
 
@@ -116,7 +173,7 @@ async def run_session(
         else:
             served = await _all_of([asyncio.create_task(serve(run)) for run in range(len(runs))])
     pairs: ArmRuns = {placement: (served[2 * i], served[2 * i + 1]) for i, placement in enumerate(options.placements)}
-    return DemoResult(turns, pairs, emulator, clients[0].model, time.perf_counter() - started)
+    return DemoResult(turns, pairs, emulator, clients[0].model, time.perf_counter() - started, documents)
 
 
 async def _serve_run(
@@ -130,7 +187,9 @@ async def _serve_run(
     session = f"{secrets.randbelow(10**12):012}"  # digits, so that every session has the same number of tokens
     tenant = f"demo-{session}"
     emulator = options.emulator
-    instructions = INSTRUCTIONS if emulator is not None else f"Session {session}. {INSTRUCTIONS}"
+    instructions = INSTRUCTIONS if options.documents is None else DOCUMENT_INSTRUCTIONS
+    if emulator is None:
+        instructions = f"Session {session}. {instructions}"
     if arm_name == "warmprefix":
         capacity = _CAPACITY_TOKENS if emulator is None else emulator.capacity_tokens
         arm = warmprefix_arm(placement, tenant, client.model, instructions, capacity)
