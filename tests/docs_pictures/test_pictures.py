@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import runpy
+import struct
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,19 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(autouse=True)
 def script_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PICTURES))
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_pages_can_be_photographed(tmp_path: Path) -> None:
+    if os.environ.get("WARMPREFIX_NO_BROWSER"):
+        pytest.skip("there is no browser")
+    subprocess.run([sys.executable, PICTURES / "screenshots.py", tmp_path], check=True, timeout=500)
+    taken = {file.name: file.read_bytes() for file in tmp_path.glob("*.png")}
+    assert set(taken) == {file.name for file in PICTURES.glob("page-*.png")}
+    for picture in taken.values():
+        assert struct.unpack(">II", picture[16:24]) == (1280, 800)
+        assert len(picture) > 10_000  # an empty page takes less
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
