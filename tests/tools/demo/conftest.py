@@ -15,6 +15,12 @@ from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.session import DemoResult, run_session
 
 
+@pytest.fixture(autouse=True)
+def folder_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command write its page into a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def small_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a few packages of the standard library."""

@@ -46,6 +46,35 @@ def test_json_to_standard_output_stands_alone(run: Run) -> None:
     assert "hit ratio" in result.stderr
 
 
+SHORT = ("demo", "--questions", "8", "--placement", "head")
+
+
+@pytest.mark.usefixtures("read_once")
+def test_the_page_replaces_an_older_one_and_no_other_file(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "warmprefix-demo.html"
+    for _ in range(2):
+        assert run(*SHORT).stdout.endswith(f"The same with charts: {page}\n")
+        assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+        page.write_text(page.read_text(encoding="utf-8") + "<!-- older -->", encoding="utf-8")
+    page.write_text("mine")
+    done = run(*SHORT)
+    assert done.returncode == 0
+    assert "No page was written: warmprefix-demo.html cannot be." in done.stdout
+    assert page.read_text() == "mine"
+    other = tmp_path / "other.html"
+    assert f"The same with charts: {other}\n" in run(*SHORT, "--html", other).stdout
+    assert "tokens prefilled (net)" in other.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("read_once")
+def test_without_a_place_for_the_page_the_report_is_printed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "warmprefix-demo.html").mkdir()
+    done = run(*SHORT)
+    assert (done.returncode, "No page was written" in done.stdout) == (0, True)
+    assert run(*SHORT, "--html", tmp_path / "no" / "page.html").returncode == 2
+    assert run(*SHORT, "--html", "-").returncode == 2
+
+
 def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path) -> None:
     script = textwrap.dedent(
         f"""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,9 @@ from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
 from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
+from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.page import demo_page
+from warmprefix_tools.demo.session import run_session
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.quality.page import quality_page
@@ -60,11 +65,28 @@ def pages(
         "gateway": gateway_page("opencode"),
         "hostile-gateway": gateway_page(hostile),
         "hostile": replay_page([replace(result, trace=hostile) for result in results[:8]]),
+        "demo": demonstration("The sea is deep", tmp_path_factory.mktemp("documents")),
+        "hostile-demo": demonstration(hostile, tmp_path_factory.mktemp("documents")),
     }
     directory = tmp_path_factory.mktemp("pages")
     for name, page in written.items():
         (directory / f"{name}.html").write_text(page, encoding="utf-8")
     return {name: directory / f"{name}.html" for name in written}
+
+
+def demonstration(text: str, folder: Path) -> str:
+    """Return the page of a short demo about documents that contain a text, and whose names begin with it."""
+    name = "".join(character for character in text[:30] if character.isprintable() and character != "/")
+    for number in range(8):
+        sentences = [
+            f"Lamp {number * 100 + each} of house {each} in street {number} shines until hour {each % 12}. {text[:40]}"
+            for each in range(60)
+        ]
+        (folder / f"{name} {number}.txt").write_text(
+            "\n\n".join(" ".join(sentences[start : start + 6]) for start in range(0, 60, 6)), encoding="utf-8"
+        )
+    options = DemoOptions(documents=folder, questions=16, k=5, prefill_rate=math.inf)
+    return demo_page(asyncio.run(run_session(options, lambda name, steps: lambda: None)), options)
 
 
 def answers_page(model: str) -> str:
@@ -126,7 +148,19 @@ def look(request: pytest.FixtureRequest, browser: Browser) -> Callable[[Path], d
     return measured
 
 
-@pytest.fixture(params=["replay", "one-trace", "hostile", "doctor", "hostile-doctor", "gateway", "hostile-gateway"])
+@pytest.fixture(
+    params=[
+        "replay",
+        "one-trace",
+        "hostile",
+        "doctor",
+        "hostile-doctor",
+        "gateway",
+        "hostile-gateway",
+        "demo",
+        "hostile-demo",
+    ]
+)
 def path(request: pytest.FixtureRequest, pages: dict[str, Path]) -> Path:
     return pages[request.param]
 

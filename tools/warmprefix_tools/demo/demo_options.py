@@ -11,14 +11,17 @@ from typing import Annotated, Literal
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
 from warmprefix_tools.emulator import EmulatorConfig
-from warmprefix_tools.option_checks import check_least, output_files
+from warmprefix_tools.option_checks import check_files, check_least, output_files
 
 try:
     from typer import Option
 except ImportError as exc:
     raise MissingExtraError("cli", "typer") from exc
 
-__all__ = ["DemoOptions"]
+__all__ = ["DEFAULT_PAGE", "DemoOptions"]
+
+DEFAULT_PAGE = Path("warmprefix-demo.html")
+"""The page if none is named. It replaces no file but an older page of the demo."""
 
 _BASE_TTFT_MS = 20.0
 _KV_BLOCKS = 4_096
@@ -71,6 +74,10 @@ class DemoOptions:
     json_file: Annotated[
         Path | None, Option("--json", metavar="FILE", help="Where to write the numbers too; - for standard output.")
     ] = None
+    html_file: Annotated[
+        Path | None,
+        Option("--html", metavar="FILE", help="Where to write the report as a page.", show_default=str(DEFAULT_PAGE)),
+    ] = None
 
     def __post_init__(self) -> None:
         check_least("-k", self.k, 1)
@@ -85,6 +92,7 @@ class DemoOptions:
                 f"{_given(emulated)} must come without --endpoint, which replaces the emulator; got {self.endpoint}"
             )
         _ = self.emulator  # so that bad numbers fail here
+        check_files(self._files, [] if self.documents is None else [self.documents])
 
     @property
     def emulator(self) -> EmulatorConfig | None:
@@ -105,8 +113,12 @@ class DemoOptions:
 
     @property
     def files(self) -> list[Path]:
-        """Files to write."""
-        return output_files({"--json": self.json_file})
+        """Named files to write."""
+        return output_files(self._files)
+
+    @property
+    def _files(self) -> dict[str, Path | None]:
+        return {"--json": self.json_file, "--html": self.html_file}
 
 
 def _given(options: Mapping[str, object]) -> str:

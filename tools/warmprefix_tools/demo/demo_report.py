@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count, zip_longest
+from typing import NamedTuple
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
@@ -28,12 +29,22 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["made_up_questions", "print_report", "workload_summary"]
+__all__ = [
+    "COLUMNS",
+    "PLACEMENTS",
+    "ComparisonRow",
+    "comparison_rows",
+    "made_up_questions",
+    "notes",
+    "print_report",
+    "workload_summary",
+]
 
-_PLACEMENTS: dict[Placement, str] = {
+PLACEMENTS: dict[Placement, str] = {
     "head": "head: context in the system prompt, built again each turn",
     "tail": "tail: context comes with each question and stays in the chat",
 }
+COLUMNS = ("relevance order", "warmprefix", "change")
 _LINES_SHOWN = 5
 _REFERENCE = "reference"
 _STYLES = {"all": "green", "part": "yellow", "none": "default", "unknown": "default", _REFERENCE: "cyan"}
@@ -46,9 +57,11 @@ def print_report(result: DemoResult, options: DemoOptions, console: Console) -> 
     _print_workload(result, options, console)
     for placement, (relevance, warmprefix) in result.runs.items():
         console.print()
-        console.print(_comparison(_PLACEMENTS[placement], summarize_arm(relevance), summarize_arm(warmprefix)))
+        console.print(_comparison(PLACEMENTS[placement], summarize_arm(relevance), summarize_arm(warmprefix)))
     _print_examples(result, console)
-    _print_notes(result, options, console)
+    console.print()
+    for note in notes(result):
+        console.print(note)
 
 
 def _print_workload(result: DemoResult, options: DemoOptions, console: Console) -> None:
@@ -85,28 +98,49 @@ def made_up_questions(documents: Documents) -> str:
 def _comparison(title: str, before: ArmSummary, after: ArmSummary) -> Table:
     table = Table(title=title, title_style="bold", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("", min_width=30)
-    table.add_column("relevance order", justify="right")
-    table.add_column("warmprefix", justify="right")
-    table.add_column("change", justify="right")
-    if before.hit_ratio is not None and after.hit_ratio is not None:
-        points = 100 * (after.hit_ratio - before.hit_ratio)
-        table.add_row("hit ratio", f"{before.hit_ratio:.1%}", f"{after.hit_ratio:.1%}", f"{points:+.1f} points")
-    _add_counts(table, "prompt tokens", before.prompt_tokens, after.prompt_tokens)
-    _add_counts(table, "tokens prefilled (net)", before.prefilled_tokens, after.prefilled_tokens, style="bold")
-    for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
-        table.add_row(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new))
-    if after.note_tokens:
-        table.add_row("labels, notes, references", "", f"{after.note_tokens:,} tokens", "")
-    if after.references:
-        table.add_row("context saved by references", "", f"{after.reference_tokens:,} tokens", "")
-    if after.planning_p50 is not None:
-        table.add_row("planning p50, within TTFT", "", f"{after.planning_p50 * 1e3:.2f} ms", "")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in comparison_rows(before, after):
+        table.add_row(row.name, row.before, row.after, row.change, style="bold" if row.is_result else None)
     return table
 
 
-def _add_counts(table: Table, name: str, before: int | None, after: int | None, style: str | None = None) -> None:
-    if before is not None and after is not None:
-        table.add_row(name, f"{before:,}", f"{after:,}", _change(before, after), style=style)
+class ComparisonRow(NamedTuple):
+    """A line of the table that compares two arms."""
+
+    name: str
+    before: str
+    after: str
+    change: str = ""
+    is_result: bool = False
+    """True for the line to read first."""
+
+
+def comparison_rows(before: ArmSummary, after: ArmSummary) -> list[ComparisonRow]:
+    """Return the lines of the table, without those that the engine does not report or that would be empty."""
+    rows: list[ComparisonRow] = []
+    if before.hit_ratio is not None and after.hit_ratio is not None:
+        points = 100 * (after.hit_ratio - before.hit_ratio)
+        rows.append(
+            ComparisonRow("hit ratio", f"{before.hit_ratio:.1%}", f"{after.hit_ratio:.1%}", f"{points:+.1f} points")
+        )
+    rows += _counts("prompt tokens", before.prompt_tokens, after.prompt_tokens)
+    rows += _counts("tokens prefilled (net)", before.prefilled_tokens, after.prefilled_tokens, is_result=True)
+    for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
+        rows.append(ComparisonRow(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new)))
+    if after.note_tokens:
+        rows.append(ComparisonRow("labels, notes, references", "", f"{after.note_tokens:,} tokens"))
+    if after.references:
+        rows.append(ComparisonRow("context saved by references", "", f"{after.reference_tokens:,} tokens"))
+    if after.planning_p50 is not None:
+        rows.append(ComparisonRow("planning p50, within TTFT", "", f"{after.planning_p50 * 1e3:.2f} ms"))
+    return rows
+
+
+def _counts(name: str, before: int | None, after: int | None, is_result: bool = False) -> list[ComparisonRow]:
+    if before is None or after is None:
+        return []
+    return [ComparisonRow(name, f"{before:,}", f"{after:,}", _change(before, after), is_result)]
 
 
 def _change(before: float, after: float) -> str:
@@ -166,26 +200,28 @@ def _orders(arm: ArmSummary) -> tuple[int, int, int]:
     return arm.reordered, arm.annotated, arm.requests
 
 
-def _print_notes(result: DemoResult, options: DemoOptions, console: Console) -> None:
+def notes(result: DemoResult) -> list[str]:
+    """Return in words how the numbers came about, and what they leave open."""
     emulator = result.emulator
     arms = [summarize_arm(after) for _, after in result.runs.values()]
     reordered, annotated, requests = (sum(counts) for counts in zip(*map(_orders, arms), strict=True))
-    console.print()
+    written = []
     if emulator is not None:
-        console.print(
+        written.append(
             "Emulated: the engines, one for each column. No model runs; the cache follows vLLM's rules, with KV"
             f" blocks of {emulator.block_size} tokens and room for {emulator.capacity_tokens:,}. TTFT is modelled:"
             f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} per second, plus HTTP."
         )
     elif summarize_arm(next(iter(result.runs.values()))[0]).cached_tokens is None:
-        console.print(
+        written.append(
             "The server does not report cached tokens, so the tables show TTFT only."
             " vLLM reports them with --enable-prompt-tokens-details."
         )
-    console.print(
+    written.append(
         f"Order: changed in {reordered} of {requests} prompts; {annotated} have a note that names the most relevant"
         " passages. Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality"
         " run."
     )
     if emulator is not None:
-        console.print("Next, your engine: the same command with --endpoint http://localhost:8000/v1")
+        written.append("Next, your engine: the same command with --endpoint http://localhost:8000/v1")
+    return written

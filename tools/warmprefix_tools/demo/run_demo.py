@@ -12,11 +12,12 @@ from dataclasses import asdict
 from typing import Any
 
 from warmprefix import __version__
-from warmprefix.outputs import check_writable, standard_output
-from warmprefix_tools.console import progress_bar, report_console, write_json
+from warmprefix.outputs import OutputError, check_writable, standard_output
+from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.demo.demo_measures import summarize_arm, summarize_workload
-from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.demo.demo_options import DEFAULT_PAGE, DemoOptions
 from warmprefix_tools.demo.demo_report import print_report
+from warmprefix_tools.demo.page import default_page, demo_page
 from warmprefix_tools.demo.session import Announce, DemoResult, ServedTurn, run_session
 
 __all__ = ["result_as_json", "run_demo"]
@@ -25,7 +26,7 @@ _PLAIN_WIDTH = 100
 
 
 def run_demo(options: DemoOptions) -> None:
-    """Run a session, print its report, and write the JSON file that the options name.
+    """Run a session, print its report, and write its page and the JSON file that the options name.
 
     Raises:
         DemoError: The text cannot be read, or the server does not answer.
@@ -47,9 +48,21 @@ def run_demo(options: DemoOptions) -> None:
     console = report_console(options.json_file)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
+    page = options.html_file or default_page()
     with standard_output():
         write_json(options.json_file, result_as_json(result, options))
         print_report(result, options, console)
+        try:
+            if page is not None:
+                write_text(page, demo_page(result, options))
+        except OutputError:
+            if options.html_file is not None:
+                raise
+            page = None
+        if page is not None:
+            console.print(f"The same with charts: {page.resolve()}", soft_wrap=True, markup=False, highlight=False)
+        else:
+            console.print(f"No page was written: {DEFAULT_PAGE} cannot be. Name another file with --html.")
 
 
 async def _session(options: DemoOptions, announce: Announce) -> DemoResult:
