@@ -1,4 +1,4 @@
-"""Photograph the pages that warmprefix writes: replay, doctor, gateway and quality, each after a real run.
+"""Photograph the pages that warmprefix writes: demo, replay, doctor, quality and gateway, each after a real run.
 
 Needs a Chromium on the PATH, or named by WARMPREFIX_BROWSER. An emulator stands in for the engine, and a planted reader
 for the model; passages and questions are those of the demo, from Python's own standard library.
@@ -53,6 +53,12 @@ def warmprefix(folder: Path, *arguments: object) -> None:
 
 
 # -- the pages -------------------------------------------------------------------------------------------------------
+
+
+def demo(folder: Path) -> str:
+    """Run the demo with half of its questions, and return the address of the page."""
+    warmprefix(folder, "demo", "--questions", 120, "--html", "demo.html")
+    return (folder / "demo.html").as_uri()
 
 
 def replay(folder: Path) -> str:
@@ -131,7 +137,7 @@ def photograph(address: str, picture: Path) -> None:
 
 def main(folder: Path) -> None:
     """Write all pictures into a folder."""
-    pages: tuple[Callable[[Path], str], ...] = (replay, doctor, quality)
+    pages: tuple[Callable[[Path], str], ...] = (demo, replay, doctor, quality)
     with tempfile.TemporaryDirectory() as directory:
         for page in pages:
             photograph(page(Path(directory)), folder / f"page-{page.__name__}.png")
