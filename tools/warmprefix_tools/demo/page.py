@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 from warmprefix_tools.demo.demo_measures import PromptLine, pick_examples, prompt_lines, summarize_arm
@@ -70,8 +71,15 @@ def _columns(pair: Sequence[ServedTurn]) -> Iterator[tuple[str, ServedTurn]]:
 
 
 def _bars(lines: Sequence[PromptLine]) -> list[tuple[str, str]]:
-    """Return the look of each part of a prompt, and its name."""
-    return [("reference" if line.is_reference else _LOOKS[line.cached], line.label) for line in lines]
+    """Return the look of each part of a prompt, and its name behind its place, as a note counts the places."""
+    places = count(1)
+    return [
+        (
+            "reference" if line.is_reference else _LOOKS[line.cached],
+            line.label if line.is_history else f"{next(places)}. {line.label}",
+        )
+        for line in lines
+    ]
 
 
 def _chart(before: Sequence[ServedTurn], after: Sequence[ServedTurn]) -> LineChart | None:
