@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -194,6 +195,39 @@ def test_full_queues_and_cancelled_requests() -> None:
         with suppress(Exception):  # cancelled, or too late for it
             response.result(timeout_s=60)
     settle(3)
+
+
+def test_no_request_that_is_cancelled_at_any_moment_is_counted_for_ever() -> None:
+    """Before a replica is found, before one accepts, while it works, and while the request is sent again."""
+    handle = run(3, seconds=0.03)
+    ask(handle, chat(1))
+    rng = random.Random(1)
+    for number in range(10):
+        responses = [handle.remote(chat(rng.randrange(2), f"{number}, {part}?", max_tokens=2)) for part in range(24)]
+        time.sleep(rng.random() / 10)
+        for response in rng.sample(responses, 14):
+            response.cancel()  # type: ignore[no-untyped-call]
+            time.sleep(rng.choice([0.0, 0.0, rng.random() / 100]))
+        for response in responses:
+            with suppress(Exception):  # cancelled, or too late for it
+                response.result(timeout_s=60)
+    settle(3)
+    assert router_of_this_process(3).stats().commits > 100
+
+
+async def test_a_caller_may_only_ask_for_a_choice() -> None:
+    handle = run(2)
+    where = (await handle.remote(chat(1)))["replica"]
+    chosen = []
+    for reserve in (True, False):
+        async with handle.choose_replica(chat(1), _reserve=reserve) as selection:
+            chosen.append(selection.replica_id)
+        settle(2)
+    async with handle.choose_replica(chat(1)) as selection:
+        chosen.append((await handle.dispatch(selection, chat(1)))["replica"])
+    settle(2)
+    assert chosen == [where] * 3
+    assert router_of_this_process(2).stats().abandons == 3
 
 
 def test_replicas_come_and_go() -> None:

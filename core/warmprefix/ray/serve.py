@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from functools import partial
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Scope
@@ -26,14 +28,21 @@ _SESSION_TOKENS = 1_000
 """What a request with a session and no readable prompt counts."""
 
 
-class _OpenRequest(NamedTuple):
-    """A request on its way."""
+@dataclass
+class _OpenRequest:
+    """A request on its way. Serve sends it again while replicas refuse it, and reports the end of each attempt."""
 
     prompt: RequestPrompt | None
     """None if only its session is read."""
-    route: Route
+    session: str
+    route: Route | None = None
+    future: asyncio.Future[Any] | None = None
+    """Serve's, of the latest attempt: its result is a replica."""
+    attempts: int = 0
+    ended: int = 0
+    """Attempts whose end Serve has reported."""
     accepted: bool = False
-    """True if the replica has confirmed that it works on it."""
+    """True if a replica has confirmed that it works on it."""
 
 
 class ServeRequestRouter(RequestRouter):
@@ -114,65 +123,106 @@ class ServeRequestRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Return the chosen replica first, then the others. Serve calls it again while no replica has accepted."""
-        if pending_request is None or not candidate_replicas:
+        if pending_request is None or pending_request.future.done() or not candidate_replicas:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         number = pending_request.metadata.internal_request_id
-        self._abandon(number)
-        available = self.select_available_replicas(candidate_replicas) or candidate_replicas
-        prompt = _prompt_of(pending_request)
-        route = self._route(prompt, pending_request, available)
-        if route is None:
+        request = self._open.get(number) or self._opened(number, pending_request)
+        if request is None:
             return [candidate_replicas]
-        self._open[number] = _OpenRequest(prompt, route)
-        pending_request.future.add_done_callback(partial(self._routed, number))
-        chosen = [replica for replica in available if replica.replica_id.unique_id == route.replica]
+        if request.future is not pending_request.future:
+            request.future = pending_request.future
+            request.attempts += 1
+        self._route(request, self.select_available_replicas(candidate_replicas) or candidate_replicas)
+        if request.route is None:
+            return [candidate_replicas]
+        chosen = [replica for replica in candidate_replicas if replica.replica_id.unique_id == request.route.replica]
         return [chosen, [replica for replica in candidate_replicas if replica not in chosen]]
 
-    def _routed(self, number: str, future: asyncio.Future[Any]) -> None:
-        """Forget a request that was cancelled before a replica was found."""
-        if future.cancelled():
-            self._abandon(number)
+    def _opened(self, number: str, pending: PendingRequest) -> _OpenRequest | None:
+        """Note a request that Serve has just received; return None if nothing of it can be read."""
+        prompt, session = _prompt_of(pending), pending.metadata.session_id
+        if prompt is None and not session:
+            return None
+        request = self._open[number] = _OpenRequest(prompt, session)
+        if self._confirms:  # Serve does not report the end of a request for which a caller only asked for a choice
+            given_up = weakref.finalize(pending, _call_soon, asyncio.get_running_loop(), self._given_up, number)
+            given_up.atexit = False
+        return request
+
+    @property
+    def _confirms(self) -> bool:
+        """Whether Serve waits until a replica has accepted a request."""
+        confirms: bool = self._use_replica_queue_len_cache
+        return confirms
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Choose a replica. Of a request that is cancelled now, Serve reports nothing else."""
+        try:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        except BaseException:
+            self._given_up(pending_request.metadata.internal_request_id)
+            raise
+
+    def _given_up(self, number: str) -> None:
+        """Forget a request that was cancelled, or dropped by Serve, before a replica accepted it."""
+        request = self._open.get(number)
+        if request is not None and not request.accepted:
+            self._abandon(request)
+            del self._open[number]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         """Note that a replica has accepted a request, and that it may be another than the chosen one."""
         number = pending_request.metadata.internal_request_id
         request = self._open.get(number)
-        if request is None:
-            return
-        route: Route | None = request.route
-        if request.route.replica != replica_id.unique_id:
-            self._abandon(number)
-            accepting = [replica for replica in self.curr_replicas.values() if replica.replica_id == replica_id]
-            route = self._route(request.prompt, pending_request, accepting)
-        if route is not None:
-            self._open[number] = _OpenRequest(request.prompt, route, accepted=True)
+        if request is not None:
+            self._accept(request, replica_id)
+            self._close(number, request)  # its end may have been reported before
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Note that a request has ended. Serve calls this for those that a replica has refused, too."""
+        """Note that an attempt has ended. Serve calls this for those that a replica has refused, too."""
         request = self._open.get(internal_request_id)
-        if request is None or request.route.replica != replica_id.unique_id:
+        if request is None:
             return
-        confirms = self._use_replica_queue_len_cache  # else Serve does not wait for a replica to accept
-        if confirms and not request.accepted:
-            self._abandon(internal_request_id)
-            return
-        del self._open[internal_request_id]
-        if self._router.commit(request.route):
-            self._remember(request)
+        request.ended += 1
+        if not self._confirms:
+            self._accept(request, replica_id)
+        self._close(internal_request_id, request)
 
-    def _route(
-        self, prompt: RequestPrompt | None, pending: PendingRequest, among: Iterable[RunningReplica]
-    ) -> Route | None:
-        """Choose a replica; None if nothing of the request can be read, or these replicas are gone."""
+    def _accept(self, request: _OpenRequest, replica_id: ReplicaID) -> None:
+        request.accepted = True
+        if request.route is None or request.route.replica != replica_id.unique_id:
+            self._route(
+                request, [replica for replica in self.curr_replicas.values() if replica.replica_id == replica_id]
+            )
+
+    def _close(self, number: str, request: _OpenRequest) -> None:
+        """Record a request whose attempts have all ended; take its route back if each was refused."""
+        if request.ended < request.attempts:
+            return
+        if not request.accepted:
+            self._abandon(request)
+            return
+        del self._open[number]
+        if request.route is not None and self._router.commit(request.route):
+            self._remember(request, request.route)
+
+    def _route(self, request: _OpenRequest, among: Iterable[RunningReplica]) -> None:
+        """Choose a replica; none if the router knows none of these."""
+        self._abandon(request)
         members = {member.name for member in self._router.replicas}
         names = [replica.replica_id.unique_id for replica in among if replica.replica_id.unique_id in members]
-        session = pending.metadata.session_id
-        if not names or (prompt is None and not session):
-            return None
+        prompt = request.prompt
+        if not names:
+            return
         if prompt is None:
-            return self._router.route(conversation=session, prompt_tokens=_SESSION_TOKENS, replicas=names)
-        return self._router.route(
+            request.route = self._router.route(
+                conversation=request.session, prompt_tokens=_SESSION_TOKENS, replicas=names
+            )
+            return
+        request.route = self._router.route(
             prompt.blocks,
             tenant=prompt.tenant,
             preamble=prompt.preamble,
@@ -181,18 +231,18 @@ class ServeRequestRouter(RequestRouter):
             replicas=names,
         )
 
-    def _abandon(self, number: str) -> None:
-        request = self._open.pop(number, None)
-        if request is not None:
+    def _abandon(self, request: _OpenRequest) -> None:
+        if request.route is not None:
             self._router.abandon(request.route)
+            request.route = None
 
-    def _remember(self, request: _OpenRequest) -> None:
+    def _remember(self, request: _OpenRequest, route: Route) -> None:
         """Let the replica's feed find the prompt among the KV blocks."""
-        prompt, name = request.prompt, request.route.replica
+        prompt, name = request.prompt, route.replica
         feed, tokenizer = self._feeds.get(name), self._tokenizers.get(name)
         if feed is None or tokenizer is None or prompt is None or not prompt.paragraphs:
             return
-        scope = Scope(prompt.tenant, None, request.route.preamble)
+        scope = Scope(prompt.tenant, None, route.preamble)
         keys = tuple([block.fingerprint for block in prompt.blocks])
         fields = prompt.fields
         feed.remember(ServedPrompt(scope, prompt.tenant, keys, prompt.paragraphs, lambda: tokenizer.of_request(fields)))
@@ -205,3 +255,8 @@ def _prompt_of(pending: PendingRequest) -> RequestPrompt | None:
     except Exception:  # the deployment decides what it makes of such a request
         _log.warning("a request has no readable prompt", exc_info=True)
         return None
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(function, *args)
