@@ -210,7 +210,7 @@ class ServeRequestRouter(RequestRouter):
             self._remember(request, request.route)
 
     def _route(self, request: _OpenRequest, among: Iterable[RunningReplica]) -> None:
-        """Choose a replica; none if the router knows none of these."""
+        """Choose a replica; none if all of these have left."""
         self._abandon(request)
         members = {member.name for member in self._router.replicas}
         names = [replica.replica_id.unique_id for replica in among if replica.replica_id.unique_id in members]

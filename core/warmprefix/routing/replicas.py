@@ -139,7 +139,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         *,
         eps: float = 0.25,
         floor_tokens: int = 50_000,
-        waiting_weight: float = 0.4,
+        waiting_weight: float = 0.25,
         held_weight: float = 0.02,
         window_tokens: int = 1_000_000,
         capacity_tokens: int | None = 500_000,
