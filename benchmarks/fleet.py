@@ -130,7 +130,7 @@ class Fleet:
         for number in range(self.setup.processes):
             sharing = VirtualSharing(self, number)
             planner = ContextPlanner(
-                capacity_tokens=capacity if self.setup.routes else capacity * self.replicas,
+                capacity_tokens=capacity * self.replicas,
                 sharing=sharing if self.setup.shares else None,
             )
             self.processes.append(Process(planner, ReplicaRouter(names, capacity_tokens=capacity), sharing))
@@ -177,16 +177,15 @@ class Fleet:
     def _send(self, job: Job) -> None:
         process = self.processes[job.number % len(self.processes)]
         began = time.thread_time()
+        job.plan = process.planner.plan(job.blocks, model=MODEL)
+        job.order = [planned.block for planned in job.plan.blocks]
         if self.setup.routes:
-            route = self.routes[job.number] = process.router.route(job.blocks)
+            route = self.routes[job.number] = process.router.route(job.order, order_locked=True)
             name = route.replica
-            job.plan = process.planner.plan(job.blocks, model=f"{MODEL}@{name}")
         else:
             self._turn += 1
             name = f"r{self._turn % self.replicas}"
-            job.plan = process.planner.plan(job.blocks, model=MODEL)
         self.planner_seconds += time.thread_time() - began
-        job.order = [planned.block for planned in job.plan.blocks]
         job.prompt = self.prompt(job)
         self.engines[name].queue.append(job)
         self._begin(name)

@@ -39,16 +39,16 @@ def prompt(job: Job) -> list[int]:
 async def ask_all(servers: Sequence[VllmServer], arrivals: Sequence[fleet.Arrival], at_once: int) -> tuple[int, int]:
     """Serve the requests; return the tokens of their prompts, and how many were cached."""
     router = ReplicaRouter([server.base_url for server in servers], capacity_tokens=ENGINE.capacity_tokens)
-    planner = ContextPlanner(capacity_tokens=ENGINE.capacity_tokens)
+    planner = ContextPlanner(capacity_tokens=ENGINE.capacity_tokens * len(servers))
     waiting = iter(enumerate(arrivals))
     total = cached = 0
 
     async def run(client: httpx.AsyncClient) -> None:
         nonlocal total, cached
         for number, arrival in waiting:
-            route = router.route(arrival.blocks)
-            with planner.planning(arrival.blocks, model=f"{MODEL}@{route.replica}") as plan:
+            with planner.planning(arrival.blocks, model=MODEL) as plan:
                 job = Job(number, arrival.blocks, "", order=[planned.block for planned in plan.blocks])
+                route = router.route(job.order, order_locked=True)
                 body = {"model": servers[0].model, "prompt": prompt(job), "max_tokens": ANSWER, "ignore_eos": True}
                 answer = await client.post(f"{route.replica}/completions", json=body)
                 answer.raise_for_status()

@@ -10,8 +10,7 @@ straight to the engines.
 
 Questions (a generated stream, and each TRACE) arrive at random, as many as keep all engines busy for `--load` of the
 time if nothing is cached. *as retrieved*: the context in its order of relevance. *planned*: ordered by a
-`ContextPlanner`, for all replicas alike; with `ReplicaRouter`, in the chosen replica's own scope. *hints*: planned,
-with `SessionHints`.
+`ContextPlanner`, for all replicas alike. *hints*: planned, with `SessionHints`.
 
 Sessions of recorded agents (FOLDER, as for `agent_sessions.py`) run 12 at a time, each with half a second between an
 answer and the next prompt. There is nothing to order; with *hints* the session is named.
@@ -145,14 +144,15 @@ def question_through(url: str, planned: bool, hints: SessionHints | None) -> Ask
 
 
 def question_routed(serving: Sequence[Engine], planned: bool) -> Ask:
-    """Ask the replica that `ReplicaRouter` chooses, with the context in that replica's order."""
+    """Ask the replica that `ReplicaRouter` chooses, with the context in one order for all replicas."""
     placing = ReplicaRouter([engine.url for engine in serving], capacity_tokens=CAPACITY)
-    planner = planner_of(planned)
+    planner = planner_of(planned, replicas=len(serving))
 
     async def one(client: httpx.AsyncClient, measured: Measured, question: Question) -> None:
-        route = placing.route(question.blocks, preamble=PREAMBLE, order_locked=not planned)
-        with planner.planning(question.blocks, preamble=PREAMBLE, model=f"{MODEL}@{route.replica}") as plan:
+        with planner.planning(question.blocks, preamble=PREAMBLE) as plan:
             messages = messages_for(plan, question.text, preamble=PREAMBLE)
+            order = [block.block for block in plan.blocks]
+            route = placing.route(order, preamble=PREAMBLE, order_locked=True)
             await routed(client, measured, messages, placing, route, plan)
 
     return one

@@ -78,7 +78,7 @@ def questions(number: int = 120) -> list[list[ContextBlock]]:
 
 
 def ask(client: openai.OpenAI, planner: ContextPlanner, replica: str, blocks: list[ContextBlock]) -> EngineReport:
-    """Plan in a scope of the replica, as the documentation recommends."""
+    """Plan in a scope of the replica."""
     with planner.planning(blocks, model=f"{CONFIG.model}@{replica}", preamble=PREAMBLE) as plan:
         answer = client.chat.completions.create(
             model=CONFIG.model, messages=messages_for(plan, "What is the subject?", preamble=PREAMBLE), max_tokens=4
@@ -94,8 +94,9 @@ def test_replicas_hit_more_than_by_round_robin(new_servers: Callable[[], Servers
     router = ReplicaRouter(servers.names, capacity_tokens=CONFIG.capacity_tokens)
 
     def routed(blocks: list[ContextBlock]) -> None:
-        route = router.route(blocks, preamble=PREAMBLE)
-        with planner.planning(blocks, model=f"{CONFIG.model}@{route.replica}", preamble=PREAMBLE) as plan:
+        with planner.planning(blocks, model=CONFIG.model, preamble=PREAMBLE) as plan:
+            order = [planned.block for planned in plan.blocks]
+            route = router.route(order, preamble=PREAMBLE, order_locked=True)
             answer = servers.clients[route.replica].chat.completions.create(
                 model=CONFIG.model, messages=messages_for(plan, "What is the subject?", preamble=PREAMBLE), max_tokens=4
             )
