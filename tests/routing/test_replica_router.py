@@ -215,6 +215,21 @@ def test_a_conversation_moves_when_waiting_costs_more_than_its_history() -> None
     assert router.route([block(3)], conversation="chat").replica == moved.replica
 
 
+def test_a_conversation_may_take_its_replica_farther_above_the_mean_than_a_single_prompt() -> None:
+    router = ReplicaRouter(["a", "b"], eps=0.25, floor_tokens=0, waiting_weight=0, held_weight=0)
+    home = served(router, [block(1)], conversation="chat").replica
+    other = "b" if home == "a" else "a"
+    for name, tokens in ((home, 3_000), (other, 2_000)):
+        router.route(prompt_tokens=tokens, replicas=[name])
+    assert router.load()[home] + 1_000 == pytest.approx(4_000, rel=0.05)  # above 1.25 times the mean, 3,000
+    single = router.route([block(1)], prompt_tokens=1_000)
+    assert single.replica == other
+    router.abandon(single)
+    assert router.route(conversation="chat", prompt_tokens=1_000).replica == home
+    router.route(prompt_tokens=30_000, replicas=[home])
+    assert router.route(conversation="chat", prompt_tokens=1_000).replica == other
+
+
 def test_reported_prompt_tokens_set_the_length_of_the_history() -> None:
     router = ReplicaRouter(NAMES)
     route = router.route([block(1)], conversation="chat")

@@ -98,6 +98,10 @@ class ReplicaStats:
     """Estimated memory of all tenants; `max_bytes` bounds it."""
 
 
+_CONVERSATION_EPS = 3.0
+"""How much farther a conversation may take its replica above the mean than a single prompt."""
+
+
 class ReplicaRouter(Fleet[ReplicaTenant]):
     """Chooses the replica for each request, by what it is predicted to hold and by its load. Without I/O.
 
@@ -110,7 +114,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     their first token (`prefilled`) or end; `in_flight(r)`, all tokens of the prompts it works on.
 
     A replica has room if the request does not take its load above `(1 + eps)` times the mean, or `floor_tokens`; or if
-    no other replica has less load; or if it has nothing in flight. Load is what is in flight there, and what was
+    no other replica has less load; or if it has nothing in flight. For a conversation that has a replica it is three times
+    `eps`, because a move computes its whole history again. Load is what is in flight there, and what was
     lately, by weight. Among replicas of equal cost, rendezvous hashing by the conversation or the first block decides:
     requests with the same beginning meet there, also those that other processes route, and no replica is preferred for
     its place in a list. If the order is locked, it is the first block that not all of these replicas hold.
@@ -279,7 +284,8 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
                 held_by_all = min(residents[member] for member in best) if order_locked and placement is None else 0
                 return _affinity(tenant, behind, conversation, _behind(distinct, held_by_all))
 
-            chosen, spilled = self._choose(loads, costs, prompt, affinity)
+            eps = self._eps if placement is None else _CONVERSATION_EPS * self._eps
+            chosen, spilled = self._choose(loads, costs, prompt, eps, affinity)
             self._number += 1
             route = Route(
                 id=f"{self._instance}.{self._number}",
@@ -307,12 +313,13 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
         loads: ReplicaLoads,
         costs: dict[Member, float],
         prompt: int,
+        eps: float,
         affinity: Callable[[Sequence[Member]], Callable[[Member], float]],
     ) -> tuple[Member, bool]:
         """Return the cheapest replica with room, and whether a cheaper one has none."""
         relative = {member: loads.of(member) / member.weight for member in costs}
         mean = (sum(map(loads.of, costs)) + prompt) / sum(member.weight for member in costs)
-        limit = max(self._floor_tokens, (1 + self._eps) * mean)
+        limit = max(self._floor_tokens, (1 + eps) * mean)
         least = min(relative.values())
         with_room = [
             member

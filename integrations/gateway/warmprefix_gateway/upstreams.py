@@ -24,9 +24,6 @@ __all__ = ["Upstreams"]
 
 _log = logging.getLogger("warmprefix.gateway")
 _CHECK_SECONDS = 2.0
-_UNEVENNESS = 0.75
-"""How far an upstream's load may be above the mean. A session that moves has its whole history computed again, so this
-is more than for single prompts; of some values, `benchmarks/gateway_replicas.py` computes least with this one."""
 
 
 class Upstreams:
@@ -40,7 +37,7 @@ class Upstreams:
         self._bases = [upstream.rstrip("/") for upstream in options.upstreams]
         self._options = options
         self._metrics = metrics
-        self._router = ReplicaRouter(self._bases, eps=_UNEVENNESS, profile=options.cache_profile)
+        self._router = ReplicaRouter(self._bases, profile=options.cache_profile)
         self._alive = dict.fromkeys(self._bases, True)
         self._task: asyncio.Task[None] | None = None
         metrics.upstreams.set(len(self._bases))
