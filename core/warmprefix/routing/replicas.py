@@ -114,11 +114,11 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     their first token (`prefilled`) or end; `in_flight(r)`, all tokens of the prompts it works on.
 
     A replica has room if the request does not take its load above `(1 + eps)` times the mean, or `floor_tokens`; or if
-    no other replica has less load; or if it has nothing in flight. For a conversation that has a replica it is three times
-    `eps`, because a move computes its whole history again. Load is what is in flight there, and what was
-    lately, by weight. Among replicas of equal cost, rendezvous hashing by the conversation or the first block decides:
-    requests with the same beginning meet there, also those that other processes route, and no replica is preferred for
-    its place in a list. If the order is locked, it is the first block that not all of these replicas hold.
+    no other replica has less load; or if it has nothing in flight. For a conversation at its own replica, `eps` counts
+    three times, because a move computes its whole history again. Load is what is in flight there, and what was lately,
+    by weight. Among replicas of equal cost, rendezvous hashing by the conversation or the first block decides: requests
+    with the same beginning meet there, also those that other processes route, and no replica is preferred for its place
+    in a list. If the order is locked, it is the first block that not all of these replicas hold.
 
     One tenant's requests, their load included, have no influence on another's (see `share_load`); all bounds except
     those on tenants and memory are per tenant. Deterministic given the earlier calls. Thread-safe. No text is kept.
