@@ -519,6 +519,7 @@ def measure(stream: Stream, replicas: int, load: float) -> dict[str, object]:
         ways = orders(make(replicas, random.Random(6)), stream)
         runs = [simulate(stream, make(replicas, random.Random(6)), where, load) for where in ways]
         found[name] = min(runs, key=lambda run: float(str(run["ttft_mean_ms"])))
+        found[name]["hit_percent_by_order"] = {str(run["ordered"]): run["hit_percent"] for run in runs}
     return {"stream": stream.name, "requests": stream.requests, "replicas": replicas, "load": load, "routers": found}
 
 
