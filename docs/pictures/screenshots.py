@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from warmprefix_tools.retriever import Bm25Retriever
 
 FOLDER = Path(__file__).parent
 WIDTH, HEIGHT = 1280, 800
+STEP_SECONDS = 50
+"""The gateway's page has a point for each minute."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTANT = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
 Retrieved = Sequence[tuple[str, int, Sequence[ContextBlock]]]
@@ -97,13 +100,18 @@ def quality(folder: Path) -> str:
 
 
 def ask_as_agents(base_url: str) -> None:
-    """Let three agents read files, some of them twice."""
+    """Let three agents read files for some minutes, some files twice."""
     texts = [block.text for _, _, blocks in retrieved(30) for block in blocks]
+    sessions: dict[str, list[Any]] = {
+        agent: [
+            {"role": "system", "content": f"You are the {agent} of a team."},
+            {"role": "user", "content": "Read the files that you need, and report."},
+        ]
+        for agent in ("planner", "coder", "reviewer")
+    }
     with OpenAI(base_url=base_url, api_key="none") as client:
-        for agent in ("planner", "coder", "reviewer"):
-            messages: list[Any] = [{"role": "system", "content": f"You are the {agent} of a team."}]
-            messages.append({"role": "user", "content": "Read the files that you need, and report."})
-            for step in range(8):
+        for step in range(8):
+            for agent, messages in sessions.items():
                 file = step if agent != "reviewer" else step % 3
                 call = {"name": "read", "arguments": json.dumps({"path": f"file-{file}.txt"})}
                 calls = [{"id": f"{agent}-{step}", "type": "function", "function": call}]
@@ -114,6 +122,7 @@ def ask_as_agents(base_url: str) -> None:
                 client.chat.completions.create(
                     model=INSTANT.model, messages=messages, max_tokens=8, extra_headers=headers
                 )
+            time.sleep(STEP_SECONDS)
 
 
 # -- the browser -----------------------------------------------------------------------------------------------------
