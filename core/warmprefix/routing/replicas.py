@@ -23,6 +23,8 @@ from warmprefix.routing.replica_state import OpenRoute, ReplicaBounds, ReplicaLo
 __all__ = ["ReplicaRouter", "ReplicaStats", "Route"]
 
 _TEMPLATES = Templates()
+_CONVERSATION_EPS = 3.0
+"""Factor on `eps` for a conversation that has a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,6 @@ class ReplicaStats:
     """Estimated memory of all tenants; `max_bytes` bounds it."""
 
 
-_CONVERSATION_EPS = 3.0
-"""How much farther a conversation may take its replica above the mean than a single prompt."""
-
-
 class ReplicaRouter(Fleet[ReplicaTenant]):
     """Chooses the replica for each request, by what it is predicted to hold and by its load. Without I/O.
 
@@ -114,7 +112,7 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
     their first token (`prefilled`) or end; `in_flight(r)`, all tokens of the prompts it works on.
 
     A replica has room if the request does not take its load above `(1 + eps)` times the mean, or `floor_tokens`; or if
-    no other replica has less load; or if it has nothing in flight. For a conversation at its own replica, `eps` counts
+    no other replica has less load; or if it has nothing in flight. For a conversation that has a replica, `eps` counts
     three times, because a move computes its whole history again. Load is what is in flight there, and what was lately,
     by weight. Among replicas of equal cost, rendezvous hashing by the conversation or the first block decides: requests
     with the same beginning meet there, also those that other processes route, and no replica is preferred for its place
