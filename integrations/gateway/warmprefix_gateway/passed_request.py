@@ -90,7 +90,7 @@ class PassedRequest:
         self._is_whole = False
         """True once its answer has come to its end."""
         self._facts: AnswerFacts | None = None
-        """What its answer said of itself, as far as it came."""
+        """Contents of its answer, as far as it came."""
         self.has_begun = False
         """True once the client may have seen a part of the answer."""
 

@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
     status: int | None
     """Status of its answer; None without an answer."""
     outcome: str
-    """`answered`, `failed` (by the upstream's own words), `broken`, `left` (by the client) or `unanswered`."""
+    """`answered`, `failed` (the upstream reported an error), `broken`, `left` (by the client) or `unanswered`."""
     usage: Mapping[str, object] | None
     """As the upstream reported it."""
     sent: bytes

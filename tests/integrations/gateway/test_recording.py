@@ -45,7 +45,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def undone(record: dict[str, Any]) -> Any:
-    """Apply the patch of a record as RFC 6902 says, and return the client's body."""
+    """Apply the patch of a record as in RFC 6902, and return the client's body."""
     body = json.loads(json.dumps(record["request"]))
     for step in record.get("client_patch", ()):
         *path, last = [name.replace("~1", "/").replace("~0", "~") for name in step["path"].split("/")[1:]]

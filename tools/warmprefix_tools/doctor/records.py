@@ -114,7 +114,7 @@ def is_answer(record: _Json) -> bool:
 
 
 def is_unanswered(record: _Json) -> bool:
-    """Return whether a record says that its request was refused, or reached no upstream: no engine computed it."""
+    """Return whether the request of a record was refused, or reached no upstream: no engine computed it."""
     status = record.get("status")
     is_error = isinstance(status, int) and status >= 300
     return is_error or record.get("outcome") == "unanswered" or (status == "failure" and "response_cost" in record)
