@@ -9,6 +9,9 @@ from warmprefix.dedup import Rewritten
 
 __all__ = ["spliced", "survives"]
 
+_MAX_SEARCHES = 64
+"""Times that a body is read in search of its texts. More are needed only where some are escaped and others not."""
+
 
 def spliced(content: bytes, rewritten: Rewritten) -> bytes | None:
     """Return a JSON text with new texts in place of old ones; None if it cannot be written with the same meaning.
@@ -27,29 +30,38 @@ def _edited(content: bytes, rewritten: Rewritten) -> bytes | None:
     pieces: list[bytes | memoryview] = []
     whole = memoryview(content)
     done = searched = 0
+    most = _MAX_SEARCHES * len(content)
+    is_ascii = content.isascii()
     for result in rewritten.repeated:
-        found = _find(content, result.text, searched)
+        found = _find(content, result.text, searched, is_ascii=is_ascii)
         if found is None:
             return None
-        start, searched = found
+        start, end, bytes_read = found
+        most -= bytes_read
+        if most < 0:
+            return None
+        searched = end
         if result.reference is not None:
             pieces += (whole[done:start], json.dumps(result.reference).encode())
             done = searched
     return b"".join([*pieces, whole[done:]])
 
 
-def _find(content: bytes, text: str, begin: int) -> tuple[int, int] | None:
-    """Return where a JSON text has this string as a value, from `begin` on."""
-    for is_ascii in (False, True):
+def _find(content: bytes, text: str, begin: int, *, is_ascii: bool) -> tuple[int, int, int] | None:
+    """Return where a JSON text has this string as a value, from `begin` on, and how many bytes were read for that."""
+    bytes_read = 0
+    for escapes in (True,) if is_ascii or text.isascii() else (False, True):
         try:
-            written = json.dumps(text, ensure_ascii=is_ascii).encode()
+            written = json.dumps(text, ensure_ascii=escapes).encode()
         except UnicodeEncodeError:  # a lone surrogate
             continue
         at = content.find(written, begin)
         while at >= 0 and content[at - 1 : at] == b"\\":  # an escaped quote opens no string
             at = content.find(written, at + 1)
+        end = at + len(written)
+        bytes_read += (end if at >= 0 else len(content)) - begin
         if at >= 0:
-            return at, at + len(written)
+            return at, end, bytes_read
     return None
 
 
