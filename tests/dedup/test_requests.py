@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.dedup import RewriteLevel, RewriteRoute, restored, rewrite
+from warmprefix.dedup.runs import SearchBudget
 
 TEXTS = ["The sea is 3,688 metres deep on average. " * 9, "The sky is blue at noon, and red at dusk. " * 20, "short"]
 REFERENCE = '[Word for word the result of the earlier call read({"path":"a"}).]'
@@ -52,6 +53,20 @@ def results(route: RewriteRoute, body: Any) -> list[Any]:
         return [message["content"] for message in body["messages"] if message["role"] == "tool"]
     contents = [message["content"] for message in body["messages"] if isinstance(message["content"], list)]
     return [block["content"] for content in contents for block in content if block["type"] == "tool_result"]
+
+
+def holders_of(route: RewriteRoute, body: Any) -> list[Any]:
+    """Return the messages, items or blocks that hold the results."""
+    if route != "messages":
+        kinds = ("tool", "function_call_output")
+        return [
+            holder
+            for name in ("messages", "input")
+            for holder in body.get(name, ())
+            if holder.get("role") in kinds or holder.get("type") in kinds
+        ]
+    contents = [message["content"] for message in body["messages"] if isinstance(message["content"], list)]
+    return [block for content in contents for block in content if block["type"] == "tool_result"]
 
 
 turns = st.lists(
@@ -232,8 +247,6 @@ def test_a_call_that_gave_other_results_is_named_by_its_number() -> None:
     ("route", "fields"),
     [
         ("messages", {"is_error": True}),
-        ("messages", {"cache_control": {"type": "ephemeral"}}),
-        ("chat", {"content": [{"type": "text", "text": TEXTS[0], "cache_control": {"type": "ephemeral"}}]}),
         ("chat", {"content": [{"type": "text", "text": TEXTS[0]}, {"type": "image_url", "image_url": {"url": "x"}}]}),
         ("responses", {"output": [{"type": "input_image", "image_url": "x"}]}),
         ("chat", {"content": None}),
@@ -260,14 +273,172 @@ def test_a_single_text_part_is_a_result(route: RewriteRoute) -> None:
     [
         {"previous_response_id": "r"},
         {"conversation": "c"},
+        {"conversation": {"id": "c"}},
         {"truncation": "auto"},
+        {"truncation": "unheard-of"},
         {"truncate_prompt_tokens": 100},
-        {"context_management": {}},
+        {"truncate_prompt_tokens": -1},
+        {"transforms": ["middle-out"]},
+        {"plugins": [{"id": "web"}, {"id": "context-compression"}]},
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}]}},
+        {"context_management": {"edits": [{"type": "unheard-of"}]}},
+        {"context_management": {"edits": [7]}},
+        {"context_management": {"edits": "all"}},
+        {"context_management": {"more": {}}},
+        {"context_management": [{"type": "compaction", "compact_threshold": 200_000}]},
+        {"context_management": "auto"},
     ],
 )
 def test_a_body_that_is_cut_elsewhere_stays(field: dict[str, Any]) -> None:
     body = {**body_of("responses", [("read", "a", TEXTS[0])] * 2), **field}
     assert rewrite("responses", body).body is body
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"previous_response_id": None, "conversation": None, "truncation": None, "truncate_prompt_tokens": None},
+        {"truncation": "disabled"},
+        {"transforms": [], "plugins": [{"id": "web"}]},
+        {"context_management": None},
+        {"context_management": {}},
+        {"context_management": []},
+        {"context_management": {"edits": []}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+    ],
+)
+def test_fields_that_cut_no_result_forbid_nothing(field: dict[str, Any]) -> None:
+    body = {**body_of("messages", [("read", "a", TEXTS[0])] * 2), **field}
+    assert rewrite("messages", body).references == 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_reference_names_a_result_in_front_of_a_compaction(route: RewriteRoute) -> None:
+    name = "input" if route == "responses" else "messages"
+    body = body_of(route, [("read", "a", TEXTS[0])] * 4)
+    middle = 1 + 2 * 2
+    item = {"type": "compaction", "encrypted_content": "gAAA", "content": "A summary."}
+    block = item if route == "responses" else {"role": "assistant", "content": [item]}
+    body[name].insert(middle, block)
+    rewritten = rewrite(route, body).body
+    is_sent = [text == TEXTS[0] for text in results(route, rewritten) if text != "A summary."]
+    if route == "chat":  # no API of this shape has such an item
+        assert is_sent == [True, False, False, False]
+    else:
+        assert is_sent == [True, False, True, False]
+    assert restored(route, rewritten) == body
+
+
+MARKS: dict[RewriteRoute, list[dict[str, Any]]] = {
+    "chat": [{"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": {"mode": "explicit"}}],
+    "messages": [{"cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+    "responses": [{"prompt_cache_breakpoint": {"mode": "explicit"}}],
+}
+
+
+@pytest.mark.parametrize(("route", "mark"), [(route, mark) for route in ROUTES for mark in MARKS[route]])
+@pytest.mark.parametrize("marked", [{0}, {1}, {2}, {0, 1, 2}])
+def test_a_mark_stays_on_its_result_and_decides_nothing(
+    route: RewriteRoute, mark: dict[str, Any], marked: set[int]
+) -> None:
+    body = body_of(route, [("read", "a", TEXTS[0])] * 3)
+    plain = rewrite(route, body).body
+    holders = holders_of(route, body)
+    for number in marked:
+        holders[number].update(mark)
+    before = copy.deepcopy(body)
+    rewritten = rewrite(route, body).body
+    assert results(route, rewritten) == results(route, plain)
+    assert [text == TEXTS[0] for text in results(route, plain)] == [True, False, False]
+    assert json.dumps(rewritten).count(json.dumps(mark)[1:-1]) == len(marked)
+    assert restored(route, rewritten) == body == before
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_mark_in_the_content_decides_nothing(route: RewriteRoute) -> None:
+    text = {"type": "input_text" if route == "responses" else "text", "text": TEXTS[0]}
+    point = {"cachePoint": {"type": "default"}}
+    shapes: list[Any] = [TEXTS[0], [text], [{**text, "cache_control": {"type": "ephemeral"}}], [text, point]]
+    name = "output" if route == "responses" else "content"
+    for first in shapes:
+        for second in shapes:
+            body = body_of(route, [("read", "a", TEXTS[0]), ("run", "b", TEXTS[0])])
+            holders = holders_of(route, body)
+            holders[0][name], holders[1][name] = copy.deepcopy(first), copy.deepcopy(second)
+            rewritten = rewrite(route, body).body
+            sent = results(route, rewritten)
+            assert sent[0] == first
+            assert json.dumps(sent[1]) == json.dumps(second).replace(json.dumps(TEXTS[0]), json.dumps(REFERENCE))
+            assert restored(route, rewritten) == body
+
+
+def test_a_call_that_ran_again_after_others_is_named_so() -> None:
+    def sent(*turns: Turn) -> list[str]:
+        body = body_of("chat", list(turns))
+        rewritten = rewrite("chat", body).body
+        assert restored("chat", rewritten) == body
+        return results("chat", rewritten)
+
+    read, edit, run = ("read", "a", TEXTS[0]), ("edit", "a", "done"), ("run", "b", TEXTS[0])
+    again = f"[Ran again; w{REFERENCE[2:]}"
+    assert sent(read, read, read)[1:] == [REFERENCE, REFERENCE]
+    assert sent(read, edit, read, read) == [TEXTS[0], "done", again, again]
+    assert sent(read, run, read, run) == [TEXTS[0], REFERENCE, again, REFERENCE]
+
+
+def test_the_work_can_be_ended() -> None:
+    body = body_of("chat", [("read", "a", TEXTS[0])] * 9)
+    seen: list[int] = []
+
+    def check() -> None:
+        seen.append(len(seen))
+        if len(seen) == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        rewrite("chat", body, check=check)
+    assert len(seen) == 3
+
+
+def _searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    spent: list[int] = []
+    take = SearchBudget.take
+
+    def counted(budget: SearchBudget, characters: int) -> bool:
+        taken = take(budget, characters)
+        spent.append(characters if taken else 0)
+        return taken
+
+    monkeypatch.setattr(SearchBudget, "take", counted)
+    return spent
+
+
+@pytest.mark.parametrize("level", ["contained", "spans"])
+def test_searches_are_bounded_by_the_length_of_the_body(level: RewriteLevel, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        f"{number} metres deep is the sea at this place of the map, and its floor is sand.\n" for number in range(9_000)
+    ]
+    long = "".join(lines)
+    turns = [("search", "a", long)]
+    turns += [("search", f"{at}", "".join(lines[at : at + 24])) for at in range(0, 8_000, 5)]
+    body = body_of("chat", turns)
+    spent = _searches(monkeypatch)
+    rewritten = rewrite("chat", body, level=level)
+    assert restored("chat", rewritten.body) == body
+    assert rewritten.references > 100
+    length = sum(len(text) for _, _, text in turns)
+    assert sum(spent) < 6 * 64 * length
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_many_repeats_take_time_with_their_number(same: bool) -> None:
+    body = body_of("chat", [("f", "a" if same else f"{at}", "y" * 300) for at in range(30_000)])
+    began = time.process_time()
+    rewritten = rewrite("chat", body)
+    assert restored("chat", rewritten.body) == body
+    assert rewritten.references == 29_999
+    assert time.process_time() - began < 10  # with the square of their number, minutes
 
 
 def test_results_of_kept_tools_stay_and_can_be_named() -> None:

@@ -25,6 +25,7 @@ The sky looks blue since the air scatters short waves more than long ones.
 In the evening light comes a longer way through it, and what is left of it is red. On Mars it is the other way round:
 dust scatters the long waves, so the sky is the colour of butterscotch by day, and blue around a setting sun.
 """
+AGAIN = "[Ran again; word for word the result of the earlier call "
 WHOLE, PART = "[Word for word the result of the earlier call ", "[Word for word in the result of the earlier call "
 
 
@@ -111,9 +112,14 @@ class Reader:
         return rebuilt
 
     def rebuild(self, sent: str, own: int | None) -> str:
-        if sent.startswith(WHOLE):
-            number, rest = self.named(sent[len(WHOLE) :], own)
+        whole = next((lead for lead in (WHOLE, AGAIN) if sent.startswith(lead)), None)
+        if whole is not None:
+            number, rest = self.named(sent[len(whole) :], own)
             assert rest == ".]"
+            if own is not None:
+                shown = self.calls[own][1]
+                others = [other for _, other in self.calls[number:own] if other != shown]
+                assert (whole == AGAIN) == (self.calls[number][1] == shown and others != [])
             as_sent, rebuilt, _ = self.results[number]
             assert as_sent == rebuilt, "the result that it names is no first occurrence"
             return rebuilt

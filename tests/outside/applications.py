@@ -118,7 +118,7 @@ class Session:
         expected = [(path, text_of(body)) for path, body in self.sent.bodies]
         found = 0
         for path, body in self.arrived.bodies:
-            found += json.dumps(body).count("[Word for word the result of the earlier call")
+            found += json.dumps(body).count("ord for word the result of the earlier call")
             assert (path, text_of(restored(ROUTES[path], body))) in expected
         assert found == references
 

@@ -5,11 +5,14 @@ and `requests` does so in the bodies of requests.
 """
 
 from warmprefix.dedup.history import Message, SdkMessage, VisibleHistory, as_mapping
-from warmprefix.dedup.requests import RepeatedResult, RewriteLevel, RewriteRoute, Rewritten, restored, rewrite
-from warmprefix.dedup.transcript import RepeatLevel, RepeatTemplates, Transcript
+from warmprefix.dedup.prompts import PromptMessage, RewriteRoute, canonical_prompt
+from warmprefix.dedup.requests import RepeatedResult, RewriteLevel, Rewritten, restored, rewrite
+from warmprefix.dedup.transcript import RepeatLevel, Transcript
+from warmprefix.dedup.wording import RepeatTemplates
 
 __all__ = [
     "Message",
+    "PromptMessage",
     "RepeatLevel",
     "RepeatTemplates",
     "RepeatedResult",
@@ -20,6 +23,7 @@ __all__ = [
     "Transcript",
     "VisibleHistory",
     "as_mapping",
+    "canonical_prompt",
     "restored",
     "rewrite",
 ]

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 __all__ = [
     "RunIndex",
+    "SearchBudget",
     "TextRun",
     "cut_by_lines",
     "cut_by_words",
@@ -42,6 +43,28 @@ _WORDS = (24, 48, 96)
 
 _MAX_WORD_REST_CHARACTERS = 16
 """Quoted words end at the end of a word, unless the word goes on for longer than this."""
+
+
+class SearchBudget:
+    """Characters that may be searched, a multiple of those that were read: so searches stay linear in the text."""
+
+    _TIMES = 64
+    _START = 1 << 20
+
+    def __init__(self) -> None:
+        self.left = self._START
+        """Characters that may be searched now."""
+
+    def grow(self, characters: int) -> None:
+        """Note that this many characters were read."""
+        self.left += self._TIMES * characters
+
+    def take(self, characters: int) -> bool:
+        """Return True if this many characters may be searched, and count them."""
+        if self.left < characters:
+            return False
+        self.left -= characters
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,74 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from warmprefix.annotate import check_template
-from warmprefix.dedup.runs import RunIndex, json_string, lines_of, unique_words, words_around
+from warmprefix.dedup.runs import RunIndex, SearchBudget, json_string, lines_of, unique_words, words_around
+from warmprefix.dedup.wording import RepeatTemplates, reads_code, shown_call
 
-__all__ = ["RepeatLevel", "RepeatTemplates", "Transcript", "shown_call"]
+__all__ = ["RepeatLevel", "Transcript"]
 
 RepeatLevel = Literal["exact", "passages", "contained", "spans"]
 """Which repeats become references, each level with those before it: whole results; passages as well; results and
 passages that stand inside an earlier result; large parts of a result that do."""
 
-_MAX_NAME_CHARACTERS = 64
-_MAX_ARGUMENTS_CHARACTERS = 200
 _SEPARATOR = "\n\n"
 
 _LEAST_SPAN = 1_600
 """Characters of a part of a result that becomes a reference."""
 
-_READING_TOOL = re.compile(r"(?i)(?<![a-z])(cat|code|edit|editor|file|files|grep|open|read|source|view)(?![a-z])")
-_READING_COMMAND = re.compile(r"(?<![\w./-])(awk|bat|cat|git|grep|head|less|more|nl|open|rg|sed|tail|view)(?![\w./-])")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NUMBERED_LINE = re.compile(r"^[ \t]*\d+[ \t]*[:|\t\u2192]", re.MULTILINE)
-
-_PLACEHOLDERS = {
-    "result": ("call",),
-    "passage": ("call", "quote"),
-    "passages": ("call", "quotes"),
-    "run": ("call", "first", "last"),
-    "lines": ("call", "first", "last"),
-    "number": ("call", "number"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatTemplates:
-    """The wording of references to repeated tool results.
-
-    Raises:
-        TypeError: A template is no str.
-        ValueError: A template lacks one of its placeholders, has one twice, has another one, or spans several lines.
-    """
-
-    result: str = "[Word for word the result of the earlier call {call}.]"
-    """Replaces a whole result. `{call}` stands for the call: ``read({"filePath":"/p/a.py"})``."""
-
-    passage: str = "[Word for word in the result of the earlier call {call}: the passage that begins {quote}.]"
-    """Replaces one passage of a result. `{quote}` stands for its first words, as a JSON string."""
-
-    passages: str = "[Word for word in the result of the earlier call {call}: the passages that begin {quotes}.]"
-    """Replaces neighbouring passages that stand in one earlier result. `{quotes}` stands for a list of their quotes."""
-
-    run: str = "[Word for word in the result of the earlier call {call}: from {first} to {last}.]"
-    """Replaces text that stands inside a result. `{first}` and `{last}` stand for its first and last words."""
-
-    lines: str = "[Word for word in the result of the earlier call {call}: lines {first} to {last}.]"
-    """Replaces such text where its words do not identify it. `{first}` and `{last}` stand for numbers of lines."""
-
-    number: str = "{call}, number {number} of such calls"
-    """Takes the place of `{call}` where a call that looks the same may have given another result."""
-
-    def __post_init__(self) -> None:
-        for name, placeholders in _PLACEHOLDERS.items():
-            check_template(name, getattr(self, name), placeholders)
-
 
 _DEFAULT_TEMPLATES = RepeatTemplates()
 
@@ -89,10 +41,17 @@ class _Call:
     look_alikes: _LookAlikes
     number: int
     """Position among its look-alikes, from 1 on."""
+    place: int
+    """Position among all calls."""
     reads_code: bool
     """True if an edit may follow, for which the agent quotes the result."""
     answered_once: bool = True
     """False after a second result with this call's id: the call then names no single result."""
+
+    def repeats_after_others(self, earlier: _Call) -> bool:
+        """Return True if this is the same call again, and a call that may have changed its result stands between."""
+        between = self.place - earlier.place
+        return self.look_alikes is earlier.look_alikes and between > self.number - earlier.number
 
 
 @dataclass(eq=False, slots=True)
@@ -145,9 +104,9 @@ class Transcript:
     >>> transcript.result("call_2", sea)
     '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
 
-    Not thread-safe. Linear in the length of its inputs, plus one search per referenced passage through the result that
-    holds it, and one per given passage that does not stand in its result. From the level `contained` on, each piece of
-    a result is compared with at most four earlier places.
+    Not thread-safe. Linear in the length of its inputs. Searches, such as for words that identify a passage in the
+    result that holds it, are bounded by a multiple of that length; what they do not reach stays in full. From the level
+    `contained` on, each piece of a result is compared with at most four earlier places.
     """
 
     def __init__(
@@ -193,6 +152,8 @@ class Transcript:
         self._min_tokens = min_tokens
         self._level = level
         self._runs: RunIndex[_Result] | None = RunIndex() if level in ("contained", "spans") else None
+        self._budget = SearchBudget()
+        self._calls = 0
         self._look_alikes: dict[str, _LookAlikes] = {}
         self._waiting: dict[str, list[_Call]] = {}
         self._answered: dict[str, _Call] = {}
@@ -216,8 +177,9 @@ class Transcript:
         shown = shown_call(name, arguments)
         look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
         look_alikes.calls += 1
+        self._calls += 1
         if id is not None:
-            call = _Call(shown, look_alikes, look_alikes.calls, _reads_code(name, shown))
+            call = _Call(shown, look_alikes, look_alikes.calls, self._calls, reads_code(name, shown))
             self._waiting.setdefault(id, []).append(call)
 
     def skip(self, call_id: str | None) -> None:
@@ -266,6 +228,7 @@ class Transcript:
             if not isinstance(passage, str):
                 raise TypeError(f"passages must contain str only, got {type(passage).__name__}")
         original = tuple(parts)
+        self._budget.grow(sum([len(part) for part in parts if part is not None]))
         call = self._answer(call_id)
         sent = self._refer_to_result(original, call)
         if sent is None:
@@ -299,7 +262,9 @@ class Transcript:
         if source is None or not source.call.answered_once:
             return None
         size = sum([_size(part) for part in original if part is not None])
-        reference = self._templates.result.format(call=self._name(source, call))
+        is_rerun = call is not None and call.repeats_after_others(source.call)
+        template = self._templates.rerun if is_rerun else self._templates.result
+        reference = template.format(call=self._name(source, call))
         if not self._pays(reference, size):
             return None
         self._count(size)
@@ -319,12 +284,21 @@ class Transcript:
                 runs[-1][1].append(span)
             else:
                 runs.append((span.source, [span]))
-        for source, run in reversed(runs):  # so that the places of the earlier ones still hold
+        home: int | None = None  # the part that gets the text from here on
+        part = at = 0
+        pieces: list[str] = []
+        for source, run in runs:
             first, last = run[0], run[-1]
+            if home is None or first.part != part:
+                if home is not None:
+                    parts[home] = "".join([*pieces, (original[part] or "")[at:]])
+                home, part, at, pieces = first.part, first.part, 0, []
             reference = first.reference or self._refer(source, [span.quote for span in run], call)
-            head, tail = parts[first.part] or "", parts[last.part] or ""
-            parts[first.part + 1 : last.part + 1] = [""] * (last.part - first.part)
-            parts[first.part] = head[: first.start] + reference + tail[last.end :]
+            pieces += ((original[part] or "")[at : first.start], reference)
+            parts[part + 1 : last.part + 1] = [""] * (last.part - part)
+            part, at = last.part, last.end
+        if home is not None:
+            parts[home] = "".join([*pieces, (original[part] or "")[at:]])
         return parts
 
     def _touch(self, parts: Sequence[str | None], before: _Span, after: _Span) -> bool:
@@ -390,7 +364,7 @@ class Transcript:
 
     def _cut(self, source: _Result, begin: int, end: int, call: _Call | None) -> str | None:
         """Return a reference to a part of an earlier result, if one identifies it."""
-        if not source.call.answered_once:
+        if not source.call.answered_once or not self._budget.take(len(source.sent)):
             return None
         name = self._name(source, call)
         words = words_around(source.sent, begin, end)
@@ -405,11 +379,15 @@ class Transcript:
         found: list[tuple[int, str]] = []
         end = gap = 0
         for passage in passages:
+            if not self._budget.take(len(passage)):
+                break
             passage = passage.strip("\r\n")
             if not passage or not self._is_long(_size(passage)):
                 continue
             # The same text usually stands between all of them; looking there first takes a hundredth of the time.
-            start = end + gap if text.startswith(passage, end + gap) else text.find(passage, end)
+            start = end + gap
+            if not text.startswith(passage, start):
+                start = text.find(passage, end) if self._budget.take(len(text)) else -1
             if start >= 0:
                 found.append((start, passage))
                 gap, end = start - end, start + len(passage)
@@ -418,6 +396,8 @@ class Transcript:
     def _source(self, passage: str, call: _Call | None) -> tuple[_Result | None, str]:
         source = self._passages.get(passage)
         if source is None:
+            return None, ""
+        if passage not in source.quotes and not self._budget.take(len(source.sent)):
             return None, ""
         quote = source.quote(passage) if source.call.answered_once else None
         if quote is None:
@@ -457,33 +437,6 @@ class Transcript:
         self.reference_tokens += (size + 3) // 4
 
 
-def shown_call(name: str, arguments: object) -> str:
-    """Return a call as references show it: in one line, with its arguments cut to 200 characters."""
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), default=_type_name)
-    return f"{_one_line(name, _MAX_NAME_CHARACTERS)}({_one_line(arguments, _MAX_ARGUMENTS_CHARACTERS)})"
-
-
 def _size(text: str) -> int:
     """Return the length in UTF-8 bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _one_line(text: str, max_characters: int) -> str:
-    if len(text) <= max_characters and text.isprintable() and text == text.strip(" "):
-        return text
-    lines = text[: 2 * max_characters].splitlines()
-    line = " ".join([stripped for line in lines if (stripped := line.strip())])
-    if len(line) > max_characters or len(text) > 2 * max_characters:
-        line = line[: max_characters - 1] + "…"
-    # JSON can hold a lone surrogate in escaped form, but no client can encode it as UTF-8.
-    return line.encode("utf-8", "backslashreplace").decode()
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__
-
-
-def _reads_code(name: str, shown: str) -> bool:
-    """Return True if a call looks like one that reads a file, or prints one in a shell."""
-    return bool(_READING_TOOL.search(_CAMEL.sub("_", name)) or _READING_COMMAND.search(shown))

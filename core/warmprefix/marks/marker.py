@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import log_failure
-from warmprefix.forks import fork_safe_lock
+from warmprefix.forks import in_each_process
 from warmprefix.marks.bodies import ApiShape, read_parts, with_marks
 from warmprefix.marks.mark_planner import MarkDecision, MarkPlanner
 from warmprefix.marks.usage import cache_usage
@@ -93,7 +94,10 @@ class CacheMarker:
         self._planner = MarkPlanner(profile, count_tokens=as_counter(tokenizer), clock=clock, max_prefixes=max_prefixes)
         self._refusing: dict[tuple[str, str], None] = {}
         self._counts: Counter[str] = Counter()
-        self._lock = fork_safe_lock()
+        in_each_process(self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def profile(self) -> CacheProfile:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
-from warmprefix.forks import fork_safe_lock
+from warmprefix.forks import in_each_process
 from warmprefix.residency import FeedStats
 from warmprefix.telemetry.planner_stats import PlannerStats
 
@@ -147,7 +148,10 @@ class RegisteredPlanners:
 
     def __init__(self) -> None:
         self._registered: dict[str, tuple[weakref.ref[PlannerWithStats], dict[str, str]]] = {}
-        self._lock = fork_safe_lock()
+        in_each_process(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
 
     def add(self, planner: PlannerWithStats, name: str, labels: Mapping[str, str] | None = None) -> None:
         """Register a planner; raise ValueError for a name in use or a label that is not allowed."""

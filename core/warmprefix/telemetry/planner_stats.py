@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from warmprefix.forks import fork_safe_lock
+from warmprefix.forks import in_each_process
 from warmprefix.residency import FeedStats
 from warmprefix.residency.report import DEFAULT_CAPACITY
 
@@ -40,8 +41,11 @@ class LatencyHistogram:
     """Thread-safe counts of durations; `observe` takes O(log buckets), well under a microsecond."""
 
     def __init__(self) -> None:
-        self._lock = fork_safe_lock()  # re-entrant: a finalizer may call `observe` inside `observe`
+        in_each_process(self._renew_lock)
         self.reset()
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # re-entrant: a finalizer may call `observe` inside `observe`
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""

@@ -394,7 +394,7 @@ TEXTS = [
 ]
 A_TEXT = st.sampled_from(TEXTS)
 NAME = r"(\w+\(\{\}\))(?:, number (\d+) of such calls)?"
-WHOLE = re.compile(rf"\[Word for word the result of the earlier call {NAME}\.\]")
+WHOLE = re.compile(rf"\[(?:W|Ran again; w)ord for word the result of the earlier call {NAME}\.\]")
 PART = re.compile(
     rf'\[Word for word in the result of the earlier call {NAME}: the passages? that begins? ("(?:[^"\\]|\\.)*".*?)\.\]'
 )

@@ -37,7 +37,7 @@ TEXTS = {
 }
 CALLS = count()
 NAME = r'(\w+\(\{"query":"[^"]*"\}\))(?:, number (\d+) of such calls)?'
-REFERENCE = re.compile(rf"\[Word for word the result of the earlier call {NAME}\.\]")
+REFERENCE = re.compile(rf"\[(?:W|Ran again; w)ord for word the result of the earlier call {NAME}\.\]")
 PART = "[Word for word in the result of the earlier call "
 
 

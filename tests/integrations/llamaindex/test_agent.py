@@ -24,7 +24,7 @@ from warmprefix import ContextBlock
 from warmprefix_llamaindex import ContextReuseLLM, ContextReuseRetrieverTool
 
 REFERENCE = re.compile(
-    r'\[Word for word (?:in )?the result of the earlier call search\(\{"input": ?"(\d+)"\}\)'
+    r'\[(?:W|Ran again; w)ord for word (?:in )?the result of the earlier call search\(\{"input": ?"(\d+)"\}\)'
     r'(?:, number 1 of such calls)?(?:: the passages? that begins? ((?:"(?:[^"\\]|\\.)*"(?:, )?)+))?\.\]'
 )
 BLANK_LINES = re.compile(r"\n\s*\n")
@@ -131,7 +131,7 @@ def check_prompts(engine: Any, turns: Sequence[Any]) -> int:
                     assert REFERENCE.search(held) is None or reference[2], "the whole of a result that is not there"
                     assert all(held.count(quote) == 1 for quote in json.loads(f"[{reference[2] or ''}]"))
                     references += 1
-                assert text.count("[Word for word") == len(REFERENCE.findall(text))
+                assert text.lower().count("word for word") == len(REFERENCE.findall(text))
                 results.setdefault(called[message["tool_call_id"]], text)
             prompt += text + "\n\n"
         found = [block for number in results for block in turns[number].passages]

@@ -31,7 +31,7 @@ PASSAGES = [
     "[Word for word the result of the earlier call search({}).]",
 ]
 NAME = r'(search\((?:\{"n":\d\})?\))(?:, number (\d+) of such calls)?'
-WHOLE = re.compile(rf"\[Word for word the result of the earlier call {NAME}\.\]")
+WHOLE = re.compile(rf"\[(?:W|Ran again; w)ord for word the result of the earlier call {NAME}\.\]")
 PART = re.compile(
     rf'\[Word for word in the result of the earlier call {NAME}: the passages? that begins? ("(?:[^"\\]|\\.)*".*?)\.\]'
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from warmprefix.forks import fork_safe_lock
+from warmprefix.forks import in_each_process
 from warmprefix.stores.redis.wire import ServerIdentity
 
 __all__ = ["ForgetJournal", "ServerTrust"]
@@ -20,8 +21,11 @@ class ForgetJournal:
 
     def __init__(self, size: int = 10_000) -> None:
         self._size = size
-        self._lock = fork_safe_lock()
+        in_each_process(self._renew_lock)
         self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def add(self, key: bytes) -> None:
         with self._lock:
@@ -60,9 +64,12 @@ class ServerTrust:
         self.now = clock
         self._settle = settle
         self._journal = journal
-        self._lock = fork_safe_lock()
+        in_each_process(self._renew_lock)
         self._met: OrderedDict[bytes, _ServerState] = OrderedDict()
         self._began: float | None = None
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def is_new(self) -> bool:
