@@ -27,6 +27,7 @@ class Gateway:
             KeysError: The file of keys could not be read.
         """
         self._office = Office(options)
+        self.metrics = self._office.metrics
         self._in_flight = 0
         self.is_draining = False
         """True once the server was asked to stop: health checks then fail, and requests still pass."""

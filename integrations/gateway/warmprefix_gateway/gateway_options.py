@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from warmprefix.cache_profiles import CacheProfile, as_profile
 from warmprefix_gateway.reordering import as_templates
 
-__all__ = ["GatewayOptions", "References"]
+__all__ = ["GatewayOptions", "References", "is_loopback"]
 
 References = Literal["off", "exact", "contained", "spans"]
 
@@ -101,7 +101,7 @@ class GatewayOptions:
         for name in ("connect_seconds", "silent_seconds", "health_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if not (self.keys or self.tenant_header or self.no_auth or _is_loopback(self.host)):
+        if not (self.keys or self.tenant_header or self.no_auth or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached by others: give keys or a tenant header, or allow it with no_auth"
             )
@@ -114,7 +114,8 @@ class GatewayOptions:
         return as_profile(self.profile)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches the address."""
     if host == "localhost":
         return True
     try:

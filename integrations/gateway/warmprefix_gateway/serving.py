@@ -8,7 +8,8 @@ from types import FrameType, TracebackType
 
 from warmprefix.errors import MissingExtraError
 from warmprefix_gateway.asgi import Gateway
-from warmprefix_gateway.gateway_options import GatewayOptions
+from warmprefix_gateway.edge import IDLE_SECONDS, EdgeProtocol, WaitingRoom
+from warmprefix_gateway.gateway_options import GatewayOptions, is_loopback
 
 try:
     import uvicorn
@@ -18,6 +19,8 @@ except ImportError as exc:
 __all__ = ["GatewayServer", "serve"]
 
 _DRAIN_SECONDS = 30
+_LOOPBACK_SEGMENT_BYTES, _LOOPBACK_BUFFER_BYTES = 1_440, 64 * 1_024
+"""What networks have anyway; on the loopback a segment has 64 KiB, and a buffer grows to 6 MB before it is full."""
 
 
 class _DrainingServer(uvicorn.Server):
@@ -43,6 +46,9 @@ class GatewayServer:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         self._socket = socket.socket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_loopback(options.host):  # the kernel would take megabytes before a refusal reaches the sender
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _LOOPBACK_SEGMENT_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
         try:
             self._socket.bind((options.host, options.port))
         except OSError:
@@ -52,12 +58,20 @@ class GatewayServer:
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{port}"
         """Address of the server, without a path."""
+        waiting_room = WaitingRoom(self.gateway.metrics)
+
+        class Connection(EdgeProtocol):
+            room = waiting_room
+
         self._server = _DrainingServer(
             uvicorn.Config(
                 self.gateway,
+                http=Connection,
+                timeout_keep_alive=IDLE_SECONDS,
                 lifespan="on",
                 ws="none",
                 log_config=None,
+                log_level="error",  # of the rest, each invalid request would be a line
                 access_log=False,
                 server_header=False,
                 date_header=False,

@@ -20,8 +20,8 @@ def exchanged(server: GatewayServer, data: bytes) -> bytes:
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=1) as connection:
-        connection.sendall(data)
         try:
+            connection.sendall(data)
             while piece := connection.recv(65_536):
                 received += piece
         except (TimeoutError, ConnectionError):
