@@ -405,16 +405,25 @@ def test_the_counts_of_a_background_counter_are_not_frozen(counter: BackgroundCo
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_goes_on_learning(engine: Engine, counter: BackgroundCounter) -> None:
     learn(counter, "[1] ")
-    with counter._lock:  # as another thread may, at the moment of the fork
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                assert counter("[1] ") == 4
-                learn(counter, "[2] ")
-                status = 0
-            finally:
-                os._exit(status)
+    over = threading.Event()
+
+    def count() -> None:
+        while not over.is_set():
+            counter("[1] ")
+
+    thread = threading.Thread(target=count)  # holds the counter's lock most of the time
+    thread.start()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            assert counter("[1] ") == 4
+            learn(counter, "[2] ")
+            status = 0
+        finally:
+            os._exit(status)
+    over.set()
+    thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from warmprefix.forks import fork_safe_lock
+
 __all__ = ["Ticker"]
 
 
@@ -32,7 +34,7 @@ class Ticker:
         self._end = end
         self._name = name
         self._wake: SimpleQueue[bool] = SimpleQueue()
-        self._starting = threading.RLock()
+        self._starting = fork_safe_lock()
         self._thread: threading.Thread | None = None
         weakref.finalize(owner, self._wake.put, False).atexit = False
 

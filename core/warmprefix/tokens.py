@@ -6,7 +6,6 @@ import inspect
 import logging
 import operator
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sized
 from functools import lru_cache
@@ -14,7 +13,7 @@ from string import ascii_lowercase, ascii_uppercase, digits, punctuation
 from typing import Any, Protocol, SupportsIndex
 
 from warmprefix.errors import check_count, log_failure
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.ticker import Ticker
 
 __all__ = ["BackgroundCounter", "CheckedCounter", "TokenCounter", "as_counter", "estimated_tokens"]
@@ -253,10 +252,10 @@ class BackgroundCounter:
         self._failures = 0
         self._pause = 0.0
         self._is_closed = False
+        self._lock = fork_safe_lock()
         in_each_process(self._start_process)
 
     def _start_process(self) -> None:
-        self._lock = threading.Lock()
         self._waiting: OrderedDict[str, None] = OrderedDict()
         self._ticker = Ticker(self._learn, _do_nothing, "warmprefix-tokenizer")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile, MarkRules, as_profile
 from warmprefix.errors import check_count
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.marks.choice import MarkCandidate, chosen_marks
 from warmprefix.marks.returns import PrefixRecord, ReturnRates
 from warmprefix.marks.usage import CacheUsage
@@ -119,10 +118,7 @@ class MarkPlanner:
         self._now = float("-inf")
         self._scopes: OrderedDict[Hashable, _Scope] = OrderedDict()
         self._prefixes: OrderedDict[bytes, PrefixRecord] = OrderedDict()
-        in_each_process(self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def decide(self, parts: Sequence[MarkedPart], scope: Hashable = None) -> MarkDecision:
         """Return the marks of a request that is about to be sent. O(bytes of the parts).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import log_failure
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.marks.bodies import ApiShape, read_parts, with_marks
 from warmprefix.marks.mark_planner import MarkDecision, MarkPlanner
 from warmprefix.marks.usage import cache_usage
@@ -94,10 +93,7 @@ class CacheMarker:
         self._planner = MarkPlanner(profile, count_tokens=as_counter(tokenizer), clock=clock, max_prefixes=max_prefixes)
         self._refusing: dict[tuple[str, str], None] = {}
         self._counts: Counter[str] = Counter()
-        in_each_process(self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     @property
     def profile(self) -> CacheProfile:

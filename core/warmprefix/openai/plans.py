@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from contextvars import ContextVar
 from math import inf
 from typing import Literal
 
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan
 from warmprefix.routing.hints import session_key
 
@@ -53,10 +52,7 @@ class PlanBook:
         self._max_plans = max_plans
         self._sent: OrderedDict[str, SentPlan] = OrderedDict()
         self._failed: dict[str, SentPlan] = {}
-        in_each_process(self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     def enter(self, plan: ContextPlan) -> SentPlan:
         """Return the plan's entry, a new one if it has none. Beyond the bound the oldest entry is dropped."""

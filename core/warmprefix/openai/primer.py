@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.errors import check_count
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.openai.call import PromptCall
 from warmprefix.openai.prime_stats import PrimeStats, primed
 from warmprefix.plan import ContextPlan, Scope
@@ -108,10 +107,7 @@ class Primer:
         self._failures_in_a_row = 0
         self._paused_until = 0
         self._pace = _Pace()
-        in_each_process(self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def stats(self) -> PrimeStats:
         """Return the counts since the start."""

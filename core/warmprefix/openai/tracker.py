@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmprefix.errors import log_failure
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.marks import ApiShape, CacheMarker
 from warmprefix.openai.call import PromptCall, TokenIds, completed, holds_blocks, in_parts, read_call
 from warmprefix.openai.engine_metrics import EngineMetrics
@@ -115,10 +114,10 @@ class PlanTracker:
         self.book = PlanBook(max_plans)
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
+        self._lock = fork_safe_lock()
         in_each_process(self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.RLock()
         self._ticker = Ticker(self._give_up_overdue, _do_nothing, _THREAD)
 
     def enter(self, plan: ContextPlan) -> SentPlan:

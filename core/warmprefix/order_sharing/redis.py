@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import random
-import threading
 import time
 import weakref
 from collections import deque
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.order_sharing.codec import MAX_ORDERS, WORKER_BYTES, decode, encode, orders_in, pack, stream_key
 from warmprefix.order_sharing.followed_stream import IDLE_SECONDS, FollowedStream
 from warmprefix.order_sharing.sharing import Learn, LearnedOrder, SharingStats
@@ -112,17 +112,15 @@ class RedisOrderSharing:
         self._closed = False
         self._published = self._received = self._dropped = self._malformed = self._errors = 0
         self._lag: float | None = None
-        self._start_process()
+        # Guards the queue, the streams and the counts. Held for microseconds, never while waiting. Re-entrant, because
+        # a signal's handler may publish in the middle of any call.
+        self._lock = fork_safe_lock()
+        in_each_process(self._start_process)
         _sharings.add(self)
 
     def _start_process(self) -> None:
         """Set what each process has of its own."""
         self._worker = os.urandom(WORKER_BYTES)
-        # Guards the queue, the streams and the counts. Held for microseconds, never while waiting. Re-entrant, because
-        # a signal's handler may publish in the middle of any call.
-        self._lock = threading.RLock()
-        self._learning = threading.Lock()
-        """Held during `Learn` calls, which may hold locks themselves, so that no process is forked meanwhile."""
         self._queue: deque[tuple[Scope, LearnedOrder]] = deque()
         self._failures = 0
         self._next_send = self._next_look = 0.0
@@ -384,14 +382,13 @@ class RedisOrderSharing:
     def _pass_on(self, scope: Scope, stream: FollowedStream, orders: Sequence[LearnedOrder]) -> None:
         for first in range(0, len(orders), _SLICE):
             part = orders[first : first + _SLICE]
-            with self._learning:
-                if self._streams.get(scope) is not stream or self._closed:
-                    return
-                try:
-                    stream.learn(part)
-                except Exception as error:
-                    self._failed("learning", error)
-                    continue
+            if self._streams.get(scope) is not stream or self._closed:
+                return
+            try:
+                stream.learn(part)
+            except Exception as error:
+                self._failed("learning", error)
+                continue
             with self._lock:
                 self._received += len(part)
             time.sleep(_YIELD_SECONDS)
@@ -431,26 +428,7 @@ class _Connection:
             client.close()
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
 _sharings: weakref.WeakSet[RedisOrderSharing] = weakref.WeakSet()
-_forking = threading.local()
-
-
-def _before_fork() -> None:
-    """Wait until no thread learns, or the child would inherit a planner's lock that none of its threads releases."""
-    locks = [sharing._learning for sharing in list(_sharings)]  # noqa: SLF001
-    _forking.acquired = [lock for lock in locks if lock.acquire(timeout=_TIMEOUT_SECONDS)]
-
-
-def _after_fork() -> None:
-    for lock in _forking.acquired:
-        lock.release()
-
-
-def _in_child() -> None:
-    for sharing in list(_sharings):
-        sharing._start_process()  # noqa: SLF001
 
 
 def _at_exit() -> None:
@@ -458,6 +436,4 @@ def _at_exit() -> None:
         sharing.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 atexit.register(_at_exit)

@@ -112,10 +112,13 @@ class PlannerLifecycle:
         Scopes, labels, open plans, counts; conversations also of other planners that share the store. Raises
         `StoreError` if the store failed: then conversations may still be remembered, and all else is forgotten.
         """
+        self._forget_learned()
+        self._conversations.clear()
+
+    def _forget_learned(self) -> None:
         with self._lock:
             for part in (self._scopes, self._open_plans, self._metrics, self._feedback.errors):
                 part.clear()
-        self._conversations.clear()
 
     def close(self) -> None:
         """End the threads and connections of this planner. Idempotent.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -14,6 +13,7 @@ from warmprefix.batch.planners import BatchPlanner, Progress
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.dedup.history import Message
 from warmprefix.errors import check_names
+from warmprefix.forks import fork_safe_lock
 from warmprefix.notes import NoteWriter
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import OrderingPolicy
@@ -138,7 +138,7 @@ class ContextPlanner(PlannerLifecycle):
             annotations,
             profile,
         )
-        self._lock = threading.RLock()  # scope.py states its rules
+        self._lock = fork_safe_lock(self._forget_learned)  # scope.py states its rules
         self._metrics = metrics = PlannerMetrics(self._lock, observer, recorder)
         counter = CheckedCounter(counter_of(tokenizer), lambda: metrics.count("tokenizer_errors"))
         wording = Templates() if templates is None else templates

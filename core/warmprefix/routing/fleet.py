@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 from warmprefix.errors import check_names, log_failure
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.residency import EngineReport, FoundCheckpoints, ResidencyFeed, ServedPrompt
 from warmprefix.routing.members import Agent, Member, check_number, check_type
@@ -49,17 +48,13 @@ class Fleet(ABC, Generic[StateT]):
         self._counts: Counter[str] = Counter()
         self._failures = 0
         # Guards all of the above. Re-entrant, because the garbage collector may abandon a route during any other call.
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock(self._forget_tenants)
         in_each_process(self._set_up_process)
         for member in members:
             self.join(member)
 
     def _set_up_process(self) -> None:
-        if self._lock.acquire(blocking=False):
-            self._release_open()
-        else:  # in a fork, while another thread was changing the state
-            self._forget_tenants()
-        self._lock = threading.RLock()
+        self._release_open()
         self._instance = uuid.uuid4().hex
         self._number = 0
 

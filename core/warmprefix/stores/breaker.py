@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 
 __all__ = ["CircuitBreaker"]
 
@@ -43,14 +42,11 @@ class CircuitBreaker:
         self._first_pause = first_pause
         self._longest_pause = longest_pause
         self._clock = clock
-        in_each_process(self._renew_lock)
+        self._lock = fork_safe_lock()  # the garbage collector may make calls, in the middle of anything
         self.is_open = False
         """True if the last reported outcome is a failure."""
         self._pause = first_pause
         self._next_probe = 0.0
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # the garbage collector may make calls, in the middle of anything
 
     def admits(self) -> bool:
         """Return whether a call may be made now. If so, report its outcome by `succeeded` or `failed`."""

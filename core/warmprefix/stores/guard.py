@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmprefix.errors import StoreError, StoreUnavailableError, check_count
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.stores.breaker import CircuitBreaker
 from warmprefix.stores.lanes import Lanes, give_up
 from warmprefix.stores.operations import (
@@ -112,12 +111,12 @@ class GuardedStore:
         self._awaited = store if isinstance(store, AsyncSeenStore) and getattr(store, "serves_tasks", True) else None
         self._interval = interval
         self._retry = retry
+        # Guards `_due`. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
+        self._lock = fork_safe_lock()
         in_each_process(self._start_process)
         self._running: set[asyncio.Future[Any]] = set()
 
     def _start_process(self) -> None:
-        # Guards `_due`. Re-entrant, because the garbage collector may abandon plans in the middle of anything.
-        self._lock = threading.RLock()
         self._due = math.inf
         self._ticker = Ticker(self._tick, _nothing, "warmprefix-keeper")
 

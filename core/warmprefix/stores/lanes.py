@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from warmprefix.errors import check_count
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 
 __all__ = ["Lanes", "give_up"]
 
@@ -90,7 +90,7 @@ class _Crew:
         self._size = size
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         # Re-entrant, as the queue is: the garbage collector may make calls, in the middle of anything.
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._threads = 0
         self._busy = 0
         """Jobs that are queued or running."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from warmprefix.forks import fork_safe_lock
 from warmprefix.stores.operations import (
     Abandon,
     Commit,
@@ -76,7 +76,8 @@ class MemorySeenStore:
         self._ttl = ttl
         self._lease_ttl = lease_ttl
         self._clock = clock
-        self._lock = threading.RLock()  # a plan may be abandoned by the garbage collector, in the middle of anything
+        # Re-entrant: a plan may be abandoned by the garbage collector, in the middle of anything.
+        self._lock = fork_safe_lock(self.clear)
         self._states: OrderedDict[Conversation, _State] = OrderedDict()
         self._entries = 0
         """Sum of `counted` over all states."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.stores.operations import (
     Abandon,
     Commit,
@@ -104,14 +103,11 @@ class Outbox:
         if max_pending < 1:
             raise ValueError(f"max_pending must be 1 or more, got {max_pending}")
         self._max_pending = max_pending
-        in_each_process(self._renew_lock)
+        self._lock = fork_safe_lock()  # the garbage collector may abandon plans, in the middle of anything
         self._waiting: OrderedDict[Conversation, tuple[PendingOperation, ...]] = OrderedDict()
         self._count = 0
         self.dropped = 0
         """Operations dropped by the bound."""
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # the garbage collector may abandon plans, in the middle of anything
 
     def add(self, pending: PendingOperation) -> None:
         """Add an operation behind the others of its conversation."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import threading
 import weakref
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.residency import FeedStats
 from warmprefix.telemetry.planner_stats import PlannerStats
 
@@ -148,10 +147,7 @@ class RegisteredPlanners:
 
     def __init__(self) -> None:
         self._registered: dict[str, tuple[weakref.ref[PlannerWithStats], dict[str, str]]] = {}
-        in_each_process(self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     def add(self, planner: PlannerWithStats, name: str, labels: Mapping[str, str] | None = None) -> None:
         """Register a planner; raise ValueError for a name in use or a label that is not allowed."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.residency import FeedStats
 from warmprefix.residency.report import DEFAULT_CAPACITY
 
@@ -41,11 +40,8 @@ class LatencyHistogram:
     """Thread-safe counts of durations; `observe` takes O(log buckets), well under a microsecond."""
 
     def __init__(self) -> None:
-        in_each_process(self._renew_lock)
+        self._lock = fork_safe_lock()  # re-entrant: a finalizer may call `observe` inside `observe`
         self.reset()
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # re-entrant: a finalizer may call `observe` inside `observe`
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""

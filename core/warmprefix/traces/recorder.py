@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol, TextIO, runtime_checkable
 
 from warmprefix.blocks import ContextBlock, as_blocks
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.traces.format import MAX_TRACE_TOKENS, RequestLines, RequestScope
 from warmprefix.traces.trace_files import StreamSink, TraceFile
 
@@ -115,11 +114,11 @@ class TraceRecorder:
         self._new_lines = partial(RequestLines, text=text, max_blocks=max_blocks, max_conversations=max_conversations)
         self._process = os.getpid()
         self._sink: TraceFile | StreamSink | None = None
+        # Guards what `_begin` sets. Re-entrant: a signal handler may record or close in the middle of `record`.
+        self._lock = fork_safe_lock()
         in_each_process(self._begin)
 
     def _begin(self) -> None:
-        # Guards everything below. Re-entrant: a signal handler may record or close in the middle of `record`.
-        self._lock = threading.RLock()
         self._writing = False
         if self._sink is not None:  # the parent's
             self._sink.abandon()

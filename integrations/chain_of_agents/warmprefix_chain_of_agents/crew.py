@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from warmprefix import ContextBlock
 from warmprefix.errors import EngineError
+from warmprefix.forks import fork_safe_lock
 from warmprefix.routing import Agent, AgentRouter, Assignment
 from warmprefix_chain_of_agents.agents import Worker
 
@@ -45,7 +45,7 @@ class Crew:
         self.router = AgentRouter() if router is None else router
         self._recovery = recovery
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._lost: dict[str, float] = {}
         """Time at which each worker that has not joined again was lost, or first seen to be."""
         joined = {agent.name for agent in self.router.agents}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.errors import NoAgentError
+from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import Placement
 from warmprefix.routing import AgentRouter, Assignment
 from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
@@ -73,7 +73,7 @@ class FanOut:
         """Makes the plans that `planning` yields; an agent's name stands for the model."""
         self._max_open = max_open
         # Re-entrant: the garbage collector may close a generator that stands in `reading` in the middle of any call.
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._open: OrderedDict[str, dict[int, Assignment | None]] = OrderedDict()
         """By id and part; None for a share whose reading failed and may be tried again."""
 

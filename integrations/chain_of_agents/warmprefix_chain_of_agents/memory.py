@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmprefix import ContextBlock
+from warmprefix.forks import fork_safe_lock
 
 __all__ = ["Chat", "ChatKey", "ChatMemory", "ChatMessage", "InMemoryChats"]
 
@@ -79,7 +79,7 @@ class InMemoryChats:
             raise ValueError(f"max_conversations must be 1 or more, got {max_conversations}")
         self._max_conversations = max_conversations
         self._chats: OrderedDict[tuple[str | None, str], dict[str, Chat]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def __len__(self) -> int:
         return len(self._chats)

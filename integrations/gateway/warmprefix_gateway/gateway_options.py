@@ -76,7 +76,7 @@ class GatewayOptions:
     health_seconds: float = 5.0
     """Time between two checks of an upstream."""
     record: Path | None = None
-    """File to which each answered request is appended, with its texts."""
+    """File to which each request is appended as it was sent, with its texts and its usage."""
     quote: bool = False
     """Show session ids on the page."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
-from warmprefix_gateway.sessions import SessionBook, TokenFates
+from warmprefix_gateway.sessions import SessionBook
 
 __all__ = ["Ledger", "MinuteCount"]
 
@@ -23,6 +23,7 @@ class MinuteCount:
     minute: int
     """Minutes since 1970."""
     prompt_tokens: int = 0
+    """Of answers that reported how many were cached."""
     cached_tokens: int = 0
 
 
@@ -34,14 +35,13 @@ class Ledger:
     clock: Callable[[], float] = time.time
     sessions: SessionBook = field(default_factory=SessionBook)
     totals: Counter[str] = field(default_factory=Counter)
-    """`requests`, `prompt_tokens`, `cached_tokens`, `references`, `saved_tokens`, and each field of `TokenFates`."""
+    """`requests`, `references`, `saved_tokens`, `prompt_tokens`, `cached_tokens`, `unreported_tokens`, `unreported`
+    (requests), and each field of `TokenFates`."""
     minutes: deque[MinuteCount] = field(default_factory=lambda: deque(maxlen=_MINUTES))
     """The latest minutes with requests."""
 
-    def record(
-        self, asked: AskedPrompt, sent: Outgoing, prompt_tokens: int | None, cached_tokens: int | None
-    ) -> TokenFates | None:
-        """Count an answered request; return what became of its uncached tokens, if the upstream reports them."""
+    def record(self, asked: AskedPrompt, sent: Outgoing, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+        """Count an answered request; a count is None if the upstream did not report it."""
         session = asked.session
         session.requests += 1
         session.references += sent.references
@@ -50,19 +50,26 @@ class Ledger:
         self.metrics.saved_tokens.inc(sent.saved_tokens)
         if sent.marked is not None:
             self.metrics.marked.inc()
+        if prompt_tokens is None or cached_tokens is None:
+            self.totals["unreported"] += 1
+            self.metrics.unreported.inc()
         if prompt_tokens is None:
             self.sessions.keep(session, asked.parts)
-            return None
-        cached = min(cached_tokens or 0, prompt_tokens)
-        fates = self.sessions.record(session, asked.parts, prompt_tokens, cached)
-        self.totals.update(prompt_tokens=prompt_tokens, cached_tokens=cached, **fates._asdict())
+            return
+        cached_tokens = None if cached_tokens is None else min(cached_tokens, prompt_tokens)
+        fates = self.sessions.record(session, asked.parts, prompt_tokens, cached_tokens)
+        self.totals["prompt_tokens"] += prompt_tokens
         self.metrics.prompt_tokens.inc(prompt_tokens)
-        self.metrics.cached_tokens.inc(cached)
+        if cached_tokens is None:
+            self.totals["unreported_tokens"] += prompt_tokens
+            self.metrics.unreported_tokens.inc(prompt_tokens)
+            return
+        self.totals.update(cached_tokens=cached_tokens, **fates._asdict())
+        self.metrics.cached_tokens.inc(cached_tokens)
         for cause, tokens in fates._asdict().items():
             self.metrics.uncached_tokens.labels(cause).inc(tokens)
         minute = int(self.clock() // 60)
         if not self.minutes or self.minutes[-1].minute != minute:
             self.minutes.append(MinuteCount(minute))
         self.minutes[-1].prompt_tokens += prompt_tokens
-        self.minutes[-1].cached_tokens += cached
-        return fates
+        self.minutes[-1].cached_tokens += cached_tokens

@@ -17,7 +17,7 @@ from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
-from warmprefix_gateway.recording import BodyRecorder
+from warmprefix_gateway.recording import BodyRecorder, Exchange
 from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
@@ -167,17 +167,28 @@ class Office:
             _log.warning("contexts whose blocks are numbered keep their order")
 
     def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts) -> None:
-        """Count an answered request, and record it if that was asked for."""
+        """Count an answered request."""
         self.ledger.record(asked, sent, facts.prompt_tokens, facts.cached_tokens)
         plan = asked.sent.reordered and asked.sent.reordered.plan
         if plan is not None and self._reorderer is not None:
             report = EngineReport(facts.cached_tokens, facts.prompt_tokens)
             self._reorderer.planner.commit(plan, report=report)
+
+    def record(
+        self,
+        asked: AskedPrompt,
+        sent: bytes,
+        *,
+        upstream: str | None,
+        status: int | None,
+        outcome: str,
+        usage: Mapping[str, object] | None,
+    ) -> None:
+        """Record what was sent for a request, and what came of it, if that was asked for."""
         if self._recorder is not None:
-            session = asked.session
-            self._recorder.record(
-                asked.call.content, time=time.time(), tenant=session.tenant, session=session.key, usage=facts.usage
-            )
+            tenant, key = asked.session.tenant, asked.session.key
+            client = asked.call.content
+            self._recorder.record(Exchange(time.time(), tenant, key, upstream, status, outcome, usage, sent, client))
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""

@@ -22,25 +22,31 @@ _CAUSES = {
     "lost": "sent before, and no longer cached",
 }
 
+_UNREPORTED = (
+    "<p>{:,} of {:,} answers reported no cached tokens. They are in no hit ratio. vLLM reports them with"
+    " <code>--enable-prompt-tokens-details</code>, SGLang with <code>--enable-cache-report</code>.</p>"
+)
+
 
 def overview_page(ledger: Ledger, options: GatewayOptions, upstreams: int) -> str:
     """Return one self-contained HTML page that renews itself. It shows no text, and session ids only if allowed."""
     totals = ledger.totals
-    prompt, cached = totals["prompt_tokens"], totals["cached_tokens"]
+    prompt, cached, unreported = totals["prompt_tokens"], totals["cached_tokens"], totals["unreported_tokens"]
     tiles = (
-        (_percent(cached, prompt), "of the prompt tokens were cached"),
+        (_percent(cached, prompt - unreported), "of the prompt tokens were cached"),
         (f"{totals['requests']:,}", "requests answered"),
         (f"{totals['references']:,}", f"repeated results sent as a reference; about {totals['saved_tokens']:,} tokens"),
         (f"{upstreams} of {len(options.upstreams)}", "upstreams answer"),
     )
     causes = [(name, _CAUSES[name], totals[name]) for name in TokenFates._fields]
-    parts = [("cached", "found in a cache", cached), *causes]
+    parts = [("cached", "found in a cache", cached), *causes, ("unreported", "not reported", unreported)]
     rows = [
         _row(f'<i class="{name}"></i>{label}', f"{tokens:,}", _percent(tokens, prompt)) for name, label, tokens in parts
     ]
     page = Template((resources.files("warmprefix_gateway") / "page.html").read_text("utf-8"))
     return page.substitute(
         tiles="".join([f"<li><b>{value}</b><span>{label}</span></li>" for value, label in tiles]),
+        notice=_UNREPORTED.format(totals["unreported"], totals["requests"]) if totals["unreported"] else "",
         bar=_bar(parts),
         causes="".join(rows),
         chart=_chart(ledger),
@@ -102,6 +108,7 @@ def _add(total: Session, session: Session) -> None:
     total.references += session.references
     total.prompt_tokens += session.prompt_tokens
     total.cached_tokens += session.cached_tokens
+    total.unreported_tokens += session.unreported_tokens
     total.fates = [one + other for one, other in zip(total.fates, session.fates, strict=True)]
 
 
@@ -116,12 +123,13 @@ def _sessions(ledger: Ledger, options: GatewayOptions) -> str:
 
 
 def _session_row(name: str, session: Session) -> str:
+    reported = session.prompt_tokens - session.unreported_tokens
     return _row(
         name,
         f"{session.requests:,}",
         f"{session.prompt_tokens:,}",
-        _percent(session.cached_tokens, session.prompt_tokens),
-        *[_percent(tokens, session.prompt_tokens) for tokens in session.fates],
+        _percent(session.cached_tokens, reported),
+        *[_percent(tokens, reported) for tokens in session.fates],
         f"{session.references:,}",
     )
 

@@ -82,6 +82,15 @@ class PassedRequest:
         self._route: Route | None = None
         self._tried: set[str] = set()
         """Upstreams that did not answer."""
+        self._sent = b""
+        """Body that went out last."""
+        self._base: str | None = None
+        """Upstream that was asked last."""
+        self._status: int | None = None
+        self._is_whole = False
+        """True once its answer has come to its end."""
+        self._facts: AnswerFacts | None = None
+        """Contents of its answer, as far as it came."""
         self.has_begun = False
         """True once the client may have seen a part of the answer."""
 
@@ -103,14 +112,40 @@ class PassedRequest:
         except _BodyRefusedError as error:
             await self._fail(error.status, "size", str(error))
             return
+        has_left = False
         try:
             self._asked = await self._office.ask(content, self._path, self._headers, self._tenant)
             await self._until_client_leaves(self._pass_prompt(content))
         except UnsaltableBodyError as error:
             await self._fail(400, "salt", f"{error} cannot be replaced, because the body cannot be written again")
+        except ClientLeftError:
+            has_left = True
+            raise
         finally:
+            self._record(has_left)
             self._office.abandon(self._asked)
             self._office.buffered_bytes -= len(content)
+
+    def _record(self, has_left: bool) -> None:
+        """Record what was sent and what came, if anything was sent."""
+        if self._asked is None or self._base is None:
+            return
+        facts = self._facts
+        if has_left:
+            outcome = "left"
+        elif self._status is None:
+            outcome = "unanswered"
+        elif self._status >= 300 or (facts is not None and facts.failed):
+            outcome = "failed"
+        else:
+            outcome = "answered" if self._is_whole else "broken"
+        usage = None if facts is None else facts.usage or None
+        try:
+            self._office.record(
+                self._asked, self._sent, upstream=self._base, status=self._status, outcome=outcome, usage=usage
+            )
+        except Exception as error:
+            self._office.fail("a request was not recorded", error)
 
     # -- the client's side -------------------------------------------------------------------------------------
 
@@ -289,10 +324,14 @@ class PassedRequest:
     ) -> int:
         scope = self._scope
         upstreams = self._office.upstreams
+        self._base, self._status = base, None
+        if isinstance(data, bytes):
+            self._sent = data
         url = upstreams.target(base, scope.get("raw_path") or self._path.encode(), scope["query_string"])
         async with self._office.client.request(
             scope["method"], url, data=data, headers=self._upstream_headers(), allow_redirects=False
         ) as answer:
+            self._status = answer.status
             if retries and answer.status in _REFUSED_FIELD:
                 await answer.read()
             elif answer.status in _UNAVAILABLE and self._asked is not None and upstreams.others({base, *self._tried}):
@@ -340,12 +379,15 @@ class PassedRequest:
             and not (hides and lower == "content-length")
         ]
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if reader is not None:
+            self._facts = reader.facts
         try:
             async for chunk in answer.content.iter_any():
                 data = chunk if reader is None else self._read(reader, chunk)
                 if data:
                     await self._send({"type": "http.response.body", "body": data, "more_body": True})
             rest = b"" if reader is None else reader.finish()
+            self._is_whole = True
             await self._send({"type": "http.response.body", "body": rest})
         finally:
             self._settle(None if reader is None else reader.facts, answer.status, sent)

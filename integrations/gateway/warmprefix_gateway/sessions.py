@@ -57,6 +57,8 @@ class Session:
     references: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    unreported_tokens: int = 0
+    """Of the prompt tokens, those of answers that did not report how many were cached."""
     fates: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     prompts: dict[str, PromptParts] = field(default_factory=dict)
     """The latest prompt with each head: some clients give a session's title or summary another system prompt."""
@@ -133,10 +135,17 @@ class SessionBook:
             while self._parts > _MAX_PARTS_OF_ALL and len(self._sessions) > 1:
                 self._forget_oldest()
 
-    def record(self, session: Session, parts: PromptParts, prompt_tokens: int, cached_tokens: int) -> TokenFates:
-        """Record the answer to a request of a session, and return what became of its uncached tokens. O(messages)."""
+    def record(self, session: Session, parts: PromptParts, prompt_tokens: int, cached_tokens: int | None) -> TokenFates:
+        """Record the answer to a request of a session, and return what became of its uncached tokens. O(messages).
+
+        Without a report of cached tokens, nothing is known of the others either: no token has a fate.
+        """
         before = session.latest(parts)
         self.keep(session, parts)
+        session.prompt_tokens += prompt_tokens
+        if cached_tokens is None:
+            session.unreported_tokens += prompt_tokens
+            return TokenFates()
         uncached = max(prompt_tokens - cached_tokens, 0)
         if before is None:
             fates = TokenFates(first=uncached)
@@ -149,7 +158,6 @@ class SessionBook:
             is_cut = shared < len(before.digests) - 1  # the last message of a prompt may be replaced at each turn
             rest = uncached - lost
             fates = TokenFates(lost=lost, cut=rest) if is_cut else TokenFates(lost=lost, new=rest)
-        session.prompt_tokens += prompt_tokens
         session.cached_tokens += cached_tokens
         session.fates = [total + more for total, more in zip(session.fates, fates, strict=True)]
         return fates

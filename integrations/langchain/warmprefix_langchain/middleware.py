@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from typing import Any
 
 from warmprefix import MissingExtraError, Transcript
 from warmprefix.dedup import RepeatLevel, RepeatTemplates
+from warmprefix.forks import fork_safe_lock
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -113,7 +113,7 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         self._only = None if tools is None else _names(tools)
         self._name = type(self).__name__ if name is None else name
         self._stats = MiddlewareStats()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from llama_index.core.response_synthesizers.compact_and_accumulate import Compac
 from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
+from warmprefix.forks import fork_safe_lock
 from warmprefix_llamaindex.node_marks import NodeMark, annotated, is_blank, mark_of, rank_of, with_node
 
 __all__ = ["PlannedNodes", "install_labels"]
@@ -38,7 +39,7 @@ _PROMPTS = ("text_qa_template", "refine_template", "summary_template")
 _PADDING_TOKENS = 5
 """Number of tokens that a prompt helper keeps free by default."""
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 """Guards the installation of the wrappers."""
 
 _INSTALLED = "__warmprefix_labels__"

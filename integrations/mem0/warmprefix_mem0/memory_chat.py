@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from warmprefix import ContextBlock, ContextPlanner, Templates, fingerprint
+from warmprefix.forks import fork_safe_lock
 from warmprefix.traces import NoRecorder
 from warmprefix_mem0.memory_order import text_of
 
@@ -50,7 +50,7 @@ class MemoryChat:
         """
         before = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[Message] = [*before, *_without_stale_references(map(_copy, history))]
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     @property
     def messages(self) -> list[Message]:

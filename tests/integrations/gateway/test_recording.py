@@ -6,13 +6,14 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metric, send
 
 from redis_servers import wait_until
 from warmprefix_gateway import GatewayServer
-from warmprefix_gateway.recording import BodyRecorder
+from warmprefix_gateway.recording import BodyRecorder, Exchange
 from warmprefix_tools.doctor.log_reader import read_log
 from warmprefix_tools.emulator import EmulatorServer
 
@@ -32,7 +33,6 @@ def test_the_doctor_reads_what_was_recorded(
         assert send(gateway, "POST", path, content, x_tenant=tenant, session_id="one").status == 200
     gateway.__exit__(None, None, None)
     assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
-    assert b"cache_salt" not in (tmp_path / "log").read_bytes()
     read = read_log([tmp_path / "log"])
     assert read.skipped == []
     assert [request.tenant for request in read.log.requests] == ["acme", "acme", "initech"]
@@ -40,12 +40,85 @@ def test_the_doctor_reads_what_was_recorded(
     assert cached[0] == 0 < (cached[1] or 0)
 
 
-def test_only_answered_requests_are_recorded(upstream: ScriptedUpstream, gateway_of: Make, tmp_path: Path) -> None:
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def undone(record: dict[str, Any]) -> Any:
+    """Apply the patch of a record as in RFC 6902, and return the client's body."""
+    body = json.loads(json.dumps(record["request"]))
+    for step in record.get("client_patch", ()):
+        *path, last = [name.replace("~1", "/").replace("~0", "~") for name in step["path"].split("/")[1:]]
+        at: Any = body
+        for name in path:
+            at = at[int(name)] if isinstance(at, list) else at[name]
+        key = int(last) if isinstance(at, list) else last
+        if step["op"] == "remove":
+            assert key in at
+            del at[key]
+        else:
+            assert (step["op"] == "replace") == (isinstance(at, list) or key in at)
+            at[key] = step["value"]
+    return body
+
+
+def test_both_sides_are_recorded(upstream: ScriptedUpstream, gateway_of: Make, tmp_path: Path) -> None:
+    """A record holds what the upstream received, and what makes the client's body of it."""
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant", record=tmp_path / "log", reorder=("tags",))
+    passages = [f'<source id="{"wxyz"[i] * 3}">{f"Passage {i}/~ on caches. " * 60}</source>' for i in range(4)]
+    result = "The sea is deep and the night is long. " * 60
+    call = {"type": "function", "function": {"name": "read", "arguments": "{}"}}
+    bodies = []
+    for order in ([0, 1, 2, 3], [3, 0, 1, 2], [1, 3, 2, 0], [3, 1, 0, 2]):
+        system = {"role": "system", "content": "Answer.\n" + "\n".join(passages[i] for i in order)}
+        messages: list[Any] = [system, {"role": "user", "content": "Why?"}]
+        for number in range(2):
+            messages.append({"role": "assistant", "content": None, "tool_calls": [{**call, "id": f"c{number}"}]})
+            messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
+        bodies.append({"model": "m", "messages": messages, "stream": True, "cache_salt": "mine"})
+    for number, body in enumerate(bodies):
+        content = json.dumps(body, indent=1).encode()
+        assert send(gateway, "POST", PATHS[0], content, x_tenant=f"t{number % 2}").status == 200
+    gateway.__exit__(None, None, None)
+    records = lines(tmp_path / "log")
+    sent = [json.loads(request.body) for request in upstream.requests if request.body]
+    assert [record["request"] for record in records] == sent
+    assert [undone(record) for record in records] == bodies
+    assert len({record["request"]["cache_salt"] for record in records}) == 2
+    assert any("Word for word" in json.dumps(record["request"]) for record in records), "there are references"
+    assert {(record["status"], record["outcome"]) for record in records} == {(200, "answered")}
+    assert {record["upstream"] for record in records} == {upstream.base_url}
+    assert max(len(json.dumps(record.get("client_patch", ""))) for record in records) < len(json.dumps(bodies[0]))
+
+
+def test_requests_that_are_not_understood_are_not_recorded(
+    upstream: ScriptedUpstream, gateway_of: Make, tmp_path: Path
+) -> None:
     gateway = gateway_of(upstream.base_url, record=tmp_path / "log")
     send(gateway, "POST", PATHS[0], b"{")
     send(gateway, "GET", "/v1/models")
     gateway.__exit__(None, None, None)
     assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_requests_without_an_answer_are_recorded_as_such(
+    emulators: list[EmulatorServer], gateway_of: Make, tmp_path: Path
+) -> None:
+    body = {"model": INSTANT.model, "max_tokens": 9, "messages": [{"role": "user", "content": "Why? " * 99}]}
+    gateway = gateway_of(emulators[0].base_url, record=tmp_path / "log")
+    for more in ({}, {"max_tokens": "none"}):
+        send(gateway, "POST", PATHS[0], json.dumps({**body, **more}).encode())
+    gateway.__exit__(None, None, None)
+    dead = gateway_of("http://127.0.0.1:9/v1", record=tmp_path / "log")
+    assert send(dead, "POST", PATHS[0], json.dumps(body).encode()).status == 502
+    dead.__exit__(None, None, None)
+    answered, refused, unanswered = lines(tmp_path / "log")
+    assert (answered["status"], answered["outcome"]) == (200, "answered")
+    assert (refused["status"] // 100, refused["outcome"]) == (4, "failed")
+    assert (unanswered["status"], unanswered["outcome"]) == (None, "unanswered")
+    read = read_log([tmp_path / "log"])
+    assert len(read.log.requests) == 1, "the engine computed one prompt"
+    assert any("2 requests" in note and "no answer" in note for note in read.notes)
 
 
 def test_a_full_disk_is_counted(upstream: ScriptedUpstream, gateway_of: Make) -> None:
@@ -58,8 +131,8 @@ def test_a_full_disk_is_counted(upstream: ScriptedUpstream, gateway_of: Make) ->
 def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
     lost: list[str] = []
     recorder = BodyRecorder(tmp_path / "log", lambda what, error: lost.append(what))
-    recorder.record(b"{}" + b" " * (64 << 20), time=0.0, tenant=None, session="s", usage=None)
-    recorder.record(b"{}", time=0.0, tenant=None, session="s", usage=None)
+    for sent in (b"{}" + b" " * (64 << 20), b"{}"):
+        recorder.record(Exchange(0.0, None, "s", "http://a", 200, "answered", None, sent, sent))
     recorder.close()
     assert lost == ["a request was not recorded"]
-    assert json.loads((tmp_path / "log").read_bytes())["request"] == {}
+    assert lines(tmp_path / "log")[0]["request"] == {}

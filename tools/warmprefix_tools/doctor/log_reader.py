@@ -18,11 +18,13 @@ from warmprefix_tools.doctor.records import (
     answer_usage,
     find_body,
     is_answer,
+    is_unanswered,
     parse_line,
     split_rendered,
 )
 from warmprefix_tools.doctor.request_log import PLAIN, LogMark, LogMessage, LogRequest, Prompt, RequestLog
 from warmprefix_tools.inputs import InputError, opened
+from warmprefix_tools.report.amounts import counted
 
 __all__ = ["DoctorError", "ReadLog", "read_log"]
 
@@ -77,6 +79,7 @@ class _LogReader:
         self._lengths: list[int] = []
         self._without_prompt = 0
         self._token_id_prompts = 0
+        self._unanswered = 0
 
     def read(self, path: Path) -> None:
         name = str(path)
@@ -106,6 +109,8 @@ class _LogReader:
                 f"{self._without_prompt} requests were logged without their prompt;"
                 " vLLM logs it with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG."
             )
+        if self._unanswered:
+            notes.append(f"{counted(self._unanswered, 'request')} got no answer: left out, because no cache has them.")
         if self._token_id_prompts:
             notes.append(
                 f"{self._token_id_prompts} prompts are token ids without text:"
@@ -149,6 +154,9 @@ class _LogReader:
     def _take_record(self, name: str, number: int, record: object) -> None:
         if not isinstance(record, Mapping):
             raise ValueError("not a JSON object")
+        if is_unanswered(record):
+            self._unanswered += 1
+            return
         found = find_body(record)
         if found is not None:
             for request in self._prompts(name, number, found):

@@ -18,6 +18,7 @@ __all__ = [
     "answer_usage",
     "find_body",
     "is_answer",
+    "is_unanswered",
     "parse_line",
     "split_rendered",
 ]
@@ -110,6 +111,13 @@ def is_answer(record: _Json) -> bool:
         return False
     name = str(record.get("object") or record.get("type") or "")
     return "choices" in record or name.endswith(("completion", "completion.chunk", "response")) or name in _ANSWER_TYPES
+
+
+def is_unanswered(record: _Json) -> bool:
+    """Return whether the request of a record was refused, or reached no upstream: no engine computed it."""
+    status = record.get("status")
+    is_error = isinstance(status, int) and status >= 300
+    return is_error or record.get("outcome") == "unanswered" or (status == "failure" and "response_cost" in record)
 
 
 def answer_usage(record: _Json) -> tuple[int, int] | None:

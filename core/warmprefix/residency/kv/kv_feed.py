@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections import deque
@@ -12,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 
 from warmprefix.errors import log_failure
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock, in_each_process
 from warmprefix.residency.feed_contract import FeedStats, ResidencyTarget, ServedPrompt
 from warmprefix.residency.kv.kv_index import KvIndex
 from warmprefix.residency.kv.prompt_tree import MappedPrompt
@@ -118,6 +117,7 @@ class KvEventFeed:
         self._max_messages = max_messages
         self._target: Callable[[], ResidencyTarget | None] = lambda: None
         self._closed = False
+        self._lock = fork_safe_lock()
         in_each_process(self._begin)
 
     def _begin(self) -> None:
@@ -128,7 +128,6 @@ class KvEventFeed:
         self._mapped: deque[tuple[float, MappedPrompt]] = deque()  # one thread appends, one takes
         self._dropped = self._unmapped = self._failures = 0
         self._running = False
-        self._lock = threading.RLock()
         self._receiving = Ticker(self._receive_once, self._receiver.close, "warmprefix-kv-events")
         self._mapping = Ticker(self._map_prompts, lambda: None, "warmprefix-kv-spans")
 

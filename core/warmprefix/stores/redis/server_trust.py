@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from warmprefix.forks import in_each_process
+from warmprefix.forks import fork_safe_lock
 from warmprefix.stores.redis.wire import ServerIdentity
 
 __all__ = ["ForgetJournal", "ServerTrust"]
@@ -21,11 +20,8 @@ class ForgetJournal:
 
     def __init__(self, size: int = 10_000) -> None:
         self._size = size
-        in_each_process(self._renew_lock)
+        self._lock = fork_safe_lock()
         self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
 
     def add(self, key: bytes) -> None:
         with self._lock:
@@ -64,12 +60,9 @@ class ServerTrust:
         self.now = clock
         self._settle = settle
         self._journal = journal
-        in_each_process(self._renew_lock)
+        self._lock = fork_safe_lock()
         self._met: OrderedDict[bytes, _ServerState] = OrderedDict()
         self._began: float | None = None
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
 
     @property
     def is_new(self) -> bool:
