@@ -24,6 +24,7 @@ def test_the_fingerprint_is_blake2b_of_the_text(text: str) -> None:
 
 def test_a_copy_with_another_text_has_another_fingerprint() -> None:
     original = ContextBlock("evidence", id="e", tokens=7, score=0.5)
+    assert replace(original, follows="7").follows == replace(ContextBlock("x", follows=7), id="y").follows == "7"
     pinned = replace(original, pinned="end")
     assert (pinned.text, pinned.id, pinned.tokens, pinned.score, pinned.pinned) == ("evidence", "e", 7, 0.5, "end")
     assert replace(original, text="other") == ContextBlock("other")
@@ -48,7 +49,7 @@ def test_texts_that_only_look_the_same_are_different_blocks() -> None:
 
 
 def test_only_the_text_decides_identity() -> None:
-    block = ContextBlock("evidence", id="a", tokens=7, score=0.5, pinned="start")
+    block = ContextBlock("evidence", id="a", tokens=7, score=0.5, pinned="start", follows="z")
     assert block == ContextBlock("evidence")
     assert hash(block) == hash(ContextBlock("evidence"))
     assert ContextBlock("one", id="a") != ContextBlock("two", id="a")
@@ -104,6 +105,14 @@ def test_blocks_are_frozen() -> None:
         ({"pinned": "middle"}, ValueError, "pinned must be 'start', 'end' or None, got 'middle'"),
         ({"pinned": ["start"]}, ValueError, r"pinned must be 'start', 'end' or None, got \['start'\]"),
         ({"pinned": ""}, ValueError, "pinned must be 'start', 'end' or None, got ''"),
+        ({"follows": 1.5}, TypeError, "follows must be a str, an int or None, got float"),
+        ({"follows": True}, TypeError, "follows must be a str, an int or None, got bool"),
+        ({"id": 7, "follows": "7"}, ValueError, "follows must name another block, got '7', which is this block"),
+        (
+            {"follows": ContextBlock("evidence")},
+            ValueError,
+            "follows must name another block, got b'.*', which is this block",
+        ),
     ],
 )
 def test_errors_name_the_argument(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -150,7 +150,7 @@ class Templates:
         """
         return self.order.format(order=_listed(labels, " > "))
 
-    def order_note(self, annotation: Annotation, ranks: Sequence[int], labels: Sequence[str]) -> str | None:
+    def order_note(self, annotation: Annotation, ranks: Sequence[int | None], labels: Sequence[str]) -> str | None:
         """Return the note that a planned order needs; None if it needs none. O(blocks).
 
         >>> Templates().order_note("note", [3, 0, 1, 2], ["Doc_4", "Doc_1", "Doc_2", "Doc_3"])
@@ -158,13 +158,15 @@ class Templates:
 
         Args:
             annotation: What the prompt shows.
-            ranks: For each block in planned order, its place in relevance order; distinct.
+            ranks: For each block in planned order, its place in relevance order; distinct. None for a block that
+                continues a run: a note names a run by its first block, because the order within it is a fact.
             labels: The label of each, in planned order.
         """
         if annotation not in ("note", "both"):
             return None
-        named = [ranks.index(rank) for rank in sorted(ranks)[: self.most_named]]
-        if named == list(range(len(named))):
+        ranked = sorted([(rank, place) for place, rank in enumerate(ranks) if rank is not None])
+        named = [place for _, place in ranked[: self.most_named]]
+        if named == sorted(place for _, place in ranked)[: len(named)]:
             return None
         if annotation == "note":
             return self.places.format(places=", ".join([str(place + 1) for place in named]))

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, SupportsIndex, get_args
 
-__all__ = ["ContextBlock", "Pin", "as_blocks", "distinct_blocks", "evidence_blocks", "fingerprint"]
+__all__ = [
+    "ContextBlock",
+    "Pin",
+    "as_blocks",
+    "distinct_blocks",
+    "evidence_blocks",
+    "fingerprint",
+    "joined_blocks",
+    "pins",
+]
 
 Pin = Literal["start", "end"]
 
@@ -47,6 +56,8 @@ class ContextBlock:
     tokens: int = field(compare=False)
     score: float | None = field(compare=False)
     pinned: Pin | None = field(compare=False)
+    follows: str | bytes | None = field(compare=False)
+    """Id or fingerprint of the block in front of it in its source."""
     fingerprint: bytes = field(init=False, repr=False)
     """128-bit digest of the text: the identity of the block."""
 
@@ -57,6 +68,7 @@ class ContextBlock:
         tokens: SupportsIndex | None = None,
         score: float | None = None,
         pinned: Pin | None = None,
+        follows: ContextBlock | str | int | bytes | None = None,
     ) -> None:
         """Hash `text` (about 1 µs per kB) and check the other arguments.
 
@@ -68,32 +80,47 @@ class ContextBlock:
             score: The retriever's score, for the caller's own use: it neither affects the order nor reaches the
                 prompt, so NaN does no harm.
             pinned: `"start"` or `"end"` keeps the block at that end of the context.
+            follows: The block directly in front of it in their source, or its id or fingerprint. If a request lists
+                the two one after the other, plans keep them so. Otherwise it has no effect.
 
         Raises:
-            TypeError: `text`, `id` or `tokens` has the wrong type.
-            ValueError: `tokens` is negative, or `pinned` has another value.
+            TypeError: `text`, `id`, `tokens` or `follows` has the wrong type.
+            ValueError: `tokens` is negative, `pinned` has another value, or the block follows itself.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {type(text).__name__}")
-        if id is not None and not isinstance(id, str):
-            if isinstance(id, bool) or not isinstance(id, int):
-                raise TypeError(f"id must be a str, an int or None, got {type(id).__name__}")
-            id = str(id)
+        id = _as_id("id", id)
+        if isinstance(follows, ContextBlock):
+            follows = follows.fingerprint
+        elif not isinstance(follows, bytes):
+            follows = _as_id("follows", follows)
         if pinned not in _PINS:
             raise ValueError(f"pinned must be 'start', 'end' or None, got {pinned!r}")
         data = text.encode("utf-8", "surrogatepass")
+        digest = _digest(data)
+        if follows is not None and follows in (id, digest):
+            raise ValueError(f"follows must name another block, got {follows!r}, which is this block")
         assign = object.__setattr__
         assign(self, "text", text)
         assign(self, "id", id)
         assign(self, "tokens", (len(data) + 3) // 4 if tokens is None else _token_count(tokens))
         assign(self, "score", score)
         assign(self, "pinned", pinned)
-        assign(self, "fingerprint", _digest(data))
+        assign(self, "follows", follows)
+        assign(self, "fingerprint", digest)
 
     @property
     def is_blank(self) -> bool:
         """True if the text is empty or only white space."""
         return not self.text or self.text.isspace()
+
+
+def _as_id(name: str, id: str | int | None) -> str | None:
+    if id is None or isinstance(id, str):
+        return id
+    if isinstance(id, bool) or not isinstance(id, int):
+        raise TypeError(f"{name} must be a str, an int or None, got {type(id).__name__}")
+    return str(id)
 
 
 def as_blocks(blocks: Iterable[ContextBlock | str]) -> list[ContextBlock]:
@@ -134,6 +161,41 @@ def _distinct(
     for i in kept:
         places.setdefault(listed[i].fingerprint, []).append(i)
     return [listed[place[0]] for place in places.values()], [tuple(place) for place in places.values()]
+
+
+def joined_blocks(listed: Sequence[ContextBlock], positions: Sequence[tuple[int, ...]]) -> frozenset[int]:
+    """Return which distinct blocks stay directly behind the one in front of them: all of a run but its first.
+
+    A run is a longest stretch of a request in which each block follows the one before it. A blank block, or one that
+    the request has shown before, belongs to its run and is left out of it. O(blocks).
+
+    Args:
+        listed: The request.
+        positions: The places of each distinct block in it; see `evidence_blocks`.
+    """
+    if not [block for block in listed if block.follows is not None]:
+        return frozenset()
+    runs = [0] * len(listed)
+    """The place where the run of each block begins."""
+    for i in range(1, len(listed)):
+        block, before = listed[i], listed[i - 1]
+        is_next = block.follows is not None and block.follows in (before.id, before.fingerprint)
+        runs[i] = runs[i - 1] if is_next or (block == before and not block.is_blank) else i
+    places = [place[0] for place in positions]
+    return frozenset([i for i in range(1, len(places)) if runs[places[i]] == runs[places[i - 1]]])
+
+
+def pins(blocks: Sequence[ContextBlock], joined: Collection[int]) -> list[Pin | None]:
+    """Return the end at which each block is kept: that of the first pinned block of its run. O(blocks)."""
+    ends = [block.pinned for block in blocks]
+    if not joined or not any(ends):
+        return ends
+    for places in (range(1, len(ends)), range(len(ends) - 1, 0, -1)):
+        for i in places:
+            if i in joined:
+                first, second = ends[i - 1], ends[i]
+                ends[i - 1] = ends[i] = first or second
+    return ends
 
 
 def _token_count(tokens: SupportsIndex) -> int:

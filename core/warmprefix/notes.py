@@ -38,7 +38,7 @@ class NoteWriter:
         """Return what a context at the beginning of a prompt shows unless its request asks for something else."""
         return annotation_for(self.resolve(None, model), "head")
 
-    def order_note_tokens(self, annotation: Annotation, ranks: Sequence[int], labels: Sequence[str]) -> int:
+    def order_note_tokens(self, annotation: Annotation, ranks: Sequence[int | None], labels: Sequence[str]) -> int:
         """Return the tokens of the note that an order needs; see `Templates.order_note`."""
         note = self.templates.order_note(annotation, ranks, labels)
         return 0 if note is None else self.count(note)
@@ -48,7 +48,8 @@ class NoteWriter:
         if annotation == "none":
             return 0
         labels = [block.label for block in planned]
-        total = self.order_note_tokens(annotation, [block.positions[0] for block in planned], labels)
+        ranks = [None if block.joined else block.positions[0] for block in planned]
+        total = self.order_note_tokens(annotation, ranks, labels)
         labels = [block.label for block in planned if block.reference is not None]
         if labels:
             total += self.count(self.templates.location_annotation(labels))

@@ -54,6 +54,8 @@ class PlannedBlock(NamedTuple):
     """The wording of its prompt."""
     names: frozenset[str] = frozenset()
     """Labels of its prompt and conversation; a line of its text that begins with one is escaped."""
+    joined: bool = False
+    """True if it belongs to the run of the block in front of it; see `follows` of `ContextBlock`."""
 
     @property
     def rank(self) -> int:
@@ -109,7 +111,8 @@ class ContextPlan:
         """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
         if not self.blocks:
             return None
-        ranks, labels = [planned.rank for planned in self.blocks], [planned.label for planned in self.blocks]
+        ranks = [None if planned.joined else planned.rank for planned in self.blocks]
+        labels = [planned.label for planned in self.blocks]
         return self.blocks[0].templates.order_note(self.annotation, ranks, labels)
 
     @property

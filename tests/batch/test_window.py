@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 
 import pytest
@@ -40,11 +40,11 @@ def tree_of(paths: Sequence[Sequence[str]]) -> PrefixTree[bytes]:
     return tree
 
 
-def relevance(blocks: Sequence[BlockView], after: Sequence[bytes]) -> Sequence[int]:
+def relevance(blocks: Sequence[BlockView], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
     return range(len(blocks))
 
 
-def backwards(blocks: Sequence[BlockView], after: Sequence[bytes]) -> Sequence[int]:
+def backwards(blocks: Sequence[BlockView], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
     return range(len(blocks))[::-1]
 
 
@@ -67,7 +67,7 @@ def test_policy_orders_shared_blocks_and_the_rest() -> None:
 def test_policy_receives_the_blocks_placed_in_front() -> None:
     calls: list[tuple[str, str]] = []
 
-    def order(blocks: Sequence[BlockView], after: Sequence[bytes]) -> Sequence[int]:
+    def order(blocks: Sequence[BlockView], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
         names = {block(letter).fingerprint: letter for letter in LETTERS}
         calls.append(("".join(names[view.fingerprint] for view in blocks), "".join(map(names.__getitem__, after))))
         return range(len(blocks))
@@ -87,7 +87,7 @@ def test_policy_receives_the_blocks_placed_in_front() -> None:
 def test_requests_share_or_follow_their_resident_paths(window: list[str], path: str, expected: list[str]) -> None:
     tree = tree_of([path])
 
-    def deepest_first(blocks: Sequence[BlockView], after: Sequence[bytes]) -> Sequence[int]:
+    def deepest_first(blocks: Sequence[BlockView], after: Sequence[bytes], joined: Collection[int]) -> Sequence[int]:
         return then_the_rest(tree.deepest_path([view.fingerprint for view in blocks], after), len(blocks))
 
     assert orders(window, [path], deepest_first) == expected

@@ -16,9 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
+from warmprefix import BatchRequest, ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.annotate import Annotate
+from warmprefix.batch.session import BATCH_PLANNERS
+from warmprefix.blocks import Pin
 from warmprefix.ordering import POLICIES
+from warmprefix.plan import PlannedBlock
 from warmprefix.stores import CircuitBreaker, Conversation, Forget, GuardedStore, MemorySeenStore, Operation
 
 T = TypeVar("T")
@@ -43,15 +46,37 @@ TEXTS = [
 ]
 IDS = [None, "a", "b", "alpha", "ctx-0123456789ab", "a b", "a\n[b]", "{a}", "9" * 60]
 
+pinned_at = st.sampled_from([None, None, None, "start", "end"])
 context_blocks = st.builds(
     ContextBlock,
     st.sampled_from(TEXTS),
     id=st.sampled_from(IDS),
     tokens=st.none() | st.integers(0, 300),
     score=st.none() | st.floats(allow_nan=True),
-    pinned=st.sampled_from([None, None, None, "start", "end"]),
+    pinned=pinned_at,
+    follows=st.sampled_from([None, "of another request", "alpha beta"]),
 )
 requests = st.lists(context_blocks, max_size=8)
+
+
+def part(source: int, number: int, pinned: Pin | None = None, text: str | None = None) -> ContextBlock:
+    """Return a part of a source, which follows the one before it."""
+    text = f"source {source}, part {number}" if text is None else text
+    return ContextBlock(text, f"{source}.{number}", pinned=pinned, follows=f"{source}.{number - 1}")
+
+
+sources, parts = st.integers(0, 2), st.integers(0, 6)
+neighbours = st.builds(
+    lambda source, first, texts: [part(source, first + i, pin, text) for i, (pin, text) in enumerate(texts)],
+    sources,
+    parts,
+    st.lists(st.tuples(pinned_at, st.sampled_from([None, None, None, "", "alpha"])), min_size=1, max_size=4),
+)
+in_runs = st.lists(neighbours | context_blocks.map(lambda block: [block]), max_size=6).map(
+    lambda pieces: [block for piece in pieces for block in piece]
+)
+"""Requests with neighbours of a source, some of them repeated, without text, or pinned."""
+
 kinds_of_annotation: st.SearchStrategy[Annotate] = st.sampled_from(["auto", "note", "labels", "both", "none"])
 
 
@@ -311,6 +336,67 @@ def test_every_block_stays_in_the_prompt(
             history.append(plan.render())
 
 
+# -- 1, the order within a source ----------------------------------------------------------------------------------
+
+
+def assert_runs_stay(planned: Sequence[PlannedBlock], request: Sequence[ContextBlock]) -> None:
+    """Check that the new blocks of each run stand one behind the other, as in the request."""
+    place = {block.block: i for i, block in enumerate(planned)}
+    shown: set[ContextBlock] = set()
+    run: list[ContextBlock] = []
+    for i, block in enumerate(request):
+        if not i or block.follows is None or block.follows != request[i - 1].id:
+            run = []
+        if block.text.strip() and block not in shown:
+            shown.add(block)
+            run.append(block)
+            places = [place[member] for member in run]
+            assert places == list(range(places[0], places[0] + len(run)))
+
+
+@given(
+    turns=st.lists(st.tuples(in_runs, st.sampled_from(["head", "tail"]), st.booleans()), max_size=6),
+    policy=st.sampled_from(sorted(POLICIES)),
+    conversation=st.sampled_from([None, "chat"]),
+    annotate=kinds_of_annotation,
+)
+def test_runs_stay_together_and_in_order(
+    turns: list[Any], policy: str, conversation: str | None, annotate: Annotate
+) -> None:
+    planner = ContextPlanner(policy=policy, annotate=annotate)
+    history: list[str] = []
+    for request, placement, locked in turns:
+        with planner.planning(request, conversation=conversation, placement=placement, order_locked=locked) as plan:
+            assert_runs_stay(plan.blocks, request)
+            assert_holds(history if placement == "tail" else [], plan, request)
+        if placement == "tail":
+            history.append(plan.render())
+
+
+@given(
+    served=st.lists(in_runs, max_size=3),
+    batch=st.lists(in_runs, max_size=6),
+    planner=st.sampled_from([*BATCH_PLANNERS, "window"]),
+    capacity=st.sampled_from([None, 20, 200]),
+)
+def test_runs_stay_together_in_batches(
+    served: list[Any], batch: list[list[ContextBlock]], planner: str, capacity: int | None
+) -> None:
+    online = ContextPlanner()
+    for request in served:
+        with online.planning(request):
+            pass
+    requests = [BatchRequest(i, request) for i, request in enumerate(batch)]
+    if planner == "window":
+        plan = online.plan_window(requests)
+    else:
+        plan = online.plan_batch(requests, planner=planner, capacity_tokens=capacity)
+    assert plan.saved_tokens <= plan.upper_bound
+    for planned in plan:
+        assert_runs_stay(planned.blocks, planned.request.blocks)
+        assert_holds([], planned.plan, planned.request.blocks)
+
+
 # -- 3: byte stability ---------------------------------------------------------------------------------------------
 
 
@@ -340,14 +426,15 @@ def test_scores_ranks_and_positions_stay_out_of_the_prompt(annotate: Annotate, s
     assert prompt(0.9, 0) == prompt(0.1, 7) == shown
 
 
-@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
+@given(turns=st.lists(requests | in_runs, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
 def test_a_note_names_the_places_of_the_most_relevant_blocks(turns: list[list[ContextBlock]], policy: str) -> None:
     planner = ContextPlanner(policy=policy)
     for request in turns:
         with planner.planning(request) as plan:
-            best = sorted(plan.blocks, key=lambda planned: planned.rank)[:3]
+            first_of_runs = [planned for planned in plan.blocks if not planned.joined]
+            best = sorted(first_of_runs, key=lambda planned: planned.rank)[:3]
             if plan.order_annotation is None:
-                assert list(plan.blocks[:3]) == best
+                assert first_of_runs[:3] == best
             else:
                 places = [int(place) for place in re.findall(r"[0-9]+", plan.order_annotation)]
                 assert [plan.blocks[place - 1] for place in places] == best
@@ -370,7 +457,7 @@ def test_prompt_is_unchanged_without_evidence_of_reuse(earlier: list[list[Contex
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(turns=st.lists(requests, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
+@given(turns=st.lists(requests | in_runs, max_size=8), policy=st.sampled_from(sorted(POLICIES)))
 def test_order_annotation_appears_exactly_if_the_order_changed(turns: list[list[ContextBlock]], policy: str) -> None:
     planner = ContextPlanner(policy=policy, templates=Templates(most_named=None))
     for request in turns:

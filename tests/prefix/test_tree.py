@@ -357,14 +357,13 @@ def test_search_keeps_to_its_budget_if_no_subtree_can_be_skipped(monkeypatch: py
         tree.insert([*order, 100], [1] * 7 + [1_000])
     keys = [*range(7), 200]
     walked = 0
-    ranks_of_children = warmprefix.prefix.tree._ranks_of_children
 
     def counted(*args: object) -> list[int]:
         nonlocal walked
         walked += 1
-        return ranks_of_children(*args)  # type: ignore[arg-type]
+        return nodes.ranks_of_children(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(warmprefix.prefix.tree, "_ranks_of_children", counted)
+    monkeypatch.setattr(warmprefix.prefix.tree, "ranks_of_children", counted)
     assert tree.deepest_path(keys, budget=None) == list(range(7))
     assert walked > 3_000
     for budget in (1, 10, SEARCH_BUDGET, 1_000):

@@ -172,3 +172,9 @@ def test_a_missing_cluster_is_an_error_unless_a_local_one_is_allowed() -> None:
     script = "from warmprefix.ray import connect; connect('127.0.0.1:9')"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert "RayClusterError: No Ray cluster at 127.0.0.1:9: start one with `ray start --head`" in ended.stderr
+
+
+def test_rows_of_a_dataset_name_pins_and_neighbours() -> None:
+    blocks = [{"text": "One.", "id": "1"}, {"text": "Two.", "follows": "1", "pinned": "end"}]
+    request = request_of_row({"id": "r", "blocks": blocks})
+    assert [(block.follows, block.pinned) for block in request.blocks] == [(None, None), ("1", "end")]

@@ -131,6 +131,17 @@ def test_a_request_follows_the_shared_part_of_a_prompt_in_flight() -> None:
     assert resident(router, [block(1), block(3)]) == 0
 
 
+def test_a_run_counts_as_held_only_from_its_first_block_on() -> None:
+    router = ReplicaRouter(["a"])
+    first, second, third = [
+        ContextBlock(f"part {number}", id=number, tokens=100, follows=number - 1) for number in (1, 2, 3)
+    ]
+    served(router, [second, block(9)])
+    assert resident(router, [block(9), second]) == 200
+    assert resident(router, [block(9), first, second]) == 0
+    assert resident(router, [block(9), second, third]) == 100
+
+
 def test_a_block_that_is_pinned_to_the_end_opens_no_prompt() -> None:
     router = ReplicaRouter(["a"])
     served(router, [block(2), block(1)])

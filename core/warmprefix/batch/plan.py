@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from warmprefix.annotate import Annotation
-from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks
+from warmprefix.blocks import ContextBlock, as_blocks, evidence_blocks, joined_blocks
 from warmprefix.cache_profiles import Checkpoints
 from warmprefix.notes import NoteWriter
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
@@ -115,13 +115,16 @@ class PlannedRequest:
     def blocks(self) -> tuple[PlannedBlock, ...]:
         """The distinct blocks with text, in planned order."""
         distinct, positions = evidence_blocks(self.request.blocks)
+        joined = joined_blocks(self.request.blocks, positions)
         at = {places[0]: i for i, places in enumerate(positions)}
         labels, templates = self.wording.labels, self.wording.writer.templates
         names = frozenset([labels[block.fingerprint] for block in distinct] if labels else ())
         return tuple(
             [
-                PlannedBlock(distinct[i], positions[i], labels.get(distinct[i].fingerprint, ""), None, templates, names)
-                for i in [at[position] for position in self.order]
+                PlannedBlock(
+                    block, positions[i], labels.get(block.fingerprint, ""), None, templates, names, i in joined
+                )
+                for i, block in [(at[position], distinct[at[position]]) for position in self.order]
             ]
         )
 

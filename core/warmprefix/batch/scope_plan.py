@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, get_args
 
 from warmprefix.batch.bounds import Bound, upper_bound
 from warmprefix.batch.plan import BatchRequest, BoundKind
 from warmprefix.batch.planners import BatchPlanner, Placed, Progress, depth_first, no_progress
-from warmprefix.blocks import ContextBlock, evidence_blocks
+from warmprefix.blocks import ContextBlock, evidence_blocks, joined_blocks, pins
+from warmprefix.ordering.runs import runs_of
 from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 __all__ = [
@@ -46,7 +47,9 @@ class PathTree(Protocol):
     """The predicted content of the engine's cache, along given blocks; see `PrefixTree`."""
 
     def match_prefix(self, keys: Sequence[bytes]) -> PrefixMatch: ...
-    def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]: ...
+    def deepest_path(
+        self, keys: Sequence[bytes], after: Sequence[bytes] = (), *, joined: Collection[int] = ()
+    ) -> list[int]: ...
 
 
 class ResidentTree(PathTree, Protocol):
@@ -205,11 +208,15 @@ class NumberedRequests:
         self.contexts: list[list[int]] = []
         self.positions: list[dict[int, int]] = []
         """For each request, the first position of each block in it."""
-        # For each request: blocks pinned to the start, or all if its order is locked; blocks that may move; and blocks
+        # For each request: blocks pinned to the start, or all if its order is locked; runs that may move; and blocks
         # pinned to the end.
         self.heads: list[_Order] = []
         self.middles: list[list[int]] = []
         self.ends: list[_Order] = []
+        self.runs: dict[int, _Order] = {}
+        """The blocks of each run of several ones, by its number. Other numbers of `middles` are blocks."""
+        self.joined: list[frozenset[int]] = []
+        """For each request, the blocks that stay directly behind the one before them."""
         for request in requests:
             blocks, places = evidence_blocks(request.blocks)
             context: list[int] = []
@@ -221,15 +228,17 @@ class NumberedRequests:
                 context.append(number)
             self.contexts.append(context)
             self.positions.append({number: place[0] for number, place in zip(context, places, strict=True)})
-            pins = list(
-                zip(context, ["start" if request.order_locked else block.pinned for block in blocks], strict=True)
-            )
-            some = any(pin for _, pin in pins)
-            self.heads.append(tuple([number for number, pin in pins if pin == "start"]) if some else ())
-            self.middles.append([number for number, pin in pins if pin is None] if some else context)
-            self.ends.append(tuple([number for number, pin in pins if pin == "end"]) if some else ())
+            joined = joined_blocks(request.blocks, places)
+            kept_at = ["start"] * len(blocks) if request.order_locked else pins(blocks, joined)
+            pinned = list(zip(context, kept_at, strict=True))
+            some = any(kept_at)
+            self.heads.append(tuple([number for number, pin in pinned if pin == "start"]) if some else ())
+            self.middles.append([number for number, pin in pinned if pin is None] if some else context)
+            self.ends.append(tuple([number for number, pin in pinned if pin == "end"]) if some else ())
+            self.joined.append(frozenset([context[i] for i in joined]))
         self.keys = list(numbers)
         """Each block's fingerprint."""
+        self._number_runs()
         self.worth = self.tokens
         """The tokens that a cache saves if it holds the block: 0 if the block does not fit in it."""
         if capacity_tokens is not None:
@@ -237,9 +246,29 @@ class NumberedRequests:
         self._capacity_tokens = capacity_tokens
         self._note_tokens = note_tokens
 
+    def _number_runs(self) -> None:
+        """Put a number in place of the blocks of each run. Requests share a run if they share all of its blocks."""
+        numbers: dict[_Order, int] = {}
+        for i, joined in enumerate(self.joined):
+            middle = self.middles[i]
+            if joined and middle:
+                divided = runs_of(len(middle), [place for place, number in enumerate(middle) if number in joined])
+                runs = [tuple(middle[run.start : run.stop]) for run in divided]
+                self.middles[i] = [
+                    run[0] if len(run) == 1 else numbers.setdefault(run, len(self.keys) + len(numbers)) for run in runs
+                ]
+        self.runs = {number: run for run, number in numbers.items()}
+        self.tokens += [self.tokens_of(run) for run in numbers]
+
+    def blocks_of(self, order: Sequence[int]) -> Sequence[int]:
+        """Return the blocks of some runs."""
+        if not self.runs:
+            return order
+        return [block for number in order for block in self.runs.get(number, (number,))]
+
     def in_relevance_order(self, i: int) -> _Order:
         """Return the blocks of a request in relevance order, pinned ones at their ends."""
-        return (*self.heads[i], *self.middles[i], *self.ends[i])
+        return (*self.heads[i], *self.blocks_of(self.middles[i]), *self.ends[i])
 
     def notes(self, placed: Placed) -> int:
         """Return the tokens of the note that a request needs."""
@@ -266,7 +295,7 @@ def _candidates(
         heads = _heads_with_paths(batch, paths)
         if heads != batch.heads:
             middles = [
-                middle if head is own else [number for number in middle if number not in placed]
+                middle if head is own else [run for run in middle if batch.blocks_of([run])[0] not in placed]
                 for middle, head, own, placed in zip(batch.middles, heads, batch.heads, map(set, heads), strict=True)
             ]
             yield _arranged(batch, heads, middles, planner, progress)
@@ -297,7 +326,7 @@ def _arranged(
                 raise ValueError(
                     f"{name} must place all of a context's blocks, each once, got {order} for {middles[i]}"
                 )
-            placed.append(Placed(i, (*head, *order, *batch.ends[i])))
+            placed.append(Placed(i, (*head, *batch.blocks_of(order), *batch.ends[i])))
     if len(behind) == 1:
         return placed
     return [placed[i] for i in depth_first([order for _, order in placed])]  # moved blocks may begin like a head
@@ -315,13 +344,17 @@ def _heads_with_paths(batch: NumberedRequests, paths: Sequence[_Order]) -> list[
 
 
 def resident_path(batch: NumberedRequests, i: int, tree: PathTree) -> _Order:
-    """Return the resident path of most tokens that request `i` can begin with."""
-    head, middle = batch.heads[i], batch.middles[i]
+    """Return the resident path of most tokens that request `i` can begin with, to the end of its last run."""
+    head, middle = batch.heads[i], batch.blocks_of(batch.middles[i])
     after = [batch.keys[number] for number in head]
     held = tree.match_prefix(after).blocks
     if held < len(head):
         return head[:held]
-    path = tree.deepest_path([batch.keys[number] for number in middle], after)
+    keys = [batch.keys[number] for number in middle]
+    joined = [place for place, number in enumerate(middle) if number in batch.joined[i]]
+    path = tree.deepest_path(keys, after, joined=joined)
+    while path and path[-1] + 1 in joined:
+        path.append(path[-1] + 1)
     return (*head, *[middle[place] for place in path])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -30,8 +30,10 @@ _LEAST_GAIN = 0.05
 """The least part of the shortest request that a merge must gain. Less than that now is worth less than what the
 policy's own order saves later requests. With 0 or 0.1 some small windows save less; with 0.2 most windows do."""
 
-PolicyOrder = Callable[[Sequence[ContextBlock], Sequence[bytes]], Sequence[int]]
-"""Returns the policy's order of blocks behind a path, given by fingerprints, as indices of the blocks."""
+PolicyOrder = Callable[[Sequence[ContextBlock], Sequence[bytes], Collection[int]], Sequence[int]]
+"""Returns the policy's order of blocks behind a path, given by fingerprints, as indices of the blocks.
+
+The last argument lists the blocks that stay directly behind the one before them."""
 
 
 def plan_window(
@@ -75,7 +77,7 @@ class _Cluster:
     """Requests that run one after another and begin with the same blocks."""
 
     blocks: frozenset[int]
-    """The blocks that all of them have, without pinned ones."""
+    """The blocks and runs that all of them have, without pinned ones."""
     path: tuple[int, ...]
     """The resident path that they can begin with, of most tokens."""
     held_tokens: int
@@ -100,6 +102,9 @@ def _single_clusters(
     clusters: list[_Cluster] = []
     for blocks, own in same.items():
         path = tuple(paths[own[0]][len(window.heads[own[0]]) :])
+        if window.runs:
+            at = {window.blocks_of([run])[0]: run for run in blocks}
+            path = tuple([at[block] for block in path if block in at])
         held, tokens = window.tokens_of(path), window.tokens_of(blocks)
         clusters.append(_Cluster(blocks, path, held, tokens, own[0], own))
     return clusters
@@ -179,10 +184,12 @@ def _laid_out(window: NumberedRequests, root: _Cluster, head: tuple[int, ...], o
     while stack:
         cluster, prefix = stack.pop()
         before = set(prefix)
-        added = [block for block in window.middles[cluster.earliest] if block in cluster.blocks and block not in before]
+        runs = [run for run in window.middles[cluster.earliest] if run in cluster.blocks]
+        added = [block for block in window.blocks_of(runs) if block not in before]
         if len(added) > 1:
             views = [window.blocks[block] for block in added]
-            added = [added[i] for i in order(views, [window.keys[block] for block in prefix])]
+            joined = [i for i, block in enumerate(added) if block in window.joined[cluster.earliest]]
+            added = [added[i] for i in order(views, [window.keys[block] for block in prefix], joined)]
         prefix = (*prefix, *added)
         yield from [Placed(i, (*prefix, *window.ends[i])) for i in cluster.members]
         stack += [(part, prefix) for part in reversed(cluster.parts)]

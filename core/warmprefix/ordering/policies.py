@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from warmprefix.errors import check_count
 from warmprefix.prefix.access import AccessWindow
+from warmprefix.prefix.nodes import may_stand
 from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
 __all__ = [
@@ -85,7 +87,7 @@ def _without_note(order: Sequence[int]) -> int:
 class PrefixView:
     """A read-only view of the engine's cache, behind the blocks already placed in front."""
 
-    __slots__ = ("_after", "_in_flight", "_tree", "note_tokens", "waiting")
+    __slots__ = ("_after", "_in_flight", "_runs", "_tree", "note_tokens", "waiting")
 
     def __init__(
         self,
@@ -108,15 +110,28 @@ class PrefixView:
         """
         self._tree = tree
         self._after = after
+        self._runs: Mapping[bytes, Sequence[BlockView]] = {}
         self._in_flight = _behind(after, in_flight) if after else list(in_flight)
         self.waiting = waiting
         """The blocks of each request that waits, without those of this request's own."""
         self.note_tokens = note_tokens
         """Returns the tokens of the note that the given order needs; 0 for relevance order."""
 
+    def of_runs(
+        self, runs: Mapping[bytes, Sequence[BlockView]], note_tokens: Callable[[Sequence[int]], int]
+    ) -> PrefixView:
+        """Return a view for blocks that each stand for a run, found by the fingerprint of its first block."""
+        view = copy(self)
+        view._runs, view.note_tokens = runs, note_tokens  # noqa: SLF001 - its own class
+        return view
+
     def match_prefix(self, blocks: Sequence[BlockView]) -> PrefixMatch:
-        """Return how much of exactly this order is resident or in flight. O(blocks + plans in flight)."""
-        keys = [block.fingerprint for block in blocks]
+        """Return how much of exactly this order is resident or in flight. O(blocks + plans in flight).
+
+        A run counts as a block if all of it is; its tokens count as far as they are.
+        """
+        single, joined = self._single_blocks(blocks)
+        keys = [block.fingerprint for block in single]
         held = self._tree.match_prefix([*self._after, *keys])
         if self._after:
             placed = self._tree.match_prefix(self._after)
@@ -124,27 +139,59 @@ class PrefixView:
         for order in self._in_flight:
             shared = _shared_blocks(order, keys)
             if shared > held.blocks:
-                held = PrefixMatch(shared, sum([block.tokens for block in blocks[:shared]]))
-        return held
+                held = PrefixMatch(shared, sum([block.tokens for block in single[:shared]]))
+        if not joined:
+            return held
+        ends = [i for i in range(1, len(single) + 1) if i not in joined]
+        return PrefixMatch(sum([end <= held.blocks for end in ends]), held.tokens)
 
     def deepest_path(self, blocks: Sequence[BlockView], budget: int | None = SEARCH_BUDGET) -> list[int]:
-        """Return indices of a path that is resident or in flight; see `PrefixTree.deepest_path`."""
-        path = self._tree.deepest_path([block.fingerprint for block in blocks], self._after, budget)
+        """Return indices of a path that is resident or in flight; see `PrefixTree.deepest_path`.
+
+        Of a run at its end, perhaps only the first blocks are.
+        """
+        single, joined = self._single_blocks(blocks)
+        path = self._tree.deepest_path([block.fingerprint for block in single], self._after, budget, joined)
         if not self._in_flight:
-            return path
-        index = {block.fingerprint: i for i, block in enumerate(blocks)}
-        most = sum([blocks[i].tokens for i in path])
+            return _places_of_runs(path, joined)
+        index = {block.fingerprint: i for i, block in enumerate(single)}
+        most = sum([single[i].tokens for i in path])
         for order in self._in_flight:
             if order and order[0] in index:
-                run = [index[key] for key in takewhile(index.__contains__, order)]
-                tokens = sum([blocks[i].tokens for i in run])
+                found: list[int] = []
+                for i in [index[key] for key in takewhile(index.__contains__, order)]:
+                    if joined and not may_stand(i, found[-1] if found else -1, joined):
+                        break
+                    found.append(i)
+                tokens = sum([single[i].tokens for i in found])
                 if tokens > most:
-                    path, most = run, tokens
-        return path
+                    path, most = found, tokens
+        return _places_of_runs(path, joined)
 
     def greedy_path(self, blocks: Sequence[BlockView]) -> list[int]:
         """Return indices of a resident path; see `PrefixTree.greedy_path`."""
-        return self._tree.greedy_path([block.fingerprint for block in blocks], self._after)
+        single, joined = self._single_blocks(blocks)
+        path = self._tree.greedy_path([block.fingerprint for block in single], self._after, joined)
+        return _places_of_runs(path, joined)
+
+    def _single_blocks(self, blocks: Sequence[BlockView]) -> tuple[Sequence[BlockView], Collection[int]]:
+        """Return the blocks of all runs, and which of them stay behind the one before them."""
+        if not self._runs:
+            return blocks, ()
+        single: list[BlockView] = []
+        joined: set[int] = set()
+        for block in blocks:
+            run = self._runs[block.fingerprint]
+            joined.update(range(len(single) + 1, len(single) + len(run)))
+            single += run
+        return single, joined
+
+
+def _places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
+    """Return the places of the runs on a path of blocks."""
+    if not joined:
+        return path
+    return [i - sum([place < i for place in joined]) for i in path if i not in joined]
 
 
 def _behind(after: Sequence[bytes], orders: Iterable[Sequence[bytes]]) -> list[Sequence[bytes]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from warmprefix.annotate import has_labels
 from warmprefix.batch.planners import BatchPlanner, Progress, no_progress
-from warmprefix.blocks import ContextBlock, distinct_blocks
+from warmprefix.blocks import ContextBlock, distinct_blocks, evidence_blocks, joined_blocks
 from warmprefix.errors import check_count
 from warmprefix.notes import NoteWriter
 from warmprefix.ordering import PrefixView
@@ -95,9 +95,11 @@ class BatchSession:
         listed = as_requests(requests)
 
         def plan_own(own: Sequence[BatchRequest], state: ScopeState, note_tokens: NoteTokens) -> ScopePlan:
-            def policy_order(blocks: Sequence[ContextBlock], after: Sequence[bytes]) -> Sequence[int]:
+            def policy_order(
+                blocks: Sequence[ContextBlock], after: Sequence[bytes], joined: Collection[int]
+            ) -> Sequence[int]:
                 with self.lock:
-                    return state.policy_order(blocks, PrefixView(state.tree, after))
+                    return state.policy_order(blocks, PrefixView(state.tree, after), joined)
 
             if len(own) > MOST_REQUESTS:
                 return self._plan_scope(own, state, [MergePlanner(seconds_per_block=0)], None, no_progress, note_tokens)
@@ -208,13 +210,23 @@ class BatchSession:
 
 def _note_tokens(requests: Sequence[BatchRequest], wording: SharedWording) -> NoteTokens:
     labels, writer, annotation = wording.labels, wording.writer, wording.annotation
+    joined = [_joined_places(request.blocks) for request in requests]
 
     def note_tokens(request: int, order: Sequence[int]) -> int:
         blocks = requests[request].blocks
         names = [labels[blocks[position].fingerprint] for position in order] if labels else ()
-        return writer.order_note_tokens(annotation, order, names)
+        ranks = [None if position in joined[request] else position for position in order]
+        return writer.order_note_tokens(annotation, ranks, names)
 
     return note_tokens
+
+
+def _joined_places(listed: Sequence[ContextBlock]) -> Collection[int]:
+    """Return the places of the blocks that stay directly behind the one in front of them."""
+    if all(block.follows is None for block in listed):
+        return ()
+    _, places = evidence_blocks(listed)
+    return {places[i][0] for i in joined_blocks(listed, places)}
 
 
 class _LockedTree:
@@ -228,6 +240,8 @@ class _LockedTree:
         with self._lock:
             return self._tree.match_prefix(keys)
 
-    def deepest_path(self, keys: Sequence[bytes], after: Sequence[bytes] = ()) -> list[int]:
+    def deepest_path(
+        self, keys: Sequence[bytes], after: Sequence[bytes] = (), *, joined: Collection[int] = ()
+    ) -> list[int]:
         with self._lock:
-            return self._tree.deepest_path(keys, after)
+            return self._tree.deepest_path(keys, after, joined=joined)

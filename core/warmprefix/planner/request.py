@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, has_labels
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks
 from warmprefix.dedup.history import (
     Message,
     Resolution,
@@ -72,6 +72,8 @@ class PlanDraft(NamedTuple):
     blocks: Sequence[ContextBlock]
     positions: Sequence[tuple[int, ...]]
     """The places of each block in the request."""
+    joined: frozenset[int]
+    """The blocks that stay directly behind the one before them."""
     labels: Sequence[str]
     """The label that each block gets unless its conversation requires another one."""
     visible: VisibleHistory | None
@@ -208,6 +210,7 @@ class RequestPlanner:
             conversation,
             distinct,
             positions,
+            joined_blocks(listed, positions),
             labels,
             visible,
             order_locked,
@@ -240,7 +243,7 @@ class RequestPlanner:
             record: The store's answer; None if it was not called or did not answer.
             began: `time.perf_counter()` when the request came.
         """
-        distinct, positions, metrics = draft.blocks, draft.positions, self.metrics
+        distinct, positions, joined, metrics = draft.blocks, draft.positions, draft.joined, self.metrics
         templates = self.writer.templates
         resolution = draft.resolve(record, templates)
         opens_prompt = resolution.opens_prompt
@@ -248,7 +251,8 @@ class RequestPlanner:
 
         def note_tokens(order: Sequence[int]) -> int:
             names = [resolved[i][0] for i in order] if annotation == "both" else ()
-            priced[tuple(order)] = tokens = self.writer.order_note_tokens(annotation, order, names)
+            ranks = [None if i in joined else i for i in order]
+            priced[tuple(order)] = tokens = self.writer.order_note_tokens(annotation, ranks, names)
             return tokens
 
         with self.lock:
@@ -262,9 +266,11 @@ class RequestPlanner:
             order = (
                 range(len(distinct))
                 if draft.order_locked
-                else state.order(distinct, reorders, waiting=waiting, note_tokens=note_tokens)
+                else state.order(distinct, reorders, joined=joined, waiting=waiting, note_tokens=note_tokens)
             )
-            planned = tuple([PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names) for i in order])
+            planned = tuple(
+                [PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names, i in joined) for i in order]
+            )
             tokens = priced.get(tuple(order)) if annotation == "note" else None
             plan = ContextPlan(
                 id=draft.plan_id,

@@ -9,11 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
-from warmprefix.blocks import ContextBlock, fingerprint
+from warmprefix.blocks import ContextBlock, fingerprint, pins
 from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
-from warmprefix.ordering import PrefixView, ServedBlock
+from warmprefix.ordering import BlockView, PrefixView, ServedBlock
+from warmprefix.ordering.runs import Runs
 from warmprefix.plan import PlannedBlock, Scope, tenant_salt
 from warmprefix.planner.config import PlannerConfig
 from warmprefix.planner.label_savings import LabelSavings
@@ -96,25 +97,28 @@ class ScopeState:
         blocks: Sequence[ContextBlock],
         reorders: bool,
         *,
+        joined: Collection[int],
         waiting: Sequence[Collection[bytes]],
         note_tokens: Callable[[Sequence[int]], int],
     ) -> Sequence[int]:
         """Return the planned order of distinct blocks as indices of the relevance order.
 
         Args:
-            blocks: The blocks; pinned ones go to their end of the context.
+            blocks: The blocks; pinned ones, with their runs, go to their end of the context.
             reorders: True if the policy may order the blocks without a pin.
+            joined: The blocks that stay directly behind the one before them.
             waiting: The blocks of the requests that wait.
             note_tokens: Returns the tokens of the note that an order of all blocks needs.
         """
-        starts = [i for i, block in enumerate(blocks) if block.pinned == "start"]
-        ends = [i for i, block in enumerate(blocks) if block.pinned == "end"]
+        kept_at = pins(blocks, joined)
+        starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
+        ends = [i for i, pin in enumerate(kept_at) if pin == "end"]
         if not starts and not ends:
             if not reorders:
                 return range(len(blocks))
             view = PrefixView(self.tree, (), in_flight=self.queue.in_flight, waiting=waiting, note_tokens=note_tokens)
-            return self.policy_order(blocks, view)
-        middle = [i for i, block in enumerate(blocks) if block.pinned is None]
+            return self.policy_order(blocks, view, joined)
+        middle = [i for i, pin in enumerate(kept_at) if pin is None]
         if reorders:
             view = PrefixView(
                 self.tree,
@@ -123,20 +127,30 @@ class ScopeState:
                 waiting=waiting,
                 note_tokens=lambda order: note_tokens([*starts, *[middle[i] for i in order], *ends]),
             )
-            ordered = self.policy_order([blocks[i] for i in middle], view)
+            joined = [place for place, i in enumerate(middle) if i in joined]
+            ordered = self.policy_order([blocks[i] for i in middle], view, joined)
             return [*starts, *[middle[i] for i in ordered], *ends]
         return [*starts, *middle, *ends]
 
-    def policy_order(self, blocks: Sequence[ContextBlock], view: PrefixView) -> Sequence[int]:
-        """Return the policy's order of distinct blocks; relevance order, counted, if it fails."""
+    def policy_order(
+        self, blocks: Sequence[ContextBlock], view: PrefixView, joined: Collection[int] = ()
+    ) -> Sequence[int]:
+        """Return the policy's order of distinct blocks; relevance order, counted, if it fails.
+
+        The policy orders runs: a block that is `joined` to the one before it moves with it.
+        """
+        units: Sequence[BlockView] = blocks
+        runs = Runs(blocks, joined) if joined else None
+        if runs is not None:
+            units, view = runs.units, runs.view(view)
         try:
-            order = [operator.index(i) for i in self.policy.order(blocks, view)]
-            if sorted(order) != list(range(len(blocks))):
-                raise ValueError(f"ordering policy must return a permutation of range({len(blocks)}), got {order}")
+            order = [operator.index(i) for i in self.policy.order(units, view)]
+            if sorted(order) != list(range(len(units))):
+                raise ValueError(f"ordering policy must return a permutation of range({len(units)}), got {order}")
         except Exception:
             self._metrics.degrade("policy")
             return range(len(blocks))
-        return order
+        return order if runs is None else runs.blocks_in(order)
 
     def resident_tokens(self, planned: Sequence[PlannedBlock]) -> int:
         """Return the tokens that the engine is predicted to reuse; with checkpoints the least number of them."""

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["TreeNode", "link_before", "ring", "ring_backwards", "shared_prefix", "unlink"]
+__all__ = [
+    "Places",
+    "Trail",
+    "TreeNode",
+    "link_before",
+    "may_stand",
+    "ranks_of_children",
+    "ring",
+    "ring_backwards",
+    "shared_prefix",
+    "unlink",
+    "unwind",
+]
 
 K = TypeVar("K", bound=Hashable)
+
+Places = Collection[int]
+"""Indices of blocks."""
 
 
 class TreeNode(Generic[K]):
@@ -66,3 +81,28 @@ def shared_prefix(edge: Sequence[K], keys: Sequence[K], start: int) -> int:
         if edge[i] != keys[start + i]:
             return i
     return limit
+
+
+def ranks_of_children(node: TreeNode[K], index: dict[K, int]) -> list[int]:
+    """Return the places in `index`, ascending, of the resident children of `node`."""
+    children = node.children
+    shared = children.keys() & index.keys()
+    return sorted([index[key] for key in shared if children[key].resident]) if shared else []
+
+
+Trail = tuple["Trail", list[int]] | None
+"""A path as a linked list of runs of indices, last run first, so that siblings share their beginning."""
+
+
+def may_stand(i: int, last: int, joined: Places) -> bool:
+    """Return True if block `i` may follow block `last` where the `joined` ones stay behind the block before them."""
+    return i == last + 1 if last + 1 in joined else i not in joined
+
+
+def unwind(trail: Trail) -> list[int]:
+    """Return the path as one list of indices."""
+    runs: list[list[int]] = []
+    while trail is not None:
+        trail, run = trail
+        runs.append(run)
+    return [i for run in reversed(runs) for i in run]

@@ -14,7 +14,19 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from warmprefix.errors import check_count
-from warmprefix.prefix.nodes import TreeNode, link_before, ring, ring_backwards, shared_prefix, unlink
+from warmprefix.prefix.nodes import (
+    Places,
+    Trail,
+    TreeNode,
+    link_before,
+    may_stand,
+    ranks_of_children,
+    ring,
+    ring_backwards,
+    shared_prefix,
+    unlink,
+    unwind,
+)
 
 __all__ = ["PrefixMatch", "PrefixTree", "hottest_paths"]
 
@@ -114,8 +126,10 @@ class PrefixTree(Generic[K]):
                 found = PrefixMatch(matched, tokens)
         return found
 
-    def deepest_path(self, keys: Sequence[K], after: Sequence[K] = (), budget: int | None = SEARCH_BUDGET) -> list[int]:
-        """Return the resident path of most tokens, after `after` and of `keys` only.
+    def deepest_path(
+        self, keys: Sequence[K], after: Sequence[K] = (), budget: int | None = SEARCH_BUDGET, joined: Places = ()
+    ) -> list[int]:
+        """Return the resident path of most tokens behind `after`, as indices of `keys`.
 
         Depth-first, children in the order of `keys`. A subtree is skipped if its reach cannot beat the best path so
         far, and the search ends with a path that holds all `keys`.
@@ -125,30 +139,28 @@ class PrefixTree(Generic[K]):
             after: Blocks already placed in front. The path is empty unless they are resident.
             budget: Most edges walked; after that, the best path so far is returned. None for an exact result, at a cost
                 that grows with the nodes of the tree.
-
-        Returns:
-            Indices into `keys` in path order.
+            joined: The `keys` that stay directly behind the one before them. The path may end in front of one.
         """
-        start = self._locate(after)
-        if start is None:
+        if (start := self._locate(after)) is None:
             return []
         index = {key: i for i, key in enumerate(keys)}
-        best: _Trail = None
+        best: Trail = None
         best_tokens = 0
         edges_left = -1 if budget is None else budget
         # Edges to walk: node, offset into its edge, blocks placed and tokens matched before it, and their trail.
-        stack: list[tuple[TreeNode[K], int, int, int, _Trail]] = [(*start, 0, 0, None)]
+        stack: list[tuple[TreeNode[K], int, int, int, Trail]] = [(*start, 0, 0, None)]
         while stack and edges_left:
             node, offset, placed, matched, trail = stack.pop()
             if matched + node.reach <= best_tokens:
                 continue
             edges_left -= 1
             run: list[int] = []
+            last = -1 if trail is None else trail[1][-1]
             for key in node.keys[offset:] if offset else node.keys:
                 i = index.get(key)
-                if i is None:
+                if i is None or (joined and not may_stand(i, last, joined)):
                     break
-                run.append(i)
+                run.append(last := i)
             if run:
                 placed += len(run)
                 matched += sum(node.tokens[offset : offset + len(run)])
@@ -158,31 +170,29 @@ class PrefixTree(Generic[K]):
                 if placed == len(keys):
                     break
             if offset + len(run) == len(node.keys) and node.children:
-                ranks = _ranks_of_children(node, index)
-                ranks.reverse()
-                for i in ranks:
+                ranks = ranks_of_children(node, index)
+                for i in reversed([i for i in ranks if may_stand(i, last, joined)] if joined else ranks):
                     child = node.children[keys[i]]
                     if matched + child.reach > best_tokens:
                         stack.append((child, 0, placed, matched, trail))
-        return _unwind(best)
+        return unwind(best)
 
-    def greedy_path(self, keys: Sequence[K], after: Sequence[K] = ()) -> list[int]:
+    def greedy_path(self, keys: Sequence[K], after: Sequence[K] = (), joined: Places = ()) -> list[int]:
         """Return the path of the first resident children (CacheWeaver, Alg. 1).
 
         Arguments and result are those of `deepest_path`. O(len(keys)) per placed block.
         """
-        start = self._locate(after)
-        if start is None:
+        if (start := self._locate(after)) is None:
             return []
         index = {key: i for i, key in enumerate(keys)}
         node, offset = start
         path: list[int] = []
         while True:
             for key in node.keys[offset:]:
-                if key not in index:
+                if key not in index or not may_stand(index[key], path[-1] if path else -1, joined):
                     return path
                 path.append(index[key])
-            ranks = _ranks_of_children(node, index)
+            ranks = [i for i in ranks_of_children(node, index) if may_stand(i, path[-1] if path else -1, joined)]
             if not ranks:
                 return path
             node, offset = node.children[keys[ranks[0]]], 0
@@ -477,22 +487,3 @@ def hottest_paths(tree: PrefixTree[K], count: int, among: int = 2_048) -> list[l
             node = node.parent
         found.append([key for run in reversed(runs) for key in run])
     return found
-
-
-def _ranks_of_children(node: TreeNode[K], index: dict[K, int]) -> list[int]:
-    """Return the places in `index`, ascending, of the resident children of `node`."""
-    children = node.children
-    shared = children.keys() & index.keys()
-    return sorted([index[key] for key in shared if children[key].resident]) if shared else []
-
-
-_Trail = tuple["_Trail", list[int]] | None
-"""A path as a linked list of runs of indices, last run first, so that siblings share their beginning."""
-
-
-def _unwind(trail: _Trail) -> list[int]:
-    runs: list[list[int]] = []
-    while trail is not None:
-        trail, run = trail
-        runs.append(run)
-    return [i for run in reversed(runs) for i in run]

@@ -181,13 +181,17 @@ def _plan_piece(table: pa.Table, planning: Planning) -> PiecePlan:
             rows[request.id] = row
             requests[request.id] = BatchRequest(
                 request.id,
-                [blocks.setdefault((block.fingerprint, block.id, block.tokens), block) for block in request.blocks],
+                [blocks.setdefault(_identity(block), block) for block in request.blocks],
                 request.question,
                 tenant=request.tenant,
                 order_locked=request.order_locked,
             )
     in_order = [requests[id] for id in sorted(requests)]  # the plan must not depend on how Ray wrote the rows
     return PiecePlan(table, planning.make_planner().plan_batch(in_order, **planning.options), rows, errors)
+
+
+def _identity(block: ContextBlock) -> object:
+    return block.fingerprint, block.id, block.tokens, block.pinned, block.follows
 
 
 def write_plan(

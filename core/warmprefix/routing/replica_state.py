@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from warmprefix.blocks import ContextBlock
+from warmprefix.blocks import ContextBlock, pins
 from warmprefix.plan import PlannedBlock
 from warmprefix.prefix.tree import PrefixTree
 from warmprefix.residency import EngineReport
@@ -29,13 +29,19 @@ _ROUTE, _KEY = 320, 350
 class RequestBlocks:
     """The blocks of one request, in the form that prefix trees take."""
 
-    __slots__ = ("ends", "keys", "locked", "starts", "tokens", "total")
+    __slots__ = ("ends", "joined", "keys", "locked", "starts", "tokens", "total")
 
-    def __init__(self, blocks: Sequence[ContextBlock], order_locked: bool) -> None:
-        starts = [block for block in blocks if block.pinned == "start"]
-        ends = [block for block in blocks if block.pinned == "end"]
+    def __init__(
+        self, blocks: Sequence[ContextBlock], order_locked: bool, joined: frozenset[int] = frozenset()
+    ) -> None:
+        kept_at = pins(blocks, joined)
+        starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
+        ends = [i for i, pin in enumerate(kept_at) if pin == "end"]
+        middle = [i for i, pin in enumerate(kept_at) if pin is None]
+        self.joined = [place for place, i in enumerate(middle) if i in joined]
+        """Of the blocks without a pin, those that stay directly behind the one before them."""
         if (starts or ends) and not order_locked:
-            blocks = [*starts, *[block for block in blocks if block.pinned is None], *ends]
+            blocks = [blocks[i] for i in [*starts, *middle, *ends]]
         self.keys = [block.fingerprint for block in blocks]
         """In relevance order, pinned blocks at their ends."""
         self.tokens = [block.tokens for block in blocks]
@@ -55,7 +61,7 @@ class RequestBlocks:
         if pinned.blocks < self.starts:
             return pinned.tokens
         free = self.keys[self.starts : len(self.keys) - self.ends]
-        path = tree.deepest_path(free, first)
+        path = tree.deepest_path(free, first, joined=self.joined)
         if self.ends and len(path) == len(free):
             return tree.match_prefix([*first, *[free[i] for i in path], *last]).tokens
         return pinned.tokens + sum([self.tokens[self.starts + i] for i in path])

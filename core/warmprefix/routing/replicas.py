@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import cast
 
 from warmprefix.annotate import Templates
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, fingerprint, joined_blocks
 from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import ContextPlan, PlannedBlock, Scope
@@ -247,13 +247,14 @@ class ReplicaRouter(Fleet[ReplicaTenant]):
             ValueError: `conversation` or `replicas` is empty, a name is unknown or repeated, or `prompt_tokens` is
                 negative.
         """
-        distinct, _ = distinct_blocks(as_blocks(blocks))
+        given = as_blocks(blocks)
+        distinct, positions = distinct_blocks(given)
         check_request(conversation, tenant=tenant, preamble=preamble)
         check_type("prompt_tokens", prompt_tokens, int, optional=True)
         if prompt_tokens is not None:
             check_range(0, prompt_tokens=prompt_tokens)
         behind = None if preamble is None else fingerprint(preamble)
-        request = RequestBlocks(distinct, order_locked)
+        request = RequestBlocks(distinct, order_locked, joined_blocks(given, positions))
         with self._lock:
             names = list(self._members) if replicas is None else self._available(replicas)
             if not names:
