@@ -13,7 +13,7 @@ from warmprefix.cache_profiles import CacheProfile, MarkRules, as_profile
 from warmprefix.errors import check_count
 from warmprefix.forks import fork_safe_lock
 from warmprefix.marks.choice import MarkCandidate, chosen_marks
-from warmprefix.marks.returns import PrefixRecord, ReturnRates
+from warmprefix.marks.returns import ANSWER_SECONDS, PrefixRecord, ReturnRates
 from warmprefix.marks.usage import CacheUsage
 
 __all__ = ["MarkDecision", "MarkPlanner", "MarkedPart"]
@@ -22,8 +22,6 @@ PartKind = Literal["tools", "system", "inner", "past", "end"]
 
 _CAUTION = 1.08
 """What a write is taken to cost more than it does, because the best of many estimates is too good on average."""
-_ANSWER_SECONDS = 10.0
-"""Time after which a request without a report is taken to have written its marks."""
 _MOST_SCOPES = 1_024
 _TOLERANCE = 0.03
 """Share by which token counts of this library and of the API may differ."""
@@ -60,6 +58,8 @@ class MarkDecision:
     """The scope of the request."""
     marked: tuple[tuple[bytes, float], ...] = field(repr=False)
     """Key and estimated tokens of each marked prefix."""
+    visited: tuple[bytes, ...] = field(repr=False)
+    """Key of each prefix."""
     tokens: float = field(repr=False)
     """Estimated tokens of the prompt."""
     decided: float = field(repr=False)
@@ -83,6 +83,9 @@ class MarkPlanner:
     price w and a read price r. How often that will be is learned from the requests of a scope (`ReturnRates`). Of all
     sets of marks that the API allows, the one with the largest expected saving is written (`chosen_marks`). Parts that
     the API is believed to hold are marked so that it finds them and keeps them.
+
+    While a request writes a prefix, requests that begin with it cannot read it, and would write it once more. So of
+    such requests at the same time only the first one writes.
 
     Answers correct the picture: `report` passes on what the API has read and written. Without a report, a prefix is
     taken to be readable 10 s after its request. Thread-safe; memory is bounded.
@@ -137,10 +140,10 @@ class MarkPlanner:
                 self._mark(records[part], number, now)
             marked = tuple([(keys[part], ends[part]) for part in lifetimes])
             seconds = {part: self.rules.lifetimes[number] for part, number in lifetimes.items()}
-            return MarkDecision(seconds, scope, marked, ends[-1] if ends else 0.0, now)
+            return MarkDecision(seconds, scope, marked, tuple(keys), ends[-1] if ends else 0.0, now)
 
     def report(self, decision: MarkDecision, usage: CacheUsage | None) -> None:
-        """Apply what the API reports of a request; None if it has failed, or was sent without the marks. O(marks)."""
+        """Apply what the API reports of a request; None if it has failed, or was sent without the marks. O(parts)."""
         with self._lock:
             now = self._now = max(self._now, self._clock())
             found = [(self._prefixes.get(key), end) for key, end in decision.marked]
@@ -150,6 +153,9 @@ class MarkPlanner:
                     if record.ready > decision.decided:
                         record.expires = float("-inf")
                 return
+            for key in decision.visited:
+                if (visited := self._prefixes.get(key)) is not None:
+                    visited.answered = min(visited.answered, now)
             learned = self._scope(decision.scope)
             tokens = sum(usage)
             factor = tokens / decision.tokens if tokens and decision.tokens else 1.0
@@ -202,7 +208,7 @@ class MarkPlanner:
     def _mark(self, record: PrefixRecord, number: int, now: float) -> None:
         """Expect that the API has a prefix, once the request that marks it is answered."""
         if not record.ready <= now <= record.expires:
-            record.ready = now + _ANSWER_SECONDS
+            record.ready = now + ANSWER_SECONDS
             record.lifetime = number
         record.expires = now + self.rules.lifetimes[record.lifetime]
 
@@ -231,11 +237,14 @@ class MarkPlanner:
         ]
         deepest = held[-1] if held else None
         begin = 0.0 if deepest is None else ends[deepest]
+        is_being_written = any(
+            now < record.ready and now <= record.expires and end > begin
+            for record, end in zip(records, ends, strict=True)
+        )
         candidates = [
             MarkCandidate(number, ends[number], self._gains(part, records[number], learned), number in required)
             for number, part in enumerate(parts)
-            if number in required
-            or (part.can_have_mark and ends[number] >= learned.minimum and not now < records[number].ready)
+            if number in required or (part.can_have_mark and ends[number] >= learned.minimum and not is_being_written)
             if deepest is None or number > deepest or number in required
         ]
         reserved = deepest is not None and deepest not in required

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-__all__ = ["PrefixRecord", "ReturnRates"]
+__all__ = ["ANSWER_SECONDS", "PrefixRecord", "ReturnRates"]
 
 _FIRST_SHARE = {"tools": 0.5, "system": 0.5, "inner": 0.15, "past": 0.4, "end": 0.05}
 """Share of new prefixes that come again in time, before there is any evidence, by the place of their last part."""
@@ -18,6 +18,8 @@ _OWN_WEIGHT = 16.0
 _MOST_VISITS = 400.0
 """Visits of a class that are remembered; older ones count half, a quarter, and so on."""
 _MOST_CLASSES = 4_096
+ANSWER_SECONDS = 10.0
+"""Time after which a request without a report is taken to be answered, and so to have written its marks."""
 _DEEPEST = 15
 """Parts of a message that have classes of their own; later ones share one."""
 
@@ -25,13 +27,16 @@ _DEEPEST = 15
 class PrefixRecord:
     """What is remembered of one prefix: its visits, and the time until which the API keeps it."""
 
-    __slots__ = ("classes", "expires", "last_visit", "lifetime", "ready", "returns", "tokens", "visits")
+    __slots__ = ("answered", "classes", "expires", "last_visit", "lifetime", "ready", "returns", "tokens", "visits")
 
     def __init__(self, tokens: int, lifetimes: int) -> None:
         self.tokens = tokens
         """Tokens of its last part."""
         self.visits = 0
+        """Visits, of which those at the same time count as one."""
         self.last_visit = 0.0
+        self.answered = float("-inf")
+        """Time from which a request can read what an earlier one could have written."""
         self.returns = [0] * lifetimes
         """Visits that came within each lifetime of the one before."""
         self.classes: list[Hashable] = []
@@ -44,6 +49,7 @@ class PrefixRecord:
 class ReturnRates:
     """Learns for one scope how likely prefixes are to be visited again within each lifetime.
 
+    Requests that run at the same time cannot read what one of them writes, so together they are one visit.
     Evidence is a prefix's own visits, and those of its class: prefixes that end at the same kind of place at the same
     depth, with as many visits, and with a last pause of the same kind. A visit counts as not repeated until it is, so
     the future is taken to be as long as the past. Deterministic; memory is bounded. Not thread-safe.
@@ -55,6 +61,11 @@ class ReturnRates:
 
     def visit(self, record: PrefixRecord, kind: str, depth: int, now: float) -> None:
         """Count a request with this prefix. O(lifetimes)."""
+        if not record.visits or now - record.last_visit > self._lifetimes[0]:
+            record.answered = now + ANSWER_SECONDS
+        elif now < record.answered:
+            record.last_visit = now
+            return
         pause = now - record.last_visit if record.visits else None
         quick = [pause is not None and pause <= lifetime for lifetime in self._lifetimes]
         for number, returned in enumerate(quick):
