@@ -64,8 +64,13 @@ REQUIREMENTS = {
     "clients": ["-e", ".[serve]", "--group", "clients"],
     "hermes": ["hermes-agent==0.19.0"],  # one of the clients, whose requirements contradict the others'
 }
-DEMO_DOWNLOAD = "10 MB"
-"""Size of the wheels of the extra `demo`, and of pip. Installed, with pip, they take about 90 MB."""
+SIZES = {
+    "demo": ": downloads about 10 MB",  # installed, with pip, they take about 90 MB
+    "together": ": downloads packages that take 2.2 GB of disk",
+    "kernels": ": downloads PyTorch and more, 1 GB or, for GPUs, several",
+    "clients": ": downloads packages that take 1.2 GB of disk",
+}
+"""What `environment` prints of large downloads, and of the demo's, which is small."""
 TESTED = [name for name in REQUIREMENTS if name not in ("demo", "hermes")]
 LARGE = ("clients",)
 """Environments that `test --all` uses only if they are named."""
@@ -244,8 +249,7 @@ def environment(name: str) -> Path:
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + origin.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    size = f": downloads about {DEMO_DOWNLOAD}" if name == "demo" else ""
-    print(f"Setting up {directory.name} (once){size} ...", flush=True)
+    print(f"Setting up {directory.name} (once){SIZES.get(name, '')} ...", flush=True)
     try:
         create(directory, python, name)
         if not installed_by_uv(name, python):

@@ -12,7 +12,7 @@ import pytest
 
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.demo_options import DemoOptions
-from warmprefix_tools.demo.session import DemoResult, run_session
+from warmprefix_tools.demo.session import DemoResult, prepare_session, run_session
 
 
 @pytest.fixture(autouse=True)
@@ -38,4 +38,4 @@ def options() -> DemoOptions:
 
 @pytest.fixture(scope="session")
 def result(options: DemoOptions, entries: tuple[LibraryEntry, ...]) -> DemoResult:
-    return asyncio.run(run_session(options, lambda name, steps: lambda: None, entries))
+    return asyncio.run(run_session(options, lambda name, steps: lambda: None, prepare_session(options, entries)))

@@ -22,7 +22,7 @@ from warmprefix_tools.demo.corpus import LEAST_TOKENS, MOST_TOKENS, tokens_of
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.document_questions import phrases
 from warmprefix_tools.demo.documents import Documents, read_documents
-from warmprefix_tools.demo.session import DemoTurn, prepare_document_turns, run_session
+from warmprefix_tools.demo.session import DemoTurn, prepare_document_turns, prepare_session, run_session
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 from warmprefix_tools.retriever import content_words
 
@@ -104,7 +104,7 @@ def test_real_server_is_asked_about_documents_and_not_about_python(folder: Path)
     config = EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
     with EmulatorServer(config) as server:
         options = DemoOptions(documents=folder, questions=3, k=4, placement="head", endpoint=server.base_url)
-        result = asyncio.run(run_session(options, lambda name, steps: lambda: None))
+        result = asyncio.run(run_session(options, lambda name, steps: lambda: None, prepare_session(options)))
     assert result.emulator is None
     for served in (each for arm in result.runs["head"] for each in arm):
         assert re.match(rf"Session \d+\. {re.escape(DOCUMENT_INSTRUCTIONS)}\n\n", served.messages[0]["content"])
@@ -121,7 +121,9 @@ def test_folder_without_text_is_one_line_with_status_2(run: Run, tmp_path: Path,
     result = run("demo", "--documents", root)
     assert (result.returncode, result.stdout) == (2, "")
     message = result.stderr.splitlines()[-1]
-    assert message.startswith(f"{root} is too little text: 0 passages in 0 files (.txt, .md, .rst); the demo needs 20")
+    assert message.startswith(
+        f"{root} is too little text: 0 passages in 0 files (.txt, .md, .rst, .html); the demo needs 20"
+    )
     assert ("2 of other formats (such as a.png)" in message) == (name != "empty")
 
 
@@ -145,7 +147,7 @@ def test_one_file_is_enough_whatever_its_suffix(tmp_path: Path) -> None:
 def test_unusable_files_are_counted_and_named_once(folder: Path) -> None:
     (folder / "b1.txt").write_bytes(b"\x7fELF\0\0 binary")
     (folder / "b2.txt").write_bytes(b"\0" * 50)
-    (folder / "latin.txt").write_bytes(prose(99).encode() + "Füße".encode("latin-1"))
+    (folder / "cut.txt").write_bytes(b"\xff\xfe" + prose(99).encode("utf-16-le")[:-1])
     (folder / "short.md").write_text("# Title only\n")
     (folder / "z-copy.md").write_text((folder / "a.md").read_text())
     (folder / ".hidden.md").write_text(prose(50))
@@ -155,9 +157,52 @@ def test_unusable_files_are_counted_and_named_once(folder: Path) -> None:
     assert (found.files, len(found.passages)) == (4, 32)
     assert left_out(found) == {
         "binary": (2, "b1.txt"),
-        "not UTF-8": (1, "latin.txt"),
+        "of an unknown encoding": (1, "cut.txt"),
         "without a passage that is long enough and new": (2, "short.md"),
     }
+
+
+GERMAN = "Die Wärmepumpe läuft über Nacht. Größe und Maße stehen im Handbuch für Geräte. "
+SWEDISH = "Värmepumpen är på över natten. Åtgärd krävs för östra änden av huset. "
+RUSSIAN = "Насос работает ночью. Размеры указаны в руководстве по прибору. "
+JAPANESE = "ポンプは夜に動作します。大きさは説明書にあります。"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        (GERMAN, "latin-1"),
+        (GERMAN, "utf-16"),
+        (GERMAN, "utf-32"),
+        (SWEDISH, "latin-1"),
+        (RUSSIAN, "cp1251"),
+        (JAPANESE, "shift_jis"),
+    ],
+)
+def test_other_encodings_are_recognised(tmp_path: Path, text: str, encoding: str) -> None:
+    (tmp_path / "manual.txt").write_bytes((text * 8).encode(encoding))
+    found = read_documents(tmp_path)
+    assert "".join(passage.block.text for passage in found.passages).startswith(text.strip())
+    assert found.left_out == ()
+
+
+def test_html_is_read_as_its_text_in_sections(tmp_path: Path) -> None:
+    body = "".join(f"<h2>Part {seed}</h2><p>{prose(seed)} <a href='x'>a_b* &amp; c</a></p>" for seed in range(3))
+    page = f"<html><head><title>No</title><style>p {{}}</style></head><body>{body}<script>no()</script></body></html>"
+    (tmp_path / "page.html").write_bytes(page.replace("Part", "Größe").encode("latin-1"))
+    found = read_documents(tmp_path)
+    assert [passage.title for passage in found.passages] == ["Größe 0", "Größe 1", "Größe 2"]
+    texts = [passage.block.text for passage in found.passages]
+    assert all("a_b* & c" in text and "<" not in text and "no()" not in text for text in texts)
+
+
+def test_html_without_end_and_of_any_depth_is_read_or_left_out(tmp_path: Path) -> None:
+    (tmp_path / "deep.html").write_text("<div>" * 5_000 + prose(1))
+    (tmp_path / "open.htm").write_text(f"<p>{prose(2)}<script>" + "<style" * 20_000)
+    (tmp_path / "other.md").write_text(prose(3))
+    found = read_documents(tmp_path)
+    assert {passage.document for passage in found.passages} >= {"open.htm", "other.md"}
+    assert left_out(found) in ({}, {"of HTML that is nested too deeply": (1, "deep.html")})
 
 
 def test_links_end(folder: Path) -> None:

@@ -75,7 +75,8 @@ def test_without_a_place_for_the_page_the_report_is_printed(run: Run, tmp_path: 
     assert run(*SHORT, "--html", "-").returncode == 2
 
 
-def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path) -> None:
+@pytest.mark.parametrize("during", ["reading", "asking"])
+def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path, during: str) -> None:
     script = textwrap.dedent(
         f"""
         import signal, sys
@@ -87,11 +88,15 @@ def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path) -> Non
         ask, asked, read = ChatClient.ask, [], session.read_standard_library
         async def interrupted(*arguments):
             asked.append(arguments)
-            if len(asked) == 10:
+            if len(asked) == 10 and {during == "asking"}:
                 signal.raise_signal(signal.SIGINT)
             return await ask(*arguments)
         ChatClient.ask = interrupted
-        session.read_standard_library = lambda: read(Path({str(small_library)!r}))
+        def read_some():
+            if {during == "reading"}:
+                signal.raise_signal(signal.SIGINT)
+            return read(Path({str(small_library)!r}))
+        session.read_standard_library = read_some
         sys.argv = ["warmprefix", "demo"]
         main()
         """

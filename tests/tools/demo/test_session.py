@@ -15,7 +15,7 @@ from warmprefix_tools.demo.client import ANSWER_TOKENS, ChatClient
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.demo_measures import summarize_arm
 from warmprefix_tools.demo.demo_options import DemoOptions
-from warmprefix_tools.demo.session import DemoResult, ServedTurn, run_session, serve_turns
+from warmprefix_tools.demo.session import DemoResult, ServedTurn, prepare_session, run_session, serve_turns
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
 from warmprefix_tools.emulator.answers import compose_answer
 
@@ -151,7 +151,8 @@ def test_runs_on_a_real_server_do_not_share_its_cache(
 ) -> None:
     with EmulatorServer(INSTANT) as server:
         options = DemoOptions(questions=6, endpoint=server.base_url)
-        runs = [asyncio.run(run_session(options, lambda name, steps: lambda: None, entries)).runs for _ in range(2)]
+        text = prepare_session(options, entries)
+        runs = [asyncio.run(run_session(options, lambda name, steps: lambda: None, text)).runs for _ in range(2)]
     arms = [arm for run in runs for arms in run.values() for arm in arms]
     assert [arm[0].answer.cached_tokens for arm in arms] == [0] * 8
     assert sum(served.answer.cached_tokens or 0 for arm in arms for served in arm) > 0

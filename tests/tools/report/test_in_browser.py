@@ -25,7 +25,7 @@ from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.page import demo_page
-from warmprefix_tools.demo.session import run_session
+from warmprefix_tools.demo.session import prepare_session, run_session
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
 from warmprefix_tools.quality.page import quality_page
@@ -86,7 +86,9 @@ def demonstration(text: str, folder: Path) -> str:
             "\n\n".join(" ".join(sentences[start : start + 6]) for start in range(0, 60, 6)), encoding="utf-8"
         )
     options = DemoOptions(documents=folder, questions=16, k=5, prefill_rate=math.inf)
-    return demo_page(asyncio.run(run_session(options, lambda name, steps: lambda: None)), options)
+    return demo_page(
+        asyncio.run(run_session(options, lambda name, steps: lambda: None, prepare_session(options))), options
+    )
 
 
 def answers_page(model: str) -> str:

@@ -40,7 +40,7 @@ class DemoOptions:
         Path | None,
         Option(
             metavar="PATH",
-            help="Folder of your own .txt, .md and .rst files, or one file, to ask about.",
+            help="Folder of your own .txt, .md, .rst and .html files, or one file, to ask about.",
             show_default="Python's standard library",
         ),
     ] = None

@@ -1,7 +1,8 @@
-"""The text of a user's own documents: plain text, Markdown and reStructuredText, as passages."""
+"""The text of a user's own documents: plain text, Markdown, reStructuredText and HTML, as passages."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import stat
@@ -10,17 +11,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warmprefix import ContextBlock
+from warmprefix.errors import MissingExtraError
 from warmprefix_tools.demo import DemoError
 from warmprefix_tools.demo.corpus import BLANK_LINES, LEAST_TOKENS, MOST_TOKENS, packed, tokens_of
 from warmprefix_tools.report.amounts import listed
 from warmprefix_tools.report.visible import visible
 
-__all__ = ["Documents", "LeftOut", "Passage", "read_documents"]
+try:
+    from charset_normalizer import from_bytes
+    from markdownify import ATX, markdownify
+except ImportError as exc:
+    raise MissingExtraError("demo", exc.name or "markdownify") from exc
 
-SUFFIXES = (".md", ".rst", ".txt")
+__all__ = ["LIMITS", "Documents", "LeftOut", "Passage", "read_documents"]
+
+SUFFIXES = (".htm", ".html", ".md", ".rst", ".txt")
+_HTML = (".htm", ".html")
+_NO_TEXT = re.compile(r"<(script|style|template|noscript|svg|head)\b.*?</\1\s*>", re.I | re.S)
+_MARKS_OF_UNICODE = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins like UTF-16's
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_RARE_ENCODINGS = ["hp_roman8", "mac_greek", "mac_iceland", "mac_latin2", "mac_roman", "mac_turkish"]
+"""Encodings for which Western European texts in Latin-1 are mistaken."""
 _MAX_FILES = 2_000
 _MAX_FILE_BYTES = 1_000_000
 _MAX_BYTES = 8_000_000
+LIMITS = f"{_MAX_FILES:,} files and {_MAX_BYTES // 1_000_000} MB"
+"""What is read at most, in words."""
 _MAX_NAMES = 100_000
 """Most names of files and folders to look at, so that the command ends below `/` too."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
@@ -71,11 +92,16 @@ class Documents:
     """The limit at which reading stopped; None if everything was read."""
 
     @property
+    def limit_remark(self) -> str:
+        """A sentence on the limit at which reading stopped; "" if everything was read."""
+        return f"Reading stopped at the limit of {self.limit}." if self.limit else ""
+
+    @property
     def remarks(self) -> str:
         """Sentences on files that were left out, each after a space; "" if everything was read."""
         groups = [f"{each.count:,} {each.reason} (such as {each.example})" for each in self.left_out]
-        left_out = f" Left out: {listed(groups)}." if groups else ""
-        return left_out + (f" Reading stopped at the limit of {self.limit}." if self.limit else "")
+        sentences = [f"Left out: {listed(groups)}." if groups else "", self.limit_remark]
+        return "".join(f" {sentence}" for sentence in sentences if sentence)
 
 
 def read_documents(path: Path) -> Documents:
@@ -172,19 +198,32 @@ class _Reader:
             self._leave_out("without a passage that is long enough and new", file)
 
     def _decoded(self, file: Path, data: bytes) -> str | None:
-        if b"\0" in data:
+        encoding = next((name for mark, name in _MARKS_OF_UNICODE if data.startswith(mark)), None)
+        if encoding is None and b"\0" in data:
             self._leave_out("binary", file)
             return None
         is_cut = len(data) > _MAX_FILE_BYTES
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            if not is_cut or error.start < len(data) - 4:  # the cut may be inside a character
-                self._leave_out("not UTF-8", file)
-                return None
-            text = data[: error.start].decode("utf-8-sig")
+        text = _text(data, encoding or "utf-8", is_cut=is_cut)
+        if text is None and encoding is None:
+            text = _guessed(data)
+        if text is None:
+            self._leave_out("of an unknown encoding", file)
+            return None
         if is_cut:
             self._leave_out(f"longer than {_MAX_FILE_BYTES // 1_000_000} MB, read up to there", file)
+        if file.suffix.lower() in _HTML:
+            try:
+                text = markdownify(
+                    _NO_TEXT.sub("", text),
+                    heading_style=ATX,
+                    strip=["a", "img"],
+                    escape_asterisks=False,
+                    escape_underscores=False,
+                    escape_misc=False,
+                )
+            except RecursionError:
+                self._leave_out("of HTML that is nested too deeply", file)
+                return None
         return _LONG_RUN.sub(lambda run: run[0][:20], text.replace("\r\n", "\n").replace("\r", "\n"))
 
     def _add(self, file: Path, text: str) -> bool:
@@ -213,6 +252,26 @@ class _Reader:
         self._left_out[reason] = LeftOut(
             reason, 1 if before is None else before.count + 1, visible(file.name) if before is None else before.example
         )
+
+
+def _text(data: bytes, encoding: str, *, is_cut: bool) -> str | None:
+    """Return decoded data, without a character at the end that was cut; None if it is of another encoding."""
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        if not is_cut or error.start < len(data) - 4:
+            return None
+        return data[: error.start].decode(encoding)
+
+
+def _guessed(data: bytes) -> str | None:
+    """Return data as text in the likeliest encoding, Western European among equals; None without one."""
+    found = from_bytes(data, cp_exclusion=_RARE_ENCODINGS)
+    best = found.best()
+    if best is None:
+        return None
+    equal = (each for each in found if (each.chaos, each.coherence) == (best.chaos, best.coherence))
+    return str(next((each for each in equal if each.encoding == "cp1252"), best))
 
 
 def _sections(text: str) -> Iterator[tuple[str | None, str]]:

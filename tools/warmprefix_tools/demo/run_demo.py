@@ -17,8 +17,9 @@ from warmprefix_tools.console import progress_bar, report_console, write_json, w
 from warmprefix_tools.demo.demo_measures import summarize_arm, summarize_workload
 from warmprefix_tools.demo.demo_options import DEFAULT_PAGE, DemoOptions
 from warmprefix_tools.demo.demo_report import print_report
+from warmprefix_tools.demo.documents import LIMITS
 from warmprefix_tools.demo.page import default_page, demo_page
-from warmprefix_tools.demo.session import Announce, DemoResult, ServedTurn, run_session
+from warmprefix_tools.demo.session import Announce, DemoResult, DemoText, ServedTurn, prepare_session, run_session
 
 __all__ = ["result_as_json", "run_demo"]
 
@@ -34,7 +35,8 @@ def run_demo(options: DemoOptions) -> None:
     """
     for file in options.files:
         check_writable(file)
-    announcement = f"Asking {options.questions} questions, {2 * len(options.placements)} times each ..."
+    reading = "" if options.documents is None else f"Reading at most {LIMITS} ... "
+    announcement = f"{reading}Asking {options.questions} questions, {2 * len(options.placements)} times each ..."
     try:
         with progress_bar(announcement, name_width=24) as progress:
 
@@ -42,7 +44,12 @@ def run_demo(options: DemoOptions) -> None:
                 task = progress.add_task(name, total=steps)
                 return lambda: progress.advance(task)
 
-            result = asyncio.run(_session(options, announce))
+            read = announce("reading the documents", 1)
+            text = prepare_session(options)  # outside of the event loop, where Ctrl-C interrupts it
+            read()
+            if text.documents is not None and text.documents.limit_remark:
+                progress.console.print(text.documents.limit_remark, highlight=False)
+            result = asyncio.run(_session(options, announce, text))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     console = report_console(options.json_file)
@@ -65,13 +72,13 @@ def run_demo(options: DemoOptions) -> None:
             console.print(f"No page was written: {DEFAULT_PAGE} cannot be. Name another file with --html.")
 
 
-async def _session(options: DemoOptions, announce: Announce) -> DemoResult:
+async def _session(options: DemoOptions, announce: Announce, text: DemoText) -> DemoResult:
     """Run a session that Ctrl-C cancels, so that it cleans up; `asyncio.run` itself does so from Python 3.11 on."""
     running = asyncio.current_task()
     assert running is not None
     with suppress(NotImplementedError):  # Windows
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, running.cancel)
-    return await run_session(options, announce)
+    return await run_session(options, announce, text)
 
 
 # -- for other programs ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from warmprefix import ContextBlock
 from warmprefix.plan import Placement
@@ -38,9 +38,11 @@ __all__ = [
     "Announce",
     "ArmRuns",
     "DemoResult",
+    "DemoText",
     "DemoTurn",
     "ServedTurn",
     "prepare_document_turns",
+    "prepare_session",
     "prepare_turns",
     "run_session",
     "serve_turns",
@@ -121,7 +123,7 @@ def _too_few(documents: Documents, least: int, subjects: int) -> str:
         found += f", {subjects} of them with a sentence to ask about"
         needed = f"the demo needs {_LEAST_SUBJECTS} of these"
     return (
-        f"{documents.name} is too little text: {found} in {counted(documents.files, 'file')} (.txt, .md, .rst);"
+        f"{documents.name} is too little text: {found} in {counted(documents.files, 'file')} (.txt, .md, .rst, .html);"
         f" {needed}. A passage has {LEAST_TOKENS} to {MOST_TOKENS} tokens.{documents.remarks}"
     )
 
@@ -133,35 +135,46 @@ def _retrieved(
     return tuple(DemoTurn(question, retriever.retrieve(question.query, options.k)) for question in questions)
 
 
-async def run_session(
-    options: DemoOptions, announce: Announce, entries: Sequence[LibraryEntry] | None = None
-) -> DemoResult:
-    """Serve every question once per arm and placement.
+class DemoText(NamedTuple):
+    """What a session asks."""
 
-    `entries` default to the standard library's. They are ignored if the options name documents.
+    turns: tuple[DemoTurn, ...]
+    documents: Documents | None = None
+    """The user's own documents; None if the questions are about the standard library."""
+
+
+def prepare_session(options: DemoOptions, entries: Sequence[LibraryEntry] | None = None) -> DemoText:
+    """Read the text, and return the questions with their blocks.
+
+    `entries` default to the standard library's.
+
+    Raises:
+        DemoError: The text cannot be read, or is too short.
+    """
+    if options.documents is None:
+        return DemoText(prepare_turns(read_standard_library() if entries is None else entries, options))
+    documents = read_documents(options.documents)
+    return DemoText(prepare_document_turns(documents, options), documents)
+
+
+async def run_session(options: DemoOptions, announce: Announce, text: DemoText) -> DemoResult:
+    """Serve every question once per arm and placement.
 
     Each of these runs has its own emulated engine, and they go on at the same time. A real server gets one run after
     the other; a cache salt and a line before the instructions, different for each run, keep runs from sharing a cache.
 
     Raises:
-        DemoError: The text cannot be read, or the server does not answer.
+        DemoError: The server does not answer.
     """
     started = time.perf_counter()
     emulator = options.emulator
-    documents = None if options.documents is None else read_documents(options.documents)
-    own_turns = None if documents is None else prepare_document_turns(documents, options)
+    turns = text.turns
     runs: list[tuple[Placement, str]] = [(placement, arm) for placement in options.placements for arm in _ARMS]
     async with AsyncExitStack() as stack:
         if emulator is None:
             clients = [await stack.enter_async_context(_real_client(options))] * len(runs)
         else:
             clients = [await stack.enter_async_context(_emulated_client(emulator)) for _ in runs]
-        read = announce("reading the documentation", 1)
-        if own_turns is None:
-            turns = prepare_turns(read_standard_library() if entries is None else entries, options)
-        else:
-            turns = own_turns
-        read()
         ticks = [announce(f"{placement}: {arm}", len(turns)) for placement, arm in runs]
 
         async def serve(run: int) -> list[ServedTurn]:
@@ -173,7 +186,7 @@ async def run_session(
         else:
             served = await _all_of([asyncio.create_task(serve(run)) for run in range(len(runs))])
     pairs: ArmRuns = {placement: (served[2 * i], served[2 * i + 1]) for i, placement in enumerate(options.placements)}
-    return DemoResult(turns, pairs, emulator, clients[0].model, time.perf_counter() - started, documents)
+    return DemoResult(turns, pairs, emulator, clients[0].model, time.perf_counter() - started, text.documents)
 
 
 async def _serve_run(
