@@ -65,8 +65,9 @@ class Api:
     def _admitted(self, units: Units) -> tuple[Admission, MarkDecision | None]:
         ends = tuple(accumulate(length for _, length in units))
         last = len(units) - 1
-        kinds: list[PartKind] = ["system", *["inner" for _ in units[2:]], "end"]
-        marks = (Mark(0), Mark(last)) if self._arm == "usual" else ()
+        inner: list[PartKind] = ["inner"] * (last - 1)
+        kinds: list[PartKind] = ["system", *inner, "end"]
+        marks: tuple[Mark, ...] = (Mark(0), Mark(last)) if self._arm == "usual" else ()
         decision = None
         if self._arm == "ours":
             parts = [
