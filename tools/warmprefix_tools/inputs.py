@@ -1,4 +1,4 @@
-"""Input files of commands, read in bounded memory; gzipped or not, whatever their names."""
+"""Input files of commands, read in bounded memory; gzipped or not, in UTF-8, 16 or 32, whatever their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -58,9 +58,15 @@ class InputFile:
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
         self._unpacked = _Unpacked(file) if file.peek(2)[:2] == _GZIP_MAGIC else None
-        self._data = file if self._unpacked is None else io.BufferedReader(self._unpacked, _FIRST_READ)
         self._line = 0
         """Number of the last line that was read completely."""
+        self._data: io.BufferedReader[Any] = (
+            file if self._unpacked is None else io.BufferedReader(self._unpacked, _FIRST_READ)
+        )
+        with self._gzip_errors():
+            encoding = json.detect_encoding(self._data.peek(4)[:4])
+        if not encoding.startswith("utf-8"):  # as redirections of PowerShell write it
+            self._data = io.BufferedReader(_Recoded(self._data, encoding), _FIRST_READ)
 
     def is_json_document(self) -> bool:
         """Return whether the file looks like a JSON array of objects, or an object over several lines."""
@@ -68,7 +74,8 @@ class InputFile:
             head = self._data.peek(_FIRST_READ).removeprefix(_BYTE_ORDER_MARK).lstrip()
         first, following = head[:1], head[1:].lstrip()[:1]
         if first == b"{":
-            return following == b'"' and head.partition(b"\n")[0].strip() == b"{"
+            line, line_feed, _ = head.partition(b"\n")
+            return following == b'"' and bool(line_feed) and line.rstrip()[-1:] in (b"{", b"[", b",", b":")
         return first == b"[" and following in (b"{", b"]", b"")
 
     def lines(self) -> Iterator[bytes]:
@@ -232,6 +239,28 @@ class _Unpacked(io.RawIOBase):
         except EOFError:
             self.cut_off = True
             return 0
+        view[: len(data)] = data
+        return len(data)
+
+
+class _Recoded(io.RawIOBase):
+    """Contents of a file of another encoding, in UTF-8."""
+
+    def __init__(self, file: io.BufferedReader[Any], encoding: str) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._is_whole = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        data = b""
+        while not data and not self._is_whole:
+            part = self._file.read1(max(len(view) // 2 - 8, 1))  # UTF-8 has at most 3 bytes for 2 of UTF-16
+            self._is_whole = not part
+            data = self._decoder.decode(part, final=self._is_whole).encode()
         view[: len(data)] = data
         return len(data)
 

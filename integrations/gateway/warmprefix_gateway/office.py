@@ -17,7 +17,7 @@ from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
-from warmprefix_gateway.recording import BodyRecorder, Exchange
+from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
@@ -188,7 +188,9 @@ class Office:
         if self._recorder is not None:
             tenant, key = asked.session.tenant, asked.session.key
             client = asked.call.content
-            self._recorder.record(Exchange(time.time(), tenant, key, upstream, status, outcome, usage, sent, client))
+            self._recorder.record(
+                RecordedExchange(time.time(), tenant, key, upstream, status, outcome, usage, sent, client)
+            )
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["BodyRecorder", "Exchange"]
+__all__ = ["BodyRecorder", "RecordedExchange"]
 
 _MOST_WAITING_BYTES = 64 << 20
 
 
-class Exchange(NamedTuple):
+class RecordedExchange(NamedTuple):
     """One request to an upstream, and what came back."""
 
     time: float
@@ -39,10 +39,10 @@ class Exchange(NamedTuple):
 class BodyRecorder:
     """Appends exchanges to a file, in a thread of its own; the file holds their texts, so only its owner may read it.
 
-    Each line is a JSON object with the fields of an `Exchange`: `time`, `tenant`, `session_id`, `upstream`, `status`,
-    `outcome`, `usage`, and the body that was sent as `request`. Where the client sent something else, `client_patch`
-    makes its body of that one (RFC 6902). What cannot be written, or would wait behind 64 MiB of others, is lost, and
-    reported to `on_loss`.
+    Each line is a JSON object with the fields of a `RecordedExchange`: `time`, `tenant`, `session_id`, `upstream`,
+    `status`, `outcome`, `usage`, and the body that was sent as `request`. Where the client sent something else,
+    `client_patch` makes its body of that one (RFC 6902). What cannot be written, or would
+    wait behind 64 MiB of others, is lost, and reported to `on_loss`.
 
     Raises:
         OSError: The file cannot be written.
@@ -55,7 +55,7 @@ class BodyRecorder:
         self._lock = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "warmprefix-recorder")
 
-    def record(self, exchange: Exchange) -> None:
+    def record(self, exchange: RecordedExchange) -> None:
         """Append an exchange. Returns at once."""
         size = len(exchange.sent) + (len(exchange.client) if exchange.client is not exchange.sent else 0)
         with self._lock:
@@ -66,7 +66,7 @@ class BodyRecorder:
             return
         self._writer.submit(self._write, exchange).add_done_callback(self._written(size))
 
-    def _write(self, exchange: Exchange) -> None:
+    def _write(self, exchange: RecordedExchange) -> None:
         rest = memoryview(_line(exchange))
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -87,7 +87,7 @@ class BodyRecorder:
         self._file.close()
 
 
-def _line(exchange: Exchange) -> bytes:
+def _line(exchange: RecordedExchange) -> bytes:
     about: dict[str, object] = {
         "time": exchange.time,
         "tenant": exchange.tenant,

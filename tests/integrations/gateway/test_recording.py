@@ -13,7 +13,7 @@ from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metri
 
 from redis_servers import wait_until
 from warmprefix_gateway import GatewayServer
-from warmprefix_gateway.recording import BodyRecorder, Exchange
+from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_tools.doctor.log_reader import read_log
 from warmprefix_tools.emulator import EmulatorServer
 
@@ -132,7 +132,7 @@ def test_waiting_requests_are_bounded(tmp_path: Path) -> None:
     lost: list[str] = []
     recorder = BodyRecorder(tmp_path / "log", lambda what, error: lost.append(what))
     for sent in (b"{}" + b" " * (64 << 20), b"{}"):
-        recorder.record(Exchange(0.0, None, "s", "http://a", 200, "answered", None, sent, sent))
+        recorder.record(RecordedExchange(0.0, None, "s", "http://a", 200, "answered", None, sent, sent))
     recorder.close()
     assert lost == ["a request was not recorded"]
     assert lines(tmp_path / "log")[0]["request"] == {}

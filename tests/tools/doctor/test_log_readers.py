@@ -92,7 +92,7 @@ def test_each_element_of_an_array_is_a_request(tmp_path: Path, record: dict[str,
     result = read_log([path])
     assert [texts(result, number) for number in range(2)] == [TEXTS, TEXTS]
     (skipped,) = result.skipped
-    assert skipped.reason == "it has neither messages nor a prompt"
+    assert skipped.reason == "it has neither messages nor a prompt; its fields are: model"
     if indent is not None:
         assert '"model": "m"' in path.read_text().splitlines()[skipped.line]
 

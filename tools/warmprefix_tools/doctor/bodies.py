@@ -9,19 +9,18 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 from warmprefix.marks import without_marks
+from warmprefix_tools.doctor.formats import plain_message
 
-__all__ = ["RESPONSE_ITEMS", "BodyMessage", "MessagePart", "UnreadableBodyError", "body_messages", "tool_parts"]
+__all__ = ["BodyMessage", "MessagePart", "UnreadableBodyError", "body_messages", "is_response_item", "tool_parts"]
 
 _Json: TypeAlias = Mapping[str, object]
 
 _TEXT_KINDS = {"text", "input_text", "output_text", "refusal", "None"}
-_CALLS = ("tool_use", "function_call", "custom_tool_call", "toolUse")
-_RESULTS = ("tool_result", "toolResult")
-RESPONSE_ITEMS = (
-    *("function_call", "custom_tool_call", "reasoning", "item_reference"),
-    *("function_call_output", "custom_tool_call_output"),
-)
-"""Types of the items without a role in OpenAI's Responses."""
+_THOUGHTS = {"thinking", "reasoning"}
+_CALLS = ("tool_use", "function_call", "custom_tool_call", "toolUse", "tool_call", "functionCall", "tool-call")
+_RESULTS = ("tool_result", "toolResult", "tool_call_response", "functionResponse", "tool-result")
+_RESULT_TEXTS = ("content", "output", "response", "result")
+_ITEMS_WITHOUT_ROLE = {"reasoning", "item_reference", "compaction", "mcp_list_tools", "mcp_approval_request"}
 _LIFETIMES = {"5m": 300.0, "30m": 1_800.0, "1h": 3_600.0}
 
 
@@ -64,14 +63,14 @@ def body_messages(body: _Json) -> list[BodyMessage]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise UnreadableBodyError("messages is empty")
-    for at, message in enumerate(messages):
+    for at, message in enumerate(map(plain_message, messages)):
         role, kind = message.get("role"), str(message.get("type"))
         where = f"messages[{at}]"
         if isinstance(role, str) and role:
             parts = [*_content(message.get("content"), f"{where}.content"), *_calls(message)]
         elif kind.endswith("_output"):
             role, parts = "tool", [*_content(message.get("output"), f"{where}.output")]
-        elif kind in RESPONSE_ITEMS:
+        elif is_response_item(message):
             role, parts = "assistant", [MessagePart(_call_text(message))]
         else:
             raise UnreadableBodyError(f"{where} has no role")
@@ -81,6 +80,12 @@ def body_messages(body: _Json) -> list[BodyMessage]:
         mark = MessagePart(last.parts[-1].text, True, _lifetime(body["cache_control"]))
         found[-1] = BodyMessage(last.role, (*last.parts[:-1], mark), last.in_list)
     return found
+
+
+def is_response_item(message: _Json) -> bool:
+    """Return whether a message is an item of OpenAI's Responses, which has a type in place of a role."""
+    kind = message.get("type")
+    return isinstance(kind, str) and (kind.endswith(("_call", "_output")) or kind in _ITEMS_WITHOUT_ROLE)
 
 
 def tool_parts(body: _Json) -> list[MessagePart]:
@@ -139,19 +144,27 @@ def _part_text(part: object) -> str:
     if isinstance(part, str):
         return part
     assert isinstance(part, Mapping)
-    kind, text = str(part.get("type")), part.get("text")
+    kind = str(part.get("type"))
+    text = part.get("text", part.get("content"))  # the latter in OpenTelemetry's parts
     if kind in _TEXT_KINDS and isinstance(text, str):
         return text
-    if kind == "thinking" and isinstance(part.get("thinking"), str):
-        return str(part["thinking"])
-    if kind in _CALLS or "toolUse" in part:
+    if kind in _THOUGHTS and isinstance(part.get(kind, text), str):
+        return str(part.get(kind, text))
+    if kind in _CALLS or not part.keys().isdisjoint(_CALLS):
         return _call_text(without_marks(part))
     for name in _RESULTS:
         if kind == name or name in part:
-            inner = part.get(name, part)
-            content = inner.get("content") if isinstance(inner, Mapping) else None
-            return "\n".join([each.text for each in _content(content, name)])
+            return _result_text(part.get(name, part), name)
     return _placeholder(without_marks(part))
+
+
+def _result_text(result: object, name: str) -> str:
+    fields = result if isinstance(result, Mapping) else {}
+    content = next((fields[key] for key in _RESULT_TEXTS if fields.get(key) is not None), None)
+    is_list = isinstance(content, list) and all(isinstance(each, str | Mapping) for each in content)
+    if content is None or isinstance(content, str) or is_list:
+        return "\n".join([each.text for each in _content(content, name)])
+    return json.dumps(content)
 
 
 def _placeholder(part: _Json) -> str:

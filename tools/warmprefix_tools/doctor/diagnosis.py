@@ -67,17 +67,21 @@ def diagnose(
     kinds = _needed(repairs, Kinds(kind for kind, check in CHECKS.items() if check.applies(survey)), kv_block_size)
     charges = _charges(repairs, kinds)
     after = repairs.outcomes[kinds]
-    findings = [
-        Finding(
-            kind,
-            *ADVICE[kind],
-            lost_tokens=lost,
-            share=lost / total,
-            requests=sum(gain > 0 for gain in after.gains(repairs.outcomes[kinds - {kind}])),
-            divergence=_costliest(survey, repairs, kinds, kind),
+    findings = []
+    for kind, lost in sorted(charges.items(), key=lambda charge: (-charge[1], charge[0])):
+        gains = after.gains(repairs.outcomes[kinds - {kind}])
+        helped = [request for request, gain in zip(log.requests, gains, strict=True) if gain > 0]
+        findings.append(
+            Finding(
+                kind,
+                *ADVICE[kind],
+                lost_tokens=lost,
+                share=lost / total,
+                requests=len(helped),
+                divergence=_costliest(survey, repairs, kinds, kind),
+                cut_requests=sum(not log.cut.keys().isdisjoint(request.messages) for request in helped),
+            )
         )
-        for kind, lost in sorted(charges.items(), key=lambda charge: (-charge[1], charge[0]))
-    ]
     shared = shared_salt_spot(survey)
     if shared is not None:
         concerned, later, earlier, spots = shared

@@ -4,37 +4,59 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from warmprefix import WarmprefixError
-from warmprefix_tools.doctor.bodies import UnreadableBodyError, body_messages, tool_parts
+from warmprefix_tools.doctor.bodies import BodyMessage, UnreadableBodyError, body_messages, tool_parts
 from warmprefix_tools.doctor.findings import SkippedRecord
+from warmprefix_tools.doctor.formats import UnreadableRecordError, format_of
 from warmprefix_tools.doctor.records import (
+    KEYS,
     FoundBody,
     LoggedPrompt,
     answer_usage,
-    find_body,
+    find_bodies,
     is_answer,
     is_unanswered,
     parse_line,
     split_rendered,
 )
-from warmprefix_tools.doctor.request_log import PLAIN, LogMark, LogMessage, LogRequest, Prompt, RequestLog
+from warmprefix_tools.doctor.request_log import (
+    CUT_MARKS,
+    PLAIN,
+    LogMark,
+    LogMessage,
+    LogRequest,
+    Prompt,
+    RequestLog,
+)
+from warmprefix_tools.doctor.transcripts import (
+    TRANSCRIPTS,
+    AgentTranscript,
+    LoggedTurn,
+    LooseMessages,
+    Show,
+    ShownMessage,
+)
 from warmprefix_tools.inputs import InputError, opened
 from warmprefix_tools.report.amounts import counted
 
 __all__ = ["DoctorError", "ReadLog", "read_log"]
 
 _MAX_SKIPPED = 100
-_MAX_REASON_LENGTH = 120
+_MAX_REASON_LENGTH = 240
+_MAX_FIELDS = 8
 _CUT_PROMPTS = 3
 """If this many of the longest logged prompts have the same length, the logger probably cuts prompts."""
 _ACCEPTED = (
     'Accepted are bodies of chat requests, {"messages": [...]}, one per line or in a JSON array; objects that contain'
-    ' one, such as {"body": {...}}; bodies of other chat APIs, with "input" or "system"; and the log of vLLM.'
+    ' one, such as {"body": {...}}; bodies of other chat APIs, with "input", "system" or "contents"; spans of'
+    " OpenTelemetry; exports of LangSmith and Langfuse; transcripts of Claude Code and Codex; and the log of vLLM."
 )
 _LOG_SIGNS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL", "curl ", "POST Request", "http")
 
@@ -67,7 +89,10 @@ def read_log(paths: Sequence[Path]) -> ReadLog:
     if not result.log.requests:
         files = ", ".join(map(str, paths))
         first = "".join(f"; the first is {each.file}, line {each.line}: {each.reason}" for each in result.skipped[:1])
-        raise DoctorError(f"No request in {files}. Unreadable records: {result.skipped_lines}{first}. {_ACCEPTED}")
+        others = "".join(f" Records without a prompt: {name}, {count}." for name, count in reader.others.items())
+        raise DoctorError(
+            f"No request in {files}. Unreadable records: {result.skipped_lines}{first}.{others} {_ACCEPTED}"
+        )
     reader.add_notes()
     return result
 
@@ -75,35 +100,63 @@ def read_log(paths: Sequence[Path]) -> ReadLog:
 class _LogReader:
     def __init__(self) -> None:
         self.result = ReadLog()
+        self.others: Counter[str] = Counter()
+        """Records of each format that are about something else than a prompt."""
         self._logged_ids: set[str] = set()
-        self._lengths: list[int] = []
+        self._logged: list[tuple[int, LogMessage]] = []
+        """Length and last message of each prompt that was logged as text."""
         self._without_prompt = 0
         self._token_id_prompts = 0
         self._unanswered = 0
+        self._requests_by_key: dict[str, int] = {}
+        self._transcripts: dict[str, AgentTranscript] = {}
+        self._transcript_turns: Counter[str] = Counter()
 
     def read(self, path: Path) -> None:
         name = str(path)
         try:
             with opened(path) as file:
+                number = 0
                 if file.is_json_document():
                     for number, value in file.json_values():
                         self._try(name, number, value)
-                    return
-                for number, line in enumerate(file.lines(), 1):
-                    self._try(name, number, line.decode("utf-8", "replace"))
+                else:
+                    for number, line in enumerate(file.lines(), 1):
+                        self._try(name, number, line.decode("utf-8", "replace"))
+                for kind, transcript in self._transcripts.items():
+                    self._take_turns(name, number, kind, transcript.end(name))
         except InputError as error:
             place = name if error.line is None else f"{name}, line {error.line}"
             raise DoctorError(f"{place}: {error}.") from error.__cause__
 
     def add_notes(self) -> None:
         notes = self.result.notes
-        longest = max(self._lengths, default=0)
-        cut = self._lengths.count(longest)
-        if cut >= max(_CUT_PROMPTS, len(self._lengths) // 10) and len(set(self._lengths)) > 1:
+        log = self.result.log
+        lengths = [length for length, _ in self._logged]
+        longest = max(lengths, default=0)
+        cut = lengths.count(longest)
+        if cut >= max(_CUT_PROMPTS, len(lengths) // 10) and len(set(lengths)) > 1:
+            log.cut.update(dict.fromkeys((message for length, message in self._logged if length == longest), ""))
             notes.append(
                 f"{cut} logged prompts end after exactly {longest:,} characters: the logger seems to cut them"
                 " (vLLM: --max-log-len). The text behind the cut is not examined."
             )
+        marks = Counter[str]()
+        for request in log.requests:
+            marks.update({log.cut[message] for message in log.cut.keys() & request.messages})
+        notes += [
+            f"{counted(count, 'request')} of {len(log.requests)} have texts that were cut or masked in the log"
+            f" ({mark}; {CUT_MARKS[mark]}). What differs there is not seen, so the figures may be wrong."
+            for mark, count in marks.items()
+            if mark
+        ]
+        for each in TRANSCRIPTS:
+            if self._transcript_turns[each.name]:
+                count = counted(self._transcript_turns[each.name], "request")
+                notes.append(
+                    f"{count} from transcripts of {each.name}, which lack {each.missing}:"
+                    " only the engine's own count has these tokens."
+                )
         if self._without_prompt:
             notes.append(
                 f"{self._without_prompt} requests were logged without their prompt;"
@@ -125,10 +178,13 @@ class _LogReader:
             else:
                 self._take_record(name, number, record)
         except (ValueError, RecursionError, SyntaxError) as error:
-            self.result.skipped_lines += 1
-            if len(self.result.skipped) < _MAX_SKIPPED:
-                reason = (str(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
-                self.result.skipped.append(SkippedRecord(name, number, reason))
+            self._skip(name, number, error)
+
+    def _skip(self, name: str, number: int, error: Exception) -> None:
+        self.result.skipped_lines += 1
+        if len(self.result.skipped) < _MAX_SKIPPED:
+            reason = (str(error) or type(error).__name__)[:_MAX_REASON_LENGTH]
+            self.result.skipped.append(SkippedRecord(name, number, reason))
 
     def _take_line(self, name: str, number: int, line: str) -> None:
         text = line.strip()
@@ -137,10 +193,14 @@ class _LogReader:
         if text.startswith("data:"):
             self._take_answer(json.loads(text[5:]))
         elif text.startswith("[{"):
-            for record in json.loads(text):
+            records = json.loads(text)
+            if all(map(LooseMessages.recognise, records)):
+                records = [{"messages": records}]
+            for record in records:
                 self._try(name, number, record)
         elif text.startswith("{"):
-            self._take_record(name, number, json.loads(text))
+            for record in _concatenated(text):
+                self._try(name, number, record)
         elif text.startswith("-d '") and text.rstrip("\\ ").endswith("'"):  # of a curl command
             body = text.rstrip("\\ ")[4:-1]
             self._take_record(name, number, json.loads(body) if body.startswith('{"') else ast.literal_eval(body))
@@ -157,30 +217,78 @@ class _LogReader:
         if is_unanswered(record):
             self._unanswered += 1
             return
-        found = find_body(record)
-        if found is not None:
-            for request in self._prompts(name, number, found):
-                self.result.log.requests.append(
-                    replace(
-                        request,
-                        model=found.model,
-                        salt=found.salt,
-                        tenant=found.tenant,
-                        user=found.user,
-                        session=found.session,
-                        reported_prompt_tokens=found.prompt_tokens,
-                        reported_cached_tokens=found.cached_tokens,
-                        seconds=found.seconds,
-                    )
-                )
-        elif is_answer(record):
-            self._take_answer(record)
+        transcript = next((each for each in TRANSCRIPTS if each.recognise(record)), None)
+        if transcript is not None:
+            self._take_turn(name, number, record, transcript.name, transcript.reader)
+            return
+        bodies = list(find_bodies(record))
+        for found in bodies:
+            self._take_body(name, number, found)
+        if bodies:
+            return
+        key = next((str(record[name]) for name in KEYS if name in record), None)
+        if key is not None or is_answer(record):
+            self._take_answer(record, key)
+        elif (form := format_of(record)) is not None:
+            self.others[form.name] += 1
+        elif LooseMessages.recognise(record):
+            self._take_turn(name, number, record, "a conversation", LooseMessages)
         else:
             inner = record.get("message") or record.get("msg") or record.get("log")  # of a logger that writes JSON
             logged = parse_line(inner) if isinstance(inner, str) else None
             if logged is None:
-                raise ValueError("it has neither messages nor a prompt")
+                fields = ", ".join([*map(str, record)][:_MAX_FIELDS]) or "none"
+                raise ValueError(f"it has neither messages nor a prompt; its fields are: {fields}")
             self._take_logged(name, number, logged)
+
+    def _take_body(self, name: str, number: int, found: FoundBody | UnreadableRecordError) -> None:
+        try:
+            if isinstance(found, UnreadableRecordError):
+                raise found
+            requests = list(self._prompts(name, number, found))
+        except ValueError as error:
+            self._skip(name, number, error)
+            return
+        for request in requests:
+            if found.key is not None:
+                self._requests_by_key[found.key] = len(self.result.log.requests)
+            self.result.log.requests.append(
+                replace(
+                    request,
+                    model=found.model,
+                    salt=found.salt,
+                    tenant=found.tenant,
+                    user=found.user,
+                    session=found.session,
+                    reported_prompt_tokens=found.prompt_tokens,
+                    reported_cached_tokens=found.cached_tokens,
+                    seconds=found.seconds,
+                )
+            )
+
+    def _take_turn(
+        self, name: str, number: int, record: Mapping[str, Any], kind: str, reader: Callable[[Show], AgentTranscript]
+    ) -> None:
+        transcript = self._transcripts.setdefault(kind, reader(self._shown))
+        self._take_turns(name, number, kind, transcript.take(record, name))
+
+    def _take_turns(self, name: str, number: int, kind: str, turns: Iterator[LoggedTurn]) -> None:
+        for turn in turns:
+            self._transcript_turns[kind] += 1
+            tokens = answer_usage({"usage": turn.usage}) or (None, None)
+            self.result.log.requests.append(
+                LogRequest(
+                    name,
+                    number,
+                    tuple(message for message, _ in turn.messages),
+                    model=turn.model,
+                    session=turn.session,
+                    reported_prompt_tokens=tokens[0],
+                    reported_cached_tokens=tokens[1],
+                    seconds=turn.seconds,
+                    part_ends=tuple(ends for _, ends in turn.messages),
+                )
+            )
 
     def _prompts(self, name: str, number: int, found: FoundBody) -> Iterator[LogRequest]:
         body = found.body
@@ -198,33 +306,39 @@ class _LogReader:
             else:
                 raise UnreadableBodyError("prompt is neither text nor token ids")
 
+    def _shown(self, body: Mapping[str, object]) -> list[ShownMessage]:
+        """Return the messages of a body in the log, each with the ends of its parts."""
+        return [self._shown_message(message) for message in body_messages(body)]
+
+    def _shown_message(self, message: BodyMessage) -> ShownMessage:
+        ends = [end - 1 for end in accumulate([len(part.text) + 1 for part in message.parts])]
+        text = "\n".join([part.text for part in message.parts])
+        return self.result.log.message(message.role, text), tuple(ends)
+
     def _chat(self, name: str, number: int, body: Mapping[str, object]) -> LogRequest:
-        log = self.result.log
-        messages = body_messages(body)
-        tools = tool_parts(body)
-        prompt = [log.tools([tool.text for tool in tools])] if tools else []
-        prompt += [log.message(message.role, "\n".join([part.text for part in message.parts])) for message in messages]
-        parts = [tools] if tools else []
-        parts += [list(message.parts) for message in messages]
-        ends: list[tuple[int, ...]] = []
-        marks: list[LogMark] = []
-        for at, of_message in enumerate(parts):
-            if tools and not at:
-                ends.append(tuple(accumulate([len(part.text) + len("[,") for part in of_message])))
-            else:
-                ends.append(tuple([end - 1 for end in accumulate([len(part.text) + 1 for part in of_message])]))
-            for part, end in zip(of_message, ends[-1], strict=True):
-                if part.marked:
-                    marks.append(LogMark(at, end, part.lifetime))
-        front = len(prompt) - sum(message.in_list for message in messages)
-        return LogRequest(name, number, tuple(prompt), front=front, part_ends=tuple(ends), marks=tuple(marks))
+        messages, tools = body_messages(body), tool_parts(body)
+        shown = [self._shown_message(message) for message in messages]
+        parts = [message.parts for message in messages]
+        if tools:
+            ends = tuple(accumulate([len(part.text) + len("[,") for part in tools]))
+            shown.insert(0, (self.result.log.tools([tool.text for tool in tools]), ends))
+            parts.insert(0, tuple(tools))
+        marks = [
+            LogMark(at, end, part.lifetime)
+            for at, (of_message, (_, ends)) in enumerate(zip(parts, shown, strict=True))
+            for part, end in zip(of_message, ends, strict=True)
+            if part.marked
+        ]
+        front = len(shown) - sum(message.in_list for message in messages)
+        prompt, part_ends = zip(*shown, strict=True)
+        return LogRequest(name, number, prompt, front=front, part_ends=part_ends, marks=tuple(marks))
 
     def _take_logged(self, name: str, number: int, logged: LoggedPrompt) -> None:
         if logged.id in self._logged_ids:  # vLLM may log one request twice, in full and in short
             return
         if logged.text is not None:
-            self._lengths.append(len(logged.text))
             messages = self._rendered(logged.text)
+            self._logged.append((len(logged.text), messages[-1]))
         elif logged.token_ids:
             messages = self._token_ids(logged.token_ids)
         else:
@@ -245,8 +359,23 @@ class _LogReader:
         self._token_id_prompts += 1
         return (LogMessage(PLAIN, self.result.log.pool.token_ids([token & 0xFFFF_FFFF for token in tokens])),)
 
-    def _take_answer(self, record: object) -> None:
+    def _take_answer(self, record: object, key: str | None = None) -> None:
         requests = self.result.log.requests
+        index = len(requests) - 1
+        if key is not None and isinstance(record, Mapping):  # a line of a batch's results
+            index = self._requests_by_key.get(key, -1)
+            record = record.get("response") or record.get("result")
+            self.others["results of a batch without its requests"] += index < 0
         usage = answer_usage(record) if isinstance(record, Mapping) else None
-        if usage is not None and requests:
-            requests[-1] = replace(requests[-1], reported_prompt_tokens=usage[0], reported_cached_tokens=usage[1])
+        if usage is not None and index >= 0:
+            requests[index] = replace(requests[index], reported_prompt_tokens=usage[0], reported_cached_tokens=usage[1])
+
+
+def _concatenated(text: str) -> Iterator[object]:
+    """Yield the JSON values of one line, which usually is one."""
+    decoder = json.JSONDecoder()
+    at = 0
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        yield value
+        at += len(text) - at - len(text[at:].lstrip())

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from warmprefix.marks import cache_usage
-from warmprefix_tools.doctor.bodies import RESPONSE_ITEMS
+from warmprefix_tools.doctor.bodies import is_response_item
+from warmprefix_tools.doctor.formats import UnreadableRecordError, as_object, format_of, parsed, plain_message
 
 __all__ = [
+    "KEYS",
     "FoundBody",
     "LoggedPrompt",
     "answer_usage",
-    "find_body",
+    "find_bodies",
     "is_answer",
     "is_unanswered",
     "parse_line",
+    "seconds",
     "split_rendered",
 ]
 
@@ -28,10 +30,14 @@ _Json = Mapping[str, object]
 _WRAPPERS = (
     "proxy_server_request",  # LiteLLM keeps the client's request here, next to fields of its own
     *("body", "request", "request_body", "requestBody", "raw_request", "raw_request_body", "standard_logging_object"),
-    *("litellm_params", "kwargs", "payload", "data", "input", "json", "params"),
+    *("full_request", "litellm_params", "kwargs", "payload", "data", "input", "json", "params"),
 )
 _ANSWERS = ("response", "chunks", "output", "completion", "events", "usage", "original_response")
-_MAX_DEPTH = 4
+_MAX_DEPTH = 7
+_NO_PROMPT = {"encoding_format", "dimensions", "voice", "documents"}
+"""Fields of requests for embeddings, speech and ranking, whose `input` is no prompt."""
+KEYS = ("custom_id", "key")
+"""Names of the id that a request and its answer share in the files of a batch."""
 
 _SESSION = ("session_id", "conversation_id", "thread_id", "chat_id", "litellm_session_id", "sessionId")
 _USER = (
@@ -65,13 +71,20 @@ class FoundBody:
     cached_tokens: int | None
     seconds: float | None
     """Time of the request, since 1970."""
+    key: str | None
+    """Id that its answer has as well, if that is another record."""
 
 
-def find_body(record: _Json) -> FoundBody | None:
-    """Return the chat or completion body in a record, however it is wrapped; None without one."""
-    layers = _layers(record, 0)
-    if layers is None:
-        return None
+def find_bodies(record: _Json) -> Iterator[FoundBody | UnreadableRecordError]:
+    """Yield the chat and completion bodies in a record of any format, however they are wrapped.
+
+    An error stands in place of a body whose texts were not logged.
+    """
+    for layers in _layers(record, 0):
+        yield layers if isinstance(layers, UnreadableRecordError) else _found(layers)
+
+
+def _found(layers: list[_Json]) -> FoundBody:
     body = dict(layers[-1])
     fields = [field for layer in reversed(layers) for field in (layer, *_details(layer))]  # the body's own first
     for name in ("tools", "functions"):  # LiteLLM's payloads have them in the model's parameters
@@ -88,11 +101,12 @@ def find_body(record: _Json) -> FoundBody | None:
         session=_first(fields, _SESSION),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
-        seconds=next((time for layer in layers for name in _TIMES if (time := _seconds(layer.get(name)))), None),
+        seconds=next((time for layer in layers for name in _TIMES if (time := seconds(layer.get(name)))), None),
+        key=_first(layers, KEYS),
     )
 
 
-def _seconds(time: object) -> float | None:
+def seconds(time: object) -> float | None:
     """Return a time as seconds since 1970; it may be in milliseconds, or in the words of ISO 8601."""
     if isinstance(time, str):
         try:
@@ -125,59 +139,73 @@ def answer_usage(record: _Json) -> tuple[int, int] | None:
     return next(_usages({"response": record}), None)
 
 
-def _layers(record: _Json, depth: int) -> list[_Json] | None:
-    """Return the objects from the record down to the body."""
+def _layers(record: _Json, depth: int) -> Iterator[list[_Json] | UnreadableRecordError]:
+    """Yield, for each body in a record, the objects from the record down to it."""
+    form = format_of(record)
+    if depth > _MAX_DEPTH:
+        return
+    if form is not None:
+        try:
+            for inner in form.read(record):
+                yield from _below(record, inner, depth)
+        except UnreadableRecordError as error:
+            yield error
+        return
     for name in _WRAPPERS:
-        inner = _as_object(record.get(name))
-        if inner is not None and depth < _MAX_DEPTH:
-            layers = _layers(inner, depth + 1)
-            if layers is not None:
-                return [record, *layers]
-    messages = record.get("messages")
-    if isinstance(messages, str) and messages.lstrip().startswith("["):
-        messages = _parsed(messages)
-        record = {**record, "messages": messages}
-    if isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages):
-        return [record]
-    items = record.get("input")  # in Langfuse's exports, and in OpenAI's Responses
-    if isinstance(items, str) and items.lstrip().startswith("["):
-        items = _parsed(items)
-    if isinstance(items, list) and items and all(map(_is_item, items)):
-        return [{**record, "messages": items}]
-    if isinstance(items, str) and "instructions" in record:
-        return [{**record, "messages": [{"role": "user", "content": items}]}]
+        wrapped = as_object(record.get(name))
+        if wrapped is not None:
+            found = list(_below(record, wrapped, depth))
+            if found:
+                yield from found
+                return
+    body = _as_body(record)
+    if body is not None:
+        yield [body]
+
+
+def _below(record: _Json, inner: _Json, depth: int) -> Iterator[list[_Json] | UnreadableRecordError]:
+    for layers in _layers(inner, depth + 1):
+        yield layers if isinstance(layers, UnreadableRecordError) else [record, *layers]
+
+
+def _as_body(record: _Json) -> _Json | None:
+    """Return a record that is a body itself, with its list of messages or its prompt; None for others."""
+    messages, items = record.get("messages"), record.get("input")  # the latter in OpenAI's Responses, and in Langfuse
+    for value in (messages, items):
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            value = parsed(value)
+        if isinstance(value, list) and (value or value is messages) and all(map(_is_item, value)):
+            return {**record, "messages": value}
+    if isinstance(items, str) and _asks_a_model(record):
+        return {**record, "messages": [{"role": "user", "content": items}]}
     if isinstance(record.get("prompt"), str | list) and not isinstance(messages, list):
-        return [record]
+        return record
     return None
 
 
+def _asks_a_model(record: _Json) -> bool:
+    """Return whether a record with an input is for a language model, and not for embeddings, speech or ranking."""
+    model = str(record.get("model", "embed")).lower()
+    return _NO_PROMPT.isdisjoint(record) and "embed" not in model and "moderation" not in model
+
+
 def _is_item(value: object) -> bool:
-    return isinstance(value, Mapping) and ("role" in value or str(value.get("type")) in RESPONSE_ITEMS)
-
-
-def _as_object(value: object) -> _Json | None:
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = _parsed(value)
-    return value if isinstance(value, Mapping) else None
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    if not isinstance(value, Mapping):
+        return False
+    message = plain_message(value)
+    return "role" in message or "content" in message or is_response_item(message)
 
 
 def _details(layer: _Json) -> Iterator[_Json]:
     """Yield the objects with details of a request, such as its metadata."""
     for name in _DETAILS:
-        details = _as_object(layer.get(name))
+        details = as_object(layer.get(name))
         if details is not None:
             yield details
             yield from _details(details)
 
 
-def _first(fields: list[_Json], names: tuple[str, ...]) -> str | None:
+def _first(fields: Sequence[_Json], names: tuple[str, ...]) -> str | None:
     for name in names:
         for each in fields:
             value = each.get(name)
@@ -190,10 +218,10 @@ def _usages(layer: _Json) -> Iterator[tuple[int, int]]:
     """Yield the prompt tokens and the cached ones of each usage with both."""
     for name in _ANSWERS:
         value = layer.get(name)
-        answer = _parsed(value) if isinstance(value, str) else value
+        answer = parsed(value) if isinstance(value, str) else value
         for one in answer if isinstance(answer, list) else [answer]:
             if isinstance(one, str):
-                one = _parsed(one.removeprefix("data:").strip())
+                one = parsed(one.removeprefix("data:").strip())
             if not isinstance(one, Mapping):
                 continue
             inners = [one.get(name) for name in ("body", "response", "message")]  # of proxies, and in streams

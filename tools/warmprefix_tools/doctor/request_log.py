@@ -20,6 +20,7 @@ from warmprefix_tools.emulator import encode, split
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, MESSAGE_START
 
 __all__ = [
+    "CUT_MARKS",
     "EMPTY",
     "PLAIN",
     "TOOLS",
@@ -199,6 +200,20 @@ def _packed_tokens(tokens: Sequence[int]) -> bytes:
     return struct.pack(f">{len(tokens)}I", *tokens)
 
 
+CUT_MARKS = {
+    "litellm_truncated": "LiteLLM: raise MAX_STRING_LENGTH_PROMPT_IN_DB",
+    "redacted-by-litellm": "LiteLLM: turn_off_message_logging",
+    "<truncated due to size exceeding limit>": "Langfuse: its SDK drops items above its size limit",
+    "__REDACTED__": "OpenInference: OPENINFERENCE_HIDE_INPUTS and similar settings",
+    "[Scrubbed due to": "Logfire: its scrubbing option",
+    "[REDACTED": "a masking function",
+    "<REDACTED": "a masking function",
+    "[redacted": "a masking function",
+    "<redacted": "a masking function",
+    "<truncated>": "a size limit of the logger",
+}
+"""Marks that loggers leave where they cut or mask a text, and what to change there."""
+
 TOOLS = "tools"
 """Role of the message that a chat template makes of the tools; it opens the prompt."""
 
@@ -288,6 +303,8 @@ class RequestLog:
 
     pool: SegmentPool = field(default_factory=SegmentPool)
     requests: list[LogRequest] = field(default_factory=list)
+    cut: dict[LogMessage, str] = field(default_factory=dict)
+    """Messages that the log does not have in full, each with the mark that shows it."""
     _messages: dict[bytes, LogMessage] = field(default_factory=dict)
 
     def message(self, role: str, text: str) -> LogMessage:
@@ -306,6 +323,9 @@ class RequestLog:
         message = self._messages.get(key)
         if message is None:
             message = self._messages[key] = LogMessage(role, ids())
+            mark = next((mark for mark in CUT_MARKS if mark in text), None)
+            if mark is not None:
+                self.cut[message] = mark
         return message
 
     def text(self, message: LogMessage) -> str:
