@@ -12,8 +12,8 @@ from warmprefix.stores import Commit, Conversation, MemorySeenStore, Prepare, Se
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)
 
 
-def serve(store: MemorySeenStore, chat: str) -> None:
-    conversation = Conversation(None, chat)
+def serve(store: MemorySeenStore, chat: str, tenant: str | None = None) -> None:
+    conversation = Conversation(tenant, chat)
     store.execute(Prepare(conversation, f"plan of {chat}", {BLOCK.fingerprint: BLOCK.label}))
     store.execute(Commit(conversation, f"plan of {chat}", [BLOCK]))
 
@@ -54,7 +54,9 @@ def test_labels_are_bounded_too() -> None:
         fingerprint = turn.to_bytes(16, "big")
         store.execute(Prepare(chat, str(turn), {fingerprint: str(turn)}))
         store.execute(Commit(chat, str(turn), [SeenBlock(fingerprint, str(turn), turn + 1, 1)]))
-    assert len(store._states[chat].labels) <= 20
+    state = store._states.get(chat)
+    assert state is not None
+    assert len(state.labels) <= 20
 
 
 def test_label_is_kept_as_long_as_its_block() -> None:
@@ -70,7 +72,9 @@ def test_label_is_kept_as_long_as_its_block() -> None:
     prepared = store.execute(Prepare(chat, "next", {BLOCK.fingerprint: BLOCK.label, b"other": BLOCK.label}))
     assert set(prepared.seen) == {BLOCK.fingerprint}
     assert prepared.taken == {BLOCK.label}
-    assert len(store._states[chat].labels) <= 8
+    state = store._states.get(chat)
+    assert state is not None
+    assert len(state.labels) <= 8
 
 
 def test_expired_conversations_are_dropped() -> None:
@@ -131,3 +135,27 @@ def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
     arguments: dict[str, Any] = {bound: value}
     with pytest.raises(ValueError, match=f"^{bound} must be positive, got {value}$"):
         MemorySeenStore(**arguments)
+
+
+@pytest.mark.parametrize("bounds", [{"max_conversations": 60}, {"max_entries": 600}])
+def test_tenant_that_fills_the_store_evicts_only_its_own_conversations(bounds: dict[str, int]) -> None:
+    store = MemorySeenStore(**bounds)
+    own = [Conversation("small", str(number)) for number in range(10)]
+    for conversation in own:
+        serve(store, conversation.id, conversation.tenant)
+    for number in range(500):
+        serve(store, str(number), "large")
+    assert all(store.inspect(conversation) is not None for conversation in own)
+    assert store.inspect(Conversation("large", "0")) is None
+    assert store.inspect(Conversation("large", "499")) is not None
+
+
+def test_one_long_conversation_does_not_pay_for_many_short_ones() -> None:
+    store = MemorySeenStore(max_conversations=100, max_entries=10_000)
+    long = Conversation("small", "long")
+    blocks = [SeenBlock(number.to_bytes(16, "big"), str(number), 1, 1) for number in range(500)]
+    store.execute(Prepare(long, "p", {}))
+    store.execute(Commit(long, "p", blocks))
+    for number in range(1_000):
+        serve(store, str(number), "large")
+    assert store.inspect(long) is not None

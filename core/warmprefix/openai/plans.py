@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextvars import ContextVar
 from math import inf
 from typing import Literal
 
+from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.plan import ContextPlan
 from warmprefix.routing.hints import session_key
@@ -50,18 +50,19 @@ class PlanBook:
 
     def __init__(self, max_plans: int) -> None:
         self._max_plans = max_plans
-        self._sent: OrderedDict[str, SentPlan] = OrderedDict()
+        self._sent: FairLru[str, SentPlan] = FairLru()
         self._failed: dict[str, SentPlan] = {}
         self._lock = fork_safe_lock()
 
     def enter(self, plan: ContextPlan) -> SentPlan:
-        """Return the plan's entry, a new one if it has none. Beyond the bound the oldest entry is dropped."""
+        """Return the plan's entry, a new one if it has none. Beyond the bound an old entry is dropped."""
         with self._lock:
             sent = self._sent.get(plan.id)
             if sent is None:
-                sent = self._sent[plan.id] = SentPlan(plan)
+                sent = SentPlan(plan)
+                self._sent.put(plan.id, sent, plan.scope.tenant)
                 if len(self._sent) > self._max_plans:
-                    self._sent.popitem(last=False)
+                    self._sent.evict()
             return sent
 
     def find(self, plan_id: str) -> SentPlan | None:

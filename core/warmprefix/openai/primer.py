@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from warmprefix.errors import check_count
+from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.openai.call import PromptCall
 from warmprefix.openai.prime_stats import PrimeStats, primed
@@ -98,7 +99,7 @@ class Primer:
         self._planner = planner
         self._depths = _DEPTHS[primes]
         self._counts: Counter[str] = Counter()
-        self._seen: OrderedDict[tuple[Scope, tuple[bytes, ...]], bool] = OrderedDict()
+        self._seen: FairLru[tuple[Scope, tuple[bytes, ...]], bool] = FairLru()
         """The prefixes planned lately; True for those that came again."""
         self._requests = 0
         self._chosen = 0
@@ -157,11 +158,11 @@ class Primer:
         return chosen
 
     def _came_before(self, prefix: tuple[Scope, tuple[bytes, ...]]) -> bool:
-        came_again = self._seen.pop(prefix, None)
-        self._seen[prefix] = came_again is not None
+        came_again = self._seen.use(prefix)
+        self._seen.put(prefix, came_again is not None, prefix[0].tenant)
         self._reused += came_again is False
         if len(self._seen) > _MAX_PREFIXES:
-            self._seen.popitem(last=False)
+            self._seen.evict()
         return came_again is not None
 
     def _pays(self, tokens: int) -> bool:

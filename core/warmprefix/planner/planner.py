@@ -97,7 +97,8 @@ class ContextPlanner(PlannerLifecycle):
                 once per scope, so that scopes share no state.
             capacity_tokens: Tokens of context in the engine's prefix cache; None for no bound, `"auto"` to learn it.
             max_nodes: Most nodes of the prefix tree, per scope.
-            max_scopes, max_labels: Most scopes, and most blocks with a label in each; the least recently used go.
+            max_scopes, max_labels: Most scopes, and most blocks with a label in each; the least recently used go. Of
+                scopes and open plans, the tenant with the most loses one.
             max_open_plans: Most open plans besides the last batch's; beyond it the oldest can't be committed.
             store: Remembers conversations; in this process by default. Any other store is called through a
                 `GuardedStore`: a request waits at most 20 ms per call, unless you pass one with another budget.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, TypedDict
 
 from warmprefix.blocks import ContextBlock, fingerprint, pins
 from warmprefix.errors import check_names
+from warmprefix.fair_lru import FairLru
 from warmprefix.labels import LabelRegistry
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, PrefixView, ServedBlock
@@ -33,7 +33,7 @@ __all__ = ["ScopeOptions", "ScopeRegistry", "ScopeState", "make_scope"]
 
 
 _MAX_LEARNED = 64
-"""Most tenants and models, the latest to appear, whose capacity is learned."""
+"""Most pairs of tenant and model whose capacity is learned."""
 
 
 class ScopeOptions(TypedDict, total=False):
@@ -193,29 +193,30 @@ class ScopeState:
 class ScopeRegistry:
     """The scopes in use, and the orders they exchange with other planners.
 
-    Beyond `max_scopes`, the least recently used scope is forgotten. Callers hold the lock except where noted.
+    Beyond `max_scopes`, the tenant with the most scopes loses the one not used longest. Callers hold the lock unless
+    a method says otherwise.
     """
 
     def __init__(self, config: PlannerConfig, lock: threading.RLock, metrics: PlannerMetrics) -> None:
         self._config = config
         self._lock = lock
         self._metrics = metrics
-        self._states: OrderedDict[Scope, ScopeState] = OrderedDict()
+        self._states: FairLru[Scope, ScopeState] = FairLru()
         self._capacities = Capacities(config.bounds.capacity_tokens)
         self.profile = EngineProfile(config.profile)
         self.sharing: OrderSharing = NoSharing() if config.sharing is None else config.sharing
 
     def use(self, scope: Scope) -> ScopeState:
         """Return the state of a scope, made now if new, and count it as used."""
-        state = self._states.get(scope)
+        state = self._states.use(scope)
         if state is not None:
-            self._states.move_to_end(scope)
             state.capacity.fit(state.tree)
             return state
         capacity = self._capacities.of_scope(scope)
-        state = self._states[scope] = ScopeState(scope, self._config, capacity, self.profile, self._metrics)
-        while len(self._states) > self._config.bounds.max_scopes:
-            self._drop(next(iter(self._states)))
+        state = ScopeState(scope, self._config, capacity, self.profile, self._metrics)
+        self._states.put(scope, state, scope.tenant)
+        if len(self._states) > self._config.bounds.max_scopes:
+            self.sharing.unfollow(self._states.evict()[0])
         self.sharing.follow(scope, self._learner(scope))
         return state
 
@@ -263,7 +264,7 @@ class ScopeRegistry:
             raise
 
     def _drop(self, scope: Scope) -> None:
-        if self._states.pop(scope, None) is not None:
+        if self._states.pop(scope) is not None:
             self.sharing.unfollow(scope)
 
     def stats(self) -> dict[str, Any]:
@@ -289,7 +290,7 @@ class ScopeRegistry:
         self._capacities.clear()
 
     def __iter__(self) -> Iterator[ScopeState]:
-        return iter(self._states.values())
+        return self._states.values()
 
 
 class Capacities:
@@ -301,24 +302,26 @@ class Capacities:
 
     def __init__(self, tokens: int | Literal["auto"] | None) -> None:
         self._given = None if tokens == "auto" else FixedCapacity(tokens)
-        self._learned: OrderedDict[tuple[str | None, str | None], LearnedCapacity] = OrderedDict()
+        self._learned: FairLru[tuple[str | None, str | None], LearnedCapacity] = FairLru()
 
     def of_scope(self, scope: Scope) -> Capacity:
         """Return the capacity that the scopes of one tenant and model share."""
         if self._given is not None:
             return self._given
         owner = scope.tenant, scope.model
-        if owner not in self._learned:
-            self._learned[owner] = LearnedCapacity()
+        capacity = self._learned.use(owner)
+        if capacity is None:
+            capacity = LearnedCapacity()
+            self._learned.put(owner, capacity, scope.tenant)
             if len(self._learned) > _MAX_LEARNED:
-                self._learned.popitem(last=False)
-        return self._learned[owner]
+                self._learned.evict()
+        return capacity
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of `PlannerStats` that concern the capacity: the smallest one in use."""
         if self._given is not None:
             return {"capacity_tokens": self._given.tokens, "capacity_source": self._given.source}
-        if not self._learned:
+        if not len(self._learned):
             return {"capacity_tokens": DEFAULT_CAPACITY, "capacity_source": "default"}
         capacity = min(self._learned.values(), key=lambda capacity: capacity.tokens)
         return {"capacity_tokens": capacity.tokens, "capacity_source": capacity.source}

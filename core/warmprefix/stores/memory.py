@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.stores.operations import (
     Abandon,
@@ -39,11 +40,11 @@ class MemorySeenStore:
     At its defaults it takes about 200 MB at most.
 
     Args:
-        max_conversations: Beyond it the conversation not used longest is dropped.
+        max_conversations: Beyond it the tenant with the most conversations loses the one not used longest.
         max_blocks: Blocks remembered per conversation; beyond it the oldest is dropped, and sent again.
         max_leases: Plans in flight per conversation; beyond it the oldest can no longer be committed.
-        max_entries: Blocks, labels and plans remembered over all conversations; beyond it the conversation not used
-            longest is dropped.
+        max_entries: Blocks, labels and plans remembered over all conversations; beyond it the tenant with the most of
+            them loses the conversation not used longest.
         ttl: Seconds after its last use at which a conversation is dropped.
         lease_ttl: Seconds in which a plan must be committed.
         clock: Seconds from any origin, never backwards.
@@ -78,7 +79,8 @@ class MemorySeenStore:
         self._clock = clock
         # Re-entrant: a plan may be abandoned by the garbage collector, in the middle of anything.
         self._lock = fork_safe_lock(self.clear)
-        self._states: OrderedDict[Conversation, _State] = OrderedDict()
+        self._states: FairLru[Conversation, _State] = FairLru()
+        """Sizes are equal shares of the bounds, rounded up."""
         self._entries = 0
         """Sum of `counted` over all states."""
 
@@ -94,9 +96,10 @@ class MemorySeenStore:
         plan_id, proposed = operation.plan_id, operation.proposed
         state = self._use(operation.conversation, now)
         if state is None:
-            state = self._states[operation.conversation] = _State(used=now)
+            state = _State(used=now)
+            self._states.put(operation.conversation, state, operation.conversation.tenant)
             while len(self._states) > self._max_conversations:
-                self._drop_oldest()
+                self._evict()
         state.settle(now)
         if plan_id not in state.closed:
             state.leases[plan_id] = _Lease(state.turn, now + self._lease_ttl)
@@ -107,7 +110,7 @@ class MemorySeenStore:
         )
         since = min([lease.turn for other, lease in state.leases.items() if other != plan_id], default=state.turn)
         contested = frozenset([key for key, block in seen.items() if block.turn > since])
-        self._count(state)
+        self._count(operation.conversation, state)
         return PreparedTurn(state.turn, seen, taken, contested)
 
     def _commit(self, operation: Commit, now: float) -> bool:
@@ -125,10 +128,9 @@ class MemorySeenStore:
             state.take_labels(sent)
             state.trim(self._max_blocks)
             state.turn += 1
-            self._count(state)
+            self._count(operation.conversation, state)
         except BaseException:  # such as KeyboardInterrupt: a conversation recorded in part is dropped
-            if self._states.pop(operation.conversation, None) is not None:
-                self._entries -= state.counted
+            self._drop(operation.conversation)
             raise
         return recorded
 
@@ -148,7 +150,7 @@ class MemorySeenStore:
         """Return a conversation's state, or None if it is unknown."""
         with self._lock:
             state = self._states.get(conversation)
-            if state is None or self._is_over(conversation, self._clock()):
+            if state is None or self._is_over(state, self._clock()):
                 return None
             leases = tuple(plan_id for plan_id, lease in state.leases.items() if lease.turn != _ENDED)
             return Snapshot(state.epoch, state.turn, tuple(state.blocks.values()), leases)
@@ -160,27 +162,32 @@ class MemorySeenStore:
             self._entries = 0
 
     def _use(self, conversation: Conversation, now: float) -> _State | None:
-        while self._states and self._is_over(next(iter(self._states)), now):
-            self._drop_oldest()
-        state = self._states.get(conversation)
+        while (oldest := next(self._states.values(), None)) is not None and self._is_over(oldest, now):
+            self._drop(next(iter(self._states)))
+        state = self._states.use(conversation)
         if state is not None:
             state.used = now
-            self._states.move_to_end(conversation)
         return state
 
-    def _count(self, state: _State) -> None:
+    def _count(self, conversation: Conversation, state: _State) -> None:
         """Enforce the bound over all conversations, after an operation on this one."""
         size = len(state.blocks) + len(state.labels) + len(state.leases) + len(state.closed)
         self._entries += size - state.counted
         state.counted = size
+        shares = max(-(-size * self._max_conversations // self._max_entries), 1)
+        self._states.put(conversation, state, conversation.tenant, shares)
         while self._entries > self._max_entries and len(self._states) > 1:
-            self._drop_oldest()
+            self._evict()
 
-    def _drop_oldest(self) -> None:
-        self._entries -= self._states.popitem(last=False)[1].counted
+    def _evict(self) -> None:
+        self._entries -= self._states.evict()[1].counted
 
-    def _is_over(self, conversation: Conversation, now: float) -> bool:
-        return self._states[conversation].used + self._ttl <= now
+    def _drop(self, conversation: Conversation) -> None:
+        state = self._states.pop(conversation)
+        self._entries -= 0 if state is None else state.counted
+
+    def _is_over(self, state: _State, now: float) -> bool:
+        return state.used + self._ttl <= now
 
 
 _HANDLERS: dict[type, Callable[[MemorySeenStore, Any, float], Any]] = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from warmprefix.fair_lru import FairLru
 from warmprefix.forks import fork_safe_lock
 from warmprefix.stores.operations import (
     Abandon,
@@ -96,7 +96,8 @@ class Outbox:
     conversation's record. If a conversation has dozens of them, one `Settlement` replaces them.
 
     Args:
-        max_pending: Most operations. Beyond it, the conversation that waits longest loses its operations.
+        max_pending: Most operations. Beyond it, the conversation that waits longest loses its operations, of the tenant
+            with the most.
     """
 
     def __init__(self, max_pending: int = 65_536) -> None:
@@ -104,37 +105,35 @@ class Outbox:
             raise ValueError(f"max_pending must be 1 or more, got {max_pending}")
         self._max_pending = max_pending
         self._lock = fork_safe_lock()  # the garbage collector may abandon plans, in the middle of anything
-        self._waiting: OrderedDict[Conversation, tuple[PendingOperation, ...]] = OrderedDict()
-        self._count = 0
+        self._waiting: FairLru[Conversation, tuple[PendingOperation, ...]] = FairLru()
         self.dropped = 0
         """Operations dropped by the bound."""
 
     def add(self, pending: PendingOperation) -> None:
         """Add an operation behind the others of its conversation."""
         with self._lock:
-            before = self._waiting.get(pending.conversation, ())
+            before = self.waiting(pending.conversation)
             after = (*(before if len(before) < _MAX_PER_CONVERSATION else _settled(before)), pending)
-            self._waiting[pending.conversation] = after
-            self._count += len(after) - len(before)
-            while self._count > self._max_pending:
-                _, lost = self._waiting.popitem(last=False)
-                self._count -= len(lost)
-                self.dropped += len(lost)
+            self._put(pending.conversation, after)
+            while self._waiting.size > self._max_pending:
+                self.dropped += len(self._waiting.evict()[1])
+
+    def _put(self, conversation: Conversation, pending: tuple[PendingOperation, ...]) -> None:
+        self._waiting.put(conversation, pending, conversation.tenant, len(pending))
 
     def waiting(self, conversation: Conversation) -> tuple[PendingOperation, ...]:
         """Return a conversation's operations, in the order in which to execute them."""
-        return self._waiting.get(conversation, ())
+        return self._waiting.get(conversation) or ()
 
     def remove(self, pending: PendingOperation) -> None:
         """Remove an operation that was executed; no effect if it was removed before."""
         with self._lock:
-            before = self._waiting.get(pending.conversation, ())
+            before = self.waiting(pending.conversation)
             left = tuple(other for other in before if other is not pending)
-            self._count -= len(before) - len(left)
             if left:
-                self._waiting[pending.conversation] = left
+                self._put(pending.conversation, left)
             else:
-                self._waiting.pop(pending.conversation, None)
+                self._waiting.pop(pending.conversation)
 
     def conversations(self) -> list[Conversation]:
         """Return all conversations with pending operations, the one that waits longest first."""
@@ -145,10 +144,10 @@ class Outbox:
         """Drop everything without counting it."""
         with self._lock:
             self._waiting.clear()
-            self._count = self.dropped = 0
+            self.dropped = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self._waiting.size
 
 
 def _settled(pending: tuple[PendingOperation, ...]) -> tuple[PendingOperation, ...]:
