@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warmprefix.cache_profiles import vllm_checkpoints
+from warmprefix.cache_profiles import CacheProfile, vllm_checkpoints
 from warmprefix.plan import ContextPlan, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
@@ -76,6 +76,8 @@ class PlanFeedback:
             in_time = self._close(plan)
             self.metrics.counts["commits" if in_time else "late_commits"] += 1
             if in_time:
+                if plan.opens_prompt:  # a batch was planned long before its requests ran, so each is predicted now
+                    self.open_plans.predict(plan, self.scopes.use(plan.scope).distances(plan.blocks))
                 self._apply_report(plan, report, is_fed)
                 if plan.opens_prompt:
                     self.scopes.learn(plan.scope, plan.blocks)
@@ -103,7 +105,7 @@ class PlanFeedback:
         return self.open_plans.close(plan)
 
     def report(self, plan: ContextPlan, report: EngineReport) -> None:
-        """Apply a report of a plan that is committed elsewhere. O(blocks)."""
+        """Apply a report of a plan that is committed before or later, here or elsewhere. O(blocks)."""
         is_fed = self._is_fed(plan, report)
         with self.lock:
             self._apply_report(plan, report, is_fed)
@@ -118,14 +120,20 @@ class PlanFeedback:
         """Apply an event of the feed; see `ContextPlanner.residency_changed`."""
         with self.lock:
             if checkpoints is not None and self.scopes.profile.current.checkpoints is None:
-                self.scopes.profile.learn(vllm_checkpoints(checkpoints.block))
+                self._learn_profile(vllm_checkpoints(checkpoints.block))
             state = self.scopes.find(scope)
             if state is not None:
                 state.tree.set_path(keys, resident_blocks, None if checkpoints is None else checkpoints.ends)
 
     def _apply_report(self, plan: ContextPlan, report: EngineReport, is_fed: bool) -> None:
-        """Update counters, evidence and tree; the caller holds the lock."""
+        """Update counters, evidence and tree; the caller holds the lock.
+
+        A report is judged by what was predicted when the plan was made. Only the first one of a plan counts.
+        """
         counts = self.metrics.counts
+        prediction = None if report.cached_tokens is None else self.open_plans.take_prediction(plan)
+        if prediction is not None and prediction.is_reported:
+            return
         if report.cached_tokens is not None:
             counts["reports"] += 1
             counts["reported_cached_tokens"] += report.cached_tokens
@@ -139,7 +147,7 @@ class PlanFeedback:
         if report.capacity_tokens:
             state.capacity.start(report.capacity_tokens)
         if report.profile is not None:
-            self.scopes.profile.learn(report.profile)
+            self._learn_profile(report.profile)
         has_checkpoints = self.scopes.profile.current.checkpoints is not None
         outcome = state.feedback.learn(plan, report, has_checkpoints)
         if outcome.comparison is not None:
@@ -151,8 +159,10 @@ class PlanFeedback:
             likely = outcome.comparison.likely_blocks
             if self.scopes.profile.observe(plan.scope, _keys(plan), likely, outcome.comparison.actual):
                 _log.info("the engine's reports show the cache profile %s", self.scopes.profile.current.name)
-            if not has_checkpoints:
-                state.learn_capacity(plan.blocks, outcome.comparison.likely_blocks)
+                self.scopes.profile_changed()
+            elif not has_checkpoints and prediction is not None:
+                lengths = [planned.block.tokens for planned in plan.blocks]
+                state.capacity.compare(prediction.distances, lengths, likely)
         if outcome.ordering_switched:
             change = (
                 "left in relevance order, because the engine evidently caches nothing"
@@ -163,6 +173,10 @@ class PlanFeedback:
         if outcome.resident_blocks is not None and not is_fed:
             counts["stale_paths"] += 1
             state.tree.mark_stale(_keys(plan), outcome.resident_blocks)
+
+    def _learn_profile(self, profile: CacheProfile) -> None:
+        if self.scopes.profile.learn(profile):
+            self.scopes.profile_changed()
 
     def _is_fed(self, plan: ContextPlan, report: EngineReport) -> bool:
         """Return True if the feed is a better source than `report`. Takes no lock."""

@@ -1,16 +1,18 @@
-"""Plans that are neither committed nor abandoned."""
+"""Plans that are neither committed nor abandoned, and predictions that wait for a report."""
 
 from __future__ import annotations
 
 import os
 import uuid
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from warmprefix.fair_lru import FairLru
 from warmprefix.plan import ContextPlan, Scope
 
-__all__ = ["OpenPlans"]
+__all__ = ["OpenPlans", "Prediction"]
 
 
 class _OpenBatch(NamedTuple):
@@ -21,19 +23,33 @@ class _OpenBatch(NamedTuple):
     scopes: Sequence[Scope]
 
 
+class Prediction(NamedTuple):
+    """What the planner expected when it made a plan."""
+
+    scope: Scope
+    """The scope of the plan."""
+    distances: array[int]
+    """Reuse distances of the first blocks: those that were served before in this order."""
+    is_reported: bool = False
+    """True once the engine has reported the cached tokens of the plan."""
+
+
 class OpenPlans:
-    """Ids and scopes of open plans. Bounded; callers hold the planner's lock.
+    """Ids and scopes of open plans, and predictions of these and of plans closed lately.
+
+    Bounded; callers hold the planner's lock.
 
     Args:
-        max_open_plans: Single plans beyond this number are dropped, oldest first. So are whole batches whose plans
-            are more than this together, except the last batch.
+        max_open_plans: Beyond this number, the tenant with the most single plans loses the oldest of them. Whole
+            batches whose plans are more than this together are dropped, oldest first, except the last batch.
     """
 
     def __init__(self, max_open_plans: int) -> None:
         self._max_open_plans = max_open_plans
         self._instance = uuid.uuid4().hex
         self._planned = 0
-        self._scopes: OrderedDict[str, Scope] = OrderedDict()
+        self._scopes: FairLru[str, Scope] = FairLru()
+        self._predictions: FairLru[str, Prediction] = FairLru()
         self._batches: OrderedDict[str, _OpenBatch] = OrderedDict()
 
     def new_id(self) -> str:
@@ -44,9 +60,9 @@ class OpenPlans:
 
     def add(self, plan: ContextPlan) -> None:
         """Add a single plan. O(1)."""
-        self._scopes[plan.id] = plan.scope
+        self._scopes.put(plan.id, plan.scope, plan.scope.tenant)
         if len(self._scopes) > self._max_open_plans:
-            self._scopes.popitem(last=False)
+            self._scopes.evict()
 
     def add_batch(self, batch_id: str, scopes: Sequence[Scope]) -> None:
         """Add the plans `{batch_id}.{place}`, given the scope of each."""
@@ -60,7 +76,7 @@ class OpenPlans:
         """Remove a plan; True if it was open."""
         # A plan of another scope could be another tenant's, with an id that it must not close.
         if self._scopes.get(plan.id) == plan.scope:
-            del self._scopes[plan.id]
+            self._scopes.pop(plan.id)
             return True
         batch_id, _, number = plan.id.rpartition(".")
         batch = self._batches.get(batch_id)
@@ -79,6 +95,24 @@ class OpenPlans:
             del self._batches[batch_id]
         return True
 
+    def predict(self, plan: ContextPlan, distances: Sequence[int]) -> None:
+        """Keep the reuse distances of a plan until the engine reports on it, unless they were kept before."""
+        if self._predictions.get(plan.id) is None:
+            self._keep(plan, Prediction(plan.scope, array("q", distances)))
+
+    def take_prediction(self, plan: ContextPlan) -> Prediction | None:
+        """Return the prediction of a plan that the engine reports on; None if it is forgotten."""
+        prediction = self._predictions.get(plan.id)
+        if prediction is None or prediction.scope != plan.scope:
+            return None
+        self._keep(plan, Prediction(plan.scope, array("q"), is_reported=True))
+        return prediction
+
+    def _keep(self, plan: ContextPlan, prediction: Prediction) -> None:
+        self._predictions.put(plan.id, prediction, plan.scope.tenant)
+        if len(self._predictions) > self._max_open_plans:
+            self._predictions.evict()
+
     @property
     def open_batches(self) -> int:
         """Number of batches with open plans."""
@@ -87,6 +121,7 @@ class OpenPlans:
     def clear(self) -> None:
         """Forget all open plans: none of them can be committed any more."""
         self._scopes.clear()
+        self._predictions.clear()
         self._batches.clear()
 
     def __len__(self) -> int:

@@ -287,6 +287,8 @@ class RequestPlanner:
                 note_tokens=self.writer.tokens(annotation, planned) if tokens is None else tokens,
             )
             self.open_plans.add(plan)
+            if opens_prompt:
+                self.open_plans.predict(plan, state.distances(planned))
             if reorders:
                 state.queue.start(plan.id, [block.block.fingerprint for block in planned])
             metrics.count_plan(plan)

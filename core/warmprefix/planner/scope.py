@@ -160,10 +160,9 @@ class ScopeState:
             return self.tree.match_prefix(keys).tokens
         return self.tree.match_junction(keys).tokens // checkpoints.block * checkpoints.block
 
-    def learn_capacity(self, blocks: Sequence[PlannedBlock], held: int) -> None:
-        """Learn from a report that the engine held the first `held` blocks of an order."""
-        keys = [planned.block.fingerprint for planned in blocks]
-        self.capacity.compare(self._scope, keys, [planned.block.tokens for planned in blocks], held)
+    def distances(self, blocks: Sequence[PlannedBlock]) -> Sequence[int]:
+        """Return the reuse distances of the first blocks of an order: of those that were served in this order."""
+        return self.capacity.distances(self._scope, [planned.block.fingerprint for planned in blocks])
 
     def learn(self, order: LearnedOrder) -> None:
         """Add an order that a model saw to the tree, and pass it to the policy."""
@@ -229,6 +228,10 @@ class ScopeRegistry:
                 scopes.learn_from_others(scope, orders)
 
         return learn
+
+    def profile_changed(self) -> None:
+        """Forget the capacities that reports suggested under another profile, which explains these reports better."""
+        self._capacities.forget_reports()
 
     def find(self, scope: Scope) -> ScopeState | None:
         """Return the state of a scope; None if it has no state."""
@@ -316,6 +319,11 @@ class Capacities:
             if len(self._learned) > _MAX_LEARNED:
                 self._learned.evict()
         return capacity
+
+    def forget_reports(self) -> None:
+        """Return to the capacity in the engine's metrics, or else to the default."""
+        for capacity in self._learned.values():
+            capacity.forget_reports()
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of `PlannerStats` that concern the capacity: the smallest one in use."""

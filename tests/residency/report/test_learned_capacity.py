@@ -140,7 +140,7 @@ def test_any_report_leaves_a_usable_capacity(reports: list[tuple[list[int], int,
     for path, held, tokens in reports:
         keys = [bytes([key]) for key in path]
         lengths = [tokens] * len(path)
-        capacity.compare("scope", keys, lengths, held)
+        capacity.compare(capacity.distances("scope", keys), lengths, held)
         capacity.record("scope", keys, lengths)
         assert capacity.tokens >= 1
 

@@ -38,6 +38,18 @@ def test_checkpoints_are_recognised(window: int | None, block: int) -> None:
     assert checkpoints.block % block == 0
 
 
+def test_capacity_learned_under_a_refuted_profile_is_dropped() -> None:
+    """Second visits that find nothing looked like a small cache."""
+    told, untold = ContextPlanner(), ContextPlanner()
+    told.commit(told.plan(["text"]), report=EngineReport(capacity_tokens=300_000))
+    for planner in (told, untold):
+        cache = simulated_cache(as_profile("vllm-checkpoints(128)"), kv_blocks=20_000, window=512)
+        serve_requests(cache, planner, 300)
+        assert planner.stats().profile_source == "reports"
+    assert (told.stats().capacity_tokens, told.stats().capacity_source) == (300_000, "metrics")
+    assert (untold.stats().capacity_tokens, untold.stats().capacity_source) == (500_000, "default")
+
+
 @pytest.mark.parametrize("kv_blocks", [200, 600, 20_000])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_full_attention_is_not_taken_for_checkpoints(kv_blocks: int, block_size: int) -> None:

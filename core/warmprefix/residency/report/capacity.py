@@ -64,8 +64,16 @@ class Capacity(Protocol):
         """Count a served order."""
         ...
 
-    def compare(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int], held: int) -> None:
-        """Learn that the engine held the first `held` blocks of an order that is not recorded yet."""
+    def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
+        """Return the reuse distances of the first blocks of an order: of those that were recorded in this order."""
+        ...
+
+    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
+        """Learn that the engine held the first `held` blocks of an order with these distances when it was planned."""
+        ...
+
+    def forget_reports(self) -> None:
+        """Return to the capacity in the engine's metrics, or else to the default."""
         ...
 
 
@@ -83,7 +91,12 @@ class FixedCapacity:
     def fit(self, tree: PrefixTree[bytes]) -> None: ...
     def start(self, tokens: int) -> None: ...
     def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None: ...
-    def compare(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int], held: int) -> None: ...
+
+    def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
+        return ()
+
+    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None: ...
+    def forget_reports(self) -> None: ...
 
 
 class LearnedCapacity:
@@ -100,6 +113,7 @@ class LearnedCapacity:
     def __init__(self) -> None:
         self.tokens = DEFAULT_CAPACITY
         self.source: CapacitySource = "default"
+        self._in_metrics: int | None = None
         self._reuse = ReuseTree()
         self._evidence = DistanceEvidence()
 
@@ -114,19 +128,30 @@ class LearnedCapacity:
             tree.evict_unused(self._reuse.clock.first_within(self.tokens))
 
     def start(self, tokens: int) -> None:
-        if self.source == "default" or (self.source == "metrics" and tokens < self.tokens):
-            self.tokens, self.source = max(tokens, _LEAST_CAPACITY), "metrics"
+        if self._in_metrics is None or tokens < self._in_metrics:
+            self._in_metrics = max(tokens, _LEAST_CAPACITY)
+            if self.source != "reports":
+                self.tokens, self.source = self._in_metrics, "metrics"
 
     def record(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int]) -> None:
         self._reuse.insert([scope, *keys], [0, *tokens])
 
-    def compare(self, scope: Hashable, keys: Sequence[bytes], tokens: Sequence[int], held: int) -> None:
-        distances = self._reuse.distances([scope, *keys])[1:]
+    def distances(self, scope: Hashable, keys: Sequence[bytes]) -> Sequence[int]:
+        return self._reuse.distances([scope, *keys])[1:]
+
+    def compare(self, distances: Sequence[int], tokens: Sequence[int], held: int) -> None:
         self._evidence.add(distances, tokens, held)
         if self._evidence.reports % _DECIDE_EVERY == 0:
             better = self._evidence.better_capacity(self.tokens)
             if better is not None:
                 self.tokens, self.source = max(better, _LEAST_CAPACITY), "reports"
+
+    def forget_reports(self) -> None:
+        self._evidence = DistanceEvidence()
+        if self._in_metrics is None:
+            self.tokens, self.source = DEFAULT_CAPACITY, "default"
+        else:
+            self.tokens, self.source = self._in_metrics, "metrics"
 
 
 class DistanceEvidence:

@@ -45,10 +45,12 @@ class EngineProfile:
         """Where the profile comes from."""
         self._behaviour = CheckpointBehaviour()
 
-    def learn(self, profile: CacheProfile) -> None:
-        """Believe what the engine shows of itself, unless the caller gave a profile."""
-        if self.source != "argument":
-            self.current, self.source = profile, "engine"
+    def learn(self, profile: CacheProfile) -> bool:
+        """Believe what the engine shows of itself, unless the caller gave a profile; True if the profile changed."""
+        if self.source == "argument":
+            return False
+        before, self.current, self.source = self.current, profile, "engine"
+        return self.current != before
 
     def observe(self, scope: Hashable, keys: Sequence[bytes], held_blocks: int, cached_tokens: int) -> bool:
         """Learn from a report, unless the caller or the engine gave a profile; return True if the profile changed.
