@@ -137,9 +137,8 @@ def test_a_bound_that_is_not_positive_is_named(bound: str, value: int) -> None:
         MemorySeenStore(**arguments)
 
 
-@pytest.mark.parametrize("bounds", [{"max_conversations": 60}, {"max_entries": 600}])
-def test_tenant_that_fills_the_store_evicts_only_its_own_conversations(bounds: dict[str, int]) -> None:
-    store = MemorySeenStore(**bounds)
+@pytest.mark.parametrize("store", [MemorySeenStore(max_conversations=60), MemorySeenStore(max_entries=600)])
+def test_tenant_that_fills_the_store_evicts_only_its_own_conversations(store: MemorySeenStore) -> None:
     own = [Conversation("small", str(number)) for number in range(10)]
     for conversation in own:
         serve(store, conversation.id, conversation.tenant)
