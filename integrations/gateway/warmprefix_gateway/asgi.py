@@ -28,7 +28,6 @@ class Gateway:
         """
         self._office = Office(options)
         self.metrics = self._office.metrics
-        self._in_flight = 0
         self.is_draining = False
         """True once the server was asked to stop: health checks then fail, and requests still pass."""
 
@@ -60,10 +59,9 @@ class Gateway:
         if not may_pass:
             await self._refuse(send, path, 401, "key", "the API key is missing or unknown")
             return
-        if self._in_flight >= office.options.max_in_flight:
+        if not office.places.take(tenant):
             await self._refuse(send, path, 429, "busy", "too many requests at one time; try again")
             return
-        self._in_flight += 1
         office.metrics.in_flight.inc()
         request = PassedRequest(office, scope, headers, tenant, receive, send)
         try:
@@ -75,7 +73,7 @@ class Gateway:
             if not request.has_begun:
                 await self._refuse(send, path, 500, "failure", "the gateway failed")
         finally:
-            self._in_flight -= 1
+            office.places.give_back(tenant)
             office.metrics.in_flight.dec()
 
     async def _answer_itself(self, path: str, without_body: bool, send: Send) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.fair_lru import FairLru
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.replies import error_body
-from warmprefix_gateway.shares import FairTable
 
 try:
     from uvicorn import Config
@@ -51,16 +51,16 @@ class WaitingRoom:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
-        self._connections: FairTable[EdgeProtocol, EdgeProtocol] = FairTable(_MAX_WAITING)
+        self._connections: FairLru[EdgeProtocol, EdgeProtocol] = FairLru()
 
     def enter(self, connection: EdgeProtocol) -> None:
-        crowded_out = self._connections.put(connection.address, connection, connection)
-        if crowded_out is not None:
+        self._connections.put(connection, connection, connection.address)
+        if len(self._connections) > _MAX_WAITING:
             self.refused("connections")
-            crowded_out.transport.abort()
+            self._connections.evict()[0].transport.abort()
 
     def leave(self, connection: EdgeProtocol) -> None:
-        self._connections.pop(connection.address, connection)
+        self._connections.pop(connection)
 
     def refused(self, reason: str) -> None:
         self._metrics.refused.labels(reason).inc()

@@ -17,9 +17,11 @@ from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
+from warmprefix_gateway.preparation import Preparation
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
+from warmprefix_gateway.shares import Shares
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
 
@@ -36,8 +38,6 @@ LEVEL_HEADER = "x-warmprefix-references"
 """Header with which a request chooses its level of references."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MAX_MODELS, _MAX_MODEL_CHARACTERS = 1_024, 256
-_MOST_AT_ONCE = 256 * 1_024
-"""Larger bodies take more than some milliseconds to read."""
 _MOST_HEADER_BYTES = 65_536
 
 
@@ -62,8 +62,12 @@ class Office:
         self._rules = Rules(options.references, keep_tools, profile, self.marker, self._reorderer)
         self._accepting: dict[tuple[str, str], bool] = {}
         self._salt_key = options.salt_key or secrets.token_bytes(32)
-        self.buffered_bytes = 0
+        tenants = self.access.tenants
+        self.places = Shares(options.max_in_flight, tenants)
+        """Requests at one time."""
+        self.buffers = Shares(options.max_buffered_bytes, tenants)
         """Bytes of all bodies that are held now."""
+        self._preparing = Preparation()
         self._client: aiohttp.ClientSession | None = None
         self._is_warned = False
         self._recorder = None if options.record is None else BodyRecorder(options.record, self.fail)
@@ -88,6 +92,7 @@ class Office:
         await self.upstreams.stop()
         if self._client is not None:
             await self._client.close()
+        self._preparing.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
 
@@ -119,10 +124,9 @@ class Office:
         """
         began = time.perf_counter()
         try:
-            if len(content) > _MOST_AT_ONCE:
-                prepared = await asyncio.to_thread(self._prepare, content, path, headers, tenant)
-            else:
-                prepared = self._prepare(content, path, headers, tenant)
+            prepared = await self._preparing.run(
+                tenant, len(content), lambda: self._prepare(content, path, headers, tenant)
+            )
             if prepared is None:
                 return None
             call, parts, sent = prepared

@@ -124,7 +124,7 @@ class PassedRequest:
         finally:
             self._record(has_left)
             self._office.abandon(self._asked)
-            self._office.buffered_bytes -= len(content)
+            self._office.buffers.give_back(self._tenant, len(content))
 
     def _record(self, has_left: bool) -> None:
         """Record what was sent and what came, if anything was sent."""
@@ -163,16 +163,15 @@ class PassedRequest:
             if length.isascii() and length.isdigit() and int(length) > most:
                 raise _BodyRefusedError(413, f"the body is larger than {most} bytes")
             async for piece in self._body():
+                if not office.buffers.take(self._tenant, len(piece)):
+                    raise _BodyRefusedError(429, "too many large requests at one time; try again")
                 content += piece
-                office.buffered_bytes += len(piece)
                 if len(content) > most:
                     raise _BodyRefusedError(413, f"the body is larger than {most} bytes")
-                if office.buffered_bytes > office.options.max_buffered_bytes:
-                    raise _BodyRefusedError(429, "too many large requests at one time; try again")
             is_whole = True
         finally:
             if not is_whole:
-                office.buffered_bytes -= len(content)
+                office.buffers.give_back(self._tenant, len(content))
         return bytes(content)
 
     async def _body(self) -> AsyncIterator[bytes]:

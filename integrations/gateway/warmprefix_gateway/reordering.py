@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.dedup import RepeatedResult, Rewritten
+from warmprefix.fair_lru import FairLru
 from warmprefix.openai import PromptCall
 from warmprefix.plan import ContextPlan
 from warmprefix_gateway.splicing import spliced
@@ -61,7 +61,7 @@ class Reorderer:
         self.planner = ContextPlanner(annotate="none")
         self._templates = templates
         self._lock = threading.Lock()
-        self._orders: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._orders: FairLru[bytes, tuple[int, ...]] = FairLru()
 
     def reordered(self, call: PromptCall, tenant: str | None) -> Reordered:
         """Return a call with its context in the planned order. O(bytes)."""
@@ -99,7 +99,8 @@ class Reorderer:
         front = json.dumps([call.body.get("tools"), messages[:number], text[: spans[0][0]]]).encode()
         about = [tenant, call.body.get("model"), front.decode(), text]
         key = blake2b(json.dumps(about).encode(), digest_size=16).digest()
-        order = self._orders.get(key)
+        with self._lock:
+            order = self._orders.use(key)
         plan: ContextPlan | None = None
         outcome: Outcome = "as before" if order is not None else "planned"
         if order is None:
@@ -115,10 +116,9 @@ class Reorderer:
             numbers = {text[begin:end]: place for place, (begin, end) in enumerate(spans)}
             order = tuple([numbers[planned.block.text] for planned in plan.blocks])
         with self._lock:
-            self._orders[key] = order
-            self._orders.move_to_end(key)
-            while len(self._orders) > _MAX_ORDERS:
-                self._orders.popitem(last=False)
+            self._orders.put(key, order, tenant)
+            if len(self._orders) > _MAX_ORDERS:
+                self._orders.evict()
         if list(order) == sorted(order):
             return Reordered(call, plan, outcome)
         pieces: list[str] = []

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from warmprefix.fair_lru import FairLru
+
 __all__ = ["PromptParts", "Session", "SessionBook", "TokenFates", "prompt_parts", "session_name"]
 
-_MAX_SESSIONS = 20_000
 _MAX_ENDS = 60_000
 _MAX_HEADS = 8
 _MAX_PARTS, _MAX_PARTS_OF_ALL = 10_000, 1_000_000
 """Parts of one prompt, of which the last holds the rest, and of all in memory; each takes about 100 bytes."""
+_PARTS_OF_SESSION = 25
+"""Parts that take as much memory as a session without a prompt."""
 _MAX_NAME = 256
 _INSTRUCTIONS = ("system", "developer")
 _FIELDS = ("prompt_cache_key", "session_id", "conversation_id", "user_session_id")
@@ -69,35 +71,33 @@ class Session:
         is_opening = len(parts.digests) <= parts.begin + 1
         return before if before is not None or is_opening else next(reversed(self.prompts.values()), None)
 
-    def keep(self, parts: PromptParts) -> int:
-        """Remember a prompt as the latest with its head; return by how many parts the session has grown."""
-        before = self.prompts.pop(parts.head, None)
+    def keep(self, parts: PromptParts) -> None:
+        """Remember a prompt as the latest with its head."""
+        self.prompts.pop(parts.head, None)
         self.prompts[parts.head] = parts
-        grown = len(parts.digests) - (0 if before is None else len(before.digests))
         if len(self.prompts) > _MAX_HEADS:
-            grown -= len(self.prompts.pop(next(iter(self.prompts))).digests)
-        return grown
+            del self.prompts[next(iter(self.prompts))]
 
 
 class SessionBook:
-    """The sessions of the latest requests, each within its tenant. Not thread-safe.
+    """The sessions of the latest requests, each within its tenant, in fair shares. Not thread-safe.
 
     A session is named by a header or a field of the body; otherwise a request belongs to the session whose earlier
     prompt is the longest beginning of its own. Sessions decide about routes and statistics, never about a text.
     """
 
-    def __init__(self, max_sessions: int = _MAX_SESSIONS) -> None:
-        self._sessions: OrderedDict[tuple[str | None, str], Session] = OrderedDict()
-        self._ends: OrderedDict[tuple[str | None, bytes], str] = OrderedDict()
-        self._max_sessions = max_sessions
-        self._number = self._parts = 0
+    def __init__(self, max_parts: int = _MAX_PARTS_OF_ALL) -> None:
+        self._sessions: FairLru[tuple[str | None, str], Session] = FairLru()
+        self._ends: FairLru[tuple[str | None, bytes], str] = FairLru()
+        self._max_parts = max_parts
+        self._number = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
-        """Yield the sessions, latest first."""
-        return iter(reversed(list(self._sessions.values())))
+        """Yield the sessions, latest first. O(sessions)."""
+        return reversed(list(self._sessions.values()))
 
     def find(self, tenant: str | None, name: str | None, parts: PromptParts) -> Session:
         """Return the session of a request, a new one if it has none. O(messages)."""
@@ -106,34 +106,32 @@ class SessionBook:
         if key is None:
             self._number += 1
             key = f"session {self._number}"
-        session = self._sessions.get((tenant, key))
+        session = self._sessions.use((tenant, key))
         if session is None:
-            session = self._sessions[tenant, key] = Session(key, tenant)
-        self._sessions.move_to_end((tenant, key))
-        while len(self._sessions) > self._max_sessions:
-            self._forget_oldest()
+            session = Session(key, tenant)
+            self._put(session)
         for end in parts.digests[parts.begin :][-2:]:  # some clients do not keep the last message of a prompt
-            self._ends[tenant, end] = key
-            self._ends.move_to_end((tenant, end))
-        while len(self._ends) > _MAX_ENDS:
-            self._ends.popitem(last=False)
+            self._ends.put((tenant, end), key, tenant)
+            self._ends.use((tenant, end))
+            if len(self._ends) > _MAX_ENDS:
+                self._ends.evict()
         return session
 
     def _continued(self, tenant: str | None, parts: PromptParts) -> str | None:
-        ends = ((tenant, digest) for digest in reversed(parts.digests[parts.begin :]))
-        return next((self._ends[end] for end in ends if end in self._ends), None)
+        found = (self._ends.get((tenant, digest)) for digest in reversed(parts.digests[parts.begin :]))
+        return next((key for key in found if key is not None), None)
 
-    def _forget_oldest(self) -> None:
-        _, session = self._sessions.popitem(last=False)
-        self._parts -= sum(len(parts.digests) for parts in session.prompts.values())
-        session.prompts.clear()
+    def _put(self, session: Session) -> None:
+        parts = sum([len(parts.digests) for parts in session.prompts.values()])
+        self._sessions.put((session.tenant, session.key), session, session.tenant, _PARTS_OF_SESSION + parts)
+        while self._sessions.size > self._max_parts and len(self._sessions) > 1:
+            self._sessions.evict()[1].prompts.clear()
 
     def keep(self, session: Session, parts: PromptParts) -> None:
         """Remember the latest prompt of a session, unless it was forgotten meanwhile."""
         if self._sessions.get((session.tenant, session.key)) is session:
-            self._parts += session.keep(parts)
-            while self._parts > _MAX_PARTS_OF_ALL and len(self._sessions) > 1:
-                self._forget_oldest()
+            session.keep(parts)
+            self._put(session)
 
     def record(self, session: Session, parts: PromptParts, prompt_tokens: int, cached_tokens: int | None) -> TokenFates:
         """Record the answer to a request of a session, and return what became of its uncached tokens. O(messages).

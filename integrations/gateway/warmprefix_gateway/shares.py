@@ -1,19 +1,17 @@
-"""Fair shares of what a gateway has little of: room, places and turns. Pure: no I/O, no clock."""
+"""Fair shares of places, bytes and turns. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["FairTable", "FairTurns", "Shares"]
+__all__ = ["FairTurns", "Shares"]
 
-_GENEROSITY = 8
-"""A party may hold this many times what is still free, so one that is alone takes 8 ninths of all, and each of many the
-same. What is left lets a party that holds nothing in at once, without taking anything from the others."""
+_GENEROSITY = 2
+"""A party may hold this many times what is still free: alone two thirds of all, and each of many the same."""
 
 K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 Party = str | None
 """Who shares; None if all requests come from one party, which then may have everything."""
 
@@ -21,83 +19,46 @@ Party = str | None
 class Shares:
     """Units of something bounded, such as places or bytes.
 
-    The bound of a party follows what is free (the dynamic thresholds of shared switch memory): a busy party leaves room
-    for the others before they come, and gets nothing more until what it holds is back in proportion.
+    A part is set aside for each party. What a party holds beyond it is bounded by what is still free of the rest (the
+    dynamic thresholds of shared switch memory): a busy party leaves room for the others before they come, and gets
+    nothing more until what it holds is back in proportion.
+
+    Args:
+        total: Number of units.
+        parties: Number of parties, if they are counted: half of the units are set aside, in equal parts.
     """
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self, total: int, parties: int = 0) -> None:
+        self._part = total // (2 * parties) if parties else 0
+        self._free = total - parties * self._part
+        """Units that are free, and not set aside."""
         self._held: Counter[Party] = Counter()
         self.used = 0
         """Units that all parties hold."""
 
     def take(self, party: Party, units: int = 1) -> bool:
         """Take units for a party, and return True; return False, and take none, if that is more than its share."""
-        free = self._total - self.used - units
-        if free < 0 or (party is not None and self._held[party] > _GENEROSITY * free):
+        before = self._beyond(party, 0)
+        free = self._free - self._beyond(party, units) + before
+        if free < self._free and (free < 0 or (party is not None and before > _GENEROSITY * free)):
             return False
-        self._held[party] += units
-        self.used += units
+        self._add(party, units)
         return True
 
     def give_back(self, party: Party, units: int = 1) -> None:
         """Return units that were taken."""
-        self._held[party] -= units
-        self.used -= units
+        self._add(party, -units)
         if not self._held[party]:
             del self._held[party]
 
+    def _add(self, party: Party, units: int) -> None:
+        self._free -= self._beyond(party, units) - self._beyond(party, 0)
+        self._held[party] += units
+        self.used += units
 
-class FairTable(Generic[K, V]):
-    """The latest entries of all parties. Not thread-safe.
-
-    When the table is full, a party with more than its equal share loses its oldest entry: the one that adds, or else
-    the one with the most. So no party loses an entry to others while it has no more than its share.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._entries: dict[Party, OrderedDict[K, V]] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[V]:
-        """Yield all values, party by party, each party's oldest first."""
-        for entries in self._entries.values():
-            yield from entries.values()
-
-    def get(self, party: Party, key: K) -> V | None:
-        """Return a value, which is the party's latest then; None if it is not there."""
-        entries = self._entries.get(party)
-        if entries is None or key not in entries:
-            return None
-        entries.move_to_end(key)
-        return entries[key]
-
-    def put(self, party: Party, key: K, value: V) -> V | None:
-        """Add or replace an entry as the party's latest; return the value that had to make room. O(parties)."""
-        entries = self._entries.setdefault(party, OrderedDict())
-        self._size += key not in entries
-        entries[key] = value
-        entries.move_to_end(key)
-        if self._size <= self._most:
-            return None
-        if len(entries) * len(self._entries) <= self._most:
-            party = max(self._entries, key=lambda name: len(self._entries[name]))
-        return self.pop(party, next(iter(self._entries[party])))
-
-    def pop(self, party: Party, key: K) -> V | None:
-        """Remove an entry; return its value, or None if it is not there."""
-        entries = self._entries.get(party)
-        if entries is None or key not in entries:
-            return None
-        value = entries.pop(key)
-        self._size -= 1
-        if not entries:
-            del self._entries[party]
-        return value
+    def _beyond(self, party: Party, more: int) -> int:
+        """Return the units that a party holds, with some more, beyond its part."""
+        return max(self._held[party] + more - self._part, 0)
 
 
 class FairTurns(Generic[K]):

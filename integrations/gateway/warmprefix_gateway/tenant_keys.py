@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,6 +46,11 @@ class TenantKeys:
         if not self._tenants:
             raise KeysError(f"{path} must have one key or more, got none")
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the tenants."""
+        return {name for _, name in self._tenants}
+
     def tenant_of(self, key: str) -> str | None:
         """Return the tenant with this key; None if there is no such key. All keys are compared, in constant time."""
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
@@ -72,6 +77,11 @@ class Access:
     def has_keys(self) -> bool:
         """True if clients' keys are the gateway's own, which no upstream may see."""
         return self._keys is not None
+
+    @property
+    def tenants(self) -> int:
+        """Number of tenants with a key; 0 if they are not counted."""
+        return 0 if self._keys is None else len(self._keys.names)
 
     def tenant(self, headers: Mapping[str, str]) -> tuple[bool, str | None]:
         """Return whether the request may pass, and its tenant. Names of headers are in lower case."""

@@ -170,10 +170,20 @@ def test_memory_is_bounded() -> None:
 
 
 def test_sessions_are_bounded() -> None:
-    book = SessionBook(max_sessions=3)
+    book = SessionBook(max_parts=100)
     for number in range(9):
         book.find(None, None, parts(str(number)))
-    assert len(book) == 3
+    assert len(book) == 4
+    assert [session.key for session in book] == ["session 9", "session 8", "session 7", "session 6"]
+
+
+def test_no_tenant_takes_the_sessions_of_another_one() -> None:
+    book = SessionBook(max_parts=10_000)
+    sessions = [book.find("acme", None, parts(str(number))) for number in range(100)]
+    for number in range(2_000):
+        book.find("other", f"session {number}", parts(str(number)))
+    found = [book.find("acme", None, parts(str(number), "answer", "more")) for number in range(100)]
+    assert all(one is other for one, other in zip(found, sessions, strict=True))
 
 
 @pytest.mark.parametrize(
