@@ -43,6 +43,7 @@ CORE_TESTS = [
     *("tests/residency/test_bad_input.py", "tests/routing/test_replica_router.py", "tests/tools/emulator"),
     *("tests/stores/test_memory_store.py", "tests/stores/test_seen_store_contract.py"),
     *("tests/test_annotate.py", "tests/test_blocks.py", "tests/test_cache_profiles.py", "tests/test_labels.py"),
+    "tests/test_neighbours.py",
     *("tests/test_outputs.py", "tests/test_package.py", "tests/test_settings.py", "tests/test_tokens.py"),
     "tests/traces/test_trace_files.py",
 ]

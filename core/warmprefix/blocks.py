@@ -166,8 +166,8 @@ def _distinct(
 def joined_blocks(listed: Sequence[ContextBlock], positions: Sequence[tuple[int, ...]]) -> frozenset[int]:
     """Return which distinct blocks stay directly behind the one in front of them: all of a run but its first.
 
-    A run is a longest stretch of a request in which each block follows the one before it. A blank block, or one that
-    the request has shown before, belongs to its run and is left out of it. O(blocks).
+    A run is a longest stretch of a request in which each block follows the one before it, without regard to blank
+    blocks between them. A block that the request has shown before is left out of its run. O(blocks).
 
     Args:
         listed: The request.
@@ -175,14 +175,26 @@ def joined_blocks(listed: Sequence[ContextBlock], positions: Sequence[tuple[int,
     """
     if not [block for block in listed if block.follows is not None]:
         return frozenset()
-    runs = [0] * len(listed)
+    runs = list(range(len(listed)))
     """The place where the run of each block begins."""
+    shown = 0
+    """The last place with a text."""
     for i in range(1, len(listed)):
-        block, before = listed[i], listed[i - 1]
-        is_next = block.follows is not None and block.follows in (before.id, before.fingerprint)
-        runs[i] = runs[i - 1] if is_next or (block == before and not block.is_blank) else i
+        block = listed[i]
+        for before in (i - 1, shown):
+            if _is_behind(block, listed[before]):
+                runs[i] = runs[before]
+                break
+        if not block.is_blank:
+            shown = i
     places = [place[0] for place in positions]
     return frozenset([i for i in range(1, len(places)) if runs[places[i]] == runs[places[i - 1]]])
+
+
+def _is_behind(block: ContextBlock, before: ContextBlock) -> bool:
+    if block.follows is not None and block.follows in (before.id, before.fingerprint):
+        return True
+    return block == before and not block.is_blank
 
 
 def pins(blocks: Sequence[ContextBlock], joined: Collection[int]) -> list[Pin | None]:

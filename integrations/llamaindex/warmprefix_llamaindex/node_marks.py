@@ -29,13 +29,16 @@ ANNOTATION = "warmprefix_annotation"
 BLOCK = "warmprefix_block"
 """Metadata key of a digest of the text, which distinguishes nodes of two plans; on the same nodes."""
 
+JOINED = "warmprefix_joined"
+"""Metadata key of True on nodes that belong to the run of the node before them; only on these."""
+
 ORDER = "warmprefix_order_template"
 PLACES = "warmprefix_places_template"
 MOST_NAMED = "warmprefix_most_named"
 LOCATION = "warmprefix_location_template"
 """Metadata keys of the annotation templates, if they are not the default ones."""
 
-_ALL = frozenset((LABEL, RANK, ANNOTATION, BLOCK, ORDER, PLACES, MOST_NAMED, LOCATION))
+_ALL = frozenset((LABEL, RANK, ANNOTATION, BLOCK, JOINED, ORDER, PLACES, MOST_NAMED, LOCATION))
 
 _ANNOTATIONS = get_args(Annotation)
 _DEFAULT = Templates()
@@ -51,6 +54,8 @@ class NodeMark(NamedTuple):
     """The same for all pieces of a node, and for nodes with equal texts."""
     annotation: Annotation
     templates: Templates
+    joined: bool = False
+    """True if the node belongs to the run of the node before it; see `follows` of `ContextBlock`."""
 
 
 def copied(scored: NodeWithScore, marks: dict[str, Any]) -> NodeWithScore:
@@ -88,6 +93,8 @@ def marks(rank: int, plan: ContextPlan | None = None, planned: PlannedBlock | No
         written[LABEL] = planned.label
     written[ANNOTATION] = plan.annotation
     written[BLOCK] = planned.block.fingerprint.hex()[:12]
+    if planned.joined:
+        written[JOINED] = True
     templates = planned.templates
     if templates != _DEFAULT:
         written[ORDER] = templates.order
@@ -119,7 +126,7 @@ def mark_of(node: BaseNode) -> NodeMark | None:
     wording = [node.metadata.get(key) for key in (ORDER, PLACES, LOCATION)]
     templates = _DEFAULT if None in wording else _templates(*wording, node.metadata.get(MOST_NAMED))
     label, block = (str(node.metadata.get(key, "")) for key in (LABEL, BLOCK))
-    return NodeMark(label, rank, block, cast(Annotation, annotation), templates)
+    return NodeMark(label, rank, block, cast(Annotation, annotation), templates, node.metadata.get(JOINED) is True)
 
 
 @lru_cache

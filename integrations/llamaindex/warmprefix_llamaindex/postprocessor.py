@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer, field_validator
 from llama_index.core.callbacks import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -17,7 +17,9 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
+from warmprefix.neighbours import PinRule, neighbours, pin_of, with_kept_places
 from warmprefix_llamaindex.node_marks import copied, marks
+from warmprefix_llamaindex.node_neighbours import follows_directly
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
 
 __all__ = ["ContextReusePostprocessor"]
@@ -38,6 +40,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     order note, if the order needs one, and labels, if `annotate` asks for them. Other synthesizers (the modes `refine`
     and `accumulate`, or a context that is split because of its length) get the same prompts as without the
     postprocessor. Both read copies: the list and its nodes never change, so threads and tasks may share them.
+
+    Neighbours stay together and in order: nodes one behind the other in the list that also follow each other in their
+    source, by their relationships, offsets or pages. So behind a `PrevNextNodePostprocessor` they keep reading order.
+    Nodes without text, such as images, keep their places in the list.
 
     The planner learns the order at once, because the postprocessor does not see whether the model answers. At worst the
     planner expects a prefix that the cache does not hold.
@@ -71,6 +77,12 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         "note that names them. 'none': nothing; then every response mode gets the planned order, because nothing "
         "depends on the reader of the nodes.",
     )
+    order_locked: bool = Field(default=False, description="Keep the order of the nodes: it is a fact, such as time.")
+    pinned: PinRule[NodeWithScore] | None = Field(
+        default=None,
+        description="Nodes to keep at an end of the context: the metadata key of 'start' or 'end', or a function that "
+        "returns one of them or None. Only a key is serialised.",
+    )
 
     _failed: bool = PrivateAttr(default=False)
 
@@ -84,6 +96,10 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
                 "whose retrievals stay in the history as tool messages, use ContextReuseLLM"
             )
         return placement
+
+    @field_serializer("pinned")
+    def _pin_key(self, pinned: PinRule[NodeWithScore] | None) -> str | None:
+        return pinned if isinstance(pinned, str) else None
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
@@ -151,7 +167,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         if not nodes:
             return nodes
         try:
-            request = _Request(nodes)
+            request = _Request(nodes, self.pinned)
             with self.planner.planning(request.blocks, **self._plan_options()) as plan:
                 pass
             return request.in_planned_order(plan)
@@ -163,7 +179,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
         if not nodes:
             return nodes
         try:
-            request = _Request(nodes)
+            request = _Request(nodes, self.pinned)
             async with self.planner.aplanning(request.blocks, **self._plan_options()) as plan:
                 pass
             return request.in_planned_order(plan)
@@ -178,6 +194,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
             "model": self.model,
             "preamble": self.preamble,
             "annotate": self.annotate,
+            "order_locked": self.order_locked,
         }
 
     def _unarranged(self, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
@@ -194,30 +211,28 @@ def _in_relevance_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
 
 
 class _Request:
-    """The nodes of one request, and the blocks of those that show the model a text."""
+    """The nodes of one request, and their blocks; those of images are blank."""
 
-    def __init__(self, nodes: list[NodeWithScore]) -> None:
+    def __init__(self, nodes: list[NodeWithScore], pinned: PinRule[NodeWithScore] | None) -> None:
         self._nodes = nodes
         self.blocks: list[ContextBlock] = []
-        self._ranks: list[int] = []
-        for rank, scored in enumerate(nodes):
-            text = scored.node.get_content(MetadataMode.LLM)
-            if text.strip():  # other nodes, such as images, show the model no text
-                self.blocks.append(ContextBlock(text, id=scored.node.node_id))
-                self._ranks.append(rank)
+        texts = [scored.node.get_content(MetadataMode.LLM) for scored in nodes]
+        followed = neighbours([scored.node for scored in nodes], texts, follows_directly)
+        for scored, text, before in zip(nodes, texts, followed, strict=True):
+            follows = None if before is None else self.blocks[before]
+            pin = pin_of(pinned, scored, scored.node.metadata)
+            self.blocks.append(ContextBlock(text, id=scored.node.node_id, pinned=pin, follows=follows))
 
     def in_planned_order(self, plan: ContextPlan) -> PlannedNodes:
         """Return copies of the nodes with their marks, which are empty if the plan has no annotation."""
-        nodes, ranks = self._nodes, self._ranks
-        order = [ranks[planned.rank] for planned in plan.blocks]
+        nodes, order = self._nodes, [planned.rank for planned in plan.blocks]
+        order += sorted([rank for planned in plan.blocks for rank in planned.positions[1:]])  # repeats
         placed = set(order)
-        order += [rank for rank in range(len(nodes)) if rank not in placed]  # repeats, and nodes without a text
+        order = with_kept_places(order, [rank for rank in range(len(nodes)) if rank not in placed])
         if plan.annotation == "none":
             return PlannedNodes([copied(nodes[rank], {}) for rank in order])
         written = {
-            ranks[position]: marks(ranks[position], plan, planned)
-            for planned in plan.blocks
-            for position in planned.positions
+            position: marks(position, plan, planned) for planned in plan.blocks for position in planned.positions
         }
         return PlannedNodes([copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order])
 

@@ -162,7 +162,9 @@ def _label_note(marks: Sequence[NodeMark]) -> str | None:
     ranks: dict[str, int] = {}
     for mark in marks:
         ranks[mark.label] = min(mark.rank, ranks.get(mark.label, mark.rank))
-    return marks[0].templates.order_note(marks[0].annotation, list(ranks.values()), list(ranks))
+    joined = {mark.label for mark in marks if mark.joined}
+    shown = [None if label in joined else rank for label, rank in ranks.items()]
+    return marks[0].templates.order_note(marks[0].annotation, shown, list(ranks))
 
 
 def _place_note(shown: Sequence[int], marked: Mapping[int, NodeMark]) -> str | None:
@@ -174,7 +176,8 @@ def _place_note(shown: Sequence[int], marked: Mapping[int, NodeMark]) -> str | N
     best = dict(zip(marked, by_relevance, strict=True))  # in relevance order, the second stands at the first's place
     ranks = {best.get(i, i): place for place, i in enumerate(shown)}
     mark = next(iter(marked.values()))
-    return mark.templates.order_note(mark.annotation, [ranks[i] for i in shown], [mark.label] * len(shown))
+    by_place = [None if i in marked and marked[i].joined else ranks[i] for i in shown]
+    return mark.templates.order_note(mark.annotation, by_place, [mark.label] * len(shown))
 
 
 def _in_one_prompt(

@@ -91,17 +91,19 @@ def test_what_a_model_reads_of_a_node_is_its_identity() -> None:
     assert len({scored.metadata["warmprefix_label"] for scored in arranged}) == 2
 
 
-def test_nodes_without_a_text_follow_behind() -> None:
+def test_nodes_without_a_text_keep_their_places() -> None:
     nodes = [
         NodeWithScore(node=ImageNode(image_url="http://127.0.0.1/sky.png", id_="image")),
         NodeWithScore(node=TextNode(text=" \n", id_="blank")),
         NodeWithScore(node=Document(text="The sky is blue.", id_="document")),
         NodeWithScore(node=IndexNode(text="The sea is deep.", id_="index", index_id="i")),
     ]
-    arranged = ContextReusePostprocessor().postprocess_nodes(nodes)
-    assert ids(arranged) == ["document", "index", "image", "blank"]
-    assert [type(scored.node) for scored in arranged] == [Document, IndexNode, ImageNode, TextNode]
-    assert ["warmprefix_annotation" in scored.metadata for scored in arranged] == [True, True, False, False]
+    postprocessor = ContextReusePostprocessor(planner=ContextPlanner(policy="greedy"))
+    postprocessor.postprocess_nodes(nodes[3:])
+    arranged = postprocessor.postprocess_nodes([nodes[2], *nodes[:2], nodes[3]])
+    assert ids(arranged) == ["index", "image", "blank", "document"]
+    assert [type(scored.node) for scored in arranged] == [IndexNode, ImageNode, TextNode, Document]
+    assert ["warmprefix_annotation" in scored.metadata for scored in arranged] == [True, False, False, True]
     assert all("warmprefix_label" not in scored.metadata for scored in arranged)
     assert ids(ContextReusePostprocessor().postprocess_nodes(nodes[:2])) == ["image", "blank"]
 
@@ -266,12 +268,20 @@ FIELDS = {
     "preamble": None,
     "conversation_id": "chat-42",
     "annotate": "none",
+    "order_locked": True,
+    "pinned": "place",
 }
 
 
 def a_postprocessor(planner: ContextPlanner) -> ContextReusePostprocessor:
     return ContextReusePostprocessor(
-        planner=planner, tenant="acme", model="m", conversation_id="chat-42", annotate="none"
+        planner=planner,
+        tenant="acme",
+        model="m",
+        conversation_id="chat-42",
+        annotate="none",
+        order_locked=True,
+        pinned="place",
     )
 
 
