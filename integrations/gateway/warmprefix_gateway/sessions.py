@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import gcd
 from typing import Any, NamedTuple
 
+from warmprefix.dedup import canonical_prompt
 from warmprefix.fair_lru import FairLru
 
 __all__ = ["PromptParts", "Session", "SessionBook", "TokenFates", "prompt_parts", "session_name"]
 
 _MAX_ENDS = 60_000
-_MAX_HEADS = 8
+_MAX_PROMPTS = 8
+_MAX_AT_ONE_END = 8
+_MAX_BLOCK = 128
+"""Tokens of the largest block of a cache that is recognised by its counts."""
+_LEAST_RATE = 0.2
+"""Tokens per character of a text that hardly any tokenizer goes below; references in place of texts do."""
+_LEAST_ADDED = 64
+"""Characters of an addition whose tokens per character are taken for those of messages."""
 _MAX_PARTS, _MAX_PARTS_OF_ALL = 10_000, 1_000_000
 """Parts of one prompt, of which the last holds the rest, and of all in memory; each takes about 100 bytes."""
 _PARTS_OF_SESSION = 25
 """Parts that take as much memory as a session without a prompt."""
 _MAX_NAME = 256
-_INSTRUCTIONS = ("system", "developer")
 _FIELDS = ("prompt_cache_key", "session_id", "conversation_id", "user_session_id")
 
 
 class PromptParts(NamedTuple):
-    """A prompt as a chain of parts: what stands in front of the messages, then each message."""
+    """A prompt as a chain of parts: what stands in front of the messages, then each message.
+
+    Marks, ids and shapes do not count; see `warmprefix.dedup.canonical_prompt`.
+    """
 
     digests: tuple[bytes, ...]
-    """For each part, a digest of it and all parts in front."""
+    """For each part, a digest of it and all parts in front; the chain begins again at the first that is no instruction,
+    so that a conversation is recognised behind changed instructions."""
     characters: tuple[int, ...]
     """Characters up to the end of each part."""
+    turns: tuple[int, ...]
+    """Messages of the model up to the end of each part."""
     head: str
     """A name for the instructions and tools in front."""
     begin: int
     """Index of the first part that is no instruction: sessions may share those in front."""
+    user_texts: tuple[bytes, ...]
+    """For each message of the user, a digest of its text and the texts of those in front."""
+
+    @property
+    def turn(self) -> int:
+        """Number of the model's messages."""
+        return self.turns[-1]
 
 
 class TokenFates(NamedTuple):
@@ -62,33 +83,73 @@ class Session:
     unreported_tokens: int = 0
     """Of the prompt tokens, those of answers that did not report how many were cached."""
     fates: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    prompts: dict[str, PromptParts] = field(default_factory=dict)
-    """The latest prompt with each head: some clients give a session's title or summary another system prompt."""
+    prompts: list[_SentPrompt] = field(default_factory=list)
+    """The latest prompts, one of each kind: sub-agents, titles and summaries have others than the conversation."""
+    first_turn: int = 0
+    """Messages of the model in the first prompt, such as examples: other sessions may begin with the same."""
+    turn: int = 0
+    """Messages of the model in the prompt that was asked last."""
+    head: str = ""
+    """Name of the instructions and tools in that prompt."""
+    user_text: bytes = b""
+    """Digest of the user's texts in that prompt."""
+    multiple: int = 0
+    """Greatest common divisor of all reported counts of cached tokens."""
 
-    def latest(self, parts: PromptParts) -> PromptParts | None:
+    def has_head(self, head: str) -> bool:
+        """Return True if one of the latest prompts has these instructions and tools."""
+        return head == self.head or any(prompt.parts.head == head for prompt in self.prompts)
+
+    def before(self, parts: PromptParts) -> _SentPrompt | None:
         """Return the prompt that a new one can continue; None for the first of its kind."""
-        before = self.prompts.get(parts.head)
-        is_opening = len(parts.digests) <= parts.begin + 1
-        return before if before is not None or is_opening else next(reversed(self.prompts.values()), None)
+        alike = [prompt for prompt in self.prompts if prompt.parts.head == parts.head]
+        if alike:
+            return max(reversed(alike), key=lambda prompt: _common(prompt.parts, parts))
+        return max(reversed(self.prompts), key=_conversation_of(parts), default=None) if parts.turn else None
 
-    def keep(self, parts: PromptParts) -> None:
-        """Remember a prompt as the latest with its head."""
-        self.prompts.pop(parts.head, None)
-        self.prompts[parts.head] = parts
-        if len(self.prompts) > _MAX_HEADS:
-            del self.prompts[next(iter(self.prompts))]
+    def keep(self, sent: _SentPrompt) -> None:
+        """Remember a prompt as the latest of its kind."""
+        before = self.before(sent.parts)
+        if before is not None and _conversation_of(sent.parts)(before):
+            self.prompts.remove(before)
+        elif len(self.prompts) >= _MAX_PROMPTS:
+            del self.prompts[0]
+        self.prompts.append(sent)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SentPrompt:
+    parts: PromptParts
+    tokens: int | None
+    """Its length, as the engine reported it."""
+    rate: float
+    """Tokens per character of its latest messages."""
+
+    def held(self, parts: PromptParts) -> float:
+        """Return how many tokens of a new prompt stand at the beginning of this one: exact if it continues this one."""
+        shared = _common(self.parts, parts)
+        if self.tokens is None or not shared:
+            return 0.0
+        end, total = self.parts.characters[shared - 1], self.parts.characters[-1]
+        if 2 * end < total:
+            return self.tokens * end / total
+        return max(self.tokens - max(self.rate, _LEAST_RATE) * (total - end), 0.0)
 
 
 class SessionBook:
     """The sessions of the latest requests, each within its tenant, in fair shares. Not thread-safe.
 
-    A session is named by a header or a field of the body; otherwise a request belongs to the session whose earlier
-    prompt is the longest beginning of its own. Sessions decide about routes and statistics, never about a text.
+    A session is named by a header or a field of the body. Otherwise, a request belongs to the session that it
+    continues: whose conversation is the longest beginning of its own, or else whose texts of the user are, if the
+    application changed the other messages. What no model has answered yet, such as a greeting, can begin many sessions,
+    so it stands for the one that has not gone on from there. Instructions may change within a session. Sessions decide
+    about routes and statistics, never about a text.
     """
 
     def __init__(self, max_parts: int = _MAX_PARTS_OF_ALL) -> None:
         self._sessions: FairLru[tuple[str | None, str], Session] = FairLru()
-        self._ends: FairLru[tuple[str | None, bytes], str] = FairLru()
+        self._ends: FairLru[tuple[str | None, bytes], tuple[str, ...]] = FairLru()
+        """Sessions with a prompt that ended here, latest first."""
         self._max_parts = max_parts
         self._number = 0
 
@@ -108,57 +169,95 @@ class SessionBook:
             key = f"session {self._number}"
         session = self._sessions.use((tenant, key))
         if session is None:
-            session = Session(key, tenant)
+            session = Session(key, tenant, first_turn=parts.turn)
             self._put(session)
-        for end in parts.digests[parts.begin :][-2:]:  # some clients do not keep the last message of a prompt
-            self._ends.put((tenant, end), key, tenant)
+        session.turn, session.head = parts.turn, parts.head
+        session.user_text = parts.user_texts[-1] if parts.user_texts else b""
+        # Some clients do not keep the last message of a prompt.
+        for end in (*parts.digests[parts.begin :][-2:], *parts.user_texts[-1:]):
+            others = [other for other in self._ends.get((tenant, end)) or () if other != key]
+            self._ends.put((tenant, end), (key, *others[: _MAX_AT_ONE_END - 1]), tenant)
             self._ends.use((tenant, end))
             if len(self._ends) > _MAX_ENDS:
                 self._ends.evict()
         return session
 
     def _continued(self, tenant: str | None, parts: PromptParts) -> str | None:
-        found = (self._ends.get((tenant, digest)) for digest in reversed(parts.digests[parts.begin :]))
-        return next((key for key in found if key is not None), None)
+        for at in range(len(parts.digests) - 1, parts.begin - 1, -1):
+            turn = parts.turns[at]
+            found = [
+                session
+                for session in self._ending(tenant, parts.digests[at])
+                if turn > session.first_turn
+                or turn == session.turn < parts.turn
+                or (not session.requests and session.head == parts.head and at == len(parts.digests) - 1)  # a retry
+            ]
+            if found:
+                return max(found, key=lambda session: session.has_head(parts.head)).key
+        for digest in reversed(parts.user_texts):
+            found = [
+                session
+                for session in self._ending(tenant, digest)
+                if session.user_text == digest and session.turn < parts.turn
+            ]
+            if found:
+                return max(found, key=lambda session: (session.has_head(parts.head), session.turn)).key
+        return None
+
+    def _ending(self, tenant: str | None, digest: bytes) -> Iterator[Session]:
+        for key in self._ends.get((tenant, digest)) or ():
+            if (session := self._sessions.get((tenant, key))) is not None:
+                yield session
 
     def _put(self, session: Session) -> None:
-        parts = sum([len(parts.digests) for parts in session.prompts.values()])
+        parts = sum([len(prompt.parts.digests) for prompt in session.prompts])
         self._sessions.put((session.tenant, session.key), session, session.tenant, _PARTS_OF_SESSION + parts)
         while self._sessions.size > self._max_parts and len(self._sessions) > 1:
             self._sessions.evict()[1].prompts.clear()
 
-    def keep(self, session: Session, parts: PromptParts) -> None:
+    def keep(self, session: Session, parts: PromptParts, prompt_tokens: int | None = None, rate: float = 0.0) -> None:
         """Remember the latest prompt of a session, unless it was forgotten meanwhile."""
         if self._sessions.get((session.tenant, session.key)) is session:
-            session.keep(parts)
+            session.keep(_SentPrompt(parts, prompt_tokens, rate))
             self._put(session)
 
     def record(self, session: Session, parts: PromptParts, prompt_tokens: int, cached_tokens: int | None) -> TokenFates:
         """Record the answer to a request of a session, and return what became of its uncached tokens. O(messages).
 
-        Without a report of cached tokens, nothing is known of the others either: no token has a fate.
+        Without a report of cached tokens, no token has a fate.
         """
-        before = session.latest(parts)
-        self.keep(session, parts)
+        before = session.before(parts)
+        self.keep(session, parts, prompt_tokens, _rate(before, parts, prompt_tokens))
         session.prompt_tokens += prompt_tokens
         if cached_tokens is None:
             session.unreported_tokens += prompt_tokens
             return TokenFates()
         uncached = max(prompt_tokens - cached_tokens, 0)
+        session.multiple = gcd(session.multiple, cached_tokens)
         if before is None:
             fates = TokenFates(first=uncached)
         else:
-            total = max(parts.characters[-1], 1) if parts.characters else 1
-            shared = _common(before.digests, parts.digests)
-            end = parts.characters[shared - 1] if shared else 0
-            held = min(prompt_tokens * end // total, prompt_tokens)
+            # Caches hold whole blocks: the rest of the last one was never there.
+            block = min(session.multiple & -session.multiple, _MAX_BLOCK) or 1
+            held = int(min(before.held(parts), prompt_tokens)) // block * block
             lost = min(max(held - cached_tokens, 0), uncached)
-            is_cut = shared < len(before.digests) - 1  # the last message of a prompt may be replaced at each turn
+            # The last message of a prompt may be replaced at each turn.
+            is_cut = _common(before.parts, parts) < len(before.parts.digests) - 1
             rest = uncached - lost
             fates = TokenFates(lost=lost, cut=rest) if is_cut else TokenFates(lost=lost, new=rest)
         session.cached_tokens += cached_tokens
         session.fates = [total + more for total, more in zip(session.fates, fates, strict=True)]
         return fates
+
+
+def _rate(before: _SentPrompt | None, parts: PromptParts, prompt_tokens: int) -> float:
+    """Return the tokens per character of what was added to a prompt, or else of all of it."""
+    if before is None or before.tokens is None:
+        return prompt_tokens / max(parts.characters[-1], 1)
+    added = parts.characters[-1] - before.parts.characters[-1]
+    if added >= _LEAST_ADDED and _common(before.parts, parts) == len(before.parts.digests):
+        return max(prompt_tokens - before.tokens, 0) / added
+    return before.rate
 
 
 def session_name(headers: Mapping[str, str], body: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -176,42 +275,51 @@ def session_name(headers: Mapping[str, str], body: Mapping[str, Any], names: Seq
 
 
 def prompt_parts(route: str, body: Mapping[str, Any]) -> PromptParts:
-    """Return the parts of a body's prompt. O(characters).
-
-    Ids of items are left out: they may change from request to request, and no engine shows them to the model.
-    """
-    front = [body[name] for name in ("tools", "system", "instructions") if body.get(name)]
-    given = body.get("input" if route == "responses" else "prompt" if route == "completions" else "messages")
-    messages = given if isinstance(given, list) else [given]
-    if len(messages) > _MAX_PARTS:
-        messages = [*messages[: _MAX_PARTS - 1], messages[_MAX_PARTS - 1 :]]
-    chain = blake2b(digest_size=16)
-    digests: list[bytes] = []
-    characters: list[int] = []
-    total = 0
-    for part in (front, *messages):
-        text = _written(part) if part else ""
-        total += len(text)
-        chain.update(b"%d:" % total)
-        chain.update(text.encode("utf-8", "surrogatepass"))
-        digests.append(chain.digest())
-        characters.append(total)
-    roles = [part.get("role") if isinstance(part, Mapping) else None for part in messages]
-    begin = 1 + next((at for at, role in enumerate(roles) if role not in _INSTRUCTIONS), len(roles))
-    return PromptParts(tuple(digests), tuple(characters), digests[begin - 1].hex(), begin)
-
-
-def _written(part: object) -> str:
-    if isinstance(part, Mapping):
-        content = part.get("content")
-        if isinstance(content, str) and part.keys() <= {"role", "content", "name", "tool_call_id", "id"}:
-            return f"{part.get('role')}\n{content}"
-        part = {name: value for name, value in part.items() if name != "id"}
-    return repr(part)
+    """Return the parts of a body's prompt. O(characters)."""
+    front, messages = canonical_prompt(route, body)
+    chain = blake2b(front.encode("utf-8", "surrogatepass"), digest_size=16)
+    texts = blake2b(digest_size=16, person=b"user texts")
+    digests, characters, turns, user_texts = [chain.digest()], [len(front)], [0], list[bytes]()
+    total, turn, begin = len(front), 0, 0
+    for number, message in enumerate(messages):
+        if not begin and message.role != "instructions":
+            begin = len(digests)
+            head = digests[-1].hex()
+            chain = blake2b(digest_size=16)
+        total += len(message.text)
+        turn += message.role == "model"
+        chain.update(b"%d:" % len(message.text))
+        chain.update(message.text.encode("utf-8", "surrogatepass"))
+        if message.role == "user" and len(user_texts) < _MAX_PARTS:
+            texts.update(b"%d:" % len(message.user_text))
+            texts.update(message.user_text.encode("utf-8", "surrogatepass"))
+            user_texts.append(texts.digest())
+        if number < _MAX_PARTS:
+            digests.append(chain.digest())
+            characters.append(total)
+            turns.append(turn)
+        else:  # the last part holds all the rest
+            digests[-1], characters[-1], turns[-1] = chain.digest(), total, turn
+    if not begin:
+        begin, head = len(digests), digests[-1].hex()
+    return PromptParts(tuple(digests), tuple(characters), tuple(turns), head, begin, tuple(user_texts))
 
 
-def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Return how many parts two prompts share; their digests form chains, so a shared one means that all before are."""
+def _common(one: PromptParts, other: PromptParts) -> int:
+    """Return how many parts two prompts share."""
+    if one.head != other.head:
+        return _shared(one.digests[: one.begin], other.digests[: other.begin])
+    return one.begin + _shared(one.digests[one.begin :], other.digests[other.begin :])
+
+
+def _conversation_of(parts: PromptParts) -> Callable[[_SentPrompt], int]:
+    """Return a function that counts the messages which a sent prompt shares with this one, behind the instructions."""
+    messages = parts.digests[parts.begin :]
+    return lambda sent: _shared(sent.parts.digests[sent.parts.begin :], messages)
+
+
+def _shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Return how many digests two chains share: a shared one means that all before it are."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
