@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix.cache_profiles import CacheProfile, as_profile
-from warmprefix.marks import ApiShape, CacheMarker, CacheUsage, cache_usage
+from warmprefix.marks import ApiShape, CacheMarker, CacheUsage
 from warmprefix.marks.bodies import without_marks
+from warmprefix.usage import token_usage
 from warmprefix_tools.caches import CacheUse, MarksRefusedError, SimulatedCache, serve, simulated_cache
 from warmprefix_tools.emulator.anthropic_bodies import MessagesRequest
 from warmprefix_tools.emulator.request_bodies import ChatCompletionRequest
@@ -184,5 +185,6 @@ def reported(shape: ApiShape, use: CacheUsage) -> Body:
         total = {"chat": "prompt_tokens", "responses": "input_tokens"}[shape]
         details = {"cached_tokens": use.read, "cache_write_tokens": use.written}
         usage = {total: sum(use), f"{total}_details": details}
-    assert cache_usage(usage) == use
+    tokens = token_usage(usage)
+    assert (tokens.cached_tokens, tokens.written_tokens, tokens.uncached_tokens) == use
     return usage

@@ -63,7 +63,7 @@ def test_only_the_usage_chunk_is_left_out(cuts: list[int], end: str) -> None:
     passed = b"".join(answer.feed(piece) for piece in pieces_of(sent, cuts)) + answer.finish()
     # A cut between the two bytes of a line's end leaves the second in front of what follows, where it means nothing.
     assert [line for line in passed.splitlines() if line] == [line for line in written(chunks).splitlines() if line]
-    assert (answer.facts.cached_tokens, answer.facts.prompt_tokens, answer.facts.started) == (4, 9, True)
+    assert (answer.facts.tokens[:2], answer.facts.started) == ((9, 4), True)
 
 
 def test_an_answer_passes_as_it_comes_if_nothing_is_hidden() -> None:
@@ -117,7 +117,7 @@ def test_nonsense_gives_no_facts(make: Callable[[], Any], payload: bytes) -> Non
     fed = payload if make is WholeAnswer else b"data: " + payload + b"\n\n"
     assert answer.feed(fed) + answer.finish() == fed
     facts = answer.facts
-    assert (facts.prompt_tokens, facts.cached_tokens, facts.prompt_token_ids, facts.failed) == (None, None, None, False)
+    assert (facts.tokens[:2], facts.prompt_token_ids, facts.failed) == ((None, None), None, False)
 
 
 def test_the_usage_of_a_whole_answer_is_read_on_every_route() -> None:
@@ -132,7 +132,7 @@ def test_the_usage_of_a_whole_answer_is_read_on_every_route() -> None:
         answer = WholeAnswer()
         answer.feed(json.dumps(payload).encode())
         answer.finish()
-        assert (answer.facts.prompt_tokens, answer.facts.cached_tokens) == (9, 4)
+        assert answer.facts.tokens[:2] == (9, 4)
         assert answer.facts.prompt_token_ids == [1, 2]
 
 

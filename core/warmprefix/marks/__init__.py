@@ -7,9 +7,8 @@ long, by how often they will be read.
 from __future__ import annotations
 
 from warmprefix.marks.bodies import ApiShape, without_marks
-from warmprefix.marks.mark_planner import MarkDecision, MarkedPart, MarkPlanner
+from warmprefix.marks.mark_planner import CacheUsage, MarkDecision, MarkedPart, MarkPlanner
 from warmprefix.marks.marker import CacheMarker, MarkedBody, MarkStats
-from warmprefix.marks.usage import CacheUsage, cache_usage
 
 __all__ = [
     "ApiShape",
@@ -20,6 +19,5 @@ __all__ = [
     "MarkStats",
     "MarkedBody",
     "MarkedPart",
-    "cache_usage",
     "without_marks",
 ]

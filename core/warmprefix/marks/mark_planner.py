@@ -14,9 +14,8 @@ from warmprefix.errors import check_count
 from warmprefix.forks import fork_safe_lock
 from warmprefix.marks.choice import MarkCandidate, chosen_marks
 from warmprefix.marks.returns import ANSWER_SECONDS, PrefixRecord, ReturnRates
-from warmprefix.marks.usage import CacheUsage
 
-__all__ = ["MarkDecision", "MarkPlanner", "MarkedPart"]
+__all__ = ["CacheUsage", "MarkDecision", "MarkPlanner", "MarkedPart"]
 
 PartKind = Literal["tools", "system", "inner", "past", "end"]
 
@@ -27,6 +26,17 @@ _TOLERANCE = 0.03
 """Share by which token counts of this library and of the API may differ."""
 _SCALE_STEP = 0.2
 _MOST_MINIMUM = 8_192
+
+
+class CacheUsage(NamedTuple):
+    """Tokens of one prompt: read from the cache, written to it at a price, and neither."""
+
+    read: int
+    """Tokens read from the cache."""
+    written: int
+    """Tokens written to the cache at a price."""
+    uncached: int
+    """All other tokens."""
 
 
 class MarkedPart(NamedTuple):

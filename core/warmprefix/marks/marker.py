@@ -13,9 +13,9 @@ from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import log_failure
 from warmprefix.forks import fork_safe_lock
 from warmprefix.marks.bodies import ApiShape, read_parts, with_marks
-from warmprefix.marks.mark_planner import MarkDecision, MarkPlanner
-from warmprefix.marks.usage import cache_usage
+from warmprefix.marks.mark_planner import CacheUsage, MarkDecision, MarkPlanner
 from warmprefix.tokens import as_counter
+from warmprefix.usage import token_usage
 
 __all__ = ["CacheMarker", "MarkStats", "MarkedBody"]
 
@@ -130,8 +130,10 @@ class CacheMarker:
 
     def report(self, marked: MarkedBody, usage: Mapping[str, Any] | None) -> None:
         """Take over what the API reports of a prompt, from `usage` of its answer; None if the request has failed."""
-        reported = cache_usage(usage)
-        if reported is not None:
+        tokens = token_usage(usage)
+        reported: CacheUsage | None = None
+        if tokens.cached_tokens is not None and tokens.uncached_tokens is not None:
+            reported = CacheUsage(tokens.cached_tokens, tokens.written_tokens or 0, tokens.uncached_tokens)
             read, written, uncached = reported
             with self._lock:
                 self._counts.update(read_tokens=read, written_tokens=written, uncached_tokens=uncached)

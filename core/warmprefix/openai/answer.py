@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmprefix.marks import cache_usage
+from warmprefix.usage import TokenUsage, reported_usage, token_usage
 
 __all__ = ["AnswerFacts", "AnswerReader", "EventSplitter", "StreamedAnswer", "WholeAnswer", "event_data"]
 
@@ -97,16 +97,15 @@ class AnswerFacts:
         """True if the answer reported an error."""
         self.unread = False
         """True if the answer could not be read."""
-        self.prompt_tokens: int | None = None
-        """Length of the prompt in tokens; None without a report."""
-        self.cached_tokens: int | None = None
-        """Prompt tokens that a cache held; None without a report."""
-        self.written_tokens: int | None = None
-        """Prompt tokens written at a price; None without a report."""
         self.prompt_token_ids: list[int] | None = None
         """The prompt's tokens; None if the answer lacks them."""
         self.usage: dict[str, Any] = {}
         """The reported usage, as it came."""
+
+    @property
+    def tokens(self) -> TokenUsage:
+        """The counts of the reported usage."""
+        return token_usage(self.usage)
 
     def read_event(self, data: bytes) -> dict[str, Any] | None:
         """Read the data of one event of a stream and return its JSON object; None if it holds none."""
@@ -117,13 +116,7 @@ class AnswerFacts:
         if payload is None:
             return None
         self.ended = self.ended or payload.get("type") in _ENDS
-        response = payload.get("response")
-        if isinstance(response, dict):  # in the first and last event of `/v1/responses`
-            self.read_prompt(response)
-        message = payload.get("message")
-        if isinstance(message, dict):  # in the first event of `/v1/messages`
-            self.read_prompt(message)
-        self.read_prompt(payload)
+        self._read_prompt(payload)
         self.failed = self.failed or bool(payload.get("error")) or payload.get("type") in _FAILURES
         if not self.started and _has_token(payload):
             self.started = True
@@ -136,22 +129,11 @@ class AnswerFacts:
         self.unread = payload is None
         if payload is not None:
             self.failed = bool(payload.get("error")) or payload.get("status") == "failed"
-            self.read_prompt(payload)
+            self._read_prompt(payload)
 
-    def read_prompt(self, payload: Mapping[str, Any]) -> None:
+    def _read_prompt(self, payload: Mapping[str, Any]) -> None:
         """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""
-        usage = payload.get("usage")
-        if isinstance(usage, dict):
-            self.usage.update(usage)
-            if "cache_read_input_tokens" in self.usage and (counted := cache_usage(self.usage)) is not None:
-                self.prompt_tokens, self.cached_tokens = sum(counted), counted.read
-                self.written_tokens = counted.written
-                return
-            for total in ("prompt_tokens", "input_tokens"):
-                self.prompt_tokens = _count(usage.get(total), self.prompt_tokens)
-                if isinstance(found := usage.get(f"{total}_details"), dict):
-                    self.cached_tokens = _count(found.get("cached_tokens"), self.cached_tokens)
-                    self.written_tokens = _count(found.get("cache_write_tokens"), self.written_tokens)
+        self.usage = reported_usage(payload, self.usage)
         ids = payload.get("prompt_token_ids")
         if ids is None and isinstance(choices := payload.get("choices"), list) and choices:
             ids = choices[0].get("prompt_token_ids") if isinstance(choices[0], dict) else None
@@ -255,7 +237,3 @@ def _object(data: bytes | bytearray) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return payload if isinstance(payload, dict) else None
-
-
-def _count(value: object, otherwise: int | None) -> int | None:
-    return value if type(value) is int and value >= 0 else otherwise

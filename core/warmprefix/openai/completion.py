@@ -10,6 +10,7 @@ from typing import Any
 
 from warmprefix.errors import WarmprefixError
 from warmprefix.openai.answer import AnswerFacts, EventSplitter, event_data
+from warmprefix.usage import TokenUsage, reported_usage, token_usage
 
 __all__ = [
     "AnswerError",
@@ -69,19 +70,22 @@ class ChatFields:
     @property
     def prompt_tokens(self) -> int | None:
         """Number of tokens of the prompt."""
-        return self._counts.prompt_tokens
+        return self.tokens.prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
         """Number of tokens of the answer."""
-        usage = (self.completion or {}).get("usage")
-        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        return count if type(count) is int and count >= 0 else None
+        return self.tokens.completion_tokens
 
     @property
     def cached_tokens(self) -> int | None:
         """Number of tokens of the prompt that the engine's prefix cache held."""
-        return self._counts.cached_tokens
+        return self.tokens.cached_tokens
+
+    @property
+    def tokens(self) -> TokenUsage:
+        """All counts of the usage."""
+        return token_usage(reported_usage(self.completion))
 
     @property
     def message(self) -> Mapping[str, Any]:
@@ -92,12 +96,6 @@ class ChatFields:
     def _choice(self) -> Mapping[str, Any]:
         choices = (self.completion or {}).get("choices")
         return choices[0] if choices else {}
-
-    @property
-    def _counts(self) -> AnswerFacts:
-        facts = AnswerFacts(0.0)
-        facts.read_prompt(self.completion or {})
-        return facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,10 +191,11 @@ class Exchange:
 
     def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
         self._over = True
+        commits = step in ("commit", "commit part")
         if self.marks is not None:
             usage = None if self._reader is None else self._reader.facts.usage
-            self.marks.report(usage or None)
-        commits = step in ("commit", "commit part")
+            # An answer without usage has not failed: it does not show what became of its marks.
+            self.marks.report(usage if commits else usage or None)
         report = self._report() if commits else None
         unread = commits and (self._reader is None or self._reader.facts.unread)
         self._call = None  # its texts are long
@@ -203,14 +204,19 @@ class Exchange:
     def _report(self) -> EngineReport:
         if self._reader is None:
             return EngineReport()
-        facts = self._reader.facts
+        facts, tokens = self._reader.facts, self._reader.facts.tokens
         ends = None
-        if facts.cached_tokens is not None and self._call is not None and self._call.is_text:
+        if tokens.cached_tokens is not None and self._call is not None and self._call.is_text:
             try:
                 ends = block_ends(self._call.prompt, self._plan)
             except Exception:
                 self._on_error("a prompt's blocks could not be located")
         token_ids = facts.prompt_token_ids if self._reports_tokens else None
         return EngineReport(
-            facts.cached_tokens, facts.prompt_tokens, facts.ttft, token_ids, ends, written_tokens=facts.written_tokens
+            tokens.cached_tokens,
+            tokens.prompt_tokens,
+            facts.ttft,
+            token_ids,
+            ends,
+            written_tokens=tokens.written_tokens,
         )

@@ -56,7 +56,6 @@ class Ledger:
         if prompt_tokens is None:
             self.sessions.keep(session, asked.parts)
             return
-        cached_tokens = None if cached_tokens is None else min(cached_tokens, prompt_tokens)
         fates = self.sessions.record(session, asked.parts, prompt_tokens, cached_tokens)
         self.totals["prompt_tokens"] += prompt_tokens
         self.metrics.prompt_tokens.inc(prompt_tokens)

@@ -172,10 +172,11 @@ class Office:
 
     def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts) -> None:
         """Count an answered request."""
-        self.ledger.record(asked, sent, facts.prompt_tokens, facts.cached_tokens)
+        tokens = facts.tokens
+        self.ledger.record(asked, sent, tokens.prompt_tokens, tokens.cached_tokens)
         plan = asked.sent.reordered and asked.sent.reordered.plan
         if plan is not None and self._reorderer is not None:
-            report = EngineReport(facts.cached_tokens, facts.prompt_tokens)
+            report = EngineReport(tokens.cached_tokens, tokens.prompt_tokens)
             self._reorderer.planner.commit(plan, report=report)
 
     def record(

@@ -411,7 +411,9 @@ class PassedRequest:
                 else:
                     self._office.upstreams.abandon(route)
             if sent.marked is not None and self._office.marker is not None:
-                self._office.marker.report(sent.marked, facts.usage or None if facts is not None else None)
+                # An answer without usage has not failed: it does not show what became of its marks.
+                usage = facts.usage if facts is not None and (has_answered or facts.usage) else None
+                self._office.marker.report(sent.marked, usage)
             if has_answered and facts is not None:
                 self._office.answered(self._asked, sent, facts)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""An upstream that does not report cached tokens has not reported 0: nothing counts as lost, and the page says so."""
+"""An upstream that does not report cached tokens has not reported 0: nothing counts as lost, and the page shows it."""
 
 from __future__ import annotations
 

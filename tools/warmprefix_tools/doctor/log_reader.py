@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warmprefix import WarmprefixError
+from warmprefix.usage import reported_usage, token_usage
 from warmprefix_tools.doctor.bodies import BodyMessage, UnreadableBodyError, body_messages, tool_parts
 from warmprefix_tools.doctor.findings import SkippedRecord
 from warmprefix_tools.doctor.formats import UnreadableRecordError, format_of
@@ -19,7 +20,6 @@ from warmprefix_tools.doctor.records import (
     KEYS,
     FoundBody,
     LoggedPrompt,
-    answer_usage,
     find_bodies,
     is_answer,
     is_unanswered,
@@ -108,6 +108,8 @@ class _LogReader:
         self._without_prompt = 0
         self._token_id_prompts = 0
         self._unanswered = 0
+        self._usage: tuple[int, dict[str, Any]] = (-1, {})
+        """A request, and what the latest records that answer it have reported."""
         self._requests_by_key: dict[str, int] = {}
         self._transcripts: dict[str, AgentTranscript] = {}
         self._transcript_turns: Counter[str] = Counter()
@@ -275,7 +277,7 @@ class _LogReader:
     def _take_turns(self, name: str, number: int, kind: str, turns: Iterator[LoggedTurn]) -> None:
         for turn in turns:
             self._transcript_turns[kind] += 1
-            tokens = answer_usage({"usage": turn.usage}) or (None, None)
+            tokens = token_usage(turn.usage)
             self.result.log.requests.append(
                 LogRequest(
                     name,
@@ -283,8 +285,8 @@ class _LogReader:
                     tuple(message for message, _ in turn.messages),
                     model=turn.model,
                     session=turn.session,
-                    reported_prompt_tokens=tokens[0],
-                    reported_cached_tokens=tokens[1],
+                    reported_prompt_tokens=tokens.prompt_tokens,
+                    reported_cached_tokens=tokens.cached_tokens,
                     seconds=turn.seconds,
                     part_ends=tuple(ends for _, ends in turn.messages),
                 )
@@ -366,9 +368,16 @@ class _LogReader:
             index = self._requests_by_key.get(key, -1)
             record = record.get("response") or record.get("result")
             self.others["results of a batch without its requests"] += index < 0
-        usage = answer_usage(record) if isinstance(record, Mapping) else None
-        if usage is not None and index >= 0:
-            requests[index] = replace(requests[index], reported_prompt_tokens=usage[0], reported_cached_tokens=usage[1])
+        answered, before = self._usage
+        usage = reported_usage(record, before if answered == index else None)
+        self._usage = index, usage
+        tokens = token_usage(usage)
+        if tokens.prompt_tokens is not None and index >= 0:
+            requests[index] = replace(
+                requests[index],
+                reported_prompt_tokens=tokens.prompt_tokens,
+                reported_cached_tokens=tokens.cached_tokens,
+            )
 
 
 def _concatenated(text: str) -> Iterator[object]:

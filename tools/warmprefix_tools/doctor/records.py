@@ -7,16 +7,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Any
 
-from warmprefix.marks import cache_usage
+from warmprefix.usage import token_usage
 from warmprefix_tools.doctor.bodies import is_response_item
 from warmprefix_tools.doctor.formats import UnreadableRecordError, as_object, format_of, parsed, plain_message
+from warmprefix_tools.doctor.record_usage import record_usage
 
 __all__ = [
     "KEYS",
     "FoundBody",
     "LoggedPrompt",
-    "answer_usage",
     "find_bodies",
     "is_answer",
     "is_unanswered",
@@ -32,7 +33,6 @@ _WRAPPERS = (
     *("body", "request", "request_body", "requestBody", "raw_request", "raw_request_body", "standard_logging_object"),
     *("full_request", "litellm_params", "kwargs", "payload", "data", "input", "json", "params"),
 )
-_ANSWERS = ("response", "chunks", "output", "completion", "events", "usage", "original_response")
 _MAX_DEPTH = 7
 _NO_PROMPT = {"encoding_format", "dimensions", "voice", "documents"}
 """Fields of requests for embeddings, speech and ranking, whose `input` is no prompt."""
@@ -90,8 +90,10 @@ def _found(layers: list[_Json]) -> FoundBody:
     for name in ("tools", "functions"):  # LiteLLM's payloads have them in the model's parameters
         if not body.get(name):
             body[name] = next((each[name] for each in fields if each.get(name)), None)
-    usages = [usage for layer in reversed(layers) for usage in _usages(layer)]  # the outermost wins
-    prompt_tokens, cached_tokens = usages[-1] if usages else (None, None)
+    usage: dict[str, Any] = {}
+    for layer in reversed(layers):  # the outermost wins
+        usage = record_usage(layer, usage)
+    tokens = token_usage(usage)
     return FoundBody(
         body,
         model=next((model for each in fields if isinstance(model := each.get("model"), str)), None),
@@ -99,8 +101,8 @@ def _found(layers: list[_Json]) -> FoundBody:
         tenant=_first(fields, _TENANT),
         user=_first(fields, _USER),
         session=_first(fields, _SESSION),
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
+        prompt_tokens=tokens.prompt_tokens,
+        cached_tokens=tokens.cached_tokens,
         seconds=next((time for layer in layers for name in _TIMES if (time := seconds(layer.get(name)))), None),
         key=_first(layers, KEYS),
     )
@@ -132,11 +134,6 @@ def is_unanswered(record: _Json) -> bool:
     status = record.get("status")
     is_error = isinstance(status, int) and status >= 300
     return is_error or record.get("outcome") == "unanswered" or (status == "failure" and "response_cost" in record)
-
-
-def answer_usage(record: _Json) -> tuple[int, int] | None:
-    """Return the prompt tokens and the cached ones that an answer reports, if it does."""
-    return next(_usages({"response": record}), None)
 
 
 def _layers(record: _Json, depth: int) -> Iterator[list[_Json] | UnreadableRecordError]:
@@ -212,31 +209,6 @@ def _first(fields: Sequence[_Json], names: tuple[str, ...]) -> str | None:
             if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
                 return str(value)
     return None
-
-
-def _usages(layer: _Json) -> Iterator[tuple[int, int]]:
-    """Yield the prompt tokens and the cached ones of each usage with both."""
-    for name in _ANSWERS:
-        value = layer.get(name)
-        answer = parsed(value) if isinstance(value, str) else value
-        for one in answer if isinstance(answer, list) else [answer]:
-            if isinstance(one, str):
-                one = parsed(one.removeprefix("data:").strip())
-            if not isinstance(one, Mapping):
-                continue
-            inners = [one.get(name) for name in ("body", "response", "message")]  # of proxies, and in streams
-            usage = one.get("usage") or next(
-                (inner["usage"] for inner in inners if isinstance(inner, Mapping) and inner.get("usage")), None
-            )
-            usage = one if name == "usage" else usage
-            if isinstance(usage, Mapping):
-                details = usage.get("prompt_tokens_details")
-                total = usage.get("prompt_tokens")
-                cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-                if isinstance(total, int) and isinstance(cached, int):
-                    yield total, cached
-                elif total is None and (found := cache_usage(usage)) is not None:
-                    yield sum(found), found.read
 
 
 _LINE = re.compile(
