@@ -88,8 +88,8 @@ def test_a_count_is_a_whole_number_in_any_spelling(value: Any, count: int | None
 def test_unreported_is_not_zero() -> None:
     reported = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}}
     assert token_usage(reported)[:2] == (9, 0)
-    for details in ({}, {"prompt_tokens_details": None}, {"prompt_tokens_details": {}}, {"cached_tokens": None}):
-        assert token_usage({"prompt_tokens": 9, **details})[:2] == (9, None)
+    for name, value in (("prompt_tokens_details", None), ("prompt_tokens_details", {}), ("cached_tokens", None)):
+        assert token_usage({"prompt_tokens": 9, name: value})[:2] == (9, None)
     assert token_usage({"input_tokens": 9, "cache_read_input_tokens": None})[:2] == (9, None)
     assert token_usage({"prompt_tokens": 9}).uncached_tokens is None
 

@@ -116,7 +116,7 @@ class AnswerFacts:
         if payload is None:
             return None
         self.ended = self.ended or payload.get("type") in _ENDS
-        self._read_prompt(payload)
+        self.read_prompt(payload)
         self.failed = self.failed or bool(payload.get("error")) or payload.get("type") in _FAILURES
         if not self.started and _has_token(payload):
             self.started = True
@@ -129,9 +129,9 @@ class AnswerFacts:
         self.unread = payload is None
         if payload is not None:
             self.failed = bool(payload.get("error")) or payload.get("status") == "failed"
-            self._read_prompt(payload)
+            self.read_prompt(payload)
 
-    def _read_prompt(self, payload: Mapping[str, Any]) -> None:
+    def read_prompt(self, payload: Mapping[str, Any]) -> None:
         """Read the usage and the prompt's tokens from an answer of any route, or from one event of it."""
         self.usage = reported_usage(payload, self.usage)
         ids = payload.get("prompt_token_ids")
