@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -40,6 +41,18 @@ def test_a_closed_gz_file_is_valid_gzip(tmp_path: Path) -> None:
         recorder.record(["a"])
         recorder.record(["a"])
     assert gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).count(b"\n") == 4
+
+
+@posix
+@EITHER_FORMAT
+def test_only_its_owner_reads_a_file(tmp_path: Path, name: str) -> None:
+    mask = os.umask(0o022)
+    try:
+        with TraceRecorder(tmp_path / name) as recorder:
+            recorder.record(["a"])
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 
 
 @EITHER_FORMAT

@@ -86,7 +86,10 @@ def recorded_files(path: str) -> list[str]:
 
 
 def _create(path: str) -> tuple[int, str]:
-    """Open a file that did not exist, so that no two processes write to one; or the device that `path` names."""
+    """Open a file that did not exist, so that no two processes write to one; or the device that `path` names.
+
+    Only its owner can read it, because it may hold texts.
+    """
     flags = os.O_WRONLY | getattr(os, "O_BINARY", 0)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -94,7 +97,7 @@ def _create(path: str) -> tuple[int, str]:
     stem, extension = _split(path)
     for candidate in itertools.chain([path], (f"{stem}-{number}{extension}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
-            return os.open(candidate, flags | os.O_CREAT | os.O_EXCL, 0o666), candidate
+            return os.open(candidate, flags | os.O_CREAT | os.O_EXCL, 0o600), candidate
     raise AssertionError("unreachable: the numbers never end")
 
 

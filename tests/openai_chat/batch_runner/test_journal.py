@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing
@@ -295,6 +297,19 @@ async def test_a_journal_holds_no_key(plan: Plan, requests: MakeRequests, engine
         await run(plan(requests(1, 2)), client, path, extra_headers=headers)
     assert b"secret" not in path.read_bytes()
     assert b"Bearer" not in path.read_bytes()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
+async def test_only_its_owner_reads_a_journal(plan: Plan, requests: MakeRequests, client: Any, path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        async with aclosing(BatchRunner(plan(requests(1, 2))).run(client, MODEL, journal=path, max_tokens=4)) as left:
+            await anext(left)
+            files = list(path.parent.iterdir())
+            assert {path, log_of(path)} <= set(files)
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    finally:
+        os.umask(mask)
 
 
 async def test_two_runs_can_not_share_one(plan: Plan, requests: MakeRequests, client: Any, path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -185,6 +186,17 @@ def test_prompts_that_are_too_long_are_counted_and_left_out(run: Run, tmp_path: 
     assert [(arm["answers"], arm["failed"], arm["truncated"]) for arm in arms] == [(3, 1, 3)] * 2
     assert arms[1]["comparison"]["pairs"] == 3
     assert "relevance: 1 questions have no answer and count in no comparison." in report.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
+def test_only_its_owner_reads_a_file_of_answers(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        with filled(tmp_path / "answers", {"relevance": ["right"]}):
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    finally:
+        os.umask(mask)
+    assert modes == dict.fromkeys(["answers", "answers-wal", "answers-shm"], 0o600)
 
 
 def filled(file: Path, scores: Mapping[str, Sequence[str | None]], repeats: int = 1) -> AnswerStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -77,7 +78,7 @@ class Judgement(NamedTuple):
 
 
 class AnswerStore:
-    """One file with the settings, the questions and the answers of one run. Not thread-safe.
+    """One file with the settings, the questions and the answers of one run, for its owner only. Not thread-safe.
 
     Raises:
         StoreFileError: The file can't be opened, or was not written by this command.
@@ -86,9 +87,10 @@ class AnswerStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would let all users read it
             self._file = sqlite3.connect(path, isolation_level=None)
             self._file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_TABLES}")
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise StoreFileError(f"{path} cannot be used: {error}") from error
 
     def __enter__(self) -> AnswerStore:

@@ -80,7 +80,7 @@ class MemoryResults:
 
 
 class Journal:
-    """Results in an SQLite database, and nowhere else. One run at a time can use it.
+    """Results in an SQLite database, and nowhere else. One run at a time can use it, and only its owner can read it.
 
     A result reaches the operating system before it is handed out, so a killed process loses only the requests in
     flight. SQLite's write-ahead log forces results to the disk now and then, and when the run ends; a power cut before
@@ -115,8 +115,8 @@ class Journal:
         asked = _digest(b"".join(sorted(digests))).hexdigest()
         header = {"model": model, "options": options, "requests": asked, "count": len(requests)}
         try:
-            with open(self.path, "ab"):  # SQLite does not report why a file can't be opened
-                pass
+            # SQLite does not report why a file can't be opened, and would let all users read it.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise self._problem(f"it can't be opened: {error.strerror}") from error
         with contextlib.ExitStack() as unless_read:
