@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from warmprefix.blocks import ContextBlock
 
-__all__ = ["LABEL_CHARACTERS", "LabelRegistry", "content_label", "label_candidates", "lasting_labels", "seems_lasting"]
+__all__ = [
+    "LABEL_CHARACTERS",
+    "LabelRegistry",
+    "content_label",
+    "is_lasting_label",
+    "label_candidates",
+    "lasting_labels",
+    "seems_lasting",
+]
 
 LABEL_CHARACTERS = r"A-Za-z0-9_.:/~-"
 """All characters that occur in labels, for a regular expression's brackets."""
@@ -77,6 +85,20 @@ def seems_lasting(label: str) -> bool:
     ['Doc_1~2f235f', 'ctx-2f235f']
     """
     return _LASTING.fullmatch(label) is not None
+
+
+def is_lasting_label(label: str, fingerprint: bytes) -> bool:
+    """Return True if a block with this fingerprint, whatever its id, can have a label as its lasting or content label.
+
+    >>> key = ContextBlock("evidence").fingerprint
+    >>> [is_lasting_label(label, key) for label in ("Doc_1~2f235f", "ctx-2f235f", "Doc_1~000000", "Doc_1")]
+    [True, True, False, False]
+    """
+    digest = fingerprint.hex()
+    id, _, digits = label.rpartition("~")
+    if digits == digest[:_SUFFIX]:
+        return _SAFE_ID.fullmatch(id) is not None
+    return label in (f"ctx-{digest[:_SUFFIX]}", f"ctx-{digest}")
 
 
 class LabelRegistry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -86,9 +87,12 @@ def test_script_and_info_agree_on_server_identity(
 
 
 def test_invalid_records_are_treated_as_missing() -> None:
-    good = b"\x01" + bytes(20)
+    record = b"\x01" + bytes(20)
+    good = record + hashlib.sha1(record).hexdigest()[:8].encode()
     assert unpack_hash({b"m": good, b"p": b"", b"c": b""}) == Snapshot(0, 0, (), ())
-    for fields in ({}, {b"m": good}, {b"m": good, b"p": b""}, {b"m": b"\x02" + good[1:], b"p": b"", b"c": b""}):
+    for packed in (b"\x02" + good[1:], good[:-1] + b"x", good[:9] + b"x" + good[10:], good + b"x", record):
+        assert unpack_hash({b"m": packed, b"p": b"", b"c": b""}) is None
+    for fields in ({}, {b"m": good}, {b"m": good, b"p": b""}, {b"m": good, b"p": b"x", b"c": b""}):
         assert unpack_hash(fields) is None
 
 

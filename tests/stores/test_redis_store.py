@@ -302,9 +302,10 @@ def test_other_formats_are_treated_as_missing(
     store.execute(Forget(CHAT))
     assert admin.dbsize() == 0
     spoilt()
-    assert prepare(store, "p3", "AB") == PreparedTurn(0, {}, frozenset())
+    assert prepare(store, "p3", "AB") == PreparedTurn(0, {}, frozenset(), damaged=True)
     assert store.execute(Commit(CHAT, "p3", sent("AB")))
-    assert names_of(prepare(store, "p4", "AB").seen) == "AB"
+    prepared = prepare(store, "p4", "AB")
+    assert (names_of(prepared.seen), prepared.damaged) == ("AB", False)
 
 
 # -- what may be taken back ----------------------------------------------------------------------------------------

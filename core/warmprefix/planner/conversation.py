@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from warmprefix.labels import is_lasting_label
 from warmprefix.plan import ContextPlan
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.request import PlanDraft
@@ -65,11 +66,24 @@ class ConversationStore:
         so no later plan may trust the record.
         """
         operation = _first_operation(draft)
-        return None if operation is None else self._execute(operation)
+        return None if operation is None else self._checked(self._execute(operation))
 
     async def aprepare(self, draft: PlanDraft) -> PreparedTurn | None:
         operation = _first_operation(draft)
-        return None if operation is None else await self._aexecute(operation)
+        return None if operation is None else self._checked(await self._aexecute(operation))
+
+    def _checked(self, record: PreparedTurn | None) -> PreparedTurn | None:
+        """Return a record without the blocks whose values no planner wrote; count one failure if there are some."""
+        if record is None:
+            return None
+        seen = {
+            key: block
+            for key, block in record.seen.items()
+            if is_lasting_label(block.label, key) and block.turn <= record.turn
+        }
+        if record.damaged or len(seen) < len(record.seen):
+            self._metrics.count("store_errors")
+        return record._replace(seen=seen)
 
     def commit(self, plan: ContextPlan, in_time: bool) -> bool:
         """Record the plan's blocks as seen; True if they were recorded.

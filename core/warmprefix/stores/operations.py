@@ -64,6 +64,8 @@ class PreparedTurn(NamedTuple):
     contested: frozenset[bytes] = frozenset()
     """The seen blocks that may still be rolled back, because a plan prepared before they were recorded is open: its
     commit may be on its way, or lost. No reference may point to them, but their labels stay taken."""
+    damaged: bool = False
+    """True if values of the record were damaged, or of another version. They count as unseen."""
 
 
 class Snapshot(NamedTuple):

@@ -199,7 +199,7 @@ class RedisSeenStore:
             self._maintain_soon()
         is_trusted = self._trust.is_trusted(answer.server)
         contested = answer.contested if is_trusted else frozenset(answer.seen)
-        return PreparedTurn(answer.turn, answer.seen, answer.taken, contested)
+        return PreparedTurn(answer.turn, answer.seen, answer.taken, contested, answer.damaged)
 
     def _inspect(self, client: Any, conversation: Conversation) -> Steps[Snapshot | None]:
         try:

@@ -48,13 +48,15 @@ FORMAT = 1
 _BOUNDS = struct.Struct(">IIQQ")
 _HEADER = struct.Struct(">IBBI")
 _RECORD = struct.Struct(">BIIIII")
-_BLOCK = struct.Struct(">IIII")
+_BLOCK = struct.Struct(">IIII8s")
+_CHECK_SIZE = 8
 _LEASE = struct.Struct(">iQI")
 _ENDED = -1
 _DIGEST_SIZE = 16
 _SEAL_SIZE = 16
 _MAX_TOKENS = 0xFFFFFFFF
 _SEEN, _CONTESTED, _TAKEN = 1, 2, 4
+_PROMOTED, _DAMAGED = 1, 2
 
 
 class ServerIdentity(NamedTuple):
@@ -100,6 +102,7 @@ class PrepareAnswer(NamedTuple):
     seen: dict[bytes, SeenBlock]
     contested: frozenset[bytes]
     taken: frozenset[str]
+    damaged: bool
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -179,6 +182,11 @@ def _seal(*parts: bytes) -> bytes:
     return hashlib.sha1(b"".join(parts), usedforsecurity=False).hexdigest()[:_SEAL_SIZE].encode()
 
 
+def _checksum(*parts: bytes) -> bytes:
+    """Return the checksum of a stored value."""
+    return _seal(*parts)[:_CHECK_SIZE]
+
+
 # -- to the scripts ----------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +230,7 @@ def unpack_prepared(answer: object, proposed: Mapping[bytes, str], plan: bytes) 
     """Unpack the answer of the prepare script; None if it was damaged, or belongs to another plan. O(blocks)."""
     if not isinstance(answer, bytes) or answer[-_SEAL_SIZE:] != _seal(answer[:-_SEAL_SIZE], plan):
         return None
-    uptime, promoted, size, turn = _HEADER.unpack_from(answer)
+    uptime, state, size, turn = _HEADER.unpack_from(answer)
     at = _HEADER.size + size
     identity, flags = answer[_HEADER.size : at], answer[at : at + len(proposed)]
     at += len(flags)
@@ -231,15 +239,15 @@ def unpack_prepared(answer: object, proposed: Mapping[bytes, str], plan: bytes) 
     taken: list[str] = []
     for (fingerprint, label), flag in zip(proposed.items(), flags, strict=True):
         if flag & _SEEN:
-            _, since, tokens, size = _BLOCK.unpack_from(answer, at)
+            _, since, tokens, size, _ = _BLOCK.unpack_from(answer, at)
             at += _BLOCK.size + size
             seen[fingerprint] = SeenBlock(fingerprint, _decode(answer[at - size : at]), since, tokens)
             if flag & _CONTESTED:
                 contested.append(fingerprint)
         elif flag & _TAKEN:
             taken.append(label)
-    server = ServerIdentity(identity, uptime, bool(promoted))
-    return PrepareAnswer(server, turn, seen, frozenset(contested), frozenset(taken))
+    server = ServerIdentity(identity, uptime, bool(state & _PROMOTED))
+    return PrepareAnswer(server, turn, seen, frozenset(contested), frozenset(taken), bool(state & _DAMAGED))
 
 
 def read_info(server: Mapping[str, object], replication: Mapping[str, object]) -> ServerIdentity:
@@ -250,15 +258,20 @@ def read_info(server: Mapping[str, object], replication: Mapping[str, object]) -
 
 
 def unpack_hash(fields: Mapping[bytes, bytes]) -> Snapshot | None:
-    """Unpack a conversation's whole hash; None if it is missing or unreadable for this version. O(n log n)."""
-    record = unpack_record(fields.get(b"m", b""))
+    """Unpack a conversation's whole hash; None if it is missing, damaged or of another version. O(n log n)."""
+    packed = fields.get(b"m", b"")
+    record = unpack_record(packed)
     if record is None or b"p" not in fields or b"c" not in fields:
+        return None
+    if packed[_RECORD.size :] != _checksum(packed[: _RECORD.size], fields[b"p"], fields[b"c"]):
         return None
     numbered: list[tuple[int, SeenBlock]] = []
     for field, value in fields.items():
-        if field[:1] == b"b":
-            number, since, tokens, _ = _BLOCK.unpack_from(value)
-            numbered.append((number, SeenBlock(field[1:], _decode(value[_BLOCK.size :]), since, tokens)))
+        label = value[_BLOCK.size :]
+        if field[:1] == b"b" and len(value) >= _BLOCK.size:
+            number, since, tokens, _, check = _BLOCK.unpack_from(value)
+            if check == _checksum(field, value[: _BLOCK.size - _CHECK_SIZE], label):
+                numbered.append((number, SeenBlock(field[1:], _decode(label), since, tokens)))
     blocks = tuple(block for _, block in sorted(numbered))
     plans = tuple(lease.plan_id for lease in unpack_leases(fields[b"p"]))
     return Snapshot(record.epoch, record.turn, blocks, plans)
@@ -266,9 +279,9 @@ def unpack_hash(fields: Mapping[bytes, bytes]) -> Snapshot | None:
 
 def unpack_record(packed: bytes) -> StoredRecord | None:
     """Unpack the field `m`; None if it is unreadable for this version."""
-    if len(packed) != _RECORD.size or packed[0] != FORMAT:
+    if len(packed) != _RECORD.size + _CHECK_SIZE or packed[0] != FORMAT:
         return None
-    _, epoch, turn, _, blocks, labels = _RECORD.unpack(packed)
+    _, epoch, turn, _, blocks, labels = _RECORD.unpack_from(packed)
     return StoredRecord(epoch, turn, blocks, labels)
 
 

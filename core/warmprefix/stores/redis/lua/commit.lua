@@ -10,7 +10,7 @@ local function record_blocks(state, items, fields, values)
     local own_tokens = sub(tokens, 2 * i - 1, 2 * i + 2)
     state.last = state.last + 1
     items[#items + 1] = field
-    items[#items + 1] = struct.pack('>I4I4c4I4', state.last, state.turn + 1, own_tokens, #label) .. label
+    items[#items + 1] = pack_block(field, struct.pack('>I4I4c4I4', state.last, state.turn + 1, own_tokens, #label), label)
     if not (values[i + 3] or counted[field]) then
       counted[field], state.blocks = true, state.blocks + 1
     end
@@ -49,7 +49,8 @@ local function trim(state)
 
   local function each(kind, visit)
     for i = 1, #hash, 2 do
-      if sub(hash[i], 1, 1) == kind then visit(hash[i], hash[i + 1], (struct.unpack('>I4', hash[i + 1]))) end
+      local field, value = hash[i], hash[i + 1]
+      if sub(field, 1, 1) == kind then visit(field, value, #value >= 4 and struct.unpack('>I4', value) or 0) end
     end
   end
 
@@ -57,7 +58,7 @@ local function trim(state)
   each('b', function(_, _, number) numbers[#numbers + 1] = number end)
   local last = last_of_oldest(numbers, #numbers - max_blocks)
   each('b', function(field, value, number)
-    if number <= last then dropped[#dropped + 1] = field else in_use['l' .. sub(value, 17)] = true end
+    if number <= last then dropped[#dropped + 1] = field else in_use['l' .. sub(value, BLOCK_SIZE + CHECK_SIZE + 1)] = true end
   end)
   state.blocks = #numbers - #dropped
 

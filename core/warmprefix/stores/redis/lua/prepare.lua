@@ -2,8 +2,9 @@
 --
 -- ARGV[5]  '1' to return the server's uptime
 --
--- Returns the server's uptime in seconds, whether it was ever promoted, the length of its identity and the turn; the
--- identity; one byte per block; the values of the seen blocks; and a checksum of all that and the plan's id.
+-- Returns the server's uptime in seconds, whether it was ever promoted (1) and whether values were unreadable (2), the
+-- length of its identity and the turn; the identity; one byte per block; the values of the seen blocks; and a checksum of
+-- all that and the plan's id.
 
 local UNKNOWN, SEEN, SEEN_CONTESTED, TAKEN = '\0', '\1', '\3', '\4'
 
@@ -49,8 +50,9 @@ end
 return run(function()
   local plan, digest, fields = ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
   local state, values = load(fields)
+  local damaged = 0
   if not state then
-    discard()
+    damaged = 2 * discard()
     state, values = {epoch = 0, turn = 0, last = 0, blocks = 0, labels = 0, leases = {}, ended = ''}, {}
   end
 
@@ -66,6 +68,7 @@ return run(function()
   local flags, seen, all_are_certain = {}, {}, math.min(kept, certain) == state.turn
   for i = 1, #fields, 2 do
     local block, label, flag = values[i + 3], values[i + 4], UNKNOWN
+    if block and not is_whole_block(fields[i], block) then block, damaged = nil, 2 end
     if block and (all_are_certain or turn_of(block) <= kept) then
       flag = (all_are_certain or turn_of(block) <= certain) and SEEN or SEEN_CONTESTED
       seen[#seen + 1] = block
@@ -74,7 +77,7 @@ return run(function()
     end
     flags[#flags + 1] = flag
   end
-  local answer = struct.pack('>I4BBI4', uptime, promoted, #identity, state.turn)
+  local answer = struct.pack('>I4BBI4', uptime, promoted + damaged, #identity, state.turn)
     .. identity .. table.concat(flags) .. table.concat(seen)
   return answer .. seal(answer .. plan)
 end)
