@@ -19,6 +19,7 @@ from pydantic import ConfigDict
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate
+from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_langchain.document_labels import NOTE_KEY, ShownIn
 from warmprefix_langchain.plugin_options import ContextReuseOptions
@@ -34,6 +35,8 @@ def context_reuse(
     placement: Placement = "head",
     annotate: Annotate = "auto",
     shown_in: ShownIn = "prompt",
+    order_locked: bool = False,
+    pinned: PinRule[Document] | None = None,
     tenant: str | None = None,
     model: str | None = None,
     preamble: str | None = None,
@@ -57,7 +60,7 @@ def context_reuse(
         planner: By default this step creates its own. One planner for the whole application reuses most.
         placement: `"head"` if each turn builds the prompt again. `"tail"` if the documents are appended to a history
             that keeps them: documents that the messages under `history_key` show become references.
-        annotate, shown_in: See `ContextReuseOptions`, as for `tenant`, `model` and `preamble`.
+        annotate, shown_in, order_locked, pinned: See `ContextReuseOptions`, as for `tenant`, `model` and `preamble`.
         tenant: Tenant of the documents; if None, the config may name one.
         model: Model that the prompt is for.
         preamble: The text before the documents, or its name.
@@ -69,6 +72,8 @@ def context_reuse(
         placement=placement,
         annotate=annotate,
         shown_in=shown_in,
+        order_locked=order_locked,
+        pinned=pinned,
         tenant=tenant,
         model=model,
         preamble=preamble,

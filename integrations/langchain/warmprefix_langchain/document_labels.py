@@ -9,6 +9,7 @@ from langchain_core.documents import Document
 
 from warmprefix import ContextBlock, ContextPlan, PlannedBlock
 from warmprefix.annotate import has_labels
+from warmprefix.neighbours import PinRule, SourcePlace, neighbours, pin_of, with_kept_places
 
 __all__ = [
     "LABEL_KEY",
@@ -52,31 +53,42 @@ def as_list(documents: Iterable[Document]) -> list[Document]:
     return list(documents)
 
 
-def as_blocks(documents: Sequence[Document], shown_in: ShownIn) -> list[ContextBlock]:
-    """Return one block per document, with the text that the prompt would show."""
-    return [
-        ContextBlock(document.page_content if shown_in == "content" else _prompt_text(document), id=document.id)
-        for document in documents
-    ]
+def as_blocks(
+    documents: Sequence[Document], shown_in: ShownIn, pinned: PinRule[Document] | None = None
+) -> list[ContextBlock]:
+    """Return one block per document, with the text that the prompt would show. Neighbours in one source are linked."""
+    texts = [document.page_content if shown_in == "content" else _prompt_text(document) for document in documents]
+    places = [SourcePlace.of_metadata(document.metadata, len(document.page_content)) for document in documents]
+    blocks: list[ContextBlock] = []
+    for document, text, before in zip(documents, texts, neighbours(places, texts, SourcePlace.continues), strict=True):
+        follows = None if before is None else blocks[before]
+        pin = pin_of(pinned, document, document.metadata)
+        blocks.append(ContextBlock(text, id=document.id, pinned=pin, follows=follows))
+    return blocks
 
 
 def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn) -> PromptDocuments:
     """Return copies in planned order; `plan` comes from `as_blocks(documents, shown_in)`.
 
     A full duplicate of another document is dropped. A document that shares only its text with another one follows
-    after all planned ones, in relevance order. Documents without text come last, without a label. If several documents
-    are references, the first one shows one sentence that names them all, and the others show nothing.
+    after all planned ones, in relevance order. Documents without text keep their places, without a label. If several
+    documents are references, the first one shows one sentence that names them all, and the others show nothing.
     """
     is_labelled = has_labels(plan.annotation)
-    copies = [
-        _labelled(document, *shown, shown_in) if is_labelled else _plain(document)
-        for shown, document in _in_order(documents, plan)
-    ]
+    copies: dict[int, Document] = {}
+    for place, shown in _in_order(documents, plan):
+        document = documents[place]
+        copies[place] = _labelled(document, *shown, shown_in) if is_labelled else _plain(document)
     planned = {position for block in plan.blocks for position in block.positions}
-    blank = [document for i, document in enumerate(documents) if i not in planned]
-    distinct = [document for i, document in enumerate(blank) if document not in blank[:i]]
-    copies += [document.model_copy(update={"metadata": dict(document.metadata)}) for document in distinct]
-    return PromptDocuments(copies, plan.order_annotation or "")
+    blank: dict[int, Document] = {}
+    for place, document in enumerate(documents):
+        if place not in planned and document not in blank.values():
+            blank[place] = document
+    order = with_kept_places(list(copies), blank)
+    copies |= {
+        place: document.model_copy(update={"metadata": dict(document.metadata)}) for place, document in blank.items()
+    }
+    return PromptDocuments([copies[place] for place in order], plan.order_annotation or "")
 
 
 def append_note(arranged: PromptDocuments, shown_in: ShownIn) -> list[Document]:
@@ -101,18 +113,17 @@ def append_note(arranged: PromptDocuments, shown_in: ShownIn) -> list[Document]:
     return documents
 
 
-def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tuple[tuple[PlannedBlock, str], Document]]:
-    """Yield each document with its block and the text that the prompt shows."""
+def _in_order(documents: Sequence[Document], plan: ContextPlan) -> Iterator[tuple[int, tuple[PlannedBlock, str]]]:
+    """Yield the place of each document with its block and the text that the prompt shows."""
     repeats: list[tuple[int, tuple[PlannedBlock, str]]] = []
     for planned, shown in zip(plan.blocks, plan.paragraphs(), strict=True):
         kept = [documents[planned.rank]]
-        yield (planned, shown), kept[0]
+        yield planned.rank, (planned, shown)
         for position in planned.positions[1:]:
             if documents[position] not in kept:
                 kept.append(documents[position])
                 repeats.append((position, (planned, shown if planned.reference is None else "")))
-    for position, repeat in sorted(repeats, key=lambda repeat: repeat[0]):
-        yield repeat, documents[position]
+    yield from sorted(repeats, key=lambda repeat: repeat[0])
 
 
 def _prompt_text(document: Document) -> str:

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate, annotation_for
+from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix_langchain.document_labels import PromptDocuments, ShownIn, arrange, as_blocks, as_list
 
@@ -68,6 +69,16 @@ class ContextReuseOptions(BaseModel):
 
     `"content"`, for chains that join the texts themselves: in `page_content`."""
 
+    order_locked: bool = False
+    """Keep the order of the documents: it is a fact, such as time.
+
+    Without it, documents one behind the other that also follow each other in their source stay together and in order.
+    Their metadata tell: `source`, and `start_index` or `page`."""
+
+    pinned: PinRule[Document] | None = None
+    """Documents to keep at an end of the context: the metadata key of `"start"` or `"end"`, or a function that returns
+    one of them or None."""
+
     tenant: str | None = None
     """Tenant of every call; tenants share nothing. If None, a call's config may name one, as `tenant` in `configurable`
     or `metadata`."""
@@ -109,7 +120,7 @@ class ContextReuseOptions(BaseModel):
         listed = as_list(documents)
         try:
             options = self._plan_options(config, metadata, history)
-            with self.planner.planning(as_blocks(listed, self.shown_in), **options) as plan:
+            with self.planner.planning(as_blocks(listed, self.shown_in, self.pinned), **options) as plan:
                 return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)
@@ -126,7 +137,7 @@ class ContextReuseOptions(BaseModel):
         listed = as_list(documents)
         try:
             options = self._plan_options(config, metadata, history)
-            async with self.planner.aplanning(as_blocks(listed, self.shown_in), **options) as plan:
+            async with self.planner.aplanning(as_blocks(listed, self.shown_in, self.pinned), **options) as plan:
                 return arrange(listed, plan, self.shown_in)
         except Exception:
             return _unarranged(listed)
@@ -145,6 +156,7 @@ class ContextReuseOptions(BaseModel):
             "tenant": tenant if self.tenant is None else self.tenant,
             "model": self.model,
             "preamble": self.preamble,
+            "order_locked": self.order_locked,
             # Without a history the plan has head placement, but later turns refer to its labels.
             "annotate": annotation_for(self.annotate, self.placement),
         }

@@ -138,7 +138,7 @@ def test_a_text_is_shown_under_one_label_in_every_request(found: list[Document],
 def test_a_note_counts_the_documents_as_the_prompt_shows_them(
     requests: list[list[Document]], shown_in: ShownIn
 ) -> None:
-    """Among repeats and blank documents too: those come last."""
+    """Among repeats too, which come last, and among blank documents."""
     for found, returned in zip(requests, given_back(requests, ("note", shown_in)), strict=True):
         shows = printed if shown_in == "prompt" else lambda document: str(document.page_content)
         evidence = list(dict.fromkeys(text for document in found if (text := shows(document)).strip()))
