@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate, check_annotate, has_labels
+from warmprefix.neighbours import PinRule, pin_of, with_kept_places
 from warmprefix.ordering import BlockView, PrefixView
+from warmprefix.planner import PlanOptions
 
 __all__ = ["ArrangedMemories", "Entry", "MemoryArranger", "SteadyOrder", "text_of"]
 
@@ -69,18 +71,28 @@ class MemoryArranger:
     expects a prefix that the engine never saw.
     """
 
-    def __init__(self, planner: ContextPlanner | None, annotate: Annotate = "none") -> None:
+    def __init__(
+        self,
+        planner: ContextPlanner | None,
+        annotate: Annotate = "none",
+        order_locked: bool = False,
+        pinned: PinRule[Entry] | None = None,
+    ) -> None:
         """Plan with `planner`, or with a new one that keeps the last order of each tenant.
 
         Raises:
-            TypeError: `planner` is neither a ContextPlanner nor None.
+            TypeError: `planner` is neither a ContextPlanner nor None, or `pinned` has the wrong type.
             ValueError: `annotate` has another value.
         """
         check_annotate(annotate)
         if planner is not None and not isinstance(planner, ContextPlanner):
             raise TypeError(f"planner must be a ContextPlanner or None, got {type(planner).__name__}")
+        if not (pinned is None or isinstance(pinned, str) or callable(pinned)):
+            raise TypeError(f"pinned must be a metadata key, a function or None, got {type(pinned).__name__}")
         self.planner = ContextPlanner(policy=SteadyOrder) if planner is None else planner
         self.annotate: Annotate = annotate
+        self._order_locked = order_locked
+        self._pinned = pinned
         self._failed_before = False
 
     def arrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
@@ -91,7 +103,7 @@ class MemoryArranger:
             tenant: Returns the tenant of the memories. An error in it counts as a failure too.
         """
         try:
-            with self.planner.planning(_blocks(entries), tenant=tenant(), annotate=self.annotate) as plan:
+            with self.planner.planning(self._blocks(entries), **self._plan_options(tenant)) as plan:
                 return _in_planned_order(entries, plan)
         except Exception:
             return self._unplanned(entries)
@@ -99,10 +111,21 @@ class MemoryArranger:
     async def aarrange(self, entries: Sequence[Entry], tenant: Callable[[], str]) -> ArrangedMemories:
         """Do the same as `arrange`; searches of other tasks that are ready are considered."""
         try:
-            async with self.planner.aplanning(_blocks(entries), tenant=tenant(), annotate=self.annotate) as plan:
+            async with self.planner.aplanning(self._blocks(entries), **self._plan_options(tenant)) as plan:
                 return _in_planned_order(entries, plan)
         except Exception:
             return self._unplanned(entries)
+
+    def _plan_options(self, tenant: Callable[[], str]) -> PlanOptions:
+        return {"tenant": tenant(), "annotate": self.annotate, "order_locked": self._order_locked}
+
+    def _blocks(self, entries: Sequence[Entry]) -> list[ContextBlock]:
+        return [
+            ContextBlock(
+                text_of(entry) or "", id=_id_of(entry), pinned=pin_of(self._pinned, entry, _metadata_of(entry))
+            )
+            for entry in entries
+        ]
 
     def _unplanned(self, entries: Sequence[Entry]) -> ArrangedMemories:
         """Log a failure, and return the memories in the order of Mem0: the one place that degrades."""
@@ -113,20 +136,12 @@ class MemoryArranger:
         return ArrangedMemories(list(map(copy, entries)), _as_list(dict.fromkeys(texts)), None)
 
 
-def _with_text(entries: Sequence[Entry]) -> list[tuple[int, str]]:
-    """Return the place and the text of each entry that has one."""
-    return [(i, text) for i, entry in enumerate(entries) if (text := text_of(entry)) is not None]
-
-
-def _blocks(entries: Sequence[Entry]) -> list[ContextBlock]:
-    return [ContextBlock(text, id=_id_of(entries[i])) for i, text in _with_text(entries)]
-
-
 def _in_planned_order(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
-    """Return copies of the entries; `plan` comes from `_blocks(entries)`."""
-    with_text = _with_text(entries)
-    # Then the entries that are not blocks: repeated texts, and entries without text.
-    order = dict.fromkeys([*(with_text[block.rank][0] for block in plan.blocks), *range(len(entries))])
+    """Return copies of the entries; `plan` comes from their blocks."""
+    order = [block.rank for block in plan.blocks]
+    order += sorted([place for block in plan.blocks for place in block.positions[1:]])  # repeated texts
+    placed = set(order)
+    order = with_kept_places(order, [place for place in range(len(entries)) if place not in placed])
     note = plan.order_annotation
     if has_labels(plan.annotation):
         context = plan.render()
@@ -144,8 +159,13 @@ def text_of(entry: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def _metadata_of(entry: Entry) -> Mapping[str, Any]:
+    metadata = entry.get("metadata") if isinstance(entry, Mapping) else None
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
 def _id_of(entry: Entry) -> str | None:
-    name = entry.get("id")
+    name = entry.get("id") if isinstance(entry, Mapping) else None
     return name if isinstance(name, str) else None
 
 

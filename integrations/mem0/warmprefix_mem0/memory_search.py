@@ -10,6 +10,7 @@ from typing import Any
 
 from warmprefix import ContextPlanner
 from warmprefix.annotate import Annotate
+from warmprefix.neighbours import PinRule
 from warmprefix_mem0.memory_order import ArrangedMemories, Entry, MemoryArranger
 from warmprefix_mem0.memory_owners import owners_of, tenant_of
 
@@ -32,6 +33,8 @@ class _MemoryWrapper:
         *,
         tenant: str | None = None,
         annotate: Annotate = "none",
+        order_locked: bool = False,
+        pinned: PinRule[Entry] | None = None,
     ) -> None:
         """Wrap a memory, which remains usable directly.
 
@@ -46,6 +49,9 @@ class _MemoryWrapper:
                 relevant memories by their places. `"labels"`: each memory behind its label. `"both"`: labels, and a
                 note that names them. A label takes about ten tokens, and so does a note; an order that saves fewer
                 tokens than its note takes stays in relevance order.
+            order_locked: Keep the order of Mem0, for example because the search sorts by time.
+            pinned: Memories to keep at an end: the metadata key of `"start"` or `"end"`, or a function that returns one
+                of them or None.
 
         Raises:
             TypeError: `memory` needs the other class or has no `search`, or another argument has the wrong type.
@@ -62,7 +68,7 @@ class _MemoryWrapper:
         if tenant is not None and not isinstance(tenant, str):
             raise TypeError(f"tenant must be a str or None, got {type(tenant).__name__}")
         self._memory = memory
-        self._arranger = MemoryArranger(planner, annotate)
+        self._arranger = MemoryArranger(planner, annotate, order_locked, pinned)
         self._tenant = tenant
 
     def _owners(self, results: list[Entry], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.neighbours import PinRule
 from warmprefix_mem0.memory_order import Entry, MemoryArranger
 from warmprefix_mem0.memory_owners import owners_of
 
@@ -27,6 +28,8 @@ class ContextReuseRerankerConfig(BaseRerankerConfig):
 
     planner: ContextPlanner | None = None
     tenant: str | None = None
+    order_locked: bool = False
+    pinned: PinRule[Entry] | None = None
 
 
 class ContextReuseReranker(BaseReranker):
@@ -49,7 +52,7 @@ class ContextReuseReranker(BaseReranker):
             config = ContextReuseRerankerConfig(**(config or {}))
         self.config = config
         """The configuration that Mem0 passes."""
-        self._arranger = MemoryArranger(config.planner)
+        self._arranger = MemoryArranger(config.planner, "none", config.order_locked, config.pinned)
 
     def rerank(self, query: str, documents: list[Entry], top_k: int | None = None) -> list[Entry]:
         """Return the memories in planned order, with falling `rerank_score`: sorting by it changes nothing.
