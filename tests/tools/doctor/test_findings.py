@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from warmprefix_tools.demo.corpus import LibraryEntry
-from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED
+from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED, UNUSED_TOOLS
 from warmprefix_tools.doctor.diagnosis import _charges, diagnose
 from warmprefix_tools.doctor.findings import DoctorReport, Finding
 from warmprefix_tools.doctor.log_reader import read_log
@@ -276,6 +278,165 @@ def test_bounded_cache_finds_less(
 
 def test_docs_list_every_kind_with_title_and_fix() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert set(ADVICE) == {*CHECKS, SALT_SHARED, *PROFILE_KINDS}
+    assert set(ADVICE) == {*CHECKS, SALT_SHARED, UNUSED_TOOLS, *PROFILE_KINDS}
     for kind, (title, fix) in ADVICE.items():
         assert f"| `{kind}` | {title} | {fix} |\n" in page
+
+
+# -- notations of times and ids ----------------------------------------------------------------------------------
+
+START = datetime(2026, 3, 4, 10, 11, 12, 123456, tzinfo=timezone.utc)
+TIMES: dict[str, Callable[[datetime], str]] = {
+    "ISO 8601": lambda time: time.isoformat(),
+    "basic ISO 8601": lambda time: time.strftime("%Y%m%dT%H%M%SZ"),
+    "RFC 2822": format_datetime,
+    "HTTP": lambda time: format_datetime(time, usegmt=True),
+    "asctime": lambda time: time.strftime("%a %b %d %H:%M:%S %Y"),
+    "JavaScript": lambda time: time.strftime("%a %b %d %Y %H:%M:%S GMT+0000 (Coordinated Universal Time)"),
+    "toLocaleString": lambda time: time.strftime("%m/%d/%Y, %I:%M:%S %p"),
+    "Go": lambda time: time.strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC m=+0.012345"),
+    "repr": repr,
+    "log4j": lambda time: time.strftime("%Y-%m-%d %H:%M:%S,%f")[:-3],
+    "access log": lambda time: time.strftime("[%d/%b/%Y:%H:%M:%S +0000]"),
+    "seconds": lambda time: str(int(time.timestamp())),
+    "seconds with a fraction": lambda time: str(time.timestamp()),
+    "milliseconds": lambda time: str(int(time.timestamp() * 1_000)),
+    "microseconds": lambda time: str(int(time.timestamp() * 1_000_000)),
+    "nanoseconds": lambda time: f"{int(time.timestamp())}000000123",
+    "Japanese": lambda time: time.strftime("%Y\u5e74%m\u6708%d\u65e5 %H\u6642%M\u5206"),
+    "compact": lambda time: time.strftime("%Y%m%d%H%M%S"),
+    "file name": lambda time: time.strftime("%Y%m%d_%H%M%S"),
+}
+BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+IDS: dict[str, tuple[str, str, int]] = {
+    "UUID without hyphens": ("", "0123456789abcdef", 32),
+    "ULID": ("01K", "0123456789ABCDEFGHJKMNPQRSTVWXYZ", 23),
+    "KSUID": ("", BASE62, 27),
+    "call": ("call_", BASE62, 24),
+    "tool use": ("toolu_01", BASE62, 22),
+    "completion": ("chatcmpl-", BASE62, 29),
+    "commit": ("", "0123456789abcdef", 40),
+    "address": ("0x", "0123456789abcdef", 12),
+    "snowflake": ("2", "0123456789", 17),
+}
+PLACES = ["The value is {}. ", "now={}\n", "<value>{}</value>\n", '{{"value": "{}", "role": "bot"}}\n']
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("notation", TIMES)
+def test_times_are_found_in_each_notation(look: Callable[..., DoctorReport], notation: str, place: str) -> None:
+    """Of two checks that repair a text, such as ten digits, the more specific one is charged, once."""
+    times = [TIMES[notation](START + timedelta(seconds=77_345.77 * n)) for n in range(12)]
+    report = look([chat(place.format(time) + RULES, f"q{n}") for n, time in enumerate(times)])
+    assert kinds(report) == {"timestamp"}
+    assert report.repaired_hit_ratio > 0.8
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("notation", IDS)
+def test_ids_are_found_in_each_notation(look: Callable[..., DoctorReport], notation: str, place: str) -> None:
+    start, letters, length = IDS[notation]
+    dice = random.Random(notation)
+    ids = [start + "".join(dice.choices(letters, k=length)) for _ in range(12)]
+    report = look([chat(place.format(each) + RULES, f"q{n}") for n, each in enumerate(ids)])
+    assert kinds(report) == {"random-id"}
+    assert report.repaired_hit_ratio > 0.8
+
+
+def test_attribution_header_of_claude_code_is_named(look: Callable[..., DoctorReport]) -> None:
+    def body(number: int) -> Body:
+        header = f"x-anthropic-billing-header: cc_version=2.1.197.{number * 7 + 100}; cc_entrypoint=sdk-cli; cch=00000;"
+        system = [{"type": "text", "text": header}, {"type": "text", "text": RULES}]
+        return {"model": "m", "system": system, "messages": [{"role": "user", "content": f"Question {number}"}]}
+
+    finding = only(look([body(number) for number in range(12)]))
+    assert finding.kind == "attribution-header"
+    assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in finding.fix
+
+
+# -- sets of tools ----------------------------------------------------------------------------------------------
+
+
+def tool(name: str, more: str = "") -> Body:
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"Use {name} with care, and only for what it is for. " * 6 + more},
+    }
+
+
+def session(number: int, toolset: Callable[[int], list[Body]], *, called: Sequence[str] = ("read",)) -> list[Body]:
+    """Return the requests of a conversation, each with its own tools and a further call."""
+    history: list[Body] = [{"role": "user", "content": f"Task {number}: look into file {number}."}]
+    bodies = []
+    for turn in range(10):
+        messages = [{"role": "system", "content": RULES}, *history]
+        bodies.append({"model": "m", "messages": list(messages), "tools": toolset(turn), "session_id": f"s{number}"})
+        function = {"name": called[turn % len(called)], "arguments": json.dumps({"line": turn})}
+        call = {"id": f"c{number}.{turn}", "type": "function", "function": function}
+        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        history.append({"role": "tool", "tool_call_id": f"c{number}.{turn}", "content": f"Result {number}.{turn} " * 20})
+    return bodies
+
+
+BASIC = [tool(name) for name in ("read", "write", "search", "run")]
+SERVER = [tool(f"mcp_{name}") for name in ("list", "get", "put")]
+
+
+def test_tools_that_join_late_are_found(look: Callable[..., DoctorReport]) -> None:
+    sessions = [
+        session(number, lambda turn: BASIC + SERVER[: max(turn - 3, 0)], called=["read", "mcp_get"])
+        for number in range(4)
+    ]
+    report = look([body for each in sessions for body in each])
+    finding = report.findings[0]
+    assert finding.kind == "tools-late"
+    assert finding.divergence is not None
+    assert "mcp_" in finding.divergence.later.snippet
+    assert report.repaired_hit_ratio - report.hit_ratio > 0.1
+    still = look([body for n in range(4) for body in session(n, lambda _: BASIC + SERVER, called=["read", "mcp_get"])])
+    assert "tools-late" not in kinds(still)
+
+
+def test_tools_that_leave_are_found(look: Callable[..., DoctorReport]) -> None:
+    """As when the last answer is asked for without tools."""
+    bodies = [body for n in range(4) for body in session(n, lambda turn: BASIC if turn % 3 else [])]
+    for body in bodies:
+        if not body["tools"]:
+            del body["tools"]
+    assert "tools-late" in kinds(look(bodies))
+
+
+def test_definitions_that_change_are_found(look: Callable[..., DoctorReport]) -> None:
+    moods = ["calm", "busy", "tense", "cheerful", "slow", "loud", "quiet", "hectic", "sleepy", "festive"]
+    sessions = [session(n, lambda turn: [tool("read", f"The office is {moods[turn]}."), *BASIC[1:]]) for n in range(4)]
+    report = look([body for each in sessions for body in each])
+    finding = report.findings[0]
+    assert finding.kind == "tools-changed"
+    assert finding.divergence is not None
+    assert finding.divergence.later.path == "tools[0] (read)"
+    assert "The office is" in finding.divergence.later.snippet
+
+
+def test_applications_may_define_a_tool_in_their_own_ways(look: Callable[..., DoctorReport]) -> None:
+    other = {"type": "function", "function": {"name": "read", "description": "Fetch one web page by its address."}}
+    one, two = (session(n, lambda _, n=n: [other] if n else BASIC) for n in range(2))  # type: ignore[misc]
+    assert "tools-changed" not in kinds(look([body for pair in zip(one, two, strict=True) for body in pair]))
+
+
+def test_times_in_definitions_are_no_change_of_tools(look: Callable[..., DoctorReport]) -> None:
+    sessions = [session(n, lambda turn: [tool("read", f"It is 10:{turn:02}:17."), *BASIC[1:]]) for n in range(4)]
+    assert "tools-changed" not in kinds(look([body for each in sessions for body in each]))
+
+
+def test_unused_tools_are_a_hint_with_their_tokens(look: Callable[..., DoctorReport]) -> None:
+    bodies = [body for n in range(4) for body in session(n, lambda _: BASIC, called=["read", "run"])]
+    report = look(bodies)
+    (finding,) = [finding for finding in report.findings if finding.kind == UNUSED_TOOLS]
+    assert finding.lost_tokens == 0
+    assert finding.detail.startswith("2 of 4 tools, ")
+    assert finding.detail.endswith(" tokens per prompt: search, write.")
+    everything = [
+        body for n in range(4) for body in session(n, lambda _: BASIC, called=["read", "run", "write", "search"])
+    ]
+    assert kinds(look(everything)) == set()
+    assert kinds(look(bodies[:5])) == set(), "a few calls prove nothing"

@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 
-from warmprefix_tools.doctor import order_checks, request_checks
+from warmprefix_tools.doctor import order_checks, request_checks, tool_set_checks
 from warmprefix_tools.doctor.cache import CacheOutcome, simulate
 from warmprefix_tools.doctor.conversations import HistoryChange
 from warmprefix_tools.doctor.request_log import LogMessage, LogVersion, Memo
 from warmprefix_tools.doctor.survey import LogSurvey, SpotPair, word_spot
-from warmprefix_tools.doctor.text_checks import TEXT_CHECKS, TEXT_KINDS
+from warmprefix_tools.doctor.text_checks import TEXT_KINDS
 from warmprefix_tools.doctor.tool_checks import JSON_KEYS, TOOL_ORDER, key_spot, tool_spot
 
-__all__ = ["ADVICE", "CHECKS", "SALT_SHARED", "SHORT_PROMPT", "Kinds", "Repairs"]
+__all__ = ["ADVICE", "CHECKS", "SALT_SHARED", "SHORT_PROMPT", "UNUSED_TOOLS", "Kinds", "Repairs"]
 
 Kinds = frozenset[str]
 
 SALT_SHARED = "salt-shared"
 """The one defect that costs no tokens, so there is no repair of it."""
 SHORT_PROMPT = "short-prompt"
+UNUSED_TOOLS = "tools-unused"
+"""A hint: these tokens are cached like others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,15 @@ class Check:
 
 
 def _text(kind: str) -> Check:
-    (check,) = (check for check in TEXT_CHECKS if check.kind == kind)
-    return Check(lambda survey: survey.rewriter.merges(check), partial(word_spot, kind=kind))
+    return Check(lambda survey: kind in _needed_texts(survey), partial(word_spot, kind=kind))
+
+
+def _needed_texts(survey: LogSurvey) -> Kinds:
+    memo = survey.memos.setdefault(
+        "texts", Memo[None, Kinds](lambda _: survey.rewriter.needed(kind for kind in CHECKS if kind in TEXT_KINDS))
+    )
+    needed: Kinds = memo[None]
+    return needed
 
 
 def _slots(*, personal: bool) -> Check:
@@ -61,8 +70,10 @@ CHECKS: dict[str, Check] = {
     "memory-reranked": _lists(memories=True),
     "history-rewritten": _history("rewritten"),
     "history-truncated": _history("truncated"),
+    "tools-late": Check(tool_set_checks.has_late, tool_set_checks.late_spot),
+    "tools-changed": Check(tool_set_checks.has_changed, tool_set_checks.changed_spot),
     **{kind: _text(kind) for kind in ("passage-scores", "position-number", "random-id")},
-    **{kind: _text(kind) for kind in ("timestamp", "unicode", "whitespace")},
+    **{kind: _text(kind) for kind in ("timestamp", "attribution-header", "unicode", "whitespace")},
     "json-key-order": Check(JSON_KEYS.applies, key_spot),
     "tool-order": Check(TOOL_ORDER.applies, tool_spot),
     "salt-split": Check(lambda survey: any(request.salt for request in survey.log.requests), request_checks.salt_spot),
@@ -85,6 +96,8 @@ def _rewrite_texts(survey: LogSurvey, version: LogVersion) -> None:
 
 _REPAIRS: tuple[tuple[Kinds, Callable[[LogSurvey, LogVersion], None]], ...] = (
     (frozenset({"history-truncated", "history-rewritten"}), request_checks.restore_histories),
+    (frozenset({"tools-changed"}), tool_set_checks.keep_definitions),
+    (frozenset({"tools-late"}), tool_set_checks.unite_tools),
     (frozenset({"tool-order"}), TOOL_ORDER.repair),
     (frozenset({"json-key-order"}), JSON_KEYS.repair),
     (TEXT_KINDS, _rewrite_texts),

@@ -10,13 +10,14 @@ from operator import sub
 
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix_tools.doctor.cache import seen_tokens, shared_tokens, simulate
-from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED, SHORT_PROMPT, Kinds, Repairs
+from warmprefix_tools.doctor.checks import ADVICE, CHECKS, SALT_SHARED, SHORT_PROMPT, UNUSED_TOOLS, Kinds, Repairs
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, Place, ProfileReport
 from warmprefix_tools.doctor.log_reader import ReadLog
 from warmprefix_tools.doctor.profile_checks import examine_profile
 from warmprefix_tools.doctor.request_checks import shared_salt_spot
 from warmprefix_tools.doctor.request_log import PLAIN
 from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
+from warmprefix_tools.doctor.tool_set_checks import UnusedTools
 
 __all__ = ["diagnose"]
 
@@ -87,6 +88,11 @@ def diagnose(
         concerned, later, earlier, spots = shared
         divergence = _divergence(survey, repairs, kinds, later, earlier, spots)
         findings.append(Finding(SALT_SHARED, *ADVICE[SALT_SHARED], 0, 0.0, concerned, divergence))
+    unused = UnusedTools.of(survey, total)
+    if unused is not None:
+        findings.append(
+            Finding(UNUSED_TOOLS, *ADVICE[UNUSED_TOOLS], 0, 0.0, unused.requests, None, detail=unused.detail)
+        )
     in_profile: ProfileReport | None = None
     if profile is not None:
         shared_starts = simulate(log.as_sent(), log.pool, 1)

@@ -75,6 +75,7 @@ _MONTH = (
 )
 _DAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
 _ZONE = r"(?:\s?(?:Z|UTC|GMT|CES?T|[ECMP][SD]T|[+-]\d{2}:?\d{2})\b)?"
+_COMPACT_DAY = r"20\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
 _TIME = re.compile(
     rf"""(?<![\w.-])(?:
     \d{{4}}[-/.]\d{{2}}[-/.]\d{{2}}(?:[T\s_]\d{{2}}:?\d{{2}}(?::?\d{{2}}(?:[.,]\d+)?)?{_ZONE})?
@@ -85,14 +86,22 @@ _TIME = re.compile(
     | {_DAY}(?=[\s,.;:!)]|\Z)
     | \d{{1,2}}:\d{{2}}(?::\d{{2}}(?:[.,]\d+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?{_ZONE}
     | \d{{1,2}}\s?[AaPp][Mm]\b
-    | 1[5-9]\d{{8}}(?:\.\d+|\d{{3}})?(?!\d)
-    )(?![\w-])""",
+    | \d{{1,2}}h[0-5]\d
+    | \d{{1,2}}/{_MONTH}/\d{{4}}(?::\d{{2}}:\d{{2}}:\d{{2}}{_ZONE})?
+    | {_COMPACT_DAY}(?:[T_-]?[0-2]\d[0-5]\d(?:[0-5]\d)?(?:\.\d+|\d{{3}})?)?Z?
+    | \d{{4}}-W\d{{2}}(?:-\d)?
+    | datetime\.datetime\([\d, ]+(?:,\ tzinfo=[\w.]+)?\)
+    | 1[5-9]\d{{8}}(?:\.\d+|\d{{3}}|\d{{6}}|\d{{9}})?(?!\d)
+    )(?![\w-])
+    | \d{{4}}\s?[\u5e74\ub144]\s?\d{{1,2}}\s?[\u6708\uc6d4]\s?\d{{1,2}}\s?[\u65e5\uc77c]
+      (?:\s?\d{{1,2}}\s?[\u6642\u65f6\uc2dc])?(?:\s?\d{{1,2}}\s?[\u5206\ubd84])?""",
     re.VERBOSE,
 )
 _SEVERAL_TIMES = re.compile(r"<time>(?:[\s,]*(?:at|T|the|-)?[\s,]*<time>)+")
 _SHORT_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _TIME_HINT = re.compile(
-    rf"\d[:/.-]\d|day\b|\d\s?[AaPp][Mm]\b|\d{{10}}|\d\S{{0,3}}\s{_SHORT_MONTH}|{_SHORT_MONTH}[a-z.]*\s\d"
+    rf"\d[:/.-]\d|day\b|\d\s?[AaPp][Mm]\b|\d{{8}}|\dh\d|\d-W\d|\d, \d|\d\s?[\u5e74\ub144]"
+    rf"|\d\S{{0,3}}\s{_SHORT_MONTH}|{_SHORT_MONTH}[a-z.]*\s\d"
 )
 
 
@@ -108,9 +117,10 @@ def mask_times(segment: str) -> str:
 _ID = re.compile(
     r"""(?<![\w-])(?:
     [0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}
-    | (?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}
-    | (?=[0-9A-F]*[A-F])(?=[0-9A-F]*\d)[0-9A-F]{12,}
-    | (?=[A-Za-z0-9_-]*\d[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*(?<=[\w-]{16})
+    | (?:0x)?(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}
+    | (?:0x)?(?=[0-9A-F]*[A-F])(?=[0-9A-F]*\d)[0-9A-F]{7,}
+    | (?=[\w-]*\d)(?=[\w-]*[A-Za-z])(?=[\w-]*\d[\w-]*\d|(?=[\w-]*[a-z])[\w-]*[A-Z])
+      [A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*(?<=[\w-]{16})
     | (?i:req|request|sess|session|trace|span|run|call|chatcmpl|conv|conversation|thread|msg|job|task)
       [-_:\#](?=[A-Za-z-]*\d)[A-Za-z0-9-]{4,}
     | \d{6,}
@@ -127,6 +137,18 @@ def mask_ids(segment: str) -> str:
     'Session <id>, request <id>.'
     """
     return _ID.sub("<id>", segment) if _ID_HINT.search(segment) else segment
+
+
+_ATTRIBUTION = re.compile(r"(x-anthropic-billing-header:)[^\n]*")
+
+
+def mask_attribution(segment: str) -> str:
+    """Return the segment with a placeholder for the header that Claude Code writes into its system prompt.
+
+    >>> mask_attribution("x-anthropic-billing-header: cc_version=2.1.197.709; cc_entrypoint=cli;")
+    'x-anthropic-billing-header: <version>'
+    """
+    return _ATTRIBUTION.sub(r"\1 <version>", segment) if "x-anthropic-" in segment else segment
 
 
 _SCORE = re.compile(
@@ -169,6 +191,7 @@ TEXT_CHECKS = (
     TextCheck("position-number", without_number, "headers"),
     # Not every passage stands in a list that is recognised, so scores count elsewhere too.
     TextCheck("passage-scores", mask_scores, "inside", elsewhere=_mask_numbers),
+    TextCheck("attribution-header", mask_attribution, "everywhere"),
     TextCheck("timestamp", mask_times, "outside"),
     TextCheck("random-id", mask_ids, "everywhere"),
 )
@@ -256,9 +279,18 @@ class Rewriter:
         numbers = ids.tolist()
         return array("I", list(map(changed.get, numbers, numbers)))
 
-    def merges(self, check: TextCheck) -> bool:
-        """Return whether any two segments that differ now are equal without the defect."""
-        others = self._table(TEXT_KINDS - {check.kind}).changed
+    def needed(self, vaguest_first: Iterable[str]) -> frozenset[str]:
+        """Return the defects that no others explain: of two that do, the vaguer one is left out."""
+        kinds = TEXT_KINDS
+        for kind in vaguest_first:
+            (check,) = (check for check in TEXT_CHECKS if check.kind == kind)
+            if not self._merges(check, kinds - {kind}):
+                kinds -= {kind}
+        return kinds
+
+    def _merges(self, check: TextCheck, kinds: frozenset[str]) -> bool:
+        """Return whether any two segments that differ without the other defects are equal without this one."""
+        others = self._table(kinds).changed
         moved = self._grown(check).changed
         made_by_others = {made for number, made in others.items() if number < self._log_size}
 

@@ -12,7 +12,16 @@ from typing import Any
 from warmprefix_tools.doctor.request_log import TOOLS, LogMessage, LogVersion, Memo, common_length
 from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 
-__all__ = ["JSON_KEYS", "TOOL_ORDER", "MessageRepair", "key_spot", "tool_spot", "with_sorted_keys"]
+__all__ = [
+    "JSON_KEYS",
+    "TOOL_ORDER",
+    "MessageRepair",
+    "key_spot",
+    "tool_name",
+    "tool_spot",
+    "tools_of",
+    "with_sorted_keys",
+]
 
 _OPENING = re.compile(r"(?:^|[\n:>=(] ?|```(?:json)?\n)[ \t]*(?=\{\s*\"|\[\s*\{)")
 _DECODER = json.JSONDecoder()
@@ -40,13 +49,13 @@ class MessageRepair:
         return survey.memos.setdefault(self.kind, Memo(partial(self.fix, survey)))
 
 
-def _tools_of(survey: LogSurvey, message: LogMessage) -> list[Any]:
+def tools_of(survey: LogSurvey, message: LogMessage) -> list[Any]:
     """Return the tools that a message was made of."""
     tools: list[Any] = json.loads(survey.log.text(message))
     return tools
 
 
-def _tool_name(tool: Any) -> str:
+def tool_name(tool: Any) -> str:
     """Return the tool's name for the model; empty for a value that is no tool."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     return str(function.get("name", "")) if isinstance(function, dict) else ""
@@ -55,7 +64,7 @@ def _tool_name(tool: Any) -> str:
 def _sort_tools(survey: LogSurvey, message: LogMessage) -> LogMessage:
     if message.role != TOOLS:
         return message
-    tools = sorted(_tools_of(survey, message), key=lambda tool: f"{_tool_name(tool)}\n{_sorted_json(tool)}")
+    tools = sorted(tools_of(survey, message), key=lambda tool: f"{tool_name(tool)}\n{_sorted_json(tool)}")
     return survey.log.tools(list(map(json.dumps, tools)))
 
 
@@ -68,7 +77,7 @@ def tool_spot(survey: LogSurvey, later: int, earlier: int) -> SpotPair | None:
     one, other = (survey.tools_message(request) for request in (later, earlier))
     if one is None or other is None:
         return None
-    names, others = ([_tool_name(tool) for tool in _tools_of(survey, message)] for message in (one, other))
+    names, others = ([tool_name(tool) for tool in tools_of(survey, message)] for message in (one, other))
     at = common_length(names, others)
     if at == min(len(names), len(others)):
         return None
@@ -149,7 +158,7 @@ def _dumped(value: Any, like: str) -> str:
 
 def _sort_keys(survey: LogSurvey, message: LogMessage) -> LogMessage:
     if message.role == TOOLS:
-        return survey.log.tools([json.dumps(_sorted(tool)) for tool in _tools_of(survey, message)])
+        return survey.log.tools([json.dumps(_sorted(tool)) for tool in tools_of(survey, message)])
     if not survey.has_json(message):
         return message
     text = survey.log.text(message)
@@ -161,9 +170,9 @@ def key_spot(survey: LogSurvey, later: int, earlier: int) -> SpotPair | None:
     """Return the first JSON object whose keys stand in another order in two requests."""
     one, other = (survey.tools_message(request) for request in (later, earlier))
     if one is not None and other is not None:
-        old = {_tool_name(tool): tool for tool in _tools_of(survey, other)}
-        for at, tool in enumerate(_tools_of(survey, one)):
-            found = _first_difference(tool, old.get(_tool_name(tool)))
+        old = {tool_name(tool): tool for tool in tools_of(survey, other)}
+        for at, tool in enumerate(tools_of(survey, one)):
+            found = _first_difference(tool, old.get(tool_name(tool)))
             if found is not None:
                 path, keys, old_keys = found
                 path = f"tools[{at}]{path}"
