@@ -110,6 +110,7 @@ _VOCABULARIES = (
         (
             *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
             *("gen_ai.usage.input_tokens.cached", "llm.usage.cache_read_input_tokens"),
+            "gen_ai.usage.details.cache_read_tokens",  # Pydantic AI
         ),
         (
             *("gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens"),

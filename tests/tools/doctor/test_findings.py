@@ -374,7 +374,9 @@ def session(number: int, toolset: Callable[[int], list[Body]], *, called: Sequen
         function = {"name": called[turn % len(called)], "arguments": json.dumps({"line": turn})}
         call = {"id": f"c{number}.{turn}", "type": "function", "function": function}
         history.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        history.append({"role": "tool", "tool_call_id": f"c{number}.{turn}", "content": f"Result {number}.{turn} " * 20})
+        history.append(
+            {"role": "tool", "tool_call_id": f"c{number}.{turn}", "content": f"Result {number}.{turn} " * 20}
+        )
     return bodies
 
 

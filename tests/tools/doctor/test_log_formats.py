@@ -106,7 +106,7 @@ EVENTS = {
         ]
     ),
     "gen_ai.usage.input_tokens": 100,
-    "gen_ai.usage.cached_tokens": 64,
+    "gen_ai.usage.details.cache_read_tokens": 64,
     "gen_ai.conversation.id": "c",
 }
 AI_SDK = {
@@ -114,7 +114,8 @@ AI_SDK = {
     "gen_ai.request.model": "m",
     "ai.prompt.messages": json.dumps([MESSAGES[0], {"role": "user", "content": [{"type": "text", "text": QUESTION}]}]),
     "gen_ai.usage.input_tokens": 100,
-    "gen_ai.usage.cached_tokens": 64,
+    "ai.usage.inputTokens": 100,
+    "ai.usage.cachedInputTokens": 64,
     "session.id": "c",
 }
 SPANS = {
@@ -294,6 +295,7 @@ def test_runs_of_langsmith_are_read(read: Read) -> None:
     check_chain(result)
     request = only(result)
     assert (request.model, request.session) == ("m", "c")
+    assert (request.reported_prompt_tokens, request.reported_cached_tokens) == (100, 64)
     assert tools(result) == [TOOL]
     nested = read({**chain, "child_runs": [langsmith(MESSAGES), langsmith(MESSAGES)]})
     assert [texts(nested, number) for number in range(2)] == [TEXTS, TEXTS]
@@ -317,6 +319,8 @@ def test_pages_of_langfuse_are_read_oldest_first(read: Read) -> None:
     page = {"data": [observation(3), observation(2, "AGENT"), observation(1)], "meta": {"page": 1, "totalItems": 3}}
     result = read(page)
     assert [texts(result, number)[1][1] for number in range(2)] == ["Question 1", "Question 3"]
+    assert {request.reported_prompt_tokens for request in result.log.requests} == {100}
+    assert {request.reported_cached_tokens for request in result.log.requests} == {64}
     trace = {"id": "t", "sessionId": "s", "userId": "u", "input": MESSAGES, "observations": page["data"]}
     both = read(trace)
     assert [(request.session, request.user) for request in both.log.requests] == [("s", "u")] * 2
@@ -551,6 +555,7 @@ def test_rollouts_of_codex_are_read(read: Read) -> None:
     assert found[2] == f"{SYSTEM} | Summary. | Go on."
     requests = result.log.requests
     assert [request.reported_prompt_tokens for request in requests] == [900, 1000, 500]
+    assert [request.reported_cached_tokens for request in requests] == [0, 896, 128]
     assert {(request.model, request.session) for request in requests} == {("m", "s")}
 
 

@@ -218,19 +218,18 @@ def _span_tools(tree: Json) -> Iterator[object]:
         yield as_object(schema) or schema
 
 
-def _span_usage(tree: Json) -> Json | None:
-    """Return the usage in OpenAI's form: both conventions count cached tokens among all."""
-    usage, counts = _at(tree, "gen_ai", "usage"), _at(tree, "llm", "token_count")
-    total = _at(usage, "input_tokens") or _at(usage, "prompt_tokens") or _at(counts, "prompt")
-    found = _first(
-        *(_at(usage, "cache_read", "input_tokens"), _at(usage, "cache_read_input_tokens")),
-        *(_at(usage, "cached_tokens"), _at(counts, "prompt_details", "cache_read")),
-    )
-    return None if total is None else {"prompt_tokens": total, "prompt_tokens_details": {"cached_tokens": found}}
+def _span_usage(tree: Json) -> Json:
+    """Return the counts of a span by their full names, and those of the AI SDK by their own."""
+    families = {name: tree[name] for name in ("gen_ai", "llm") if isinstance(tree.get(name), Mapping)}
+    return {**dict(_flat(families, "")), **(as_object(_at(tree, "ai", "usage")) or {})}
 
 
-def _first(*values: object) -> object:
-    return next((value for value in values if value is not None), None)
+def _flat(tree: Json, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 # -- LangSmith, LangChain, Langfuse, Gemini ----------------------------------------------------------------------------
