@@ -78,13 +78,18 @@ class PromptCall(NamedTuple):
         return self.body.get("stream") is True
 
 
-def read_call(method: str, path: str, headers: Mapping[str, str], content: bytes) -> PromptCall | None:
-    """Return the call that a request makes; None for any other request, and for an unreadable one."""
+def read_call(
+    method: str, path: str, headers: Mapping[str, str], content: bytes, body: object = None
+) -> PromptCall | None:
+    """Return the call that a request makes; None for any other request, and for an unreadable one.
+
+    `body` is the content, if it is parsed already.
+    """
     route: PromptRoute | None = next((route for end, route in _ROUTES.items() if path.rstrip("/").endswith(end)), None)
-    if route is None or method != "POST" or headers.get("content-encoding"):
+    if route is None or method != "POST" or headers.get("content-encoding", "identity") != "identity":
         return None
     try:
-        body = json.loads(content.decode())
+        body = json.loads(content.decode()) if body is None else body
     except (ValueError, RecursionError):
         return None
     if not isinstance(body, dict) or not body:
@@ -113,21 +118,22 @@ def completed(
 ) -> Additions:
     """Add the fields that the call does not set itself. Its own bytes stay, except its stream options.
 
-    `salt_field` is the field that gets the salt, such as OpenAI's `prompt_cache_key`. Anthropic's Messages API has no
-    such fields, so its calls get none.
+    `salt_field` is the field that gets the salt, such as OpenAI's `prompt_cache_key`. Calls of the Messages API have
+    none but vLLM's `cache_salt`, so they get no other field.
     """
     body, added = call.body, dict[str, Any]()
-    if call.route == "messages":
+    if call.route == "messages" and salt_field != "cache_salt":
         return Additions(call.content, False, None)
     if cache_salt is not None and salt_field not in body:
         added[salt_field] = cache_salt
     salt_sent = added.get(salt_field, body.get(salt_field))
-    if call.route != "responses" and token_ids is not None:
+    has_options = call.route in ("chat", "completions")
+    if has_options and token_ids is not None:
         name, may_stream = _TOKEN_FIELDS[token_ids]
         if name not in body and (may_stream or not call.streams):
             added[name] = True
     hide_usage = False
-    if call.route != "responses" and call.streams and stream_usage:  # the stream of a response always has the usage
+    if has_options and call.streams and stream_usage:  # other streams always have the usage
         options = body.get("stream_options")
         hide_usage = options is None or (isinstance(options, dict) and "include_usage" not in options)
         if hide_usage:

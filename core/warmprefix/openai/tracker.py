@@ -110,7 +110,7 @@ class PlanTracker:
         self._metrics = EngineMetrics(planner)
         profile = planner.profile
         self.marker = None if profile.marks is None else CacheMarker(profile)
-        self._salt_field = profile.isolation or "cache_salt"
+        self._isolation = profile.isolation
         self.book = PlanBook(max_plans)
         self._counts: Counter[str] = Counter()
         self._settling: set[asyncio.Task[None]] = set()
@@ -177,12 +177,14 @@ class PlanTracker:
     def _with_additions(self, request: Any, call: PromptCall, sent: SentPlan, plan: ContextPlan | None) -> Opening:
         # A request without a plan of its own still gets the salt and the session: they keep tenants apart.
         add = self._additional
+        # Anthropic's own API, whose profiles have no isolation, refuses a field that vLLM takes on the same route.
+        takes_salt = add.cache_salt and (call.route != "messages" or self._isolation is not None)
         additions = completed(
             call,
-            cache_salt=sent.cache_salt if add.cache_salt else None,
+            cache_salt=sent.cache_salt if takes_salt else None,
             stream_usage=add.stream_usage and plan is not None,
             token_ids=None if plan is None else add.token_ids,
-            salt_field=self._salt_field,
+            salt_field=self._isolation or "cache_salt",
         )
         header = {add.session_header: sent.session} if add.session_header and sent.session else None
         changed = _remade(request, without=PLAN_HEADER, content=additions.content, added=header)
