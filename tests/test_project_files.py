@@ -190,7 +190,7 @@ def requirements() -> set[tuple[str, str, str]]:
 
 
 def test_the_oldest_versions_of_the_page_are_those_of_the_project() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \| ([\w-]+) \| ([\d.]+) \| .* \|$", read("docs/compatibility.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\w.-]+) \| ([\d.]+) \| .* \|$", read("docs/compatibility.md"), re.MULTILINE)
     assert len(set(rows)) == len(rows)
     assert set(rows) == requirements()
 

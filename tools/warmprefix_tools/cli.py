@@ -248,6 +248,32 @@ class ServeOptions:
     salt_key: Annotated[
         str, Option(envvar="WARMPREFIX_SALT_KEY", show_default=False, help="Secret of tenants' cache salts.")
     ] = ""
+    engine: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Engine of the upstreams, which decides where tenants' salts work: vllm, sglang or llama.cpp; "
+            "recognised without this.",
+            show_default=False,
+        ),
+    ] = None
+    allow_route: Annotated[
+        list[str] | None,
+        Option(
+            metavar="ROUTE",
+            help="Route to open to tenants, such as 'GET /v1/files/*'; repeat for several.",
+            show_default=False,
+        ),
+    ] = None
+    allow_field: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Field that tenants may send although it reaches beyond them, such as previous_response_id; "
+            "repeat for several.",
+            show_default=False,
+        ),
+    ] = None
     references: Annotated[
         str,
         Option(
@@ -287,6 +313,9 @@ def _serve(options: ServeOptions) -> int | None:
             no_auth=options.no_auth,
             upstream_key=options.upstream_key,
             salt_key=options.salt_key.encode(),
+            engine=options.engine,  # type: ignore[arg-type]
+            allow_routes=tuple(options.allow_route or ()),
+            allow_fields=tuple(options.allow_field or ()),
             references=options.references,  # type: ignore[arg-type]
             keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
             reorder=tuple(options.reorder or ()),

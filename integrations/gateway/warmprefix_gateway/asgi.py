@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from warmprefix_gateway.gateway_options import GatewayOptions
+from warmprefix_gateway.header_lists import has_repeated
 from warmprefix_gateway.office import Office
 from warmprefix_gateway.page import overview_page
-from warmprefix_gateway.passed_request import ClientLeftError, PassedRequest, Receive, Scope, Send, reply
+from warmprefix_gateway.passed_request import PassedRequest, Scope, Send, reply
 from warmprefix_gateway.replies import error_body
+from warmprefix_gateway.request_body import ClientLeftError, Receive
 
 __all__ = ["Gateway"]
 
@@ -54,6 +56,9 @@ class Gateway:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if sum(len(name) + len(value) for name, value in scope["headers"]) > _MOST_HEADER_BYTES:
             await self._refuse(send, path, 431, "headers", "the headers are too large")
+            return
+        if office.options.has_tenants and has_repeated(scope["headers"], office.single_headers):
+            await self._refuse(send, path, 400, "headers", "a header is repeated that may be there once")
             return
         may_pass, tenant = office.access.tenant(headers)
         if not may_pass:

@@ -9,7 +9,9 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from warmprefix.cache_profiles import CacheProfile, as_profile
+from warmprefix_gateway.engine_salts import ENGINES, EngineName
 from warmprefix_gateway.reordering import as_templates
+from warmprefix_gateway.routes import Routes
 
 __all__ = ["GatewayOptions", "References", "is_loopback"]
 
@@ -53,6 +55,12 @@ class GatewayOptions:
     salt_key: bytes = field(default=b"", repr=False)
     """Secret that makes tenants' cache salts unguessable; the same for all gateways, and for planners of the same
     tenants. Empty: one that is new with each start."""
+    engine: EngineName | None = None
+    """Engine of the upstreams, in its newest version; None to recognise it where a tenant's salt depends on it."""
+    allow_routes: tuple[str, ...] = ()
+    """Routes that tenants may use besides those of prompts and models, such as `GET /v1/files/*`; see `Routes`."""
+    allow_fields: tuple[str, ...] = ()
+    """Fields of bodies that tenants may use although they reach beyond one tenant, such as `previous_response_id`."""
     references: References = "exact"
     """Which repeats become references; see `warmprefix.dedup.rewrite`."""
     keep_tools: tuple[str, ...] = ()
@@ -105,8 +113,18 @@ class GatewayOptions:
             raise ValueError(
                 f"host {self.host} can be reached by others: give keys or a tenant header, or allow it with no_auth"
             )
+        if self.engine is not None and self.engine not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        if (self.allow_routes or self.allow_fields) and not self.has_tenants:
+            raise ValueError("routes and fields are allowed to tenants: give keys or a tenant header")
+        Routes(self.allow_routes)
         as_profile(self.profile)
         as_templates(self.reorder)
+
+    @property
+    def has_tenants(self) -> bool:
+        """True if each request belongs to a tenant."""
+        return self.keys is not None or self.tenant_header is not None
 
     @property
     def cache_profile(self) -> CacheProfile:

@@ -6,22 +6,26 @@ import asyncio
 import logging
 import secrets
 import time
+from codecs import BOM_UTF8
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.marks import CacheMarker
 from warmprefix.openai import AnswerFacts, PromptCall, read_call
 from warmprefix.residency import EngineReport
+from warmprefix_gateway.field_refusals import FieldRefusals
 from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
-from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, UnsaltableBodyError, outgoing
+from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, outgoing, salted
 from warmprefix_gateway.preparation import Preparation
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
+from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.shares import Shares
+from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
 
@@ -37,8 +41,8 @@ _log = logging.getLogger("warmprefix.gateway")
 LEVEL_HEADER = "x-warmprefix-references"
 """Header with which a request chooses its level of references."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
-_MAX_MODELS, _MAX_MODEL_CHARACTERS = 1_024, 256
 _MOST_HEADER_BYTES = 65_536
+_SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
 class Office:
@@ -54,13 +58,16 @@ class Office:
         self.metrics = GatewayMetrics()
         self.ledger = Ledger(self.metrics)
         self.access = Access(None if options.keys is None else TenantKeys(options.keys), options.tenant_header)
+        self.routes = Routes(options.allow_routes)
+        self.single_headers = {*_SINGLE_HEADERS, (options.tenant_header or "").lower()}
+        """Headers that decide what a tenant's request is, so none may be there twice."""
         self.upstreams = Upstreams(options, self.metrics)
+        self.refusals = FieldRefusals()
         profile = options.cache_profile
         self.marker = CacheMarker(profile) if profile.marks is not None else None
         keep_tools = frozenset(options.keep_tools)
         self._reorderer = Reorderer(as_templates(options.reorder)) if options.reorder else None
         self._rules = Rules(options.references, keep_tools, profile, self.marker, self._reorderer)
-        self._accepting: dict[tuple[str, str], bool] = {}
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         tenants = self.access.tenants
         self.places = Shares(options.max_in_flight, tenants)
@@ -120,13 +127,15 @@ class Office:
         Large bodies are read in a thread, so that other requests go on meanwhile.
 
         Raises:
-            UnsaltableBodyError: The body has a salt that could not be replaced by the tenant's.
+            BodyRefusedError: The body is a tenant's, and it is not understood, or reaches beyond the tenant.
         """
         began = time.perf_counter()
         try:
             prepared = await self._preparing.run(
                 tenant, len(content), lambda: self._prepare(content, path, headers, tenant)
             )
+            if prepared is None and tenant is not None:
+                raise BodyRefusedError(400, "body", "the request is not understood")
             if prepared is None:
                 return None
             call, parts, sent = prepared
@@ -135,9 +144,12 @@ class Office:
             session.application = session.application or _application(headers)
             if sent.reordered is not None and sent.reordered.outcome is not None:
                 self._count_context(sent.reordered.outcome)
-        except UnsaltableBodyError:
+        except BodyRefusedError:
             raise
         except Exception as error:
+            if tenant is not None:
+                self.fail("a tenant's request is refused, because it could not be prepared", error)
+                raise BodyRefusedError(500, "failure", "the gateway could not prepare the request") from error
             self.fail("a request passes as it came, because it could not be prepared", error)
             return None
         self.metrics.added_seconds.observe(time.perf_counter() - began)
@@ -146,7 +158,11 @@ class Office:
     def _prepare(
         self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None
     ) -> tuple[PromptCall, PromptParts, Outgoing] | None:
-        call = read_call("POST", path, headers, content)
+        body: dict[str, Any] | None = None
+        if tenant is not None:
+            content = content.removeprefix(BOM_UTF8)
+            body = self._tenants_body(content, headers)
+        call = read_call("POST", path, headers, content, body)
         if call is None:
             return None
         rules = self._rules
@@ -156,13 +172,46 @@ class Office:
         endpoint = self.options.upstreams[0]
         try:
             sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
-        except UnsaltableBodyError:
+        except BodyRefusedError:
             raise
         except Exception as error:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
             rules = Rules("off", (), rules.profile, None)
             sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
         return call, prompt_parts(call.route, call.body), sent
+
+    def _tenants_body(self, content: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+        check_type(headers)
+        body = read_strictly(content)
+        refuse_fields(body, self.options.allow_fields)
+        return body
+
+    async def salted_embedding(self, content: bytes, headers: Mapping[str, str], tenant: str) -> bytes:
+        """Return a body without a prompt to answer, with its tenant's salt: pooling models have prefix caches too.
+
+        Raises:
+            BodyRefusedError: The body is not understood, or reaches beyond the tenant.
+        """
+
+        def prepare() -> bytes:
+            plain = content.removeprefix(BOM_UTF8)
+            call = PromptCall("completions", plain, self._tenants_body(plain, headers))
+            if self._rules.profile.isolation != "cache_salt":
+                return plain
+            return salted(call, "cache_salt", tenant, self._salt_key).content
+
+        return await self._preparing.run(tenant, len(content), prepare)
+
+    async def separates(self, base: str, asked: AskedPrompt) -> bool:
+        """Return False if an upstream may ignore the salt of a request's tenant.
+
+        Only Messages are refused where that is not known: SGLang has ignored their salt until now.
+        """
+        if asked.session.tenant is None or self._rules.profile.isolation != "cache_salt":
+            return True
+        route = asked.call.route
+        takes = (await self.upstreams.engine(self.client, base)).takes_salt(route)
+        return route != "messages" if takes is None else takes
 
     def _count_context(self, outcome: Outcome) -> None:
         self.metrics.contexts.labels(outcome).inc()
@@ -207,20 +256,6 @@ class Office:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""
         self.metrics.failures.inc()
         _log.warning("%s: %s", what, type(error).__name__)
-
-    def accepts_additions(self, base: str, model: object) -> bool | None:
-        """Return whether an upstream accepts the fields that we add for this model; None before its first answer."""
-        return self._accepting.get((base, _named(model)))
-
-    def note_additions(self, base: str, model: object, accepted: bool) -> None:
-        """Remember that an upstream has accepted our fields for this model, or has refused one."""
-        self._accepting[base, _named(model)] = accepted
-        while len(self._accepting) > _MAX_MODELS:
-            del self._accepting[next(iter(self._accepting))]
-
-
-def _named(model: object) -> str:
-    return model[:_MAX_MODEL_CHARACTERS] if isinstance(model, str) else ""
 
 
 def _application(headers: Mapping[str, str]) -> str:

@@ -15,8 +15,9 @@ from warmprefix_gateway.gateway_options import References
 from warmprefix_gateway.reordering import Reordered, Reorderer
 from warmprefix_gateway.sessions import PromptParts, Session
 from warmprefix_gateway.splicing import spliced, survives
+from warmprefix_gateway.tenant_bodies import BodyRefusedError
 
-__all__ = ["AskedPrompt", "Outgoing", "Rules", "UnsaltableBodyError", "outgoing", "with_references"]
+__all__ = ["AskedPrompt", "Outgoing", "Rules", "outgoing", "salted", "with_references"]
 
 
 class Rules(NamedTuple):
@@ -42,6 +43,15 @@ class Outgoing(NamedTuple):
     marked: MarkedBody | None = None
     reordered: Reordered | None = None
 
+    @property
+    def added_fields(self) -> tuple[str, ...]:
+        """Kinds of the fields in `content` that `plain` lacks."""
+        return ("stream_options",) * self.hide_usage + ("marks",) * (self.marked is not None)
+
+    def without_additions(self) -> Outgoing:
+        """Return the same with `plain` as its content."""
+        return self._replace(content=self.plain, hide_usage=False, marked=None)
+
 
 class AskedPrompt(NamedTuple):
     """A request with a prompt, its session, and what goes out for it."""
@@ -52,10 +62,6 @@ class AskedPrompt(NamedTuple):
     sent: Outgoing
 
 
-class UnsaltableBodyError(ValueError):
-    """A body has a salt of its own, and cannot be written again with the same meaning."""
-
-
 def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: bytes, endpoint: str) -> Outgoing:
     """Return what to send for a call. O(bytes).
 
@@ -64,7 +70,7 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
     from it and the tenant, so that no client can use another tenant's.
 
     Raises:
-        UnsaltableBodyError: The client's salt could not be replaced.
+        BodyRefusedError: The client's salt could not be replaced.
     """
     references = saved = 0
     reordered: Reordered | None = None
@@ -75,7 +81,7 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
         call, references, saved = with_references(call, rules.keep_tools, rules.references)
     field = rules.profile.isolation
     if tenant is not None and field is not None:
-        call = _salted(call, field, tenant, salt_key)
+        call = salted(call, field, tenant, salt_key)
     may_stream = call.route in ("chat", "completions")
     additions = completed(call, cache_salt=None, stream_usage=may_stream, token_ids=None)
     content = additions.content
@@ -88,16 +94,22 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
     return Outgoing(content, call.content, additions.hide_usage, references, saved, marked, reordered)
 
 
-def _salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> PromptCall:
-    """Return a call with the salt of its tenant. Anthropic's Messages have no such field."""
+def salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> PromptCall:
+    """Return a call with the salt of its tenant, if its route has the field.
+
+    Raises:
+        BodyRefusedError: The client's salt could not be replaced.
+    """
     given = call.body.get(field)
     salt = tenant_salt(salt_key, tenant if given is None else f"{tenant}\0{given}")
-    if given is None:
+    if field not in call.body:
         added = completed(call, cache_salt=salt, stream_usage=False, token_ids=None, salt_field=field)
-        if field not in call.body:
-            return call._replace(content=added.content, body=json.loads(added.content))
+        if added.content is call.content:  # Messages have no `prompt_cache_key`
+            return call
+        return call._replace(content=added.content, body={**call.body, field: salt})
     if not survives(call.content):
-        raise UnsaltableBodyError(field)
+        message = f"{field} cannot be replaced, because the body cannot be written again"
+        raise BodyRefusedError(400, "salt", message)
     body = {**call.body, field: salt}
     return call._replace(content=json.dumps(body, separators=(",", ":")).encode(), body=body)
 

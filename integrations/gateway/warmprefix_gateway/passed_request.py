@@ -10,40 +10,34 @@ from typing import Any
 from warmprefix.errors import MissingExtraError, NoAgentError
 from warmprefix.openai import AnswerFacts, StreamedAnswer, WholeAnswer
 from warmprefix.routing import Route
+from warmprefix_gateway.body_encodings import BodyDecoder, CompressedAnswer, is_plain
+from warmprefix_gateway.field_refusals import AddedFields
+from warmprefix_gateway.header_lists import OF_ENGINES, answer_headers, upstream_headers
 from warmprefix_gateway.office import Office
-from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, UnsaltableBodyError
+from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
 from warmprefix_gateway.replies import error_body, is_messages
+from warmprefix_gateway.request_body import ClientLeftError, Receive, RequestBody
+from warmprefix_gateway.routes import RouteKind
+from warmprefix_gateway.tenant_bodies import BodyRefusedError
 
 try:
     import aiohttp
-    from multidict import CIMultiDict
 except ImportError as exc:
     raise MissingExtraError("serve", "aiohttp") from exc
 
 __all__ = ["ClientLeftError", "PassedRequest", "Receive", "Scope", "Send", "reply"]
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PROMPT_PATHS = ("/chat/completions", "/completions", "/messages", "/responses")
-_HOP_BY_HOP = {
-    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
-    *("te", "trailer", "transfer-encoding", "upgrade"),
-}
-_OURS = ("host", "expect", "x-warmprefix-references")
 _REFUSED_FIELD = (400, 422)
 _UNAVAILABLE = (502, 503)
 _MESSAGES = {
-    400: "the path is not valid",
+    400: "the path or a header is not valid",
     502: "no upstream answers",
     504: "the upstream did not answer in time",
 }
-
-
-class ClientLeftError(Exception):
-    """The client closed its connection before the end of the answer."""
 
 
 class _NoAnswerError(Exception):
@@ -52,14 +46,6 @@ class _NoAnswerError(Exception):
     def __init__(self, reason: str, status: int = 502) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.status = status
-
-
-class _BodyRefusedError(Exception):
-    """A body is not read to its end; the message is for the client."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
         self.status = status
 
 
@@ -73,11 +59,12 @@ class PassedRequest:
         self._metrics = office.metrics
         self._scope = scope
         self._path: str = scope["path"]
-        self._headers = headers
+        self._headers = dict(headers)
         self._tenant = tenant
-        self._receive = receive
         self._send = send
-        self._body_is_read = asyncio.Event()
+        self._body = RequestBody(office, tenant, receive)
+        self._unread: bytes | None = None
+        """Body that goes out with its compression."""
         self._asked: AskedPrompt | None = None
         self._route: Route | None = None
         self._tried: set[str] = set()
@@ -103,28 +90,45 @@ class PassedRequest:
         if not self._path.startswith("/"):
             await self._fail(400, "path", "the path must begin with a slash")
             return
-        is_prompt = self._scope["method"] == "POST" and self._path.rstrip("/").endswith(_PROMPT_PATHS)
-        if not is_prompt:
-            await self._until_client_leaves(self._pass_on())
+        kind = self._route_kind()
+        if kind is None:
+            await self._fail(404, "route", "this route is not open; the gateway's operator can allow it")
             return
-        try:
-            content = await self._whole_body()
-        except _BodyRefusedError as error:
-            await self._fail(error.status, "size", str(error))
+        if kind == "other":
+            await self._until_client_leaves(self._pass_on())
             return
         has_left = False
         try:
-            self._asked = await self._office.ask(content, self._path, self._headers, self._tenant)
-            await self._until_client_leaves(self._pass_prompt(content))
-        except UnsaltableBodyError as error:
-            await self._fail(400, "salt", f"{error} cannot be replaced, because the body cannot be written again")
+            content, plain = await self._read_body()
+            if kind == "embedding":
+                sent = await self._office.salted_embedding(plain, self._headers, self._tenant or "")
+                await self._until_client_leaves(self._pass_on(sent))
+                return
+            self._asked = await self._office.ask(plain, self._path, self._headers, self._tenant)
+            if self._asked is None:
+                self._unread = plain = content
+            await self._until_client_leaves(self._pass_prompt(plain))
+        except BodyRefusedError as error:
+            await self._fail(error.status, error.reason, str(error))
         except ClientLeftError:
             has_left = True
             raise
         finally:
             self._record(has_left)
             self._office.abandon(self._asked)
-            self._office.buffers.give_back(self._tenant, len(content))
+            self._body.release()
+
+    def _route_kind(self) -> RouteKind | None:
+        """Return the kind of the route; None if it is closed to tenants."""
+        method, path = self._scope["method"], self._raw_path.decode("latin-1")
+        kind: RouteKind | None = "other" if self._tenant is None else self._office.routes.kind(method, path)
+        is_prompt = method == "POST" and self._path.rstrip("/").endswith(_PROMPT_PATHS)
+        return "prompt" if is_prompt and kind is not None else kind
+
+    @property
+    def _raw_path(self) -> bytes:
+        raw_path: bytes = self._scope.get("raw_path") or self._path.encode()
+        return raw_path
 
     def _record(self, has_left: bool) -> None:
         """Record what was sent and what came, if anything was sent."""
@@ -149,44 +153,24 @@ class PassedRequest:
 
     # -- the client's side -------------------------------------------------------------------------------------
 
-    async def _whole_body(self) -> bytes:
-        """Read the body, whose bytes count as buffered from then on.
+    async def _read_body(self) -> tuple[bytes, bytes]:
+        """Return the body as it came, and without its compression, if that can be read.
 
         Raises:
-            _BodyRefusedError: It is too large, or there is no room for it now.
+            BodyRefusedError: It is too large, there is no room for it, or it is a tenant's and cannot be read.
+            ClientLeftError: The client left before its end.
         """
-        office, most = self._office, self._office.options.max_body_bytes
-        length = self._headers.get("content-length", "")
-        content = bytearray()
-        is_whole = False
-        try:
-            if length.isascii() and length.isdigit() and int(length) > most:
-                raise _BodyRefusedError(413, f"the body is larger than {most} bytes")
-            async for piece in self._body():
-                if not office.buffers.take(self._tenant, len(piece)):
-                    raise _BodyRefusedError(429, "too many large requests at one time; try again")
-                content += piece
-                if len(content) > most:
-                    raise _BodyRefusedError(413, f"the body is larger than {most} bytes")
-            is_whole = True
-        finally:
-            if not is_whole:
-                office.buffers.give_back(self._tenant, len(content))
-        return bytes(content)
-
-    async def _body(self) -> AsyncIterator[bytes]:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeftError
-            if message.get("body"):
-                yield message["body"]
-            if not message.get("more_body"):
-                self._body_is_read.set()
-                return
+        content = await self._body.whole(self._headers.get("content-length", ""))
+        plain = await self._body.decoded(content, self._headers.get("content-encoding", ""))
+        if plain is None and self._tenant is not None:
+            raise BodyRefusedError(415, "encoding", "the body must be plain, or one whole gzip, deflate or zstd")
+        if plain is None:
+            return content, content
+        self._headers.pop("content-encoding", None)
+        return content, plain
 
     async def _until_client_leaves(self, work: Coroutine[Any, Any, None]) -> None:
-        doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._client_leaves())
+        doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._body.client_leaves())
         try:
             await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done():
@@ -197,11 +181,6 @@ class PassedRequest:
                 task.cancel()
                 with suppress(asyncio.CancelledError, ClientLeftError):
                     await task
-
-    async def _client_leaves(self) -> None:
-        await self._body_is_read.wait()
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     async def _fail(self, status: int, reason: str, message: str) -> None:
         """Answer with an error of our own."""
@@ -216,15 +195,17 @@ class PassedRequest:
 
     # -- the upstream's side -----------------------------------------------------------------------------------
 
-    async def _pass_on(self) -> None:
-        """Send a request without a prompt, with its body as it comes, to one upstream."""
-        has_body = "content-length" in self._headers or "transfer-encoding" in self._headers
-        if not has_body:
-            async for _ in self._body():
+    async def _pass_on(self, content: bytes | None = None) -> None:
+        """Send a request without a prompt to one upstream, with this body, or with the client's as it comes."""
+        data: bytes | AsyncIterator[bytes] | None = content
+        if content is None and ("content-length" in self._headers or "transfer-encoding" in self._headers):
+            data = self._body.pieces()
+        elif content is None:
+            async for _ in self._body.pieces():
                 pass
         base = self._office.upstreams.any_base()
         try:
-            await self._ask(base, self._body() if has_body else None, None)
+            await self._ask(base, data, None)
         except _NoAnswerError as error:
             await self._no_answer(base, error)
 
@@ -238,6 +219,10 @@ class PassedRequest:
                 await self._fail(503, "upstreams", "no upstream answers")
                 return
             try:
+                if self._asked is not None and not await self._office.separates(base, self._asked):
+                    message = "the upstream's engine does not keep tenants apart on this route; use chat completions"
+                    await self._fail(400, "salt", message)
+                    return
                 await self._ask_with_additions(base, content)
                 return
             except _NoAnswerError as error:
@@ -275,21 +260,27 @@ class PassedRequest:
         if asked is None:
             await self._ask(base, content, None)
             return
-        sent, model = asked.sent, asked.call.body.get("model")
-        accepts = self._office.accepts_additions(base, model)
-        if sent.content == sent.plain or accepts is False:
-            await self._ask(base, sent.plain, sent._replace(hide_usage=False, marked=None))
+        sent, refusals = asked.sent, self._office.refusals
+        added = AddedFields(base, asked.call.body.get("model"), self._tenant, sent.added_fields)
+        accepts = refusals.accepts(added) if added.fields else None
+        if accepts is False:
+            await self._ask_plain(base, sent)
             return
-        status = await self._ask(base, sent.content, sent, retries=accepts is None)
-        if accepts is None and status < 400:
-            self._office.note_additions(base, model, True)
-        elif accepts is None and status in _REFUSED_FIELD:
+        is_open = accepts is None and bool(added.fields)
+        status = await self._ask(base, sent.content, sent, retries=is_open)
+        if is_open and status < 400:
+            refusals.accepted(added)
+        elif is_open and status in _REFUSED_FIELD:
             self._metrics.retries.labels("field").inc()
-            status = await self._ask(base, sent.plain, sent._replace(hide_usage=False, marked=None))
-            if status < 400:
-                self._office.note_additions(base, model, False)
-                if sent.marked is not None and self._office.marker is not None:
-                    self._office.marker.refused(sent.marked)
+            if await self._ask_plain(base, sent) < 400:
+                refusals.refused(added, sent.plain)
+
+    async def _ask_plain(self, base: str, sent: Outgoing) -> int:
+        """Ask without the fields that only serve the gateway; a tenant's salt is not one of them."""
+        if sent.marked is not None and self._office.marker is not None:
+            self._office.marker.report(sent.marked, None)
+        plain = sent.without_additions()
+        return await self._ask(base, plain.content, plain)
 
     async def _ask(
         self, base: str, data: bytes | AsyncIterator[bytes] | None, sent: Outgoing | None, *, retries: bool = False
@@ -326,9 +317,13 @@ class PassedRequest:
         self._base, self._status = base, None
         if isinstance(data, bytes):
             self._sent = data
-        url = upstreams.target(base, scope.get("raw_path") or self._path.encode(), scope["query_string"])
+        url = upstreams.target(base, self._raw_path, scope["query_string"])
+        try:
+            headers = self._upstream_headers(isinstance(data, bytes) and data is not self._unread)
+        except ValueError as error:
+            raise _NoAnswerError("headers", 400) from error
         async with self._office.client.request(
-            scope["method"], url, data=data, headers=self._upstream_headers(), allow_redirects=False
+            scope["method"], url, data=data, headers=headers, allow_redirects=False
         ) as answer:
             self._status = answer.status
             if retries and answer.status in _REFUSED_FIELD:
@@ -336,47 +331,45 @@ class PassedRequest:
             elif answer.status in _UNAVAILABLE and self._asked is not None and upstreams.others({base, *self._tried}):
                 raise _NoAnswerError("unavailable")
             else:
-                self.has_begun = True
                 await self._relay(answer, sent)
             return answer.status
 
-    def _upstream_headers(self) -> CIMultiDict[str]:
+    def _upstream_headers(self, is_read: bool) -> MutableMapping[str, str]:
         options = self._office.options
-        named = {name.strip().lower() for name in self._headers.get("connection", "").split(",")}
-        left_out = {*_HOP_BY_HOP, *_OURS, *named}
-        if options.tenant_header is not None:
-            left_out.add(options.tenant_header.lower())
+        left_out = {options.tenant_header.lower()} if options.tenant_header is not None else set()
+        if self._tenant is not None:
+            left_out |= OF_ENGINES
         if self._office.hides_keys:
             left_out |= {"authorization", "x-api-key"}
-        if self._body_is_read.is_set():
+        if self._body.is_read:
             left_out.add("content-length")  # it may have changed
-        headers: CIMultiDict[str] = CIMultiDict()
-        for name, value in self._scope["headers"]:
-            if name.decode("latin-1").lower() not in left_out:
-                headers.add(name.decode("latin-1"), value.decode("latin-1"))
+        if is_read:
+            left_out.add("content-encoding")  # the body goes out plain
+        headers = upstream_headers(self._scope["headers"], left_out)
         if options.upstream_key is not None:
             if is_messages(self._path):
                 headers["x-api-key"] = options.upstream_key
             else:
                 headers["Authorization"] = f"Bearer {options.upstream_key}"
         if self._asked is not None:
-            headers["Accept-Encoding"] = "identity"  # so that the usage can be read
+            headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
         return headers
 
     async def _relay(self, answer: aiohttp.ClientResponse, sent: Outgoing | None) -> None:
-        """Send the answer to the client as it comes, and read the usage on the way."""
-        kind = answer.headers.get("content-type", "").lower()
-        streams = kind.startswith("text/event-stream")
-        hides = sent is not None and sent.hide_usage and streams
-        reader: StreamedAnswer | WholeAnswer | None = None
-        if sent is not None and answer.status < 300 and "content-encoding" not in answer.headers:
-            reader = StreamedAnswer(hide_usage=hides) if streams else WholeAnswer()
-        headers = [
-            (name, value)
-            for name, value in answer.raw_headers
-            if (lower := name.decode("latin-1").lower()) not in _HOP_BY_HOP
-            and not (hides and lower == "content-length")
-        ]
+        """Send the answer to the client as it comes, and read the usage on the way.
+
+        Raises:
+            _NoAnswerError: It has a status or a header that no server can send.
+        """
+        reader = self._reader(answer, sent)
+        hides = isinstance(reader, StreamedAnswer) and sent is not None and sent.hide_usage
+        try:
+            headers = answer_headers(answer.raw_headers, without_length=hides)
+        except ValueError as error:
+            raise _NoAnswerError("answer") from error
+        if not 200 <= answer.status < 600:
+            raise _NoAnswerError("answer")
+        self.has_begun = True
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if reader is not None:
             self._facts = reader.facts
@@ -392,7 +385,23 @@ class PassedRequest:
             self._settle(None if reader is None else reader.facts, answer.status, sent)
             self._metrics.requests.labels(self._route_name, answer.status).inc()
 
-    def _read(self, reader: StreamedAnswer | WholeAnswer, chunk: bytes) -> bytes:
+    def _reader(
+        self, answer: aiohttp.ClientResponse, sent: Outgoing | None
+    ) -> StreamedAnswer | WholeAnswer | CompressedAnswer | None:
+        """Return the reader of an answer to a prompt; None if it reports no usage, or cannot be read."""
+        if sent is None or answer.status >= 300:
+            return None
+        streams = answer.headers.get("content-type", "").lower().startswith("text/event-stream")
+        encoding = answer.headers.get("content-encoding", "")
+        if is_plain(encoding):
+            return StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
+        try:
+            decoder = BodyDecoder(encoding)
+        except LookupError:
+            return None
+        return CompressedAnswer(StreamedAnswer(hide_usage=False) if streams else WholeAnswer(), decoder)
+
+    def _read(self, reader: StreamedAnswer | WholeAnswer | CompressedAnswer, chunk: bytes) -> bytes:
         data = reader.feed(chunk)
         if self._route is not None and reader.facts.started:
             self._office.upstreams.prefilled(self._route)

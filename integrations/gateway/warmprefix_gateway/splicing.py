@@ -7,7 +7,7 @@ from typing import Any
 
 from warmprefix.dedup import Rewritten
 
-__all__ = ["spliced", "survives"]
+__all__ = ["distinct", "refuse_constant", "spliced", "survives"]
 
 _MAX_SEARCHES = 64
 """Times that a body is read in search of its texts. More are needed only where some are escaped and others not."""
@@ -70,8 +70,8 @@ def survives(content: bytes) -> bool:
     try:
         json.loads(
             content,
-            object_pairs_hook=_distinct,
-            parse_constant=_refuse,
+            object_pairs_hook=distinct,
+            parse_constant=refuse_constant,
             parse_float=_exact_float,
             parse_int=_exact_int,
         )
@@ -80,14 +80,24 @@ def survives(content: bytes) -> bool:
     return True
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs.
+
+    Raises:
+        ValueError: A key is repeated.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is there twice")
     return found
 
 
-def _refuse(name: str) -> None:
+def refuse_constant(name: str) -> None:
+    """Refuse `NaN` and the infinities.
+
+    Raises:
+        ValueError: Always.
+    """
     raise ValueError(name)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from contextlib import suppress
 
 from warmprefix import ContextBlock
 from warmprefix.errors import MissingExtraError
 from warmprefix.routing import ReplicaRouter, Route
+from warmprefix_gateway.engine_salts import Engine, recognised_engine
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
@@ -24,6 +26,9 @@ __all__ = ["Upstreams"]
 
 _log = logging.getLogger("warmprefix.gateway")
 _CHECK_SECONDS = 2.0
+_ENGINE_SECONDS, _UNKNOWN_SECONDS = 60.0, 5.0
+"""Time after which an upstream is asked again which engine it is."""
+_MOST_ANSWER_BYTES = 1 << 20
 
 
 class Upstreams:
@@ -40,6 +45,7 @@ class Upstreams:
         self._router = ReplicaRouter(self._bases, profile=options.cache_profile)
         self._alive = dict.fromkeys(self._bases, True)
         self._task: asyncio.Task[None] | None = None
+        self._engines: dict[str, tuple[float, asyncio.Task[Engine]]] = {}
         metrics.upstreams.set(len(self._bases))
 
     @property
@@ -109,6 +115,45 @@ class Upstreams:
     def start(self, client: aiohttp.ClientSession) -> None:
         if len(self._bases) > 1:
             self._task = asyncio.create_task(self._check(client))
+
+    async def engine(self, client: aiohttp.ClientSession, base: str) -> Engine:
+        """Return the engine of an upstream, as it was recognised within the last minute."""
+        if self._options.engine is not None:
+            return Engine.given(self._options.engine)
+        until, asking = self._engines.get(base, (0.0, None))
+        if asking is None or (asking.done() and time.monotonic() >= until):
+            asking = asyncio.create_task(self._recognise(client, base))
+            self._engines[base] = (time.monotonic() + _ENGINE_SECONDS, asking)
+        engine = await asyncio.shield(asking)  # others wait for it too
+        if engine.name is None:
+            self._engines[base] = (min(self._engines[base][0], time.monotonic() + _UNKNOWN_SECONDS), asking)
+        return engine
+
+    async def _recognise(self, client: aiohttp.ClientSession, base: str) -> Engine:
+        models, version = await asyncio.gather(
+            *[self._content(client, str(self.target(base, path, b""))) for path in (b"/v1/models", b"/version")]
+        )
+        return recognised_engine(models, version)
+
+    async def _content(self, client: aiohttp.ClientSession, url: str) -> bytes:
+        """Return the answer to a GET; empty if there is none."""
+        key = self._options.upstream_key
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        content = bytearray()
+        try:
+            async with client.get(
+                URL(url, encoded=True),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=_CHECK_SECONDS),
+                allow_redirects=False,
+            ) as answer:
+                async for piece in answer.content.iter_any():
+                    content += piece
+                    if answer.status != 200 or len(content) > _MOST_ANSWER_BYTES:
+                        return b""
+        except Exception:  # whatever it is, the engine stays unknown
+            return b""
+        return bytes(content)
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from tests.integrations.gateway.conftest import ScriptedUpstream, chat_answer, metric, send
+from tests.integrations.gateway.conftest import ScriptedUpstream, answer, chat_answer, metric, send
 
 from warmprefix_gateway import GatewayServer
 
@@ -76,3 +76,45 @@ def test_no_key_opens_what_a_key_closes(upstream: ScriptedUpstream, gateway_of: 
     answers = exchanged(gateway, HEAD + b"X-Tenant:\r\nx-tenant : acme\r\nContent-Length: 2\r\n\r\n{}")
     assert upstream.requests == []
     assert answers.startswith((b"HTTP/1.1 400", b"HTTP/1.1 401"))
+
+
+@pytest.mark.parametrize("value", ["Jürgen".encode(), b"\xe2\x80\xa8", b"a\tb", b""])
+def test_header_values_arrive_as_they_were_sent(upstream: ScriptedUpstream, gateway_of: Make, value: bytes) -> None:
+    gateway = gateway_of(upstream.base_url)
+    exchanged(gateway, HEAD + b"X-User: " + value + b"\r\nContent-Length: 2\r\n\r\n{}")
+    (request,) = upstream.requests
+    assert (request.header("x-user") or "").encode("latin-1") == value
+
+
+def test_a_header_value_in_latin_1_is_encoded_once(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url)
+    exchanged(gateway, HEAD + b"X-User: J\xfcrgen\r\nContent-Length: 2\r\n\r\n{}")
+    assert (upstream.requests[0].header("x-user") or "").encode("latin-1") == "Jürgen".encode()
+
+
+@pytest.mark.parametrize("value", [b"a\x00b", b"a\x0bb", b"a\rx-more: 1", b"a\x7f"])
+def test_no_header_value_holds_another_header(upstream: ScriptedUpstream, gateway_of: Make, value: bytes) -> None:
+    gateway = gateway_of(upstream.base_url)
+    answer = exchanged(gateway, HEAD + b"X-User: " + value + b"\r\nContent-Length: 2\r\n\r\n{}")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert upstream.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files"])
+@pytest.mark.parametrize(
+    "head", ["600 X", "999 ", "099 X", "101 Switching Protocols", "200 OK\r\nx-odd: a\x01b", "twenty OK", "200"]
+)
+def test_an_answer_that_no_server_can_send_is_a_502(
+    upstream: ScriptedUpstream, gateway_of: Make, head: str, path: str
+) -> None:
+    upstream.handler = answer(b"hi", head)
+    reply = send(gateway_of(upstream.base_url), "POST", path, b'{"messages": []}')
+    assert reply.status in ((502, 200) if head.startswith("200") else (502,))
+    assert reply.status == 502 or reply.body == b"hi"
+
+
+@pytest.mark.parametrize("reason", ["", "Très bien", "OK " * 99])
+def test_any_reason_phrase_passes(upstream: ScriptedUpstream, gateway_of: Make, reason: str) -> None:
+    upstream.handler = answer(b"hi", f"299 {reason}")
+    reply = send(gateway_of(upstream.base_url), "GET", "/v1/models")
+    assert (reply.status, reply.body) == (299, b"hi")

@@ -20,7 +20,8 @@ from warmprefix.cache_profiles import PROFILES
 from warmprefix.openai import read_call
 from warmprefix.plan import tenant_salt
 from warmprefix_gateway import GatewayServer
-from warmprefix_gateway.outgoing import Rules, UnsaltableBodyError, outgoing
+from warmprefix_gateway.outgoing import Rules, outgoing
+from warmprefix_gateway.tenant_bodies import BodyRefusedError
 
 Make = Callable[..., GatewayServer]
 CHAT = "/v1/chat/completions"
@@ -79,11 +80,10 @@ def test_additions_stand_at_the_end_of_the_clients_bytes(
         return
     try:
         sent = outgoing(call, NO_RULES, tenant=salt, salt_key=b"key", endpoint="")
-    except UnsaltableBodyError:
+    except BodyRefusedError:
         assert salt is not None
         assert body["cache_salt"] is not None
         return
-    is_replaced = salt is not None and body.get("cache_salt") is not None
     if "stream_options" not in body and "cache_salt" not in body:
         assert sent.content == content or sent.content.startswith(content[:-1] + b",")
     received = json.loads(sent.content)
@@ -95,7 +95,7 @@ def test_additions_stand_at_the_end_of_the_clients_bytes(
     if salt is None:
         assert sent.plain == content
         assert plain.get("cache_salt") == body.get("cache_salt") or body["cache_salt"] != body["cache_salt"]
-    elif is_replaced or path != "messages":
+    else:
         own = "" if body.get("cache_salt") is None else f"\0{body['cache_salt']}"
         assert plain["cache_salt"] == received["cache_salt"] == tenant_salt(b"key", f"{salt}{own}")
 
@@ -340,17 +340,21 @@ def test_a_field_that_is_refused_is_left_out_from_then_on_but_never_the_salt(
 
     upstream.handler = refuse
     gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
-    for _ in range(2):
-        assert send(gateway, "POST", CHAT, STREAMED, x_tenant="acme").status == 200
-    assert [b"stream_options" in request.body for request in upstream.requests] == [True, False, False]
-    assert all(b"cache_salt" in request.body for request in upstream.requests)
+    for number in range(3):
+        body = json.dumps({**json.loads(STREAMED), "seed": number}).encode()
+        assert send(gateway, "POST", CHAT, body, x_tenant="acme").status == 200
+    tried = [b"stream_options" in request.body for request in upstream.prompts]
+    assert tried == [True, False, True, False, False]  # two requests show that it is not one of them alone
+    assert all(b"cache_salt" in request.body for request in upstream.prompts)
+    send(gateway, "POST", CHAT, STREAMED, x_tenant="initech")
+    assert b"stream_options" in upstream.prompts[5].body  # another tenant's requests are not affected
 
 
 def test_a_salt_that_is_refused_is_the_operators_to_repair(upstream: ScriptedUpstream, gateway_of: Make) -> None:
     upstream.handler = answer(b'{"error": "cache_salt"}', "400 Bad Request")
     reply = send(gateway_of(upstream.base_url, tenant_header="x-tenant"), "POST", CHAT, BODY, x_tenant="acme")
     assert (reply.status, reply.body) == (400, b'{"error": "cache_salt"}')
-    assert len(upstream.requests) == 1
+    assert len(upstream.prompts) == 1
 
 
 def test_the_clients_own_mistake_comes_back(upstream: ScriptedUpstream, gateway_of: Make) -> None:

@@ -46,10 +46,10 @@ def test_a_key_decides_about_tenant_and_salt(upstream: ScriptedUpstream, gateway
     gateway = gateway_of(upstream.base_url, keys=keys, upstream_key="the engine's own")
     for tenant in ("acme", "initech", "acme"):
         assert send(gateway, "POST", CHAT, body(user("Why?")), authorization=f"Bearer key of {tenant}").status == 200
-    salts = [json.loads(request.body)["cache_salt"] for request in upstream.requests]
+    salts = [json.loads(request.body)["cache_salt"] for request in upstream.prompts]
     assert salts[0] == salts[2] != salts[1]
     assert not {"acme", "initech"} & set(salts)
-    assert {request.header("authorization") for request in upstream.requests} == {"Bearer the engine's own"}
+    assert {request.header("authorization") for request in upstream.prompts} == {"Bearer the engine's own"}
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_no_client_can_use_another_tenants_salt(upstream: ScriptedUpstream, gate
     ]
     for gateway in (*gateways, gateway_of(upstream.base_url, tenant_header="x-tenant", salt_key=b"s")):
         assert send(gateway, "POST", CHAT, body(user("Why?")), x_tenant="acme").status == 200
-    salts = [json.loads(request.body)["cache_salt"] for request in upstream.requests]
+    salts = [json.loads(request.body)["cache_salt"] for request in upstream.prompts]
     assert len(set(salts)) == 3
     assert salts[2] == salts[3] == ContextPlanner(salt_key=b"s").plan([], tenant="acme").cache_salt
     for tenant in ("acme", "initech"):
         send(gateways[2], "POST", CHAT, body(user("Why?"), cache_salt=salts[2]), x_tenant=tenant)
-    own = [json.loads(request.body)["cache_salt"] for request in upstream.requests[4:]]
+    own = [json.loads(request.body)["cache_salt"] for request in upstream.prompts[4:]]
     assert len({*own, salts[2]}) == 3
     unwritable = b'{"messages": [], "cache_salt": "x", "temperature": NaN}'
     assert send(gateways[2], "POST", CHAT, unwritable, x_tenant="acme").status == 400
-    assert len(upstream.requests) == 6
+    assert len(upstream.prompts) == 6
 
 
 def test_anthropics_header_holds_a_key_too(upstream: ScriptedUpstream, gateway_of: Make, keys: Path) -> None:
-    gateway = gateway_of(upstream.base_url, keys=keys, upstream_key="own")
+    gateway = gateway_of(upstream.base_url, keys=keys, upstream_key="own", engine="vllm")
     assert send(gateway, "POST", "/v1/messages", body(user("Why?")), x_api_key="key of acme").status == 200
     assert upstream.requests[0].header("x-api-key") == "own"
 
@@ -92,7 +92,7 @@ def test_a_trusted_header_names_the_tenant(upstream: ScriptedUpstream, gateway_o
     gateway = gateway_of(upstream.base_url, tenant_header="X-Tenant")
     assert send(gateway, "POST", CHAT, body(user("Why?"))).status == 401
     assert send(gateway, "POST", CHAT, body(user("Why?")), x_tenant="acme").status == 200
-    (request,) = upstream.requests
+    (request,) = upstream.prompts
     assert request.header("x-tenant") is None
     assert "cache_salt" in json.loads(request.body)
 

@@ -1,0 +1,79 @@
+"""Which headers pass a gateway, in both directions, byte for byte. Pure: no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from warmprefix.errors import MissingExtraError
+
+try:
+    from multidict import CIMultiDict
+except ImportError as exc:
+    raise MissingExtraError("serve", "aiohttp") from exc
+
+__all__ = ["OF_ENGINES", "answer_headers", "has_repeated", "upstream_headers"]
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+    *("te", "trailer", "transfer-encoding", "upgrade"),
+}
+_OURS = {"host", "expect", "x-warmprefix-references"}
+
+OF_ENGINES = frozenset(
+    {
+        *("x-data-parallel-rank", "x-smg-target-worker"),  # choose a replica
+        "x-request-id",  # becomes the engine's own id of the request, which must be unique among all tenants
+        "x-body-compressed",  # makes SGLang read another body than the gateway
+        *("x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-rewrite-url"),
+    }
+)
+"""Headers with which a client could choose what an engine or a proxy in front of it does; none of a tenant's pass."""
+
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def upstream_headers(raw: RawHeaders, left_out: Collection[str]) -> CIMultiDict[str]:
+    """Return a client's headers for the upstream, without those of one connection and `left_out`, in lower case.
+
+    The values are what the HTTP client encodes in UTF-8. A value that is not UTF-8 counts as Latin-1.
+
+    Raises:
+        ValueError: A value has a control character.
+    """
+    named = {part.strip().lower() for name, value in raw if name.lower() == b"connection" for part in value.split(b",")}
+    hidden = {*_HOP_BY_HOP, *_OURS, *left_out, *(name.decode("latin-1") for name in named)}
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in raw:
+        text = name.decode("latin-1")
+        if text.lower() in hidden:
+            continue
+        if _FORBIDDEN.search(value):
+            raise ValueError(f"the value of {text} has a control character")
+        try:
+            headers.add(text, value.decode())
+        except UnicodeDecodeError:
+            headers.add(text, value.decode("latin-1"))
+    return headers
+
+
+def answer_headers(raw: RawHeaders, *, without_length: bool) -> list[tuple[bytes, bytes]]:
+    """Return an upstream's headers for the client, as they came.
+
+    Raises:
+        ValueError: One of them cannot be sent.
+    """
+    hidden = {*_HOP_BY_HOP, "content-length"} if without_length else _HOP_BY_HOP
+    passed = [(name, value) for name, value in raw if name.decode("latin-1").lower() not in hidden]
+    if not all(_NAME.fullmatch(name) and not _FORBIDDEN.search(value) for name, value in passed):
+        raise ValueError("a header of the answer has a control character")
+    return passed
+
+
+def has_repeated(raw: RawHeaders, names: Collection[str]) -> bool:
+    """Return True if one of these headers is there twice, so that two servers could read another one each."""
+    found = [name.lower().decode("latin-1") for name, _ in raw]
+    return any(found.count(name) > 1 for name in names)

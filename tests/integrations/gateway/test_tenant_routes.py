@@ -1,0 +1,227 @@
+"""Which routes, bodies and headers of tenants reach an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, answer, metric, send
+from tests.integrations.gateway.test_hostile_requests import exchanged
+
+from warmprefix_gateway import GatewayOptions, GatewayServer
+from warmprefix_gateway.engine_salts import Engine, recognised_engine
+from warmprefix_gateway.field_refusals import AddedFields, FieldRefusals
+from warmprefix_gateway.routes import Routes
+from warmprefix_gateway.tenant_bodies import BodyRefusedError, refuse_fields
+from warmprefix_tools.emulator import EmulatorServer
+
+Make = Callable[..., GatewayServer]
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Why?"}]}
+
+OPEN = {
+    "prompt": (
+        *(f"POST {CHAT}", "POST /v1/completions", "POST /v1/messages", "POST /v1/responses", "POST /chat/completions"),
+        *("POST /openai/v1/chat/completions", "POST /openai/deployments/gpt-5.6/chat/completions"),
+    ),
+    "embedding": ("POST /v1/embeddings", "POST /rerank"),
+    "other": (
+        *("POST /tokenize", "POST /v1/messages/count_tokens", "GET /version", "GET /v1/models"),
+        *("HEAD /v1/models/Qwen%2FQwen3-0.6B", "GET /v1/models/Qwen/Qwen3-0.6B"),
+    ),
+}
+CLOSED = (
+    *("POST /abort_request", "POST /flush_cache", "POST /reset_prefix_cache", "POST /sleep", "POST /start_profile"),
+    *("POST /update_weights_from_disk", "POST /v1/load_lora_adapter", "POST /release_memory_occupation"),
+    *("POST /generate", "POST /inference/v1/generate", "POST /v1/files", "POST /v1/batches", "POST /v1/realtime"),
+    *("POST /v1/responses/resp_1/cancel", "GET /v1/responses/resp_1", "POST /v1/threads/t/messages"),
+    *("GET /server_info", "GET /get_server_info", "GET /v1/files/f/content", "GET /metrics/", "GET /openapi.json"),
+    *("GET /v1/models/../files", "GET /v1/models/%2e%2e/x", "GET /v1/models//x", "GET /v1/models/a;b"),
+    *("GET /v1/models/a%00", "GET /v1/models/a%2F..%2Ff", "GET /V1/models", "DELETE /v1/models/m"),
+    *(f"{method} {CHAT}" for method in ("GET", "PUT", "PATCH", "OPTIONS", "TRACE", "post")),
+    *(f"POST {CHAT}/", f"POST /{CHAT}", "POST /v1/./completions", "POST /v1/x/../messages", "POST /v1/messages%3F"),
+    *("POST /v1/chat%2Fcompletions", "POST /v1/messages;a=1", "POST /v1\\messages", "POST /v1/messages\n"),
+    *("POST http://a/v1/messages", "POST /v1/m\u0435ssages", "POST *", "POST ", "POST /V1/messages"),
+)
+
+
+def kind_of(route: str, *allowed: str) -> str | None:
+    method, _, path = route.partition(" ")
+    return Routes(allowed).kind(method, path)
+
+
+def test_only_routes_of_the_table_are_open() -> None:
+    assert {kind: tuple(route for route in routes if kind_of(route) == kind) for kind, routes in OPEN.items()} == OPEN
+    assert [route for route in CLOSED if kind_of(route) is not None] == []
+
+
+def test_an_operator_can_open_more() -> None:
+    allowed = ("GET /v1/files/*", "/reset_prefix_cache")
+    for route in ("GET /v1/files/file-1", "POST /reset_prefix_cache"):
+        assert kind_of(route, *allowed) == "other"
+    for route in ("POST /v1/files/f", "GET /v1/files/f/content", "GET /v1/files/../x", "GET /v1/files/%2e%2e"):
+        assert kind_of(route, *allowed) is None
+    for wrong in ("v1/files", "get /v1/files", "/v1/../x", "GET  /x", "", "/v1/files?x"):
+        with pytest.raises(ValueError, match="a route must be"):
+            Routes([wrong])
+    with pytest.raises(ValueError, match="allowed to tenants"):
+        GatewayOptions(("http://a/v1",), allow_routes=("/x",))
+
+
+def test_closed_routes_do_not_reach_the_upstream(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant", allow_routes=("POST /v1/files",))
+    for target in ("/flush_cache", "/v1/batches", "/v1/messages/../../flush_cache"):
+        reply = send(gateway, "POST", target, b"{}", x_tenant="acme")
+        assert (reply.status, reply.json["error"]["type"]) == (404, "not_found_error")
+    head = b"POST http://example.org/flush_cache HTTP/1.1\r\nhost: a\r\nx-tenant: acme\r\ncontent-length: 2\r\n\r\n{}"
+    assert b"HTTP/1.1 404" in exchanged(gateway, head)
+    assert upstream.requests == []
+    assert metric(gateway, "refused_total", reason="route") == 4
+    assert send(gateway, "POST", "/v1/files", b"x", x_tenant="acme").status == 200
+    assert send(gateway_of(upstream.base_url), "POST", "/flush_cache", b"{}").status == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[{name: "x"} for name in ("extra_key", "rid", "request_id", "session_id", "lora_path", "conversation")],
+        *[{name: {}} for name in ("kv_transfer_params", "session_params", "nvext", "vllm_xargs", "custom_params")],
+        *[{name: 0} for name in ("data_parallel_rank", "routed_dp_rank", "priority", "bootstrap_room", "id_slot")],
+        *[{name: "x"} for name in ("input_ids", "cacheSalt", "Cache_Salt", "sessionId", "cache_\u017falt")],
+        {"previous_response_id": "resp_1"},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": "a"}]}]},
+        {"messages": [{"content": [{"type": "image_url", "image_url": {"url": "http://a", "content_hash": "a"}}]}]},
+        {"messages": [{"content": [{"type": "document", "source": {"type": "file", "file_id": "file_1"}}]}]},
+        {"messages": [{"content": [{"type": "tool_result", "content": [{"source": {"file_id": "file_1"}}]}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]}]},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]},
+        {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["file-1"]}}]},
+    ],
+)
+def test_fields_that_reach_beyond_a_tenant_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BodyRefusedError) as refusal:
+        refuse_fields({**BODY, **change}, ())
+    assert refusal.value.status == 400
+
+
+def test_ordinary_fields_pass() -> None:
+    schema = {"type": "object", "properties": {"session_id": {"type": "string"}, "file_id": {}, "uuid": {}}}
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {"file_id": "x", "uuid": "y"}}
+    body = {
+        "messages": [{"role": "assistant", "content": [call]}],
+        "tools": [{"name": "f", "input_schema": schema}, {"type": "code_interpreter", "container": {"type": "auto"}}],
+        "metadata": {"session_id": "s"},
+        "prompt_cache_key": "k",
+        "previous_response_id": None,
+        "user": "u",
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "client_metadata": {"x": 1},
+    }
+    refuse_fields(body, ())
+    refuse_fields({**body, "previous_response_id": "resp_1"}, ("previous_response_id",))
+
+
+def test_a_tenants_headers_choose_nothing(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
+    chosen = {"x_data_parallel_rank": "1", "x_request_id": "a", "x_http_method_override": "PUT", "x_session_id": "s"}
+    content = json.dumps(BODY).encode()
+    assert send(gateway, "POST", CHAT, content, x_tenant="acme", **chosen).status == 200
+    (request,) = upstream.prompts
+    passed = {name.lower() for name, _ in request.headers}
+    assert passed & {name.replace("_", "-") for name in chosen} == {"x-session-id"}
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nx-tenant: acme\r\ncontent-length: {len(content)}\r\n".encode()
+    for twice in (b"x-tenant: initech", b"content-type: a\r\ncontent-type: application/json"):
+        assert b"HTTP/1.1 400" in exchanged(gateway, head + twice + b"\r\n\r\n" + content)
+    assert send(gateway, "POST", CHAT, content, x_tenant="acme", content_type="text/plain").status == 415
+    assert len(upstream.prompts) == 1
+
+
+def test_embeddings_get_the_salt_too(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
+    for path, body in (("/v1/embeddings", {"input": ["a"]}), (CHAT, BODY)):
+        assert send(gateway, "POST", path, json.dumps(body).encode(), x_tenant="acme").status == 200
+    salts = [json.loads(request.body)["cache_salt"] for request in upstream.prompts]
+    assert salts[0] == salts[1]
+    assert send(gateway, "POST", "/v1/embeddings", b"input=a", x_tenant="acme").status == 400
+
+
+# -- engines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "version", "takes"),
+    [
+        ("vllm", "0.33.0", {"chat": True, "responses": True, "messages": True}),
+        ("vllm", "0.32.1.dev7+g1", {"messages": True}),
+        ("vllm", "0.31.2", {"chat": True, "messages": False}),
+        ("vllm", "0.1.dev1+g1", {"chat": None, "messages": None}),
+        ("sglang", "", {"chat": True, "completions": True, "responses": True, "messages": False}),
+        ("llamacpp", "", {"chat": False, "messages": False}),
+        ("somebody", "0.33.0", {"chat": None, "messages": None}),
+    ],
+)
+def test_an_engine_is_recognised(owner: str, version: str, takes: dict[str, bool | None]) -> None:
+    models = json.dumps({"data": [{"id": "m", "owned_by": owner}, {"id": "lora", "owned_by": owner}]}).encode()
+    engine = recognised_engine(models, json.dumps({"version": version}).encode())
+    assert {route: engine.takes_salt(route) for route in takes} == takes
+
+
+@pytest.mark.parametrize("models", [b"", b"[]", b'{"data": [{"owned_by": ["vllm"]}]}', b'{"data": 7}', b"[" * 9_999])
+def test_any_answer_leaves_an_engine_unknown(models: bytes) -> None:
+    assert recognised_engine(models, models) == Engine()
+    mixed = json.dumps({"data": [{"owned_by": "vllm"}, {"owned_by": "sglang"}]}).encode()
+    assert recognised_engine(mixed, b"") == Engine()
+
+
+def test_messages_of_tenants_share_no_cache(gateway_of: Make) -> None:
+    body = json.dumps({**BODY, "max_tokens": 4, "system": "Be brief. " * 200, "model": INSTANT.model}).encode()
+    with EmulatorServer(INSTANT) as engine:
+        gateway = gateway_of(engine.base_url, tenant_header="x-tenant")
+        replies = [send(gateway, "POST", "/v1/messages", body, x_tenant=name) for name in ("acme", "acme", "initech")]
+    read = [reply.json["usage"]["cache_read_input_tokens"] for reply in replies]
+    assert read[0] == read[2] == 0
+    assert read[1] > 0
+
+
+def test_messages_are_refused_where_their_salt_is_ignored(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    upstream.handler = answer(b'{"data": [{"id": "m", "owned_by": "sglang"}]}')
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
+    content = json.dumps(BODY).encode()
+    for _ in range(3):
+        reply = send(gateway, "POST", "/v1/messages", content, x_tenant="acme")
+        assert (reply.status, reply.json["type"]) == (400, "error")
+    assert send(gateway, "POST", CHAT, content, x_tenant="acme").status == 200
+    asked = sorted((request.method, request.target) for request in upstream.requests)
+    assert asked == [("GET", "/v1/models"), ("GET", "/version"), ("POST", CHAT)]  # asked once a minute
+    assert send(gateway_of(upstream.base_url), "POST", "/v1/messages", content).status == 200
+    stated = gateway_of(upstream.base_url, tenant_header="x-tenant", engine="vllm")
+    assert send(stated, "POST", "/v1/messages", content, x_tenant="acme").status == 200
+    assert "cache_salt" in json.loads(upstream.prompts[-1].body)
+
+
+# -- fields that upstreams refuse ----------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_one_tenants_and_ends() -> None:
+    now = [0.0]
+    refusals = FieldRefusals(lambda: now[0])
+    one = AddedFields("http://a", "m", "acme", ("stream_options",))
+    refusals.refused(one, b"a")
+    refusals.refused(one, b"a")
+    assert refusals.accepts(one) is None  # the same request again shows nothing more
+    refusals.refused(one, b"b")
+    assert refusals.accepts(one) is False
+    changes: list[dict[str, Any]] = [{"base": "http://b"}, {"model": "n"}, {"tenant": None}, {"fields": ("marks",)}]
+    assert {refusals.accepts(one._replace(**change)) for change in changes} == {None}
+    now[0] = 600.0
+    assert refusals.accepts(one) is None
+    refusals.refused(one, b"a")
+    refusals.accepted(one)
+    assert refusals.accepts(one) is True
+    for number in range(10_000):
+        refusals.accepted(one._replace(model=str(number)))
+    assert len(refusals._states) <= 4_096
