@@ -289,6 +289,8 @@ class ServeOptions:
             show_default=False,
         ),
     ] = None
+    pin_first: Annotated[int, Option(metavar="N", help="First blocks of each such context that stay in front.")] = 0
+    pin_last: Annotated[int, Option(metavar="N", help="Last blocks of each such context that stay at its end.")] = 0
     keep_tools: Annotated[str, Option(metavar="NAMES", help="Tools whose results always stay, with commas.")] = ""
     profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (
         "full-attention"
@@ -319,6 +321,8 @@ def _serve(options: ServeOptions) -> int | None:
             references=options.references,  # type: ignore[arg-type]
             keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
             reorder=tuple(options.reorder or ()),
+            pin_first=options.pin_first,
+            pin_last=options.pin_last,
             profile=options.profile,
             record=options.record,
             quote=options.quote,

@@ -67,6 +67,10 @@ class GatewayOptions:
     """Names of tools whose results always stay."""
     reorder: tuple[str, ...] = ()
     """Contexts to order for the cache: `tags`, `llamaindex`, or `pattern:REGEX` for one block."""
+    pin_first: int = 0
+    """First blocks of each such context that stay in front."""
+    pin_last: int = 0
+    """Last blocks of each such context that stay at its end."""
     profile: CacheProfile | str = "full-attention"
     """Where the caches of the upstreams can match; one with marks makes the gateway set them."""
     session_headers: tuple[str, ...] = _SESSION_HEADERS
@@ -106,6 +110,9 @@ class GatewayOptions:
         for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("pin_first", "pin_last"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("connect_seconds", "silent_seconds", "health_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

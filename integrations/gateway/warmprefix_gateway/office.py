@@ -34,12 +34,14 @@ try:
 except ImportError as exc:
     raise MissingExtraError("serve", "aiohttp") from exc
 
-__all__ = ["LEVEL_HEADER", "Office"]
+__all__ = ["LEVEL_HEADER", "ORDER_HEADER", "Office"]
 
 _log = logging.getLogger("warmprefix.gateway")
 
 LEVEL_HEADER = "x-warmprefix-references"
 """Header with which a request chooses its level of references."""
+ORDER_HEADER = "x-warmprefix-order"
+"""Header with which a request keeps the order of its context, by the value `keep`."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MOST_HEADER_BYTES = 65_536
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
@@ -66,7 +68,9 @@ class Office:
         profile = options.cache_profile
         self.marker = CacheMarker(profile) if profile.marks is not None else None
         keep_tools = frozenset(options.keep_tools)
-        self._reorderer = Reorderer(as_templates(options.reorder)) if options.reorder else None
+        self._reorderer: Reorderer | None = None
+        if options.reorder:
+            self._reorderer = Reorderer(as_templates(options.reorder), options.pin_first, options.pin_last)
         self._rules = Rules(options.references, keep_tools, profile, self.marker, self._reorderer)
         self._salt_key = options.salt_key or secrets.token_bytes(32)
         tenants = self.access.tenants
@@ -169,6 +173,8 @@ class Office:
         level = headers.get(LEVEL_HEADER)
         if level in _LEVELS:
             rules = rules._replace(references=_LEVELS[level])
+        if headers.get(ORDER_HEADER) == "keep":
+            rules = rules._replace(order_locked=True)
         endpoint = self.options.upstreams[0]
         try:
             sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)

@@ -28,6 +28,7 @@ class Rules(NamedTuple):
     profile: CacheProfile
     marker: CacheMarker | None
     reorderer: Reorderer | None = None
+    order_locked: bool = False
 
 
 class Outgoing(NamedTuple):
@@ -75,7 +76,7 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
     references = saved = 0
     reordered: Reordered | None = None
     if rules.reorderer is not None:
-        reordered = rules.reorderer.reordered(call, tenant)
+        reordered = rules.reorderer.reordered(call, tenant, order_locked=rules.order_locked)
         call = reordered.call
     if rules.references != "off":
         call, references, saved = with_references(call, rules.keep_tools, rules.references)

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlanner
+from warmprefix.blocks import Pin
 from warmprefix.dedup import RepeatedResult, Rewritten
 from warmprefix.fair_lru import FairLru
 from warmprefix.openai import PromptCall
@@ -31,9 +32,10 @@ _FRAME = f"Context information is below.{_RULE}"
 _KEY = re.compile(r"[A-Za-z_][\w -]{0,60}: ")
 _NUMBER = re.compile(r"\d+")
 
-Outcome = Literal["planned", "as before", "numbered", "duplicates", "late", "unwritable"]
-"""What becomes of a context: its order is planned, or that of an earlier request. Or it stays, because its blocks are
-numbered or not distinct, because it comes late in a conversation, or because the body cannot be written again."""
+Outcome = Literal["planned", "as before", "locked", "numbered", "duplicates", "late", "unwritable"]
+"""What becomes of a context: its order is planned, or that of an earlier request. Or it stays, because the request asks
+for that, because its blocks are numbered or not distinct, because it comes late in a conversation, or because the body
+cannot be written again."""
 
 _Span = tuple[int, int]
 Template = Callable[[str], list[_Span]]
@@ -54,17 +56,20 @@ class Reorderer:
     """Orders the blocks of contexts that stand in a system prompt, or in a conversation's first message of the user.
 
     The text between the blocks stays where it is, and each block keeps its bytes. An order is kept for as long as the
-    conversation sends the same context, so that its prompts keep their beginning. Thread-safe.
+    conversation sends the same context, so that its prompts keep their beginning. The first `pin_first` and the last
+    `pin_last` blocks of each context stay where they are. Thread-safe.
     """
 
-    def __init__(self, templates: Mapping[str, Template]) -> None:
+    def __init__(self, templates: Mapping[str, Template], pin_first: int = 0, pin_last: int = 0) -> None:
+        self._pin_first = pin_first
+        self._pin_last = pin_last
         self.planner = ContextPlanner(annotate="none")
         self._templates = templates
         self._lock = threading.Lock()
         self._orders: FairLru[bytes, tuple[int, ...]] = FairLru()
 
-    def reordered(self, call: PromptCall, tenant: str | None) -> Reordered:
-        """Return a call with its context in the planned order. O(bytes)."""
+    def reordered(self, call: PromptCall, tenant: str | None, *, order_locked: bool = False) -> Reordered:
+        """Return a call with its context in the planned order; the planner learns a locked one. O(bytes)."""
         messages = call.body.get("messages")
         if call.route != "chat" or not isinstance(messages, list):
             return Reordered(call)
@@ -85,14 +90,21 @@ class Reorderer:
             is_first = role != "user" or not any(
                 isinstance(other, dict) and other.get("role") == "assistant" for other in messages
             )
-            return self._arranged(call, tenant, number, spans, is_first=is_first)
+            return self._arranged(call, tenant, number, spans, is_first=is_first, order_locked=order_locked)
         return Reordered(call)
 
     def _blocks(self, text: str) -> list[_Span]:
         return next((spans for find in self._templates.values() if len(spans := _run(text, find(text))) > 1), [])
 
     def _arranged(
-        self, call: PromptCall, tenant: str | None, number: int, spans: Sequence[_Span], *, is_first: bool
+        self,
+        call: PromptCall,
+        tenant: str | None,
+        number: int,
+        spans: Sequence[_Span],
+        *,
+        is_first: bool,
+        order_locked: bool,
     ) -> Reordered:
         messages: Sequence[Any] = call.body["messages"]
         text: str = messages[number]["content"]
@@ -102,13 +114,19 @@ class Reorderer:
         with self._lock:
             order = self._orders.use(key)
         plan: ContextPlan | None = None
-        outcome: Outcome = "as before" if order is not None else "planned"
+        if order_locked:
+            order = None
+        outcome: Outcome = "locked" if order_locked else "planned" if order is None else "as before"
         if order is None:
             if not is_first:
-                return Reordered(call, outcome="late")
+                return Reordered(call, outcome="locked" if order_locked else "late")
             model = call.body.get("model")
             plan = self.planner.plan(
-                [ContextBlock(text[begin:end]) for begin, end in spans],
+                [
+                    ContextBlock(text[begin:end], pinned=self._pin(place, len(spans)))
+                    for place, (begin, end) in enumerate(spans)
+                ],
+                order_locked=order_locked,
                 tenant=tenant,
                 model=model if isinstance(model, str) else None,
                 preamble=blake2b(front, digest_size=16).hexdigest(),
@@ -135,6 +153,9 @@ class Reorderer:
                 self.planner.abandon(plan)
             return Reordered(call, outcome="unwritable")
         return Reordered(call._replace(content=content, body=body), plan, outcome)
+
+    def _pin(self, place: int, blocks: int) -> Pin | None:
+        return "start" if place < self._pin_first else "end" if place >= blocks - self._pin_last else None
 
 
 # -- templates ---------------------------------------------------------------------------------------------------------

@@ -120,6 +120,60 @@ def test_later_turns_repeat_the_order() -> None:
     assert reordered(Reorderer(as_templates(["tags"])), later).call.content == later
 
 
+def test_a_request_may_keep_its_order(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, reorder=("tags",))
+    first, second = FORMATS["tags"](NAMES[:2]), FORMATS["tags"]([NAMES[2], NAMES[1], NAMES[0]])
+    for headers in ({}, {"x-warmprefix-order": "keep"}, {"X-Warmprefix-Order": "keep"}):
+        assert send(gateway, "POST", CHAT, body_of(first)).status == 200
+        assert send(gateway, "POST", CHAT, body_of(second), **headers).status == 200
+        assert (text_of(upstream.requests[-1].body) == second) is bool(headers)
+        assert upstream.requests[-1].header("x-warmprefix-order") is None
+    assert metric(gateway, "contexts_total", order="locked") == 2
+
+
+def test_a_locked_order_is_learned_and_kept_in_later_turns() -> None:
+    reorderer = Reorderer(as_templates(["tags"]))
+    given_text, _ = other_order(reorderer)
+    other = Reorderer(as_templates(["tags"]))
+    call = read_call("POST", CHAT, {}, body_of(given_text))
+    assert call is not None
+    locked = other.reordered(call, None, order_locked=True)
+    assert (locked.call.content, locked.outcome) == (call.content, "locked")
+    assert locked.plan is not None
+    other.planner.commit(locked.plan)
+    assert other.planner.stats().tree_nodes == 1
+    later = body_of(given_text, "And why?", answers=["Because."])
+    assert reordered(other, later) == Reordered(reordered(other, later).call, None, "as before")
+    assert reordered(other, later).call.content == later
+    call = read_call("POST", CHAT, {}, body_of(FORMATS["tags"](NAMES), "And why?", answers=["Because."]))
+    assert call is not None
+    assert other.reordered(call, None, order_locked=True) == Reordered(call, None, "locked")
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 0), (0, 1), (1, 1), (2, 2), (9, 9), (0, 4)])
+def test_pinned_blocks_stay_where_they_are(first: int, last: int) -> None:
+    reorderer = Reorderer(as_templates(["tags"]), pin_first=first, pin_last=last)
+    rng = random.Random(1)
+    moved = 0
+    for _ in range(30):
+        names = rng.sample(NAMES, 5)
+        result = reordered(reorderer, body_of(FORMATS["tags"](names)))
+        sent = text_of(result.call.content)
+        order = sorted(names, key=lambda each: sent.index(TEXTS[each]))
+        assert order[:first] == names[:first]
+        assert order[5 - min(last, 5) :] == names[5 - min(last, 5) :]
+        moved += order != names
+        assert result.plan is not None
+        reorderer.planner.commit(result.plan)
+    assert (moved > 0) is (first + last < 4)
+
+
+@pytest.mark.parametrize("name", ["pin_first", "pin_last"])
+def test_negative_pins_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be 0 or more, got -1"):
+        GatewayOptions(("http://127.0.0.1:1/v1",), **{name: -1})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("head", ['<source id="{}">', "<source>[{}] ", '<source name="a"> Document {}: '])
 @pytest.mark.parametrize("first", [0, 1, 7])
 def test_numbered_blocks_keep_their_order(head: str, first: int) -> None:
