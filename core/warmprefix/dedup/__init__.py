@@ -4,6 +4,7 @@
 and `requests` does so in the bodies of requests.
 """
 
+from warmprefix.dedup.echoes import EchoedText, Echoes, EchoStream, TextForm
 from warmprefix.dedup.history import Message, SdkMessage, VisibleHistory, as_mapping
 from warmprefix.dedup.prompts import PromptMessage, RewriteRoute, canonical_prompt
 from warmprefix.dedup.requests import RepeatedResult, RewriteLevel, Rewritten, restored, rewrite
@@ -11,6 +12,9 @@ from warmprefix.dedup.transcript import RepeatLevel, Transcript
 from warmprefix.dedup.wording import RepeatTemplates
 
 __all__ = [
+    "EchoStream",
+    "EchoedText",
+    "Echoes",
     "Message",
     "PromptMessage",
     "RepeatLevel",
@@ -20,6 +24,7 @@ __all__ = [
     "RewriteRoute",
     "Rewritten",
     "SdkMessage",
+    "TextForm",
     "Transcript",
     "VisibleHistory",
     "as_mapping",

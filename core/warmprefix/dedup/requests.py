@@ -20,7 +20,7 @@ from warmprefix.dedup.runs import SearchBudget, cut_by_lines, cut_by_words
 from warmprefix.dedup.transcript import Transcript
 from warmprefix.dedup.wording import shown_call
 
-__all__ = ["RepeatedResult", "RewriteLevel", "Rewritten", "restored", "rewrite"]
+__all__ = ["RepeatedResult", "RewriteLevel", "Rewritten", "references_in", "restored", "rewrite"]
 
 RewriteLevel = Literal["exact", "contained", "spans"]
 """Which repeats become references: whole results; results that stand inside an earlier one as well; large parts of a
@@ -185,6 +185,35 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     return _with_texts(body, changes)
 
 
+def references_in(route: RewriteRoute, rewritten: Rewritten) -> dict[str, str]:
+    """Return the references that `rewrite` made in a body, and the text that each stands for.
+
+    A text of a tool that only reads like a reference is none of them.
+    """
+    changed: dict[str, list[str]] = {}
+    for result in reversed(rewritten.repeated):
+        if result.reference is not None:
+            changed.setdefault(result.reference, []).append(result.text)
+    made: dict[str, set[str]] = {}
+    originals = _Originals()
+    for event in tool_events(route, rewritten.body):
+        if isinstance(event, MadeCall):
+            originals.call(event)
+        elif isinstance(event, HistoryCut):
+            originals, made = _Originals(), {}
+        else:
+            if event.text is not None and changed.get(event.text):
+                text = changed[event.text].pop()
+                if _WHOLE.fullmatch(event.text):
+                    made.setdefault(event.text, set()).add(text)
+                else:
+                    parts = [found for found in _PART.finditer(event.text) if found[0] not in text]
+                    for found in parts:
+                        made.setdefault(found[0], set()).add(originals.part(found))
+            originals.result(event.call_id, event.text)
+    return {reference: texts.pop() for reference, texts in made.items() if len(texts) == 1 and reference not in texts}
+
+
 class _SentResult(NamedTuple):
     sent: str
     original: str
@@ -236,9 +265,10 @@ class _Originals:
         whole = _WHOLE.fullmatch(sent)
         if whole is not None:
             return next((result.original for result in self._named(whole[1])), sent)
-        return _PART.sub(self._part, sent) if "[Word for word in" in sent else sent
+        return _PART.sub(self.part, sent) if "[Word for word in" in sent else sent
 
-    def _part(self, found: re.Match[str]) -> str:
+    def part(self, found: re.Match[str]) -> str:
+        """Return the text that a reference to a part of a result stands for."""
         for result in self._named(found["call"]):
             if not self._budget.take(len(result.sent)):
                 return found[0]

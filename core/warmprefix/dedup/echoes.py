@@ -1,0 +1,219 @@
+"""References that a model copies into its tool calls, and the texts that they stand for. Pure: no I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from warmprefix.dedup.prompts import RewriteRoute
+from warmprefix.dedup.requests import Rewritten, references_in
+
+__all__ = ["EchoStream", "EchoedText", "Echoes", "TextForm"]
+
+TextForm = Literal["json", "plain"]
+"""How a text is written: as JSON, such as a function's arguments, or as it is, such as a custom tool's input."""
+
+_LEAD_IN = re.compile(r"\[(?:W|Ran again; w)ord for word (?:in )?the result of the earlier call ")
+_LEAD_INS = tuple(
+    f"[{first}ord for word {second}the result of the earlier call "
+    for first in ("W", "Ran again; w")
+    for second in ("", "in ")
+)
+_END = ".]"
+
+
+class EchoedText(NamedTuple):
+    """A text without echoes."""
+
+    text: str
+    restored: int = 0
+    """Number of references that were replaced."""
+    unresolved: int = 0
+    """Number of texts that begin like a reference, and are none of the prompt's."""
+
+
+class _WrittenReferences:
+    """References in each way in which they may be written in a text.
+
+    `depths` are the times that they may be escaped, the usual one first: models write files that hold JSON, too.
+    """
+
+    def __init__(self, references: Mapping[str, str], depths: Sequence[int]) -> None:
+        self._texts: dict[str, tuple[str, int, bool]] = {}
+        for depth in depths:
+            for is_ascii in (False, True):
+                for reference, text in references.items():
+                    self._texts.setdefault(_escaped(reference, depth, is_ascii), (text, depth, is_ascii))
+        self._sorted = sorted(self._texts)
+        self.longest = max(map(len, self._sorted), default=0)
+        """Characters of the longest one."""
+
+    def begins_with(self, text: str) -> bool:
+        """Return True if one is longer than this text, and begins with it."""
+        at = bisect_left(self._sorted, text)
+        at += at < len(self._sorted) and self._sorted[at] == text
+        return at < len(self._sorted) and self._sorted[at].startswith(text)
+
+    def at(self, text: str, begin: int) -> tuple[int, str] | None:
+        """Return the end of the longest one that stands here, and the text for it."""
+        found: tuple[int, str] | None = None
+        end = text.find(_END, begin, begin + self.longest)
+        while end >= 0:
+            written = self._texts.get(text[begin : end + len(_END)])
+            if written is not None:
+                found = end + len(_END), _escaped(*written)
+            end = text.find(_END, end + 1, begin + self.longest)
+        return found
+
+
+class Echoes:
+    """The references of one prompt, to find them in the arguments of the tool calls that the model answers with.
+
+    A model that copies a reference into a call means the text that it stands for: `write_file` would otherwise write
+    the reference. Only references that `rewrite` made in this prompt are known: one that a tool's text imitates is left
+    as it is, so that no text can ask for another one's contents.
+
+    >>> from warmprefix.dedup import rewrite
+    >>> text = "The sea is 3,688 metres deep on average. " * 9
+    >>> calls = [{"type": "tool_use", "id": id, "name": "read", "input": {"path": "a"}} for id in "12"]
+    >>> results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id in "12"]
+    >>> body = {"messages": [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]}
+    >>> echoes = Echoes("messages", rewrite("messages", body))
+    >>> arguments = {"path": "b", "content": '[Word for word the result of the earlier call read({"path":"a"}).]'}
+    >>> echoes.restored(arguments) == {"path": "b", "content": text}
+    True
+
+    Args:
+        route: The shape of the body.
+        rewritten: What `rewrite` returned for it.
+    """
+
+    def __init__(self, route: RewriteRoute, rewritten: Rewritten) -> None:
+        self._route = route
+        self._rewritten = rewritten
+
+    def __bool__(self) -> bool:
+        """Return True if the prompt has references."""
+        return self._rewritten.references > 0
+
+    def restored(self, arguments: Any) -> Any:
+        """Return the arguments of a call with the texts that references in them stand for.
+
+        Args:
+            arguments: A JSON text, as in chat completions and responses, or the value of one, as in messages. An input
+                that is no JSON, as custom tools have it, needs `in_text` with the form "plain".
+        """
+        if isinstance(arguments, str):
+            return self.in_text(arguments, "json").text
+        return self.in_value(arguments)[0]
+
+    def in_text(self, text: str, form: TextForm) -> EchoedText:
+        """Return a text without echoes. O(characters)."""
+        stream = EchoStream(self, form)
+        whole = stream.feed(text) + stream.finish()
+        return EchoedText(whole, stream.restored, stream.unresolved)
+
+    def in_value(self, value: Any) -> tuple[Any, int, int]:
+        """Return a JSON value without echoes in its strings, how many there were, and how many are unresolved."""
+        restored = unresolved = 0
+
+        def changed(value: Any) -> Any:
+            nonlocal restored, unresolved
+            if isinstance(value, str):
+                found = self.in_text(value, "plain") if _LEAD_IN.search(value) else EchoedText(value)
+                restored += found.restored
+                unresolved += found.unresolved
+                return found.text
+            if isinstance(value, dict):
+                return {name: changed(inner) for name, inner in value.items()}
+            return [changed(inner) for inner in value] if isinstance(value, list) else value
+
+        return changed(value), restored, unresolved
+
+    @cached_property
+    def _references(self) -> Mapping[str, str]:
+        return references_in(self._route, self._rewritten)
+
+    @cached_property
+    def _in_json(self) -> _WrittenReferences:
+        return _WrittenReferences(self._references, depths=(1, 2))
+
+    @cached_property
+    def _in_plain(self) -> _WrittenReferences:
+        return _WrittenReferences(self._references, depths=(0, 1))
+
+    def written(self, form: TextForm) -> _WrittenReferences:
+        """Return the references as they may be written in a text; made when it is first asked for."""
+        return self._in_json if form == "json" else self._in_plain
+
+
+class EchoStream:
+    """A text that comes in pieces; what may be the beginning of a reference waits for its next piece."""
+
+    def __init__(self, echoes: Echoes, form: TextForm) -> None:
+        self.restored = 0
+        """Number of references that were replaced."""
+        self.unresolved = 0
+        """Number of texts that begin like a reference, and are none of the prompt's."""
+        self._echoes = echoes
+        self._form: TextForm = form
+        self._held = ""
+
+    @property
+    def held(self) -> str:
+        """The text that waits."""
+        return self._held
+
+    def feed(self, piece: str) -> str:
+        """Add a piece, and return the text that can pass on now. Amortised linear in the characters."""
+        if not self._held and "[" not in piece:
+            return piece
+        text, self._held = self._held + piece, ""
+        passed: list[str] = []
+        done = searched = 0
+        while (begin := text.find("[", searched)) >= 0:
+            found = None
+            if _LEAD_IN.match(text, begin):
+                references = self._echoes.written(self._form)
+                rest = text[begin : begin + references.longest]
+                if begin + len(rest) == len(text) and references.begins_with(rest):
+                    self._held = text[begin:]
+                    text = text[:begin]
+                    break
+                found = references.at(text, begin)
+                self.unresolved += found is None
+            elif any(lead.startswith(text[begin : begin + len(lead)]) for lead in _LEAD_INS):
+                self._held = text[begin:]  # too short yet
+                text = text[:begin]
+                break
+            searched = begin + 1
+            if found is not None:
+                passed += (text[done:begin], found[1])
+                done = searched = found[0]
+                self.restored += 1
+        return "".join([*passed, text[done:]])
+
+    def finish(self) -> str:
+        """Return the text that waits; nothing follows it."""
+        text, self._held = self._held, ""
+        is_begun = _LEAD_IN.match(text) is not None
+        found = self._echoes.written(self._form).at(text, 0) if is_begun else None
+        if found is None:
+            self.unresolved += is_begun
+            return text
+        self.restored += 1
+        rest = EchoStream(self._echoes, self._form)
+        tail = rest.feed(text[found[0] :]) + rest.finish()
+        self.restored += rest.restored
+        self.unresolved += rest.unresolved
+        return found[1] + tail
+
+
+def _escaped(text: str, depth: int, is_ascii: bool) -> str:
+    for _ in range(depth):
+        text = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
+    return text
