@@ -69,6 +69,11 @@ def test_each_engine_is_asked_in_its_own_way() -> None:
     more = completed(responses, cache_salt="salt", stream_usage=True, token_ids="vllm")
     assert json.loads(more.content) == {"input": "Q?", "stream": True, "cache_salt": "salt"}
     assert not more.hide_usage
+    messages = call_of({"messages": [], "stream": True}, "/v1/messages")
+    more = completed(messages, cache_salt="salt", stream_usage=True, token_ids="vllm")
+    assert json.loads(more.content) == {"messages": [], "stream": True, "cache_salt": "salt"}
+    keyed = completed(messages, cache_salt="salt", stream_usage=True, token_ids=None, salt_field="prompt_cache_key")
+    assert keyed == (messages.content, False, None)
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,14 @@ _OWNERS: Mapping[str, EngineName] = {
 
 
 class Engine(NamedTuple):
-    """An upstream's engine, as far as it is known."""
+    """An upstream's engine, as far as it was recognised."""
 
     name: EngineName | None = None
     version: tuple[int, int] | None = None
-    """None if it is not known."""
+    """None if it was not recognised."""
 
     def takes_salt(self, route: str) -> bool | None:
-        """Return whether a salt separates tenants on a route; None if that is not known."""
+        """Return whether a salt separates tenants on a route; None if that is open."""
         if self.name is None:
             return None
         first = _SALTED[self.name].get(route)

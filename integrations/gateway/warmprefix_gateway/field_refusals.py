@@ -43,7 +43,7 @@ class FieldRefusals:
         self._states: OrderedDict[bytes, _FieldState] = OrderedDict()
 
     def accepts(self, added: AddedFields) -> bool | None:
-        """Return whether the upstream takes these fields; None if that is not known."""
+        """Return whether the upstream takes these fields; None if that is open."""
         state = self._states.get(_key(added))
         if state is None or self._clock() >= state.until:
             return None
@@ -61,8 +61,8 @@ class FieldRefusals:
         It counts once two different bodies were refused, and none was accepted between them.
         """
         key, now = _key(added), self._clock()
-        known = self._states.get(key)
-        earlier = known.refused if known is not None and now < known.until else ()
+        state = self._states.get(key)
+        earlier = state.refused if state is not None and now < state.until else ()
         digest = blake2b(content, digest_size=16).digest()
         self._note(key, _FieldState(now + _KEPT_SECONDS, False, tuple(dict.fromkeys([*earlier, digest]))[:_NEEDED]))
 

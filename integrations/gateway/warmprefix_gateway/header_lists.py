@@ -24,7 +24,9 @@ _OURS = {"host", "expect", "x-warmprefix-references", "x-warmprefix-order"}
 
 OF_ENGINES = frozenset(
     {
-        *("x-data-parallel-rank", "x-smg-target-worker"),  # choose a replica
+        *("x-data-parallel-rank", "x-dp-rank", "x-smg-target-worker", "x-worker-instance-id"),  # choose a replica
+        *("x-gateway-destination-endpoint", "x-prefill-instance-id", "x-prefiller-host-port"),
+        *("x-smg-priority", "x-gateway-inference-objective", "x-gateway-inference-fairness-id"),
         "x-request-id",  # becomes the engine's own id of the request, which must be unique among all tenants
         "x-body-compressed",  # makes SGLang read another body than the gateway
         *("x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-rewrite-url"),

@@ -211,7 +211,7 @@ class Office:
     async def separates(self, base: str, asked: AskedPrompt) -> bool:
         """Return False if an upstream may ignore the salt of a request's tenant.
 
-        Only Messages are refused where that is not known: SGLang has ignored their salt until now.
+        If the engine was not recognised, only Messages are refused: SGLang has ignored their salt until now.
         """
         if asked.session.tenant is None or self._rules.profile.isolation != "cache_salt":
             return True

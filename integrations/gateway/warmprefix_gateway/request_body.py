@@ -51,7 +51,7 @@ class RequestBody:
                 return
 
     async def whole(self, length: str) -> bytes:
-        """Return the whole body; `length` is what its header says.
+        """Return the whole body; `length` is the value of its header.
 
         Raises:
             BodyRefusedError: It is too large, or there is no room for it now.

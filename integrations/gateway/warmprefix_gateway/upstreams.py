@@ -136,7 +136,7 @@ class Upstreams:
         return recognised_engine(models, version)
 
     async def _content(self, client: aiohttp.ClientSession, url: str) -> bytes:
-        """Return the answer to a GET; empty if there is none."""
+        """Return the answer to a GET; empty without one."""
         key = self._options.upstream_key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         content = bytearray()
@@ -156,6 +156,8 @@ class Upstreams:
         return bytes(content)
 
     async def stop(self) -> None:
+        for _, asking in self._engines.values():
+            asking.cancel()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

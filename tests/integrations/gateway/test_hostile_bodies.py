@@ -175,7 +175,7 @@ def _readings(content: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _given(content: bytes) -> Iterator[Any]:
-    """Yield each salt that somebody may read in what the client has sent."""
+    """Yield each salt that a parser may read in what the client has sent."""
     for unpack in (bytes, gzip.decompress, zlib.decompress, zstd.decompress):
         with suppress(ValueError, OSError, EOFError, zlib.error, zstd.ZstdError):
             for _, body in _readings(unpack(content).removeprefix(BOM_UTF8)):

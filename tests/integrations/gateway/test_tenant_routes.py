@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, answe
 from tests.integrations.gateway.test_hostile_requests import exchanged
 
 from warmprefix_gateway import GatewayOptions, GatewayServer
-from warmprefix_gateway.engine_salts import Engine, recognised_engine
+from warmprefix_gateway.engine_salts import ENGINES, Engine, EngineName, recognised_engine
 from warmprefix_gateway.field_refusals import AddedFields, FieldRefusals
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, refuse_fields
@@ -161,13 +163,39 @@ def test_embeddings_get_the_salt_too(upstream: ScriptedUpstream, gateway_of: Mak
         ("vllm", "0.1.dev1+g1", {"chat": None, "messages": None}),
         ("sglang", "", {"chat": True, "completions": True, "responses": True, "messages": False}),
         ("llamacpp", "", {"chat": False, "messages": False}),
-        ("somebody", "0.33.0", {"chat": None, "messages": None}),
+        ("acme", "0.33.0", {"chat": None, "messages": None}),
     ],
 )
 def test_an_engine_is_recognised(owner: str, version: str, takes: dict[str, bool | None]) -> None:
     models = json.dumps({"data": [{"id": "m", "owned_by": owner}, {"id": "lora", "owned_by": owner}]}).encode()
     engine = recognised_engine(models, json.dumps({"version": version}).encode())
     assert {route: engine.takes_salt(route) for route in takes} == takes
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"\W", "", name)
+
+
+def test_the_page_on_engines_has_these_facts() -> None:
+    page = (Path(__file__).parents[3] / "docs/engines.md").read_text("utf-8")
+    table = page.partition("## Tenants' salts")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    routes = ("chat", "completions", "responses", "messages")
+    shown = {
+        _letters(name.partition("](")[0]).lower(): dict(zip(routes, cells, strict=True)) for name, *cells in rows[2:]
+    }
+    names: dict[str, EngineName] = {_letters(name).removeprefix("warmprefix"): name for name in ENGINES}
+    assert shown.keys() == names.keys()
+    for key, facts in shown.items():
+        for route, first in facts.items():
+            engine = Engine(names[key], None)
+            if first in ("any", "never"):
+                assert engine.takes_salt(route) is (first == "any")
+                continue
+            major, minor = map(int, first.split("."))
+            versions = [(major, minor - 1), (major, minor), (major + 1, 0)]
+            found = [engine._replace(version=version).takes_salt(route) for version in versions]
+            assert found == [False, True, True]
 
 
 @pytest.mark.parametrize("models", [b"", b"[]", b'{"data": [{"owned_by": ["vllm"]}]}', b'{"data": 7}', b"[" * 9_999])
