@@ -122,7 +122,7 @@ def test_the_gateway_counts_what_is_reported(
 @on_the_wire
 def test_a_link_reports_it_to_the_planner(entry: WireAnswer, upstream: ScriptedUpstream) -> None:
     planner = ContextPlanner()
-    plan = planner.plan([ContextBlock("a passage " * 50, id="a")], preamble="P")
+    plan = planner.plan([ContextBlock("a passage " * 50, id="a")], preamble="P", conversation="c", placement="tail")
     upstream.handler = answer(entry.content, kind=kind_of(entry))
     body = {"model": "m", "stream": entry.streams, "messages": [{"role": "user", "content": plan.render()}]}
     if entry.streams and entry.route in ("chat", "completions"):
@@ -132,14 +132,14 @@ def test_a_link_reports_it_to_the_planner(entry: WireAnswer, upstream: ScriptedU
     if entry.route == "completions":
         body["prompt"] = plan.render()
     with EngineLink(planner) as link, httpx.Client(transport=link.transport(httpx.HTTPTransport())) as client:
-        with link.sending(plan):
-            reply = client.post(upstream.base_url.removesuffix("/v1") + PATHS[entry.route], json=body)
+        url = upstream.base_url.removesuffix("/v1") + PATHS[entry.route]
+        reply = client.post(url, json=body, headers=link.headers(plan))
         assert reply.content == entry.content
         assert upstream.requests[-1].header(PLAN_HEADER) is None
-        assert link.stats().commits == (entry.end != "failed")
+        assert link.stats().commits == (entry.end == "well")
         assert link.stats().errors == link.stats().unread_answers == 0
     stats = planner.stats()
-    reported = entry.end != "failed" and entry.tokens.cached_tokens is not None
+    reported = entry.end == "well" and entry.tokens.cached_tokens is not None
     assert stats.reports == reported
     assert stats.reported_cached_tokens == (entry.tokens.cached_tokens if reported else 0)
 
@@ -168,7 +168,7 @@ def test_the_sdk_reads_the_same(entry: WireAnswer, upstream: ScriptedUpstream) -
         try:
             for chunk in client.chat.completions.create(**QUESTION, stream=True):
                 for choice in getattr(chunk, "choices", None) or ():
-                    text += (choice.index == 0 and choice.delta and choice.delta.content) or ""
+                    text += (not choice.index and choice.delta and choice.delta.content) or ""
         except (openai.APIError, json.JSONDecodeError):
             assert entry.end == "failed"
             return

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.openai.answer import AnswerFacts, StreamedAnswer, WholeAnswer
+from warmprefix.openai.answer import AnswerFacts, StreamedAnswer, WholeAnswer, is_stream
 from warmprefix.openai.batch_runner import BatchResult, BatchRunner
 from warmprefix.openai.call import Additions, PromptCall, chat_options, completed, read_call
 from warmprefix.openai.completion import AnswerError, BrokenStreamError, ChatAnswer
@@ -41,6 +41,7 @@ __all__ = [
     "ask_with_retries",
     "chat_options",
     "completed",
+    "is_stream",
     "may_pass",
     "messages_for",
     "read_call",

@@ -10,7 +10,7 @@ from typing import Any
 
 from warmprefix.usage import TokenUsage, reported_usage, token_usage
 
-__all__ = ["AnswerFacts", "AnswerReader", "EventSplitter", "StreamedAnswer", "WholeAnswer", "event_data"]
+__all__ = ["AnswerFacts", "AnswerReader", "EventSplitter", "StreamedAnswer", "WholeAnswer", "event_data", "is_stream"]
 
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 """Bytes kept of an event, or of an answer in one piece, that is not complete yet."""
@@ -19,11 +19,14 @@ _END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r|\n)")
 """The end of a line followed by an empty line: `\\n`, `\\r\\n` or `\\r`, in any mixture."""
 
 _DONE = b"[DONE]"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FAILURES = ("error", "response.failed")
 _ENDS = ("response.completed", "response.incomplete", "message_stop")
 
-_SIGNS = (b'"usage"', b'"error"', _DONE, b'"response.', b'"message_stop"')
-"""Byte strings of which a relevant event holds one, once the answer has started."""
+_SIGN = re.compile(
+    rb'"(?:usage\w*|timings)"\s*:\s*\{|"(?:finish|stop)_reason"\s*:\s*"|"(?:message_stop|response\.[cfi]\w+)"|\berror\b|\[DONE\]'
+)
+"""Part of each event that matters once the answer has started."""
 
 
 class EventSplitter:
@@ -62,18 +65,27 @@ class EventSplitter:
         return rest
 
 
-def event_data(event: bytes) -> bytes:
-    r"""Return the data lines of one event.
+def event_data(event: bytes, field: bytes = b"data") -> bytes:
+    r"""Return the data lines of one event, or the lines of another field.
 
     >>> event_data(b"event: x\r\ndata: {\r\ndata:}\r\n\r\n")
     b'{\n}'
     """
-    data = []
-    for line in event.splitlines():
+    values = []
+    for line in event.removeprefix(_BYTE_ORDER_MARK).splitlines():
         name, _, value = line.partition(b":")
-        if name == b"data":
-            data.append(value[1:] if value.startswith(b" ") else value)
-    return b"\n".join(data)
+        if name == field:
+            values.append(value[1:] if value.startswith(b" ") else value)
+    return b"\n".join(values)
+
+
+def is_stream(content_type: str, *, asked: bool) -> bool:
+    """Return True if an answer with this type is a stream of events. `asked`: the request asked for one.
+
+    Clients that asked read any answer as a stream; but some APIs answer them in one piece, as JSON.
+    """
+    kind = content_type.lower()
+    return kind.startswith("text/event-stream") or (asked and "json" not in kind)
 
 
 class AnswerFacts:
@@ -93,6 +105,9 @@ class AnswerFacts:
         """Seconds from sending the request to the first token of a stream; None without one."""
         self.ended = False
         """True if the answer reported that nothing follows: `[DONE]`, or the last event of a response."""
+        self.complete = False
+        """True if the answer reported its end: a reason to finish, or that nothing follows. A stream that breaks off
+        may end without either."""
         self.failed = False
         """True if the answer reported an error."""
         self.unread = False
@@ -107,17 +122,24 @@ class AnswerFacts:
         """The counts of the reported usage."""
         return token_usage(self.usage)
 
-    def read_event(self, data: bytes) -> dict[str, Any] | None:
-        """Read the data of one event of a stream and return its JSON object; None if it holds none."""
+    def read_event(self, event: bytes) -> dict[str, Any] | None:
+        """Read one event of a stream and return its JSON object; None if it holds none, as a keep-alive.
+
+        Raises:
+            ValueError: The event has data that is not JSON.
+        """
+        data = event_data(event)
         if data.startswith(_DONE):
-            self.ended = True
+            self.ended = self.complete = True
             return None
-        payload = _object(data)
-        if payload is None:
+        self.failed = self.failed or event_data(event, b"event") == b"error"
+        payload = _parsed(data) if data else None
+        if not isinstance(payload, dict):
             return None
         self.ended = self.ended or payload.get("type") in _ENDS
+        self.complete = self.complete or self.ended or _has_finished(payload)
         self.read_prompt(payload)
-        self.failed = self.failed or bool(payload.get("error")) or payload.get("type") in _FAILURES
+        self.failed = self.failed or _is_failure(payload)
         if not self.started and _has_token(payload):
             self.started = True
             self.ttft = self._clock() - self._began
@@ -125,10 +147,10 @@ class AnswerFacts:
 
     def read_whole(self, payload: Mapping[str, Any] | None) -> None:
         """Read an answer that came in one piece; None if it is not a JSON object."""
-        self.started = True
+        self.started = self.complete = True
         self.unread = payload is None
         if payload is not None:
-            self.failed = bool(payload.get("error")) or payload.get("status") == "failed"
+            self.failed = _is_failure(payload) or payload.get("status") in ("failed", "cancelled")
             self.read_prompt(payload)
 
     def read_prompt(self, payload: Mapping[str, Any]) -> None:
@@ -159,9 +181,17 @@ class WholeAnswer:
 
     def finish(self) -> bytes:
         """Read the end of the answer; return the remaining bytes to pass on."""
-        payload = None if self._body is None else _object(self._body)
-        self._body = None
-        self.facts.read_whole(payload)
+        body, self._body = self._body, None
+        try:
+            payload = None if body is None else _parsed(body)
+        except ValueError:
+            payload = None
+            stream = StreamedAnswer(hide_usage=False, facts=self.facts)  # which only calls itself JSON
+            stream.feed(bytes(body or b""))
+            stream.finish()
+            if self.facts.started or self.facts.failed:
+                return b""
+        self.facts.read_whole(payload if isinstance(payload, dict) else None)
         return b""
 
     def held(self) -> bytes:
@@ -200,25 +230,41 @@ class StreamedAnswer:
     def _passes(self, event: bytes) -> bool:
         """Read an event; return True if the application may see it."""
         # Once the answer has started, most events are words of it: parsing them would double the cost per token.
-        if self.facts.started and not any(sign in event for sign in _SIGNS):
+        if self.facts.started and _SIGN.search(event) is None:
             return True
-        payload = self.facts.read_event(event_data(event))
+        try:
+            payload = self.facts.read_event(event)
+        except ValueError:
+            return True
         if payload is None or not self._hides_usage:
             return True
-        return not (payload.get("usage") and payload.get("choices") == [])
+        return not payload.get("usage") or bool(payload.get("choices"))
 
 
 AnswerReader = WholeAnswer | StreamedAnswer
 """Reader of an answer's bytes that decides which of them pass on to the application."""
 
 
+def _is_failure(payload: Mapping[str, Any]) -> bool:
+    # The last is an older vLLM's.
+    return bool(payload.get("error")) or payload.get("type") in _FAILURES or payload.get("object") == "error"
+
+
+def _has_finished(chunk: Mapping[str, Any]) -> bool:
+    delta, choices = chunk.get("delta"), chunk.get("choices")
+    if isinstance(delta, dict) and delta.get("stop_reason"):
+        return True
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and bool(choice.get("finish_reason")) for choice in choices
+    )
+
+
 def _has_token(chunk: Mapping[str, Any]) -> bool:
-    kind = chunk.get("type")
-    if isinstance(kind, str):
-        return kind in (*_ENDS, "content_block_delta") or (kind.endswith(".delta") and bool(chunk.get("delta")))
-    choices = chunk.get("choices")
+    kind, choices = chunk.get("type"), chunk.get("choices")
     if not isinstance(choices, list):
-        return False
+        if not isinstance(kind, str):
+            return False
+        return kind in (*_ENDS, "content_block_delta") or (kind.endswith(".delta") and bool(chunk.get("delta")))
     if not choices:
         return bool(chunk.get("usage"))  # the prompt was read even if nothing had to be answered
     for choice in choices:
@@ -231,9 +277,8 @@ def _has_token(chunk: Mapping[str, Any]) -> bool:
     return False
 
 
-def _object(data: bytes | bytearray) -> dict[str, Any] | None:
+def _parsed(data: bytes | bytearray) -> Any:
     try:
-        payload = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return payload if isinstance(payload, dict) else None
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("too deep") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from warmprefix.errors import WarmprefixError
-from warmprefix.openai.answer import AnswerFacts, EventSplitter, event_data
+from warmprefix.openai.answer import AnswerFacts, EventSplitter
 from warmprefix.usage import TokenUsage, reported_usage, token_usage
 
 __all__ = [
@@ -140,30 +139,22 @@ class ChatReader:
             BrokenStreamError: The answer is not complete.
         """
         self._read(self._events.rest())
-        if not self._assembly.complete:
+        # Some engines end a stream by `[DONE]` alone.
+        if not self._assembly.complete and not (self.facts.ended and self.facts.started):
             raise BrokenStreamError("the stream ended before the answer did")
-        return ChatAnswer(self._assembly.completion(), self.facts.ttft)
+        completion = self._assembly.completion()
+        return ChatAnswer({**completion, "usage": self.facts.usage or completion["usage"]}, self.facts.ttft)
 
     def _read(self, event: bytes) -> str:
-        data = event_data(event)
-        if not data or self.facts.ended:  # a comment, or bytes after the end
+        if self.facts.ended:  # bytes after the end
             return ""
-        chunk = self.facts.read_event(data)
-        if chunk is None:
-            if not self.facts.ended:
-                raise _no_object(data)
-            return ""
-        if chunk.get("error"):
-            raise EngineFailedError(chunk["error"])
-        return self._assembly.add(chunk)
-
-
-def _no_object(data: bytes) -> BrokenStreamError:
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError) as error:
-        return BrokenStreamError(f"the stream broke: {type(error).__name__}: {error}")
-    return BrokenStreamError("the stream broke: an event is not a JSON object")
+        try:
+            chunk = self.facts.read_event(event)
+        except ValueError as error:
+            raise BrokenStreamError(f"the stream broke: {type(error).__name__}: {error}") from error
+        if self.facts.failed:
+            raise EngineFailedError((chunk or {}).get("error") or chunk)
+        return "" if chunk is None else self._assembly.add(chunk)
 
 
 class Assembly:
@@ -198,7 +189,9 @@ class Assembly:
                 self._frame[name] = value
         choices = chunk.get("choices")
         for piece in choices if isinstance(choices, list) else ():
-            index = piece.get("index", 0) if isinstance(piece, dict) else None
+            if not isinstance(piece, dict):
+                continue
+            index = piece.get("index") or 0
             if type(index) is not int:
                 continue
             delta = piece.get("delta")

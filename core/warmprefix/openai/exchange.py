@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from warmprefix.marks import CacheMarker, MarkedBody
-from warmprefix.openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer
+from warmprefix.openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer, is_stream
 from warmprefix.openai.call import Additions, PromptCall, block_ends
 from warmprefix.openai.plans import SentPlan
 from warmprefix.openai.retry import is_transient, retry_after
@@ -97,7 +97,8 @@ class Exchange:
         """Read the answer's status and headers. Returns a verdict if the body does not matter."""
         self._status = status
         if 200 <= status < 300:
-            if headers.get("content-type", "").lower().startswith("text/event-stream"):
+            asked = self._call is not None and self._call.streams
+            if is_stream(headers.get("content-type", ""), asked=asked):
                 facts = AnswerFacts(self._began, self._clock)
                 self._reader = StreamedAnswer(hide_usage=self._hide_usage, facts=facts)
             else:
@@ -182,7 +183,7 @@ class Exchange:
             facts = reader.facts
             if not facts.started or is_dropped or (self._plan.tracked and facts.failed):
                 return self._verdict("abandon")
-            is_complete = self._is_whole or self._has_passed_end or not self._plan.tracked
+            is_complete = (self._is_whole and facts.complete) or self._has_passed_end or not self._plan.tracked
             return self._verdict("commit" if is_complete else "commit part")
         if self._is_whole and not is_dropped:
             return self._verdict("abandon" if reader.facts.failed else "commit")

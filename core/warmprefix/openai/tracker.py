@@ -70,8 +70,9 @@ class LinkStats:
     abandons: int = 0
     """Plans abandoned."""
     early_closes: int = 0
-    """Of the abandoned plans, those of a conversation whose stream was closed after its first content and before its
-    end, outside of a block of `sending`: the link cannot see whether the application keeps such an answer."""
+    """Of the abandoned plans, those of a conversation whose stream was closed, or stopped without an error, after its
+    first content and before its end, outside of a block of `sending`: the link cannot see whether the application keeps
+    such an answer."""
     withdrawn: int = 0
     """Commits taken back because the call was cancelled before the application had its answer."""
     refused_commits: int = 0

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
-from warmprefix.openai import AnswerFacts, StreamedAnswer, WholeAnswer
+from warmprefix.openai import AnswerFacts, StreamedAnswer, WholeAnswer, is_stream
 from warmprefix.routing import Route
 from warmprefix_gateway.body_encodings import BodyDecoder, CompressedAnswer, is_plain
 from warmprefix_gateway.field_refusals import AddedFields
@@ -391,7 +391,8 @@ class PassedRequest:
         """Return the reader of an answer to a prompt; None if it reports no usage, or cannot be read."""
         if sent is None or answer.status >= 300:
             return None
-        streams = answer.headers.get("content-type", "").lower().startswith("text/event-stream")
+        asked = self._asked is not None and self._asked.call.streams
+        streams = is_stream(answer.headers.get("content-type", ""), asked=asked)
         encoding = answer.headers.get("content-encoding", "")
         if is_plain(encoding):
             return StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
