@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 from warmprefix.blocks import ContextBlock
+from warmprefix.ordering.runs import runs_of
 from warmprefix.plan import ContextPlan
 from warmprefix.residency import EngineReport
 from warmprefix.routing.assignments import AssignedBlock, Assignment, Holding
-from warmprefix.routing.balance import BlockItem, Candidate, share_out
+from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
 from warmprefix.routing.members import Agent, Member
 from warmprefix.routing.tenants import TenantState
 
@@ -241,19 +242,24 @@ class AgentTenant(TenantState):
         number: int,
         blocks: Sequence[ContextBlock],
         places: Sequence[tuple[int, ...]],
+        joined: Collection[int],
         names: Sequence[str],
         conversation: bytes | None,
         together: bool,
     ) -> tuple[AssignedBlock, ...]:
         """Assign blocks to these agents: they count as load and as held from now on.
 
-        Beyond `max_open`, the oldest open assignment counts as read.
+        In one prompt, a block that is `joined` to the one before it goes to the same agent. Beyond `max_open`, the
+        oldest open assignment counts as read.
         """
         agents = [self.agents[name] for name in names]
         items, holdings = self._items(blocks, agents, conversation, together)
         bounds = self._bounds
         eps, floor, prompt = bounds.eps, bounds.free_tokens, bounds.prompt_tokens
-        choices = share_out(items, agents, eps, floor, prompt, together) if items else []
+        runs = runs_of(len(items), joined) if together and joined else [range(i, i + 1) for i in range(len(items))]
+        shared = [items[run.start]._replace(tokens=sum([items[i].tokens for i in run])) for run in runs]
+        chosen_for = share_out(shared, agents, eps, floor, prompt, together) if items else []
+        choices = [choice for run, made in zip(runs, chosen_for, strict=True) for choice in _of_each(made, items, run)]
         bookings: Bookings = {}
         assigned: list[AssignedBlock] = []
         for block, positions, (chosen, held, spilled, work), holding, item in zip(
@@ -455,3 +461,10 @@ class AgentTenant(TenantState):
             copies = sum([len(readers) for readers in chats.readers.values()])
             self._chat_bytes -= _CHAT + _CHAT_AGENT * len(chats.agents)
             self._chat_bytes -= _CHAT_BLOCK * len(chats.readers) + _CHAT_COPY * copies
+
+
+def _of_each(choice: Choice, items: Sequence[BlockItem], run: Sequence[int]) -> Iterator[Choice]:
+    """Yield the choice for each block of a run; the first one counts its work."""
+    yield choice
+    for i in run[1:]:
+        yield Choice(choice.candidate, choice.candidate in items[i].holders, False, 0)

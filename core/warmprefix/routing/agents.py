@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks
+from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, joined_blocks
 from warmprefix.errors import NoAgentError
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.plan import ContextPlan, Scope
@@ -186,7 +186,8 @@ class AgentRouter(Fleet[AgentTenant]):
             tenant: Tenants share nothing.
             together: True if the blocks of one agent will stand in one prompt instead of one each. Only the first of
                 them is right behind the preamble, so blocks are spread more evenly, which saves less. Within a
-                conversation they follow the agent's chat, where a cached copy is of no use.
+                conversation they follow the agent's chat, where a cached copy is of no use. Neighbours of one source go
+                to one agent; see `follows` of `ContextBlock`.
 
         Raises:
             NoAgentError: All agents have failed or left.
@@ -200,7 +201,7 @@ class AgentRouter(Fleet[AgentTenant]):
             names = list(self._members) if agents is None else self._available(agents)
             if not names:
                 raise NoAgentError("no agent is available")
-            return self._assign(tenant, conversation, distinct, places, names, together)
+            return self._assign(tenant, conversation, distinct, places, joined_blocks(blocks, places), names, together)
 
     def reassign(self, assignment: Assignment, agent: str) -> Assignment:
         """Assign to others what one agent has not read.
@@ -230,7 +231,9 @@ class AgentRouter(Fleet[AgentTenant]):
                 raise NoAgentError(f"no other agent is available for the blocks of {agent!r}")
             self.abandon(assignment, agent)
             blocks, places = [each.block for each in left], [each.positions for each in left]
-            return self._assign(assignment.tenant, assignment.conversation, blocks, places, others, assignment.together)
+            joined = joined_blocks(blocks, [(i,) for i in range(len(blocks))])
+            conversation, together = assignment.conversation, assignment.together
+            return self._assign(assignment.tenant, conversation, blocks, places, joined, others, together)
 
     def _assign(
         self,
@@ -238,13 +241,14 @@ class AgentRouter(Fleet[AgentTenant]):
         conversation: str | None,
         blocks: Sequence[ContextBlock],
         places: Sequence[tuple[int, ...]],
+        joined: Collection[int],
         names: Sequence[str],
         together: bool,
     ) -> Assignment:
         state = self._tenants.use(tenant)
         self._number += 1
         id = f"{self._instance}.{self._number}"
-        assigned = state.assign(id, self._number, blocks, places, names, _digest(conversation), together)
+        assigned = state.assign(id, self._number, blocks, places, joined, names, _digest(conversation), together)
         self._tenants.record(tenant, state, used=True)
         held = [each.block.tokens for each in assigned if each.held is not None]
         tokens = sum([each.block.tokens for each in assigned])

@@ -11,6 +11,7 @@ from contextlib import aclosing, closing
 from typing import Any, get_args
 
 from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.neighbours import PinRule
 from warmprefix.openai import Retries
 from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
@@ -64,6 +65,8 @@ class ChainOfAgents:
         mode: Mode = "chain",
         on_failure: OnFailure = "skip",
         together: bool | None = None,
+        order_locked: bool = False,
+        pinned: PinRule[Any] | None = None,
         concurrency: int = 16,
         timeout: float | None = 120.0,
         retries: Retries | None = None,
@@ -87,6 +90,10 @@ class ChainOfAgents:
             together: If True, an agent reads all its documents of a question in one prompt; if False, each in a prompt
                 of its own, as ContextPilot's agents do, so that each is a warm prefix in any company. By default True
                 in mode `"chain"` and in conversations, and False otherwise.
+            order_locked: Keep the order of the documents in each prompt: it is a fact, such as time. Without it,
+                documents of one prompt that follow each other in the list and in their source stay in order.
+            pinned: Documents to keep at an end of their prompt: the metadata key of `"start"` or `"end"`, or a function
+                that returns one of them or None.
             concurrency: Most requests to workers at the same time, of one run.
             timeout: Seconds for one attempt, from sending it to the end of its answer; None leaves it to the clients,
                 whose own time-outs, such as for connecting, hold in any case.
@@ -139,7 +146,8 @@ class ChainOfAgents:
         """Assigns documents to agents."""
         self.planner = ContextPlanner() if planner is None else planner
         """Arranges each prompt's documents; an agent's name stands for the model."""
-        self._turns = Turns(self.planner, self._memory, max_chat_tokens)
+        self._turns = Turns(self.planner, self._memory, max_chat_tokens, order_locked=order_locked)
+        self._pinned = pinned
         self._options = RunOptions(
             mode=mode,
             on_failure=on_failure,
@@ -186,7 +194,7 @@ class ChainOfAgents:
         Cancellation ends all requests and withdraws those without an answer. The thread of a blocking client ends with
         the next piece of its answer or its time-out.
         """
-        asked = _question(question, documents, conversation, tenant)
+        asked = self._question(question, documents, conversation, tenant)
         async with aclosing(self._events(asked, streaming=False)) as events:
             *_, answer = [event async for event in events]
         assert isinstance(answer, ChainAnswer)
@@ -206,7 +214,7 @@ class ChainOfAgents:
         self, question: str, documents: Iterable[Any], *, conversation: str | None = None, tenant: str | None = None
     ) -> AsyncGenerator[ChainProgress | str | ChainAnswer, None]:
         """Do the same as `stream`, in a task. Leave it early within `contextlib.aclosing`."""
-        return self._events(_question(question, documents, conversation, tenant), streaming=True)
+        return self._events(self._question(question, documents, conversation, tenant), streaming=True)
 
     def forget(self, conversation: str, *, tenant: str | None = None) -> None:
         """Drop a conversation's chats with all agents."""
@@ -221,7 +229,7 @@ class ChainOfAgents:
             raise TypeError(
                 f"clients of {', '.join(awaited)} must be an openai.OpenAI for run and stream; use arun or astream"
             )
-        asked = _question(question, documents, conversation, tenant)
+        asked = self._question(question, documents, conversation, tenant)
         return iterate(lambda: self._events(asked, streaming=streaming))
 
     async def _events(
@@ -244,6 +252,26 @@ class ChainOfAgents:
             await asyncio.gather(running, return_exceptions=True)
             threads.shutdown(wait=False, cancel_futures=True)
 
+    def _question(
+        self, question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None
+    ) -> ChainQuestion:
+        """Check the arguments of a run before it starts."""
+        if not isinstance(question, str):
+            raise TypeError(f"question must be a str, got {type(question).__name__}")
+        if not question.strip():
+            raise ValueError(f"question must not be blank, got {question!r}")
+        for name, value in (("conversation", conversation), ("tenant", tenant)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+        if conversation == "":
+            raise ValueError("conversation must not be empty, got ''")
+        blocks = as_blocks(documents, self._pinned)
+        read = [block for block in blocks if block.text.strip()]
+        if not read:
+            given = f"{len(blocks)} blank" if blocks else "none"
+            raise ValueError(f"documents must be one or more that are not blank, got {given}")
+        return ChainQuestion(question, read, conversation, tenant)
+
     def _report(self, progress: ChainProgress) -> None:
         if self._on_progress is None:
             return
@@ -253,22 +281,3 @@ class ChainOfAgents:
             level = logging.DEBUG if self._progress_failed else logging.WARNING
             self._progress_failed = True
             _log.log(level, "on_progress of a chain of agents failed", exc_info=True)
-
-
-def _question(question: str, documents: Iterable[Any], conversation: str | None, tenant: str | None) -> ChainQuestion:
-    """Check the arguments of a run before it starts."""
-    if not isinstance(question, str):
-        raise TypeError(f"question must be a str, got {type(question).__name__}")
-    if not question.strip():
-        raise ValueError(f"question must not be blank, got {question!r}")
-    for name, value in (("conversation", conversation), ("tenant", tenant)):
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
-    if conversation == "":
-        raise ValueError("conversation must not be empty, got ''")
-    blocks = as_blocks(documents)
-    read = [block for block in blocks if block.text.strip()]
-    if not read:
-        given = f"{len(blocks)} blank" if blocks else "none"
-        raise ValueError(f"documents must be one or more that are not blank, got {given}")
-    return ChainQuestion(question, read, conversation, tenant)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from warmprefix import ContextBlock
+from warmprefix.neighbours import PinRule, SourcePlace, neighbours, pin_of
 
 __all__ = ["as_blocks", "as_list", "as_plain", "has_value", "value_of"]
 
 _FIELDS = ("text", "id", "tokens", "score", "pinned")
-"""Fields of a block in its plain form."""
+"""Fields of a block in its plain form, besides the one that it follows."""
 
 
 def as_list(documents: Any) -> list[Any]:
@@ -26,22 +28,33 @@ def as_list(documents: Any) -> list[Any]:
     return list(documents)
 
 
-def as_blocks(documents: Any) -> list[ContextBlock]:
+def as_blocks(documents: Any, pinned: PinRule[Any] | None = None) -> list[ContextBlock]:
     """Return a block for each document.
 
     A document is a block, a text, an object with its text as `page_content` or `text` (LangChain) or from
-    `get_content()` (LlamaIndex); or a mapping with the same fields, as a framework's storage may return it.
+    `get_content()` (LlamaIndex); or a mapping with the same fields, as a framework's storage may return it. Documents
+    one behind the other that also follow each other in their source are linked. `pinned` is for all but blocks.
 
     Raises:
         TypeError: `documents` is one document, or no sequence, or holds another object.
     """
-    return [_as_block(position, document) for position, document in enumerate(as_list(documents))]
+    listed = as_list(documents)
+    blocks = [_as_block(position, document, pinned) for position, document in enumerate(listed)]
+    followed = neighbours(listed, [block.text for block in blocks], _continues)
+    for i, before in enumerate(followed):
+        if before is not None:
+            block = blocks[i]
+            blocks[i] = ContextBlock(block.text, block.id, pinned=block.pinned, follows=blocks[before])
+    return blocks
 
 
 def as_plain(document: Any) -> Any:
     """Return the document itself, or a block as a mapping: frameworks can't restore blocks."""
     if isinstance(document, ContextBlock):
-        return {name: getattr(document, name) for name in _FIELDS}
+        follows: object = document.follows
+        if isinstance(follows, bytes):  # which JSON cannot hold
+            follows = {"fingerprint": follows.hex()}
+        return {**{name: getattr(document, name) for name in _FIELDS}, "follows": follows}
     return document
 
 
@@ -55,20 +68,62 @@ def value_of(item: object, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
-def _as_block(position: int, document: Any) -> ContextBlock:
+def _as_block(position: int, document: Any, pinned: PinRule[Any] | None) -> ContextBlock:
     if isinstance(document, ContextBlock):
         return document
     if isinstance(document, str):
         return ContextBlock(document)
-    if isinstance(document, Mapping) and document.keys() >= set(_FIELDS):
-        return ContextBlock(**{name: document[name] for name in _FIELDS})
+    if _is_plain_block(document):
+        follows = document.get("follows")
+        if isinstance(follows, Mapping):
+            follows = bytes.fromhex(follows["fingerprint"])
+        return ContextBlock(**{name: document[name] for name in _FIELDS}, follows=follows)
     text = _text(document)
     if text is None:
         kind = type(document).__name__
         raise TypeError(f"documents[{position}] must be a text, a block, a document or a node, got {kind}")
     named = next((name for key in ("id", "node_id", "id_") if (name := _deep(document, key)) is not None), None)
     usable = isinstance(named, str | int) and not isinstance(named, bool)
-    return ContextBlock(text, id=named if usable else None)
+    return ContextBlock(text, id=named if usable else None, pinned=pin_of(pinned, document, _metadata(document)))
+
+
+def _is_plain_block(document: Any) -> bool:
+    return isinstance(document, Mapping) and document.keys() >= set(_FIELDS)
+
+
+def _continues(document: Any, before: Any) -> bool:
+    """Return True if one document of a framework follows another in their source."""
+    if any(isinstance(each, ContextBlock | str) or _is_plain_block(each) for each in (document, before)):
+        return False
+    with suppress(ValueError):  # LlamaIndex's for a relationship of another kind
+        if _related(document, "prev_node") in _ids(before) or _related(before, "next_node") in _ids(document):
+            return True
+        return _place(document).continues(_place(before))
+    return False
+
+
+def _place(document: Any) -> SourcePlace:
+    place = SourcePlace.of_metadata(_metadata(document), len(_text(document) or ""))
+    start, end = _deep(document, "start_char_idx"), _deep(document, "end_char_idx")
+    if place.start is not None or not isinstance(start, int) or not isinstance(end, int):
+        return place
+    source = place.source if place.page is not None else _related(document, "source_node")
+    return SourcePlace(None if source is None else (source, _related(document, "parent_node")), start, end, place.page)
+
+
+def _related(node: Any, relationship: str) -> str | None:
+    related = value_of(_deep(node, relationship), "node_id")
+    return related if isinstance(related, str) else None
+
+
+def _ids(node: Any) -> tuple[str, ...]:
+    name = _deep(node, "node_id")
+    return (name,) if isinstance(name, str) else ()
+
+
+def _metadata(document: Any) -> Mapping[str, Any]:
+    metadata = _deep(document, "metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _text(document: Any) -> str | None:

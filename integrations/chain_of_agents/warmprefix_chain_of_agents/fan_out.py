@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
 from warmprefix.errors import NoAgentError
 from warmprefix.forks import fork_safe_lock
+from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix.routing import AgentRouter, Assignment
 from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
@@ -48,6 +49,8 @@ class FanOut:
         placement: Placement,
         together: bool,
         planner: ContextPlanner | None,
+        order_locked: bool,
+        pinned: PinRule[Any] | None,
         max_open: int,
     ) -> None:
         if not isinstance(router, AgentRouter):
@@ -71,6 +74,8 @@ class FanOut:
         self._together = together
         self.planner = ContextPlanner() if planner is None else planner
         """Makes the plans that `planning` yields; an agent's name stands for the model."""
+        self._order_locked = order_locked
+        self._pinned = pinned
         self._max_open = max_open
         # Re-entrant: the garbage collector may close a generator that stands in `reading` in the middle of any call.
         self._lock = fork_safe_lock()
@@ -109,7 +114,7 @@ class FanOut:
 
         A share that is tried again counts once, whichever attempt succeeds.
         """
-        blocks = as_blocks(value_of(share, "documents"))
+        blocks = as_blocks(value_of(share, "documents"), self._pinned)
         with self._lock:
             self._booked(share)
         try:
@@ -228,4 +233,4 @@ class FanOut:
         if self._placement == "tail" and history is not None:
             chat = None if conversation is None else json.dumps([conversation, agent])  # each agent has its own
             options |= {"conversation": chat, "placement": "tail", "history": history}
-        return {**options, "preamble": preamble}
+        return {**options, "preamble": preamble, "order_locked": self._order_locked}

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import has_value, value_of
@@ -66,6 +67,8 @@ class GraphFanOut(FanOut):
         placement: Placement = "head",
         together: bool = True,
         planner: ContextPlanner | None = None,
+        order_locked: bool = False,
+        pinned: PinRule[Any] | None = None,
         name: str | None = None,
         max_open: int = 10_000,
     ) -> None:
@@ -83,6 +86,8 @@ class GraphFanOut(FanOut):
                 thread.
             together: If True, an agent reads all of its documents in one prompt; if False, each has a `Send`.
             planner: Makes the plans that `planning` yields; one of its own by default.
+            order_locked: As for `ChainOfAgents`, like `pinned`.
+            pinned: For documents that are no blocks.
             name: The edge's name: two that start from one node need different ones.
             max_open: Most assignments that wait to be read; beyond it the oldest is withdrawn.
 
@@ -91,7 +96,7 @@ class GraphFanOut(FanOut):
             ValueError: `carry` names a key of `AgentDocuments`, or `placement`, `together` or `max_open` can't be used.
         """
         agents = None if isinstance(nodes, str) else nodes
-        super().__init__(router, agents, placement, together, planner, max_open)
+        super().__init__(router, agents, placement, together, planner, order_locked, pinned, max_open)
         if isinstance(carry, str):
             raise TypeError(f"carry must be keys of the state, got one str, {carry!r}")
         taken = sorted({*carry} & {*AgentDocuments.__annotations__})

@@ -95,8 +95,11 @@ class Turns:
     a reference can't leave the prompt that it is in.
     """
 
-    def __init__(self, planner: ContextPlanner, memory: ChatMemory, max_chat_tokens: int) -> None:
+    def __init__(
+        self, planner: ContextPlanner, memory: ChatMemory, max_chat_tokens: int, *, order_locked: bool = False
+    ) -> None:
         self._planner = planner
+        self._order_locked = order_locked
         self._memory = memory
         self._max_chat_tokens = max_chat_tokens
 
@@ -157,6 +160,7 @@ class Turns:
             tenant=tenant,
             model=agent,
             preamble=role,
+            order_locked=self._order_locked,
             annotate="both",
         )
         try:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from warmprefix import ContextPlanner, MissingExtraError
+from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
 from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.fan_out import FanOut
@@ -83,6 +84,8 @@ class WorkflowFanOut(FanOut):
         placement: Placement = "head",
         together: bool = True,
         planner: ContextPlanner | None = None,
+        order_locked: bool = False,
+        pinned: PinRule[Any] | None = None,
         max_open: int = 10_000,
     ) -> None:
         """Set up the fan-out.
@@ -95,13 +98,15 @@ class WorkflowFanOut(FanOut):
                 conversation.
             together: If True, an agent reads all of its documents in one prompt; if False, each has an event.
             planner: Makes the plans that `planning` yields; one of its own by default.
+            order_locked: As for `ChainOfAgents`, like `pinned`.
+            pinned: For documents that are no blocks.
             max_open: Most assignments that wait to be read; beyond it the oldest is withdrawn.
 
         Raises:
             TypeError: An argument has another type than the above.
             ValueError: `placement`, `together` or `max_open` can't be used.
         """
-        super().__init__(router, agents, placement, together, planner, max_open)
+        super().__init__(router, agents, placement, together, planner, order_locked, pinned, max_open)
         if not (isinstance(event, type) and issubclass(event, DocumentsAssigned)):
             raise TypeError(f"event must be a class of DocumentsAssigned, got {event!r}")
         self._event = event

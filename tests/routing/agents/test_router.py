@@ -40,6 +40,25 @@ def readers(assignment: Assignment) -> dict[str, str]:
 # -- one assignment ----------------------------------------------------------------------------------------------------
 
 
+def test_neighbours_in_one_prompt_go_to_one_agent() -> None:
+    router = AgentRouter(["a", "b", "c"])
+    run = [ContextBlock(f"part {i}", id=i, tokens=100, follows=i - 1) for i in range(1, 5)]
+    for others in (range(10, 18), range(20, 28)):
+        given = [*blocks(*others), *run]
+        together = read(router, given, together=True)
+        assert len({readers(together)[block.text] for block in run}) == 1
+        assert [assigned.block for assigned in together.blocks] == given
+    assert [assigned.held for assigned in together.blocks[-4:]] == ["cache"] * 4
+    assert router.stats().held_tokens == 400
+    alone = AgentRouter(["a", "b", "c"]).assign(run)
+    assert len({assigned.agent for assigned in alone.blocks}) == 3
+    open_one = router.assign(run, together=True)
+    assert router.abandon(open_one, blocks=run[:2])
+    moved = router.reassign(open_one, open_one.blocks[0].agent)
+    assert [assigned.block for assigned in moved.blocks] == run[2:]
+    assert len({assigned.agent for assigned in moved.blocks}) == 1
+
+
 def test_committed_blocks_go_to_the_same_agents_again() -> None:
     router = AgentRouter(["a", "b", "c"])
     first = read(router, blocks(*range(9)))
