@@ -127,3 +127,36 @@ def test_another_mistake_is_the_applications_own(server: EmulatorServer) -> None
         with link.sending(plan), pytest.raises(openai.BadRequestError):
             client.chat.completions.create(model=INSTANT.model, messages=messages, max_tokens=-1)
         assert link.mark_stats().refused == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "profile"), [("full-attention", None), ("anthropic", "anthropic")], indirect=["server"]
+)
+def test_messages_get_the_salt_where_the_profile_has_one(server: EmulatorServer, profile: str | None) -> None:
+    """vLLM takes the field on this route, and Anthropic's own API refuses it."""
+    planner = ContextPlanner(salt_key=b"key", profile=server.config.profile)
+    bodies: list[bytes] = []
+
+    class Recorder(HTTP.HTTPTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            bodies.append(request.read())
+            return super().handle_request(request)
+
+    read = []
+    with EngineLink(planner) as link:
+        http = HTTP.Client(transport=link.transport(Recorder()))
+        with anthropic.Anthropic(
+            base_url=server.base_url.removesuffix("/v1"), api_key="key", http_client=http
+        ) as client:
+            for tenant in ("acme", "acme", "initech"):
+                plan = planner.plan(BLOCKS, tenant=tenant)
+                with link.sending(plan):
+                    answer = client.messages.create(
+                        model=INSTANT.model, max_tokens=5, messages=messages_for(plan, "why", parts=True)
+                    )
+                read.append(answer.usage.cache_read_input_tokens)
+        assert link.stats().commits == 3
+    if server.config.profile == "full-attention":
+        assert read[0] == read[2] == 0 < read[1]
+    else:
+        assert not any(b"cache_salt" in body for body in bodies)
