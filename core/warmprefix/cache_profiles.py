@@ -193,6 +193,7 @@ _BUILT_IN = (
         "sglang-checkpoints",
         unit=64,
         checkpoints=Checkpoints(64, junction_only=True),
+        isolation="cache_salt",
         as_of="2026-11-23",
         source="SGLang 0.5.23 with recurrent layers and --mamba-radix-cache-strategy extra_buffer: its own prefix tree",
     ),
