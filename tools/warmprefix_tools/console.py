@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,17 +19,23 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = ["progress_bar", "report_console", "write_json", "write_text"]
+__all__ = ["chosen_width", "progress_bar", "report_console", "write_json", "write_text"]
 
 _PLAIN_WIDTH = 200
 
 
 def report_console(json_file: Path | None) -> Console:
-    """Return the console for a report: standard error if `json_file` is `STDOUT`."""
+    """Return the console for a report: standard error if `json_file` is `STDOUT`. COLUMNS sets its width."""
     console = Console(stderr=json_file == STDOUT, highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and chosen_width() is None:
         console.width = _PLAIN_WIDTH
     return console
+
+
+def chosen_width() -> int | None:
+    """Return the width that the environment variable COLUMNS asks for; None without one."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isascii() and columns.isdigit() and int(columns) else None
 
 
 @contextmanager

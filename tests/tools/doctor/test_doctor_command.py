@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from typer.testing import CliRunner, Result
 from warmprefix_tools.cli import app
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.doctor_options import DoctorOptions
-from warmprefix_tools.doctor.log_reader import ReadLog
+from warmprefix_tools.doctor.log_reader import ReadLog, read_log
 
 RULES = " ".join(f"Rule {n}: answer from the passages, and admit it if they lack the answer." for n in range(40))
 
@@ -189,3 +193,82 @@ def test_bad_option_is_a_usage_error(warm: Path) -> None:
     done = run(warm, "--fail-above", "200")
     assert done.exit_code == 2
     assert "--fail-above must be from 0 to 100" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 72, 100, 160])
+def test_columns_set_the_width(cold: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    longest = max(map(len, run(cold).stdout.splitlines()))
+    assert columns * 0.8 < longest <= columns
+
+
+@pytest.mark.parametrize("columns", ["", "0", "many"])
+def test_width_is_the_usual_one_without_a_number(cold: Path, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    usual = run(cold).stdout
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(cold).stdout == usual
+    assert max(map(len, usual.splitlines())) <= 100
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only POSIX forks")
+def test_child_that_is_forked_while_others_examine_a_log_can_examine_one(cold: Path, warm: Path) -> None:
+    """Nothing that the doctor uses is locked in a child."""
+    stops = threading.Event()
+
+    def examine() -> None:
+        while not stops.is_set():
+            diagnose(read_log([warm]))
+
+    threads = [threading.Thread(target=examine) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tested
+                child = os.fork()
+            if not child:
+                signal.alarm(60)
+                os._exit(0 if run(cold).exit_code == 0 else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        stops.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_ratios_never_exceed_the_whole(tmp_path: Path) -> None:
+    """Proxies that mix the vendors' ways to count report more cached than prompt tokens."""
+    request = {"model": "m", "messages": [{"role": "system", "content": RULES}, {"role": "user", "content": "Why?"}]}
+    usages = [
+        {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 1500}},
+        {"prompt_tokens": 100, "cache_read_input_tokens": 900, "cache_creation_input_tokens": 0},
+        {"input_tokens": 10, "input_tokens_details": {"cached_tokens": 70}},
+        {"prompt_cache_hit_tokens": 900, "prompt_tokens": 100},
+    ]
+    path = tmp_path / "log.jsonl"
+    for usage in usages:
+        path.write_text(json.dumps({"request": request, "response": {"choices": [], "usage": usage}}) + "\n")
+        done = run(path, "--json", "-")
+        report = json.loads(done.stdout)
+        assert 0 < report["reported_cached_tokens"] <= report["reported_prompt_tokens"]
+        percentages = [float(number) for number in re.findall(r"([\d.]+)%", done.stderr)]
+        assert percentages
+        assert max(percentages) <= 100
+
+
+def test_turns_that_the_cache_forgot_are_noted(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    records = []
+    for turn, (cached, minute) in enumerate([(0, 0), (1_000, 1), (16, 20), (3_000, 21), (64, 22)]):
+        messages = [{"role": "user", "content": f"Turn {n}. {RULES}"} for n in range(turn + 1)]
+        usage = {"prompt_tokens": 1_000 * (turn + 1), "prompt_tokens_details": {"cached_tokens": cached}}
+        time = f"2026-09-01T10:{minute:02}:00Z"
+        request = {"model": "m", "messages": messages, "session_id": "s"}
+        records.append({"time": time, "request": request, "usage": usage})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (note,) = json.loads(run(path, "--json", "-").stdout)["notes"]
+    assert "2 of 4 turns" in note
+    assert f"{2_000 - 16 + 4_000 - 64:,} tokens were computed again" in note
+    assert "1 of them came after more than 5 minutes" in note

@@ -15,7 +15,7 @@ from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, 
 from warmprefix_tools.doctor.log_reader import ReadLog
 from warmprefix_tools.doctor.profile_checks import examine_profile
 from warmprefix_tools.doctor.request_checks import shared_salt_spot
-from warmprefix_tools.doctor.request_log import PLAIN
+from warmprefix_tools.doctor.request_log import PLAIN, LogRequest
 from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 from warmprefix_tools.doctor.tool_set_checks import UnusedTools
 
@@ -26,6 +26,10 @@ _LEAST_SHARE = 0.005
 _LEAST_BLOCKS = 1.5
 """KV blocks that a repair must save on average in the requests that it helps."""
 
+_LEAST_LOST_TOKENS, _LEAST_LOST_SHARE = 512, 0.1
+"""Of a history that the cache had: less is a matter of whole KV blocks."""
+_SHORT_LIFE_SECONDS = 300
+"""Shortest lifetime of hosted caches."""
 _MOST_PAIRS = 40
 """Requests that are searched for a divergence, and earlier ones that each is compared with."""
 _BEFORE, _WITHIN, _AFTER = 60, 100, 40
@@ -120,11 +124,39 @@ def diagnose(
         findings=tuple(findings),
         skipped=tuple(read.skipped),
         skipped_lines=read.skipped_lines,
-        notes=tuple(read.notes),
+        notes=(*read.notes, *_lost_turns(survey)),
         reported_prompt_tokens=sum(prompt for prompt, _ in reported) if reported else None,
         reported_cached_tokens=sum(cached for _, cached in reported) if reported else None,
         profile=in_profile,
     )
+
+
+def _lost_turns(survey: LogSurvey) -> Iterator[str]:
+    """Yield a note on turns whose history was in the cache before, by the engine's own counts, and was gone."""
+    turns = lost = late = gone = 0
+    for request, continuation in zip(survey.log.requests, survey.continuations, strict=True):
+        if continuation is None or any(step.change is not None for step in continuation.steps):
+            continue
+        before = survey.log.requests[continuation.earlier]
+        cached, tokens = request.reported_cached_tokens, before.reported_prompt_tokens
+        if cached is None or tokens is None or not continuation.steps:
+            continue
+        turns += 1
+        held = min(tokens, request.reported_prompt_tokens or tokens)
+        if held - cached > max(_LEAST_LOST_TOKENS, _LEAST_LOST_SHARE * held):
+            gone += 1
+            lost += held - cached
+            late += None not in (request.seconds, before.seconds) and _pause(before, request) > _SHORT_LIFE_SECONDS
+    if gone:
+        yield (
+            f"By the engine's own count, {gone} of {turns} turns that only added to their conversation found less than"
+            f" the turn before had: {lost:,} tokens were computed again. {late} of them came after more than"
+            f" {_SHORT_LIFE_SECONDS // 60} minutes."
+        )
+
+
+def _pause(before: LogRequest, after: LogRequest) -> float:
+    return (after.seconds or 0.0) - (before.seconds or 0.0)
 
 
 def _needed(repairs: Repairs, kinds: Kinds, block_size: int) -> Kinds:

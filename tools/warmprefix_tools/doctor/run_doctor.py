@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from warmprefix import MissingExtraError
 from warmprefix.outputs import check_writable, standard_output
-from warmprefix_tools.console import report_console, write_json, write_text
+from warmprefix_tools.console import chosen_width, report_console, write_json, write_text
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.doctor_options import DoctorOptions
 from warmprefix_tools.doctor.findings import DoctorReport, Finding, Place
@@ -52,10 +52,9 @@ def run_doctor(options: DoctorOptions) -> bool:
 
 def print_report(report: DoctorReport, console: Console) -> None:
     """Print the totals in a few lines, then each finding, worst first."""
+    width = chosen_width() or min(console.width, _WIDTH)
     for indent, line in _lines(report):
-        console.print(
-            Padding(line, (0, 0, 0, indent), expand=False) if indent else line, width=min(console.width, _WIDTH)
-        )
+        console.print(Padding(line, (0, 0, 0, indent), expand=False) if indent else line, width=width)
 
 
 _Lines = Iterator[tuple[int, Text]]
