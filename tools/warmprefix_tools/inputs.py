@@ -23,6 +23,7 @@ _FIRST_READ = 64 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
 _SYNC_FLUSH = b"\x00\x00\xff\xff"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _LONGEST_TOKEN = len("-Infinity") + 1
 _JSON_SPACE = " \t\r\n"
 
@@ -64,8 +65,10 @@ class InputFile:
             file if self._unpacked is None else io.BufferedReader(self._unpacked, _FIRST_READ)
         )
         with self._gzip_errors():
-            encoding = json.detect_encoding(self._data.peek(4)[:4])
-        if not encoding.startswith("utf-8"):  # as redirections of PowerShell write it
+            head = self._data.peek(4)[:4]
+        encoding = json.detect_encoding(head)
+        is_wide = head.startswith(_WIDE_MARKS) or head.decode(encoding, "replace")[:1] in ("{", "[")
+        if not encoding.startswith("utf-8") and is_wide:  # as redirections of PowerShell write it
             self._data = io.BufferedReader(_Recoded(self._data, encoding), _FIRST_READ)
 
     def is_json_document(self) -> bool:

@@ -247,10 +247,9 @@ class Office:
         """Record what was sent for a request, and what came of it, if that was asked for."""
         if self._recorder is not None:
             tenant, key = asked.session.tenant, asked.session.key
-            client = asked.call.content
-            self._recorder.record(
-                RecordedExchange(time.time(), tenant, key, upstream, status, outcome, usage, sent, client)
-            )
+            context = asked.sent.reordered.context if asked.sent.reordered is not None else ()
+            bodies = (sent, asked.call.content, context)
+            self._recorder.record(RecordedExchange(time.time(), tenant, key, upstream, status, outcome, usage, *bodies))
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""

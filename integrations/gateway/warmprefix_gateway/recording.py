@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from warmprefix import ContextBlock
 
 __all__ = ["BodyRecorder", "RecordedExchange"]
 
@@ -34,6 +36,8 @@ class RecordedExchange(NamedTuple):
     """The body as it went to the upstream, a JSON object."""
     client: bytes
     """The body as it came from the client."""
+    context: Sequence[str] = ()
+    """Blocks of the retrieved context in it, in the client's order."""
 
 
 class BodyRecorder:
@@ -41,8 +45,9 @@ class BodyRecorder:
 
     Each line is a JSON object with the fields of a `RecordedExchange`: `time`, `tenant`, `session_id`, `upstream`,
     `status`, `outcome`, `usage`, and the body that was sent as `request`. Where the client sent something else,
-    `client_patch` makes its body of that one (RFC 6902). What cannot be written, or would
-    wait behind 64 MiB of others, is lost, and reported to `on_loss`.
+    `client_patch` makes its body of that one (RFC 6902). Where a context was found, `context` has the name and the
+    tokens of each block, in the client's order. What cannot be written, or would wait behind 64 MiB of others, is lost,
+    and reported to `on_loss`.
 
     Raises:
         OSError: The file cannot be written.
@@ -97,6 +102,9 @@ def _line(exchange: RecordedExchange) -> bytes:
         "outcome": exchange.outcome,
         "usage": exchange.usage,
     }
+    if exchange.context:
+        blocks = map(ContextBlock, exchange.context)
+        about["context"] = [[block.fingerprint.hex(), block.tokens] for block in blocks]
     if exchange.client != exchange.sent:
         patch = list(_patch(json.loads(exchange.sent), json.loads(exchange.client), ""))
         if patch:

@@ -50,6 +50,8 @@ class Reordered(NamedTuple):
     """To be committed with the answer; None if the order is the one of an earlier request, or stays."""
     outcome: Outcome | None = None
     """None if no context was found."""
+    context: tuple[str, ...] = ()
+    """Blocks of the context in the client's order, if they are distinct and not numbered."""
 
 
 class Reorderer:
@@ -90,7 +92,8 @@ class Reorderer:
             is_first = role != "user" or not any(
                 isinstance(other, dict) and other.get("role") == "assistant" for other in messages
             )
-            return self._arranged(call, tenant, number, spans, is_first=is_first, order_locked=order_locked)
+            arranged = self._arranged(call, tenant, number, spans, is_first=is_first, order_locked=order_locked)
+            return arranged._replace(context=tuple(blocks))
         return Reordered(call)
 
     def _blocks(self, text: str) -> list[_Span]:

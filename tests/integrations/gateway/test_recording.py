@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metric, send
+from typer.testing import CliRunner
 
 from redis_servers import wait_until
+from warmprefix.errors import TraceError
 from warmprefix_gateway import GatewayServer
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
+from warmprefix_tools.cli import app
 from warmprefix_tools.doctor.log_reader import read_log
 from warmprefix_tools.emulator import EmulatorServer
+from warmprefix_tools.traces.reader import read_trace
 
 Make = Callable[..., GatewayServer]
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
@@ -65,11 +69,12 @@ def undone(record: dict[str, Any]) -> Any:
 def test_both_sides_are_recorded(upstream: ScriptedUpstream, gateway_of: Make, tmp_path: Path) -> None:
     """A record holds what the upstream received, and what makes the client's body of it."""
     gateway = gateway_of(upstream.base_url, tenant_header="x-tenant", record=tmp_path / "log", reorder=("tags",))
-    passages = [f'<source id="{"wxyz"[i] * 3}">{f"Passage {i}/~ on caches. " * 60}</source>' for i in range(4)]
+    passages = [f'<source id="{name}">{f"Passage {name}/~ on caches. " * 60}</source>' for name in "wxyz"]
     result = "The sea is deep and the night is long. " * 60
     call = {"type": "function", "function": {"name": "read", "arguments": "{}"}}
     bodies = []
-    for order in ([0, 1, 2, 3], [3, 0, 1, 2], [1, 3, 2, 0], [3, 1, 0, 2]):
+    orders = [[0, 1, 2, 3], [3, 0, 1, 2], [1, 3, 2, 0], [3, 1, 0, 2]]
+    for order in orders:
         system = {"role": "system", "content": "Answer.\n" + "\n".join(passages[i] for i in order)}
         messages: list[Any] = [system, {"role": "user", "content": "Why?"}]
         for number in range(2):
@@ -89,6 +94,17 @@ def test_both_sides_are_recorded(upstream: ScriptedUpstream, gateway_of: Make, t
     assert {(record["status"], record["outcome"]) for record in records} == {(200, "answered")}
     assert {record["upstream"] for record in records} == {upstream.base_url}
     assert max(len(json.dumps(record.get("client_patch", ""))) for record in records) < len(json.dumps(bodies[0]))
+    trace = read_trace(tmp_path / "log")
+    names = dict(zip(trace.requests[0].blocks, passages, strict=True))
+    assert [[names[block] for block in request.blocks] for request in trace.requests] == [
+        [passages[i] for i in order] for order in orders
+    ]
+    assert len({request.scope for request in trace.requests}) == 2
+    assert trace.requests[0].seconds == 0.0
+    assert min(trace.tokens.values()) > 100
+    replayed = CliRunner().invoke(app, ["replay", str(tmp_path / "log")])
+    assert replayed.exit_code == 0, replayed.output
+    assert "4 requests" in replayed.output
 
 
 def test_requests_that_are_not_understood_are_not_recorded(
@@ -116,6 +132,8 @@ def test_requests_without_an_answer_are_recorded_as_such(
     assert (answered["status"], answered["outcome"]) == (200, "answered")
     assert (refused["status"] // 100, refused["outcome"]) == (4, "failed")
     assert (unanswered["status"], unanswered["outcome"]) == (None, "unanswered")
+    with pytest.raises(TraceError, match="without retrieved contexts; `warmprefix serve --reorder tags --record FILE`"):
+        read_trace(tmp_path / "log")
     read = read_log([tmp_path / "log"])
     assert len(read.log.requests) == 1, "the engine computed one prompt"
     assert any("2 requests" in note and "no answer" in note for note in read.notes)

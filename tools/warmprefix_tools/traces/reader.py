@@ -90,6 +90,14 @@ class _BlockLine(_Line):
     tokens: _Tokens
 
 
+class _ExchangeLine(_Line):
+    request: dict[str, Any]
+    context: list[Annotated[list[Any], Field(min_length=2, max_length=2)]] = []
+    tenant: str | None = None
+    session_id: str | None = None
+    time: Annotated[_Finite, Field(ge=0)] | None = None
+
+
 class _RequestLine(_Line):
     request: BlockId
     blocks: list[BlockId]
@@ -114,6 +122,10 @@ _ALLOWED = {
     "scores": "a list of finite numbers",
     "scope": "a string or null",
     "t": "seconds, a finite number, 0 or more, or null",
+    "context": "a list of pairs of a block and its tokens",
+    "tenant": "a string or null",
+    "session_id": "a string or null",
+    "time": "seconds, a finite number, 0 or more, or null",
 }
 
 _LineT = TypeVar("_LineT", bound=_Line)
@@ -150,7 +162,11 @@ class _Contents:
         self.requests: list[TraceRequest] = []
         self._path = path
         self._fields: dict[str, Any] | None = None
+        self._is_of_gateway: bool | None = None
+        """True for what `warmprefix serve --record` writes; None before the first line."""
         self._header = _HeaderLine()
+        self._began: float | None = None
+        """Time of the first request of a gateway."""
         self._declared: dict[BlockId, int] = {}
         self._declared_on: dict[BlockId, int] = {}
         self._requested_on: dict[BlockId, int] = {}
@@ -159,18 +175,41 @@ class _Contents:
     def add(self, line: bytes, number: int) -> None:
         fields = _json_object(line)
         is_block, is_request = "block" in fields, "request" in fields
-        if self._fields is None:
+        if isinstance(fields.get("request"), dict) and self._is_of_gateway is not False:
+            self._is_of_gateway = True
+            self._add_exchange(fields, number)
+        elif self._is_of_gateway:
+            raise _BadLineError("no request of a gateway, as the lines above are")
+        elif self._fields is None:
             if is_block or is_request:
                 raise _BadLineError(
                     f'a {"block" if is_block else "request"} line, but a trace begins with a header: {{"name": ...}}'
                 )
             self._fields, self._header = fields, _validated(_HeaderLine, fields)
+            self._is_of_gateway = False
         elif is_request and not is_block:
             self._add_request(_validated(_RequestLine, fields), number)
         elif is_block and not is_request:
             self._add_block(_validated(_BlockLine, fields), number)
         else:
             raise _BadLineError(_unknown_kind(fields))
+
+    def _add_exchange(self, fields: dict[str, Any], number: int) -> None:
+        """Add a request of a gateway, if it had a context."""
+        exchange = _validated(_ExchangeLine, fields)
+        for block, tokens in exchange.context:
+            self._add_block(_validated(_BlockLine, {"block": block, "tokens": tokens}), number)
+        if exchange.context:
+            if self._began is None:
+                self._began = exchange.time
+            line = {
+                "request": number,
+                "blocks": [block for block, _ in exchange.context],
+                "conversation": exchange.session_id,
+                "scope": json.dumps([exchange.tenant, exchange.request.get("model")]),
+                "t": None if exchange.time is None else max(exchange.time - (self._began or 0.0), 0.0),
+            }
+            self._add_request(_validated(_RequestLine, line), number)
 
     def _add_block(self, line: _BlockLine, number: int) -> None:
         declared = self._declared.setdefault(line.block, line.tokens)
@@ -220,10 +259,17 @@ class _Contents:
     @property
     def recorded(self) -> bool:
         """True if a recorder wrote the file, by its header, and it holds a request."""
-        return self._fields is not None and RECORDED_FIELD in self._fields and bool(self.requests)
+        is_recorded = self._is_of_gateway or (self._fields is not None and RECORDED_FIELD in self._fields)
+        return is_recorded and bool(self.requests)
 
     def trace(self) -> Trace:
-        if self._fields is None:
+        if self._is_of_gateway and not self.requests:
+            raise InputError(
+                "requests of a gateway without retrieved contexts;"
+                " `warmprefix serve --reorder tags --record FILE` finds them",
+                None,
+            )
+        if self._fields is None and not self._is_of_gateway:
             raise InputError("empty; a trace begins with a header line", None)
         if not self.requests:
             raise InputError('no request in it; a trace has lines like {"request": 0, "blocks": [...]}', None)
@@ -232,7 +278,7 @@ class _Contents:
             requests=tuple(self.requests),
             tokens={block: self._declared[block] for request in self.requests for block in request.blocks},
             k=self._header.k,
-            header=self._fields,
+            header=self._fields or {},
         )
 
 
