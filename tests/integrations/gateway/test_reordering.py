@@ -143,7 +143,7 @@ def test_a_locked_order_is_learned_and_kept_in_later_turns() -> None:
     other.planner.commit(locked.plan)
     assert other.planner.stats().tree_nodes == 1
     later = body_of(given_text, "And why?", answers=["Because."])
-    assert reordered(other, later) == Reordered(reordered(other, later).call, None, "as before")
+    assert reordered(other, later)[1:3] == (None, "as before")
     assert reordered(other, later).call.content == later
     call = read_call("POST", CHAT, {}, body_of(FORMATS["tags"](NAMES), "And why?", answers=["Because."]))
     assert call is not None
