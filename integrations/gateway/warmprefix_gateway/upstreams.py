@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from warmprefix import ContextBlock
@@ -38,14 +38,19 @@ class Upstreams:
     as far as the load allows; see `ReplicaRouter`.
     """
 
-    def __init__(self, options: GatewayOptions, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, options: GatewayOptions, metrics: GatewayMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._bases = [upstream.rstrip("/") for upstream in options.upstreams]
         self._options = options
         self._metrics = metrics
         self._router = ReplicaRouter(self._bases, profile=options.cache_profile)
         self._alive = dict.fromkeys(self._bases, True)
         self._task: asyncio.Task[None] | None = None
-        self._engines: dict[str, tuple[float, asyncio.Task[Engine]]] = {}
+        self._engines: dict[str, tuple[Engine, float]] = {}
+        """What was recognised, and until when it counts."""
+        self._asking: dict[str, asyncio.Task[None]] = {}
         metrics.upstreams.set(len(self._bases))
 
     @property
@@ -117,23 +122,27 @@ class Upstreams:
             self._task = asyncio.create_task(self._check(client))
 
     async def engine(self, client: aiohttp.ClientSession, base: str) -> Engine:
-        """Return the engine of an upstream, as it was recognised within the last minute."""
+        """Return the engine of an upstream. It is asked again after a while, and nothing waits for that."""
         if self._options.engine is not None:
             return Engine.given(self._options.engine)
-        until, asking = self._engines.get(base, (0.0, None))
-        if asking is None or (asking.done() and time.monotonic() >= until):
-            asking = asyncio.create_task(self._recognise(client, base))
-            self._engines[base] = (time.monotonic() + _ENGINE_SECONDS, asking)
-        engine = await asyncio.shield(asking)  # others wait for it too
-        if engine.name is None:
-            self._engines[base] = (min(self._engines[base][0], time.monotonic() + _UNKNOWN_SECONDS), asking)
+        engine, until = self._engines.get(base, (Engine(), 0.0))
+        if self._clock() >= until:
+            asking = self._asking.get(base)
+            if asking is None:
+                asking = self._asking[base] = asyncio.create_task(self._recognise(client, base))
+                asking.add_done_callback(lambda _: self._asking.pop(base))
+            if engine.name is None:
+                await asyncio.shield(asking)  # others wait for it too
+                engine = self._engines[base][0]
         return engine
 
-    async def _recognise(self, client: aiohttp.ClientSession, base: str) -> Engine:
+    async def _recognise(self, client: aiohttp.ClientSession, base: str) -> None:
         models, version = await asyncio.gather(
             *[self._content(client, str(self.target(base, path, b""))) for path in (b"/v1/models", b"/version")]
         )
-        return recognised_engine(models, version)
+        found = recognised_engine(models, version)
+        engine = found if models else self._engines.get(base, (found, 0.0))[0]  # a busy engine is still the same
+        self._engines[base] = engine, self._clock() + (_UNKNOWN_SECONDS if found.name is None else _ENGINE_SECONDS)
 
     async def _content(self, client: aiohttp.ClientSession, url: str) -> bytes:
         """Return the answer to a GET; empty without one."""
@@ -156,7 +165,7 @@ class Upstreams:
         return bytes(content)
 
     async def stop(self) -> None:
-        for _, asking in self._engines.values():
+        for asking in self._asking.values():
             asking.cancel()
         if self._task is not None:
             self._task.cancel()

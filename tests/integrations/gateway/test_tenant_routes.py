@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, answer, metric, send
 from tests.integrations.gateway.test_hostile_requests import exchanged
@@ -15,8 +17,10 @@ from tests.integrations.gateway.test_hostile_requests import exchanged
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.engine_salts import ENGINES, Engine, EngineName, recognised_engine
 from warmprefix_gateway.field_refusals import AddedFields, FieldRefusals
+from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, refuse_fields
+from warmprefix_gateway.upstreams import Upstreams
 from warmprefix_tools.emulator import EmulatorServer
 
 Make = Callable[..., GatewayServer]
@@ -216,7 +220,7 @@ def test_messages_of_tenants_share_no_cache(gateway_of: Make) -> None:
 
 
 def test_messages_are_refused_where_their_salt_is_ignored(upstream: ScriptedUpstream, gateway_of: Make) -> None:
-    upstream.handler = answer(b'{"data": [{"id": "m", "owned_by": "sglang"}]}')
+    upstream.handler = owned_by("sglang")
     gateway = gateway_of(upstream.base_url, tenant_header="x-tenant")
     content = json.dumps(BODY).encode()
     for _ in range(3):
@@ -229,6 +233,28 @@ def test_messages_are_refused_where_their_salt_is_ignored(upstream: ScriptedUpst
     stated = gateway_of(upstream.base_url, tenant_header="x-tenant", engine="vllm")
     assert send(stated, "POST", "/v1/messages", content, x_tenant="acme").status == 200
     assert "cache_salt" in json.loads(upstream.prompts[-1].body)
+
+
+def test_a_busy_engine_stays_the_same_and_another_one_is_noticed(upstream: ScriptedUpstream) -> None:
+    async def names() -> list[str | None]:
+        now = [0.0]
+        found: list[str | None] = []
+        upstreams = Upstreams(GatewayOptions((upstream.base_url,)), GatewayMetrics(), lambda: now[0])
+        async with aiohttp.ClientSession() as client:
+            for reply in (owned_by("vllm"), answer(b"", "503 Service Unavailable"), owned_by("sglang"), owned_by("x")):
+                upstream.handler = reply
+                await upstreams.engine(client, upstream.base_url)
+                await asyncio.gather(*upstreams._asking.values())
+                found.append((await upstreams.engine(client, upstream.base_url)).name)
+                now[0] += 61
+        return found
+
+    assert asyncio.run(names()) == ["vllm", "vllm", "sglang", None]
+    assert len(upstream.requests) == 8
+
+
+def owned_by(owner: str) -> Any:
+    return answer(json.dumps({"data": [{"id": "m", "owned_by": owner}]}).encode())
 
 
 # -- fields that upstreams refuse ----------------------------------------------------------------------------------
