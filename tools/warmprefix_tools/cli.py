@@ -291,6 +291,13 @@ class ServeOptions:
     ] = None
     pin_first: Annotated[int, Option(metavar="N", help="First blocks of each such context that stay in front.")] = 0
     pin_last: Annotated[int, Option(metavar="N", help="Last blocks of each such context that stay at its end.")] = 0
+    echoes: Annotated[
+        str,
+        Option(
+            help="What becomes of a reference that a model copies into a tool call: its text (restore), an error in "
+            "place of the answer (refuse), or nothing else (pass)."
+        ),
+    ] = "restore"
     keep_tools: Annotated[str, Option(metavar="NAMES", help="Tools whose results always stay, with commas.")] = ""
     profile: Annotated[str, Option(help="What the caches of the upstreams can do, such as anthropic.")] = (
         "full-attention"
@@ -319,6 +326,7 @@ def _serve(options: ServeOptions) -> int | None:
             allow_routes=tuple(options.allow_route or ()),
             allow_fields=tuple(options.allow_field or ()),
             references=options.references,  # type: ignore[arg-type]
+            echoes=options.echoes,  # type: ignore[arg-type]
             keep_tools=tuple(filter(None, map(str.strip, options.keep_tools.split(",")))),
             reorder=tuple(options.reorder or ()),
             pin_first=options.pin_first,

@@ -74,8 +74,8 @@ class Echoes:
     """The references of one prompt, to find them in the arguments of the tool calls that the model answers with.
 
     A model that copies a reference into a call means the text that it stands for: `write_file` would otherwise write
-    the reference. Only references that `rewrite` made in this prompt are known: one that a tool's text imitates is left
-    as it is, so that no text can ask for another one's contents.
+    the reference. Only references that `rewrite` made in this prompt count: one that a tool's text imitates stays as it
+    is, so that no text can ask for another one's contents.
 
     >>> from warmprefix.dedup import rewrite
     >>> text = "The sea is 3,688 metres deep on average. " * 9

@@ -188,7 +188,7 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
 def references_in(route: RewriteRoute, rewritten: Rewritten) -> dict[str, str]:
     """Return the references that `rewrite` made in a body, and the text that each stands for.
 
-    A text of a tool that only reads like a reference is none of them.
+    A text of a tool that only reads like a reference is not one of them.
     """
     changed: dict[str, list[str]] = {}
     for result in reversed(rewritten.repeated):

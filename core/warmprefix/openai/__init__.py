@@ -5,7 +5,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from warmprefix.openai.answer import AnswerFacts, StreamedAnswer, WholeAnswer, is_stream
+from warmprefix.openai.answer import (
+    AnswerFacts,
+    EventSplitter,
+    StreamedAnswer,
+    WholeAnswer,
+    event_data,
+    is_stream,
+)
 from warmprefix.openai.batch_runner import BatchResult, BatchRunner
 from warmprefix.openai.call import Additions, PromptCall, chat_options, completed, read_call
 from warmprefix.openai.completion import AnswerError, BrokenStreamError, ChatAnswer
@@ -31,6 +38,7 @@ __all__ = [
     "ChatAnswer",
     "ChatAsker",
     "EngineLink",
+    "EventSplitter",
     "LinkStats",
     "PrimeStats",
     "PromptCall",
@@ -41,6 +49,7 @@ __all__ = [
     "ask_with_retries",
     "chat_options",
     "completed",
+    "event_data",
     "is_stream",
     "may_pass",
     "messages_for",

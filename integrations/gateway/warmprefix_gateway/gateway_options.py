@@ -13,7 +13,11 @@ from warmprefix_gateway.engine_salts import ENGINES, EngineName
 from warmprefix_gateway.reordering import as_templates
 from warmprefix_gateway.routes import Routes
 
-__all__ = ["GatewayOptions", "References", "is_loopback"]
+__all__ = ["EchoHandling", "GatewayOptions", "References", "is_loopback"]
+
+EchoHandling = Literal["restore", "refuse", "pass"]
+"""What becomes of a reference in a tool call's arguments: the text that it stands for, an error in place of the answer,
+or nothing else."""
 
 References = Literal["off", "exact", "contained", "spans"]
 
@@ -63,6 +67,8 @@ class GatewayOptions:
     """Fields of bodies that tenants may use although they reach beyond one tenant, such as `previous_response_id`."""
     references: References = "exact"
     """Which repeats become references; see `warmprefix.dedup.rewrite`."""
+    echoes: EchoHandling = "restore"
+    """What becomes of references that a model copies into the arguments of its tool calls."""
     keep_tools: tuple[str, ...] = ()
     """Names of tools whose results always stay."""
     reorder: tuple[str, ...] = ()
@@ -105,6 +111,8 @@ class GatewayOptions:
             raise ValueError("upstreams must be different")
         if self.references not in get_args(References):
             raise ValueError(f"references must be one of {', '.join(get_args(References))}, got {self.references!r}")
+        if self.echoes not in get_args(EchoHandling):
+            raise ValueError(f"echoes must be one of {', '.join(get_args(EchoHandling))}, got {self.echoes!r}")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port must be 0 to 65535, got {self.port}")
         for name in ("max_body_bytes", "max_buffered_bytes", "max_in_flight"):

@@ -7,19 +7,20 @@ import logging
 import secrets
 import time
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.marks import CacheMarker
 from warmprefix.openai import AnswerFacts, PromptCall, read_call
 from warmprefix.residency import EngineReport
+from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.field_refusals import FieldRefusals
 from warmprefix_gateway.gateway_options import GatewayOptions, References
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing, Rules, outgoing, salted
-from warmprefix_gateway.preparation import Preparation
+from warmprefix_gateway.preparation import AbandonedWorkError, Preparation
 from warmprefix_gateway.recording import BodyRecorder, RecordedExchange
 from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
@@ -136,7 +137,7 @@ class Office:
         began = time.perf_counter()
         try:
             prepared = await self._preparing.run(
-                tenant, len(content), lambda: self._prepare(content, path, headers, tenant)
+                tenant, len(content), lambda check: self._prepare(content, path, headers, tenant, check)
             )
             if prepared is None and tenant is not None:
                 raise BodyRefusedError(400, "body", "the request is not understood")
@@ -160,7 +161,12 @@ class Office:
         return AskedPrompt(call, session, parts, sent)
 
     def _prepare(
-        self, content: bytes, path: str, headers: Mapping[str, str], tenant: str | None
+        self,
+        content: bytes,
+        path: str,
+        headers: Mapping[str, str],
+        tenant: str | None,
+        check: Callable[[], None],
     ) -> tuple[PromptCall, PromptParts, Outgoing] | None:
         body: dict[str, Any] | None = None
         if tenant is not None:
@@ -177,8 +183,8 @@ class Office:
             rules = rules._replace(order_locked=True)
         endpoint = self.options.upstreams[0]
         try:
-            sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
-        except BodyRefusedError:
+            sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint, check=check)
+        except (BodyRefusedError, AbandonedWorkError):
             raise
         except Exception as error:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
@@ -199,7 +205,7 @@ class Office:
             BodyRefusedError: The body is not understood, or reaches beyond the tenant.
         """
 
-        def prepare() -> bytes:
+        def prepare(_: Callable[[], None]) -> bytes:
             plain = content.removeprefix(BOM_UTF8)
             call = PromptCall("completions", plain, self._tenants_body(plain, headers))
             if self._rules.profile.isolation != "cache_salt":
@@ -250,6 +256,12 @@ class Office:
             context = asked.sent.reordered.context if asked.sent.reordered is not None else ()
             bodies = (sent, asked.call.content, context)
             self._recorder.record(RecordedExchange(time.time(), tenant, key, upstream, status, outcome, usage, *bodies))
+
+    def count_echoes(self, answer: EchoedAnswer) -> None:
+        """Count the references that a model copied into its tool calls."""
+        outcome = "refused" if answer.refused else "restored"
+        self.metrics.echoes.labels(outcome).inc(answer.restored)
+        self.metrics.echoes.labels("unresolved").inc(answer.unresolved)
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.dedup import RewriteLevel, rewrite
+from warmprefix.dedup import Echoes, RewriteLevel, Rewritten, rewrite
 from warmprefix.marks import CacheMarker, MarkedBody
 from warmprefix.openai import PromptCall, completed
 from warmprefix.plan import tenant_salt
@@ -43,6 +43,8 @@ class Outgoing(NamedTuple):
     saved_tokens: int = 0
     marked: MarkedBody | None = None
     reordered: Reordered | None = None
+    echoes: Echoes | None = None
+    """The references, if there are any, to find them in the answer."""
 
     @property
     def added_fields(self) -> tuple[str, ...]:
@@ -63,8 +65,16 @@ class AskedPrompt(NamedTuple):
     sent: Outgoing
 
 
-def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: bytes, endpoint: str) -> Outgoing:
-    """Return what to send for a call. O(bytes).
+def outgoing(
+    call: PromptCall,
+    rules: Rules,
+    *,
+    tenant: str | None,
+    salt_key: bytes,
+    endpoint: str,
+    check: Callable[[], object] | None = None,
+) -> Outgoing:
+    """Return what to send for a call. O(bytes). `check` is called on the way; what it raises ends the work.
 
     The client's own bytes stay where nothing is rewritten: references take the place of the texts' own bytes, and
     fields are added in front of the last brace. A salt that a tenant's client sends is replaced by one that is derived
@@ -74,12 +84,15 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
         BodyRefusedError: The client's salt could not be replaced.
     """
     references = saved = 0
+    echoes: Echoes | None = None
     reordered: Reordered | None = None
     if rules.reorderer is not None:
         reordered = rules.reorderer.reordered(call, tenant, order_locked=rules.order_locked)
         call = reordered.call
     if rules.references != "off":
-        call, references, saved = with_references(call, rules.keep_tools, rules.references)
+        call, rewritten = with_references(call, rules.keep_tools, rules.references, check)
+        if rewritten is not None and call.route != "completions":
+            references, saved, echoes = rewritten.references, rewritten.saved_tokens, Echoes(call.route, rewritten)
     field = rules.profile.isolation
     if tenant is not None and field is not None:
         call = salted(call, field, tenant, salt_key)
@@ -92,7 +105,7 @@ def outgoing(call: PromptCall, rules: Rules, *, tenant: str | None, salt_key: by
         marked = rules.marker.mark(call.route, body, tenant=tenant, endpoint=endpoint)
         content = content if marked.body == body else json.dumps(marked.body, separators=(",", ":")).encode()
         marked = None if marked.decision is None else marked
-    return Outgoing(content, call.content, additions.hide_usage, references, saved, marked, reordered)
+    return Outgoing(content, call.content, additions.hide_usage, references, saved, marked, reordered, echoes)
 
 
 def salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> PromptCall:
@@ -116,13 +129,16 @@ def salted(call: PromptCall, field: str, tenant: str, salt_key: bytes) -> Prompt
 
 
 def with_references(
-    call: PromptCall, keep_tools: Collection[str] = (), level: RewriteLevel = "exact"
-) -> tuple[PromptCall, int, int]:
-    """Return a call with references to repeated results, their number, and the tokens that they save. O(bytes)."""
+    call: PromptCall,
+    keep_tools: Collection[str] = (),
+    level: RewriteLevel = "exact",
+    check: Callable[[], object] | None = None,
+) -> tuple[PromptCall, Rewritten | None]:
+    """Return a call with references to repeated results, and how they were made; None without any. O(bytes)."""
     if call.route == "completions":
-        return call, 0, 0
-    rewritten = rewrite(call.route, call.body, keep_tools=keep_tools, level=level)
+        return call, None
+    rewritten = rewrite(call.route, call.body, keep_tools=keep_tools, level=level, check=check)
     written = spliced(call.content, rewritten) if rewritten.references else None
     if written is None:
-        return call, 0, 0
-    return call._replace(content=written, body=rewritten.body), rewritten.references, rewritten.saved_tokens
+        return call, None
+    return call._replace(content=written, body=rewritten.body), rewritten

@@ -11,6 +11,7 @@ from warmprefix.errors import MissingExtraError, NoAgentError
 from warmprefix.openai import AnswerFacts, StreamedAnswer, WholeAnswer, is_stream
 from warmprefix.routing import Route
 from warmprefix_gateway.body_encodings import BodyDecoder, CompressedAnswer, is_plain
+from warmprefix_gateway.echo_watch import ECHO_REFUSAL, EchoedAnswer
 from warmprefix_gateway.field_refusals import AddedFields
 from warmprefix_gateway.header_lists import OF_ENGINES, answer_headers, upstream_headers
 from warmprefix_gateway.office import Office
@@ -38,6 +39,9 @@ _MESSAGES = {
     502: "no upstream answers",
     504: "the upstream did not answer in time",
 }
+
+
+_AnswerReader = StreamedAnswer | WholeAnswer | CompressedAnswer | EchoedAnswer
 
 
 class _NoAnswerError(Exception):
@@ -104,10 +108,7 @@ class PassedRequest:
                 sent = await self._office.salted_embedding(plain, self._headers, self._tenant or "")
                 await self._until_client_leaves(self._pass_on(sent))
                 return
-            self._asked = await self._office.ask(plain, self._path, self._headers, self._tenant)
-            if self._asked is None:
-                self._unread = plain = content
-            await self._until_client_leaves(self._pass_prompt(plain))
+            await self._until_client_leaves(self._prepare_and_pass(content, plain))
         except BodyRefusedError as error:
             await self._fail(error.status, error.reason, str(error))
         except ClientLeftError:
@@ -208,6 +209,12 @@ class PassedRequest:
             await self._ask(base, data, None)
         except _NoAnswerError as error:
             await self._no_answer(base, error)
+
+    async def _prepare_and_pass(self, content: bytes, plain: bytes) -> None:
+        self._asked = await self._office.ask(plain, self._path, self._headers, self._tenant)
+        if self._asked is None:
+            self._unread = plain = content
+        await self._pass_prompt(plain)
 
     async def _pass_prompt(self, content: bytes) -> None:
         """Send a request with a prompt; if an upstream fails before its first byte, to another one."""
@@ -363,31 +370,43 @@ class PassedRequest:
         """
         reader = self._reader(answer, sent)
         hides = isinstance(reader, StreamedAnswer) and sent is not None and sent.hide_usage
+        watched = reader if isinstance(reader, EchoedAnswer) else None
         try:
-            headers = answer_headers(answer.raw_headers, without_length=hides)
+            headers = answer_headers(answer.raw_headers, without_length=hides or watched is not None)
         except ValueError as error:
             raise _NoAnswerError("answer") from error
         if not 200 <= answer.status < 600:
             raise _NoAnswerError("answer")
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        client = _ClientAnswer(self._send, answer.status, headers)
+        if watched is None or watched.streams:
+            await client.start()
         if reader is not None:
             self._facts = reader.facts
         try:
             async for chunk in answer.content.iter_any():
                 data = chunk if reader is None else self._read(reader, chunk)
                 if data:
-                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                    await client.send(data)
             rest = b"" if reader is None else reader.finish()
             self._is_whole = True
-            await self._send({"type": "http.response.body", "body": rest})
+            if watched is not None and watched.refused and not client.has_started:
+                self._metrics.refused.labels("echo").inc()
+                await reply(self._send, 502, b"application/json", error_body(self._path, 502, ECHO_REFUSAL))
+            else:
+                await client.send(rest, more=False)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+            if watched is not None and (held := watched.held()):
+                await client.send(held)
+            await client.start()
+            raise
         finally:
+            if watched is not None:
+                self._office.count_echoes(watched)
             self._settle(None if reader is None else reader.facts, answer.status, sent)
             self._metrics.requests.labels(self._route_name, answer.status).inc()
 
-    def _reader(
-        self, answer: aiohttp.ClientResponse, sent: Outgoing | None
-    ) -> StreamedAnswer | WholeAnswer | CompressedAnswer | None:
+    def _reader(self, answer: aiohttp.ClientResponse, sent: Outgoing | None) -> _AnswerReader | None:
         """Return the reader of an answer to a prompt; None if it reports no usage, or cannot be read."""
         if sent is None or answer.status >= 300:
             return None
@@ -395,14 +414,16 @@ class PassedRequest:
         streams = is_stream(answer.headers.get("content-type", ""), asked=asked)
         encoding = answer.headers.get("content-encoding", "")
         if is_plain(encoding):
-            return StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
+            reader = StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
+            handling = self._office.options.echoes
+            return reader if sent.echoes is None or handling == "pass" else EchoedAnswer(reader, sent.echoes, handling)
         try:
             decoder = BodyDecoder(encoding)
         except LookupError:
             return None
         return CompressedAnswer(StreamedAnswer(hide_usage=False) if streams else WholeAnswer(), decoder)
 
-    def _read(self, reader: StreamedAnswer | WholeAnswer | CompressedAnswer, chunk: bytes) -> bytes:
+    def _read(self, reader: _AnswerReader, chunk: bytes) -> bytes:
         data = reader.feed(chunk)
         if self._route is not None and reader.facts.started:
             self._office.upstreams.prefilled(self._route)
@@ -428,6 +449,24 @@ class PassedRequest:
                 self._office.answered(self._asked, sent, facts)
         except Exception as error:
             self._office.fail("an answer could not be recorded", error)
+
+
+class _ClientAnswer:
+    """The answer to the client, which begins with its first byte at the latest."""
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._begin = {"type": "http.response.start", "status": status, "headers": headers}
+        self.has_started = False
+
+    async def start(self) -> None:
+        if not self.has_started:
+            self.has_started = True
+            await self._send(self._begin)
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        await self.start()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 async def reply(send: Send, status: int, kind: bytes, body: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,15 +11,36 @@ from typing import TypeVar
 
 from warmprefix_gateway.shares import FairTurns
 
-__all__ = ["Preparation"]
+__all__ = ["AbandonedWorkError", "Preparation"]
 
 _MOST_AT_ONCE = 256 * 1_024
 """Bytes; larger bodies take more than some milliseconds."""
 _THREADS, _THREADS_OF_TENANT = 4, 2
 """Python works in one thread at a time, so more would only make each of them slower."""
 
+_MAX_SECONDS = 20.0
+"""Time of one function, after which its next check fails."""
+
 T = TypeVar("T")
 _Ticket = tuple[str | None, asyncio.Future[None]]
+
+
+class AbandonedWorkError(Exception):
+    """The result is not wanted any more."""
+
+
+class _WorkLimit:
+    """What ends a function that runs too long, or whose result is not wanted any more."""
+
+    def __init__(self) -> None:
+        self.is_abandoned = False
+        self._ends = time.monotonic() + _MAX_SECONDS
+
+    def check(self) -> None:
+        if self.is_abandoned:
+            raise AbandonedWorkError
+        if time.monotonic() > self._ends:
+            raise TimeoutError
 
 
 class Preparation:
@@ -33,25 +55,30 @@ class Preparation:
         self._in_threads: FairTurns[_Ticket] = FairTurns(_THREADS, _THREADS_OF_TENANT)
         self._threads = ThreadPoolExecutor(_THREADS, "warmprefix-gateway")
 
-    async def run(self, tenant: str | None, size: int, work: Callable[[], T]) -> T:
+    async def run(self, tenant: str | None, size: int, work: Callable[[Callable[[], None]], T]) -> T:
         """Return the result of the work on a body of `size` bytes.
 
-        A thread that has begun goes on if this is cancelled, and keeps its turn until then.
+        The work gets a function to call now and then. It raises `TimeoutError` if the work takes too long, and
+        `AbandonedWorkError` if this is cancelled: until then, a thread that has begun goes on and keeps its turn.
         """
         loop = asyncio.get_running_loop()
         if size <= _MOST_AT_ONCE:
             await self._enter(self._in_loop, tenant)
             loop.call_soon(self._leave, self._in_loop, tenant)
-            return work()
+            return work(_WorkLimit().check)
         await self._enter(self._in_threads, tenant)
-        working = self._threads.submit(work)
+        limit = _WorkLimit()
+        working = self._threads.submit(work, limit.check)
 
         def done(_: object) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._leave, self._in_threads, tenant)
 
         working.add_done_callback(done)
-        return await asyncio.wrap_future(working)
+        try:
+            return await asyncio.wrap_future(working)
+        finally:
+            limit.is_abandoned = True
 
     async def _enter(self, turns: FairTurns[_Ticket], tenant: str | None) -> None:
         ticket = tenant, asyncio.get_running_loop().create_future()

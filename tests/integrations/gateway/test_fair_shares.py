@@ -67,8 +67,8 @@ def test_buffered_bytes_of_one_tenant_leave_room_to_the_others(
 async def test_small_bodies_are_prepared_in_turns() -> None:
     preparation = Preparation()
     order: list[str] = []
-    busy = [asyncio.create_task(preparation.run("busy", 1, lambda: order.append("busy"))) for _ in range(100)]
-    other = asyncio.create_task(preparation.run("other", 1, lambda: order.append("other")))
+    busy = [asyncio.create_task(preparation.run("busy", 1, lambda _: order.append("busy"))) for _ in range(100)]
+    other = asyncio.create_task(preparation.run("other", 1, lambda _: order.append("other")))
     await asyncio.gather(other, *busy)
     assert order.index("other") <= 2
     assert len(order) == 101
@@ -78,7 +78,7 @@ async def test_small_bodies_are_prepared_in_turns() -> None:
 async def test_other_work_goes_on_between_small_bodies() -> None:
     preparation = Preparation()
     order: list[str] = []
-    busy = [asyncio.create_task(preparation.run(None, 1, lambda: order.append("body"))) for _ in range(100)]
+    busy = [asyncio.create_task(preparation.run(None, 1, lambda _: order.append("body"))) for _ in range(100)]
 
     async def look() -> None:
         for _ in range(5):
@@ -92,9 +92,9 @@ async def test_other_work_goes_on_between_small_bodies() -> None:
 
 async def test_large_bodies_of_one_tenant_leave_threads_to_the_others() -> None:
     preparation, may_end = Preparation(), threading.Event()
-    busy = [asyncio.create_task(preparation.run("busy", 1 << 20, may_end.wait)) for _ in range(20)]
+    busy = [asyncio.create_task(preparation.run("busy", 1 << 20, lambda _: may_end.wait())) for _ in range(20)]
     try:
-        assert await asyncio.gather(*[preparation.run(name, 1 << 20, lambda: 7) for name in "abcdef"]) == [7] * 6
+        assert await asyncio.gather(*[preparation.run(name, 1 << 20, lambda _: 7) for name in "abcdef"]) == [7] * 6
     finally:
         may_end.set()
     assert await asyncio.gather(*busy) == [True] * 20
@@ -103,14 +103,20 @@ async def test_large_bodies_of_one_tenant_leave_threads_to_the_others() -> None:
 
 async def test_work_that_was_cancelled_gives_its_turn_away() -> None:
     preparation, may_end, ended = Preparation(), threading.Event(), []
+
+    def waits(_: object) -> bool:
+        return may_end.wait()
+
     for size in (1, 1 << 20):
-        busy = [asyncio.create_task(preparation.run("a", size, may_end.wait if size > 1 else int)) for _ in range(20)]
+        busy = [
+            asyncio.create_task(preparation.run("a", size, waits if size > 1 else lambda _: True)) for _ in range(20)
+        ]
         await asyncio.sleep(0)
         for task in busy[1:]:
             task.cancel()
         may_end.set()
         await asyncio.gather(*busy, return_exceptions=True)
-        ended += [await preparation.run("a", size, lambda: "next") for _ in range(5)]
+        ended += [await preparation.run("a", size, lambda _: "next") for _ in range(5)]
     assert ended == ["next"] * 10
     preparation.close()
 
@@ -120,5 +126,5 @@ async def test_a_failure_gives_the_turn_away() -> None:
     for size in (1, 1 << 20):
         for _ in range(6):
             with pytest.raises(ZeroDivisionError):
-                await preparation.run("a", size, lambda: 1 // 0)
+                await preparation.run("a", size, lambda _: 1 // 0)
     preparation.close()

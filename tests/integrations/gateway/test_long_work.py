@@ -1,0 +1,93 @@
+"""Work on large bodies that is not wanted any more, or that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.integrations.gateway.conftest import ScriptedUpstream, metric, send
+
+from warmprefix_gateway import GatewayServer, preparation
+from warmprefix_gateway.preparation import AbandonedWorkError, Preparation
+
+Make = Callable[..., GatewayServer]
+CHAT = "/v1/chat/completions"
+LARGE = 300_000
+
+
+def repeats(number: int) -> bytes:
+    messages: list[dict[str, Any]] = []
+    for at in range(number):
+        function = {"name": "read", "arguments": f"{at}"}
+        messages.append({"role": "assistant", "tool_calls": [{"id": f"{at}", "function": function}]})
+        messages.append({"role": "tool", "tool_call_id": f"{at}", "content": "The sea is deep. " * 40})
+    return json.dumps({"model": "m", "messages": messages}).encode()
+
+
+async def test_work_ends_when_its_request_is_cancelled() -> None:
+    preparing, begun, ended = Preparation(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(check: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                check()
+        except AbandonedWorkError:
+            ended.set()
+            raise
+
+    running = asyncio.ensure_future(preparing.run(None, LARGE, work))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.to_thread(ended.wait, 20)
+    assert await preparing.run(None, LARGE, lambda _: 7) == 7
+    preparing.close()
+
+
+def test_work_ends_when_the_client_leaves(
+    upstream: ScriptedUpstream, gateway_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = gateway_of(upstream.base_url)
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(*_: object, check: Callable[[], None], **__: object) -> None:
+        begun.set()
+        try:
+            while True:
+                check()
+        except AbandonedWorkError:
+            ended.set()
+            raise
+
+    monkeypatch.setattr("warmprefix_gateway.outgoing.rewrite", endless)
+    body = repeats(600)
+    assert len(body) > LARGE
+    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
+        assert begun.wait(20)
+    assert ended.wait(20)
+    assert upstream.prompts == []
+
+
+def test_a_request_whose_references_take_too_long_goes_out_without(
+    upstream: ScriptedUpstream, gateway_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_MAX_SECONDS", 0.0)
+    gateway = gateway_of(upstream.base_url)
+    body = repeats(600)
+    assert send(gateway, "POST", CHAT, body).status == 200
+    assert upstream.prompts[0].body == body
+    assert metric(gateway, "failures_total") == 1
+    assert metric(gateway, "references_total") == 0
