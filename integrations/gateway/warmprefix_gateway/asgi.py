@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.header_lists import has_repeated
 from warmprefix_gateway.office import Office
@@ -30,6 +32,7 @@ class Gateway:
         """
         self._office = Office(options)
         self.metrics = self._office.metrics
+        self._own_turn = asyncio.Lock()
         self.is_draining = False
         """True once the server was asked to stop: health checks then fail, and requests still pass."""
 
@@ -51,7 +54,9 @@ class Gateway:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         office, path = self._office, scope["path"]
         if scope["method"] in ("GET", "HEAD") and path in _OWN_PATHS:
-            await self._answer_itself(path, scope["method"] == "HEAD", send)
+            async with self._own_turn:
+                await self._answer_itself(path, scope["method"] == "HEAD", send)
+                await asyncio.sleep(0)  # anyone may ask for pages, so other requests go on between two of them
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if sum(len(name) + len(value) for name, value in scope["headers"]) > _MOST_HEADER_BYTES:

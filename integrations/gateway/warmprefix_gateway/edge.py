@@ -14,7 +14,7 @@ from warmprefix_gateway.replies import error_body
 
 try:
     from uvicorn import Config
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 except ImportError as exc:
     raise MissingExtraError("serve", "httptools") from exc
@@ -39,6 +39,9 @@ _MAX_PIPELINED = 8
 """Requests that wait on one connection."""
 _MAX_WAITING = 1_000
 """Connections on which no request is answered: new ones, unfinished headers, idle ones."""
+_SMALL_BYTES, _MAX_SMALL, _SMALL_SECONDS = 4_096, 8, 0.0005
+"""Bytes of a small piece, how many of them a request may have at once, and the time between two further ones of all
+connections. The kernel collects what comes meanwhile, so that an honest upload has larger pieces then."""
 _SLICE = 16 * 1_024
 """Bytes that are parsed at one time, so that the bounds are checked before the parser has read much more."""
 
@@ -52,6 +55,8 @@ class WaitingRoom:
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._connections: FairLru[EdgeProtocol, EdgeProtocol] = FairLru()
+        self.paused = 0
+        """Connections from which nothing is read for a moment, because they bring small pieces."""
 
     def enter(self, connection: EdgeProtocol) -> None:
         self._connections.put(connection, connection, connection.address)
@@ -94,9 +99,12 @@ class EdgeProtocol(HttpToolsProtocol):
         self._is_over = False
         """True if nothing more is read from this connection."""
         self._refusal: tuple[int, str, str] | None = None
+        self._cycles: list[RequestResponseCycle] = []
+        """Requests that are not answered yet, of which uvicorn has the first or the last one only."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._head_bytes = self._silent_bytes = self._wire_bytes = self._body_bytes = self._body_before = 0
+        self._small = 0
 
     # -- connection
 
@@ -112,6 +120,10 @@ class EdgeProtocol(HttpToolsProtocol):
         self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._cycles.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -127,6 +139,17 @@ class EdgeProtocol(HttpToolsProtocol):
             super().data_received(piece)
             if self._reading:
                 self._count(len(piece))
+        if self._reading and len(data) < _SMALL_BYTES:
+            self._small += 1
+            if self._small > _MAX_SMALL and not self._is_over:
+                self.transport.pause_reading()
+                self.room.paused += 1
+                self.loop.call_later(_SMALL_SECONDS * self.room.paused, self._read_on)
+
+    def _read_on(self) -> None:
+        self.room.paused -= 1
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _count(self, size: int) -> None:
         self._silent_bytes += size
@@ -138,7 +161,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+        return bool(self._cycles)
 
     # -- time
 
@@ -154,6 +177,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _begin_head(self) -> None:
         self._reading = "head"
         self._head_bytes = self._silent_bytes = self._wire_bytes = self._body_bytes = self._body_before = 0
+        self._small = 0
         self._start_timer(_HEAD_SECONDS, self._head_is_late)
 
     def _head_is_late(self) -> None:
@@ -195,7 +219,7 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         self._is_over = True
         self.room.refused(reason)
-        is_behind = bool(self.pipeline) or (self._reading == "head" and self._is_answering)
+        is_behind = len(self._cycles) > (self._reading == "body")
         has_answer = self._reading == "body" and self.cycle.response_started
         if is_behind or has_answer:
             self.transport.abort()
@@ -252,6 +276,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if version == "1.0":
             self.expect_100_continue = False  # its clients do not understand that answer
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
+        self.flow.resume_reading()  # uvicorn pauses for a request that waits, and then misses that the client leaves
         self.room.leave(self)
         if has_upgrade:
             self.cycle.keep_alive = False
@@ -275,6 +301,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # -- answers
 
     def on_response_complete(self) -> None:
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_response_complete()
         if self.transport.is_closing():
             self._start_timer(_WRITE_SECONDS, self.transport.abort)

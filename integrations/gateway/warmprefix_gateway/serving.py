@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from types import FrameType, TracebackType
@@ -19,6 +20,8 @@ except ImportError as exc:
 __all__ = ["GatewayServer", "serve"]
 
 _DRAIN_SECONDS = 30
+_BACKLOG = 2_048
+_MORE_LISTENERS = 15
 _LOOPBACK_SEGMENT_BYTES, _LOOPBACK_BUFFER_BYTES = 1_440, 64 * 1_024
 """What networks have anyway; on the loopback a segment has 64 KiB, and a buffer grows to 6 MB before it is full."""
 
@@ -51,6 +54,7 @@ class GatewayServer:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
         try:
             self._socket.bind((options.host, options.port))
+            self._socket.listen(_BACKLOG)  # clients that come before `run` wait
         except OSError:
             self._socket.close()
             raise
@@ -67,6 +71,7 @@ class GatewayServer:
             uvicorn.Config(
                 self.gateway,
                 http=Connection,
+                backlog=_BACKLOG,
                 timeout_keep_alive=IDLE_SECONDS,
                 lifespan="on",
                 ws="none",
@@ -89,7 +94,15 @@ class GatewayServer:
 
     def run(self) -> None:
         """Serve until a signal, or the end of the block."""
-        self._server.run(sockets=[self._socket])
+        if threading.current_thread() is threading.main_thread():
+            gc.freeze()  # what is loaded stays, so full collections need not stop all requests to look at it
+        # uvloop accepts one connection of each socket between two looks at all others.
+        listeners = [self._socket, *[self._socket.dup() for _ in range(_MORE_LISTENERS)]]
+        try:
+            self._server.run(sockets=listeners)
+        finally:
+            for listener in listeners[1:]:
+                listener.close()
 
     def stop(self) -> None:
         """Stop, after the requests that are under way."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
-from tests.integrations.gateway.conftest import ScriptedUpstream, chat_answer, metric, send
+from tests.integrations.gateway.conftest import ScriptedUpstream, SeenRequest, chat_answer, metric, send
 from tests.integrations.gateway.test_hostile_requests import HEAD, SECOND, exchanged
 
 from warmprefix_gateway import GatewayServer, edge
@@ -169,18 +171,35 @@ def test_pipelined_requests_are_answered_in_their_order_up_to_a_few(
     assert is_well(gateway)
 
 
+def test_a_client_that_leaves_ends_all_of_its_pipelined_requests(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    async def answer_never(_: SeenRequest, __: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(30)
+
+    upstream.handler = answer_never
+    gateway = gateway_of(upstream.base_url)
+    deadline = time.monotonic() + 20
+    with connected(gateway) as connection:
+        connection.sendall((HEAD + b"Content-Length: 2\r\n\r\n{}") * 5)
+        while not upstream.prompts:
+            assert time.monotonic() < deadline
+    while metric(gateway, "in_flight") or not upstream.left.is_set():
+        assert time.monotonic() < deadline
+    assert metric(gateway, "failures_total") == 0
+
+
 def test_idle_connections_make_room_and_none_with_a_request_does(
     upstream: ScriptedUpstream, gateway_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "_MAX_WAITING", 10)
     gateway = gateway_of(upstream.base_url)
     with connected(gateway) as working:
-        working.sendall(HEAD + b"Content-Length: 2\r\n\r\n{")
+        working.sendall(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert working.recv(65_536).startswith(b"HTTP/1.1 100 ")
         idle = [connected(gateway) for _ in range(50)]
         try:
             for connection in idle[:40]:
                 assert until_closed(connection) == b""
-            working.sendall(b"}")
+            working.sendall(b"{}")
             assert working.recv(65_536).startswith(b"HTTP/1.1 200 ")
         finally:
             for connection in idle:
