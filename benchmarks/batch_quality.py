@@ -314,7 +314,9 @@ def net_prefilled(workload: Workload, planned: Planned, capacity: int | None, wr
     prefilled = 0
     for i, order in planned.placed:
         ranks = [workload.requests[i].keys.index(key) for key in order]
-        prefilled += writer.order_note_tokens(annotation, ranks, [blocks[key].label for key in order])
+        labels, texts = [blocks[key].label for key in order], [blocks[key].block.text for key in order]
+        note = writer.templates.order_note(annotation, ranks, labels, texts)
+        prefilled += 0 if note is None else writer.count(note)
         prefilled += sum([lengths[key] for key in order]) - tree.insert(order, [lengths[key] for key in order]).tokens
     return prefilled
 

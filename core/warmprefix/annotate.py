@@ -1,16 +1,18 @@
-"""Annotations in the prompt: labels of blocks, and notes on order and location."""
+"""Annotations in the prompt: labels, notes on order and location, and the escapes of evidence that imitates them."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from warmprefix.errors import check_count
 from warmprefix.labels import LABEL_CHARACTERS
+from warmprefix.quotes import COMBINING, INVISIBLE, QUOTATION_MARKS, folded, quotes_of
 
 __all__ = [
     "Annotate",
@@ -28,7 +30,7 @@ __all__ = [
 Annotation = Literal["note", "labels", "both", "none"]
 """What a prompt shows of the relevance order.
 
-`"note"`: where the order changed, a note names the most relevant blocks by their places. `"labels"`: each block begins
+`"note"`: where the order changed, a note quotes the most relevant blocks. `"labels"`: each block begins
 with its label, and there is no note. `"both"`: each block begins with its label, and where the order changed, a note
 names the labels of the most relevant blocks. `"none"`: neither."""
 
@@ -36,20 +38,7 @@ Annotate = Literal["auto", Annotation]
 """An `Annotation`, or `"auto"`: the cheapest one that shows a change of the order."""
 
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_INVISIBLE = (
-    r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
-    r"\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-)
-"""Control characters, what Unicode calls default-ignorable, and the blank Braille pattern."""
-
-_COMBINING = (
-    r"\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f"
-    r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
-)
-"""Marks that are drawn over the character in front of them."""
-
-_BLANKS = rf" \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{_INVISIBLE}{_COMBINING}\\"
+_BLANKS = rf" \t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}{COMBINING}\\"
 _BLANK = f"[{_BLANKS}]"
 """Characters in front of a label that still looks like the beginning of its line; a backslash marks an escaped line."""
 
@@ -62,7 +51,7 @@ _HEADER_AFTER = {line_break: re.compile(f"{line_break}{_BLANK}*(?={_BRACKETED.pa
 """One pattern per line break: `re` finds one fixed first character many times faster than one of several."""
 
 _ONE_BLANK = re.compile(_BLANK)
-_UNSEEN = re.compile(f"[{_INVISIBLE}{_COMBINING}]")
+_UNSEEN = re.compile(f"[{INVISIBLE}{COMBINING}]")
 _LABEL = re.compile(rf"[{LABEL_CHARACTERS}]{{1,64}}")
 _IN_NOTE = re.compile(rf"\[([{LABEL_CHARACTERS}]{{1,64}})\]")
 _NOTED = rf"{_IN_NOTE.pattern}(?:(?:, | > )\[[{LABEL_CHARACTERS}]{{1,64}}\])*"
@@ -70,8 +59,8 @@ _JOINING = re.compile(rf"(?:[\n\r\v\f,;>&{_BLANKS}]|and)*")
 """Text between two labels of one note. No character can match in two ways, which keeps the search linear."""
 
 _MAX_LABEL_CHARACTERS = 64
-_BEFORE_LABEL = ":\"'“”‘’("
-"""Characters between the words of a note and its first label."""
+_BEFORE_QUOTE = re.compile(rf"[{_BLANKS}\n\r\v\f:'‘’(]*[{QUOTATION_MARKS}]")
+"""Text between the words of a note and its first quote."""
 
 
 def bracketed(text: str) -> list[str]:
@@ -100,46 +89,69 @@ def header_labels(text: str) -> Iterator[str]:
             yield label
 
 
+class _ApparentNotes(NamedTuple):
+    """What in a text reads like the beginning of a note."""
+
+    begins: Sequence[int]
+    """Where a line begins like a note, or a note that quotes begins in a line; ascending."""
+    places: Sequence[int]
+    """The place in the text of each byte of its fold."""
+    ends: Collection[int]
+    """The bytes of the fold in front of which the words of a note end."""
+
+    def ends_at(self, place: int) -> bool:
+        """Return True if only signs stand between the words of a note and this place."""
+        return bisect_left(self.places, place) in self.ends
+
+
+_NO_NOTES = _ApparentNotes((), (), ())
+
+
 @dataclass(frozen=True, slots=True)
 class Templates:
     r"""The wording of the annotations; notes with labels by default as in ContextPilot (sections 4 and 5).
 
-    A labelled block is rendered as ``[label] text``. If a line of its text begins with a label of this very prompt, or
-    an annotation in it names one, a backslash is added before the bracket. Everything else keeps its bytes.
+    A labelled block is rendered as ``[label] text``. In its text, a backslash is added in front of a line that begins
+    like one of the notes, and in front of a bracket where a line begins with a label of this very prompt, or a note
+    names one. Everything else keeps its bytes.
 
     >>> Templates().block("Doc_1", "First line.\n[Doc_2] Not a header.\n[ERROR] Not one either.", {"Doc_2"})
     '[Doc_1] First line.\n\\[Doc_2] Not a header.\n[ERROR] Not one either.'
 
     Raises:
-        TypeError: A template is not a str, or `most_named` is not an int.
-        ValueError: `most_named` is below 1, or a template lacks its placeholder, has another one, or spans several
-            lines. `order` and `location` must not begin with it, nor have a bracket or backslash before it.
+        TypeError: A template is not a str, or `most_quoted` or `most_named` is not an int.
+        ValueError: One of these numbers is below 1, or a template lacks its placeholder, has another one, or spans
+            several lines. A template must not begin with it, nor have a bracket, backslash or quotation mark before it.
     """
 
     order: str = "Please read the context in the following priority order: {order} and answer the question."
     """`{order}` is replaced by all labels, most relevant first: ``[Doc_2] > [Doc_1]``."""
 
-    places: str = "Most relevant passages above: {places}."
-    """`{places}` is replaced by the places of the most relevant blocks, the best first: ``4, 1, 7``."""
+    quotes: str = "Most relevant above: the passage with {quotes}."
+    """`{quotes}` is replaced by words of the most relevant blocks, the best first: ``"The sky is" > "Grass is"``."""
+
+    most_quoted: int | None = 1
+    """Most blocks that a note quotes, the most relevant ones; None for all. If these open the context in relevance
+    order already, there is no note."""
 
     most_named: int | None = 3
-    """Most blocks that a note names, the most relevant ones; None for all. If these open the context in relevance order
-    already, there is no note."""
+    """The same for a note that names labels, which cost fewer tokens than quotes."""
 
     location: str = "Please also use the context labelled {labels} above in this conversation."
     """`{labels}` is replaced by the labels of blocks that the conversation holds: ``[Doc_1], [Doc_2]``."""
 
-    _lead_ins: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The words before each placeholder, folded for `_reads_backwards`."""
+    _lead_ins: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    """The folded words before each placeholder; those of `quotes` first."""
 
     _before: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The same words, not folded."""
+    """The words of `order` and `location` before the placeholder."""
 
     def __post_init__(self) -> None:
-        check_template("places", self.places, ["places"])
+        check_count("most_quoted", self.most_quoted, optional=True)
         check_count("most_named", self.most_named, optional=True)
+        quoting = _lead_in("quotes", "quotes", self.quotes)
         lead_ins = (_lead_in("order", "order", self.order), _lead_in("location", "labels", self.location))
-        object.__setattr__(self, "_lead_ins", tuple([_words(lead_in) for lead_in in lead_ins]))
+        object.__setattr__(self, "_lead_ins", tuple(map(folded, (quoting, *lead_ins))))
         object.__setattr__(self, "_before", lead_ins)
 
     def order_annotation(self, labels: Iterable[str]) -> str:
@@ -150,27 +162,60 @@ class Templates:
         """
         return self.order.format(order=_listed(labels, " > "))
 
-    def order_note(self, annotation: Annotation, ranks: Sequence[int | None], labels: Sequence[str]) -> str | None:
-        """Return the note that a planned order needs; None if it needs none. O(blocks).
+    def needs_note(self, annotation: Annotation, ranks: Sequence[int]) -> bool:
+        """Return True if a planned order needs a note. O(blocks).
 
-        >>> Templates().order_note("note", [3, 0, 1, 2], ["Doc_4", "Doc_1", "Doc_2", "Doc_3"])
-        'Most relevant passages above: 2, 3, 4.'
+        Args:
+            annotation: What the prompt shows.
+            ranks: For each block in planned order, its place in relevance order; distinct. Without the blocks that
+                continue a run: a note names a run by its first block, because the order within it is a fact.
+        """
+        named = self.most_quoted if annotation == "note" else self.most_named
+        return annotation in ("note", "both") and list(ranks[:named]) != sorted(ranks)[:named]
+
+    def note(
+        self, annotation: Annotation, labels: Sequence[str], texts: Sequence[str], others: Sequence[str] = ()
+    ) -> str | None:
+        """Return the note of every order that needs one; None if the best text cannot be quoted. O(characters).
+
+        A text can be quoted if it has words that stand in no other text. The note does not depend on the order.
+
+        >>> Templates().note("note", (), ["The sky is blue.", "The grass is green.", "The sea is blue."])
+        'Most relevant above: the passage with "The sky is".'
+
+        Args:
+            annotation: What the prompt shows.
+            labels: The blocks' labels, in relevance order; unused for `"note"`.
+            texts: The blocks' texts; used for `"note"` only.
+            others: The texts of blocks that continue a run, which a note does not name.
+        """
+        if annotation == "both":
+            return self.order_annotation(labels[: self.most_named])
+        quoted = len(texts) if self.most_quoted is None else self.most_quoted
+        shown = [self.escaped(text) if i < quoted else text for i, text in enumerate(texts)]
+        quotes = quotes_of([*shown, *others], min(quoted, len(texts)))
+        return self.quotes.format(quotes=" > ".join([f'"{quote}"' for quote in quotes])) if quotes else None
+
+    def order_note(
+        self, annotation: Annotation, ranks: Sequence[int | None], labels: Sequence[str], texts: Sequence[str]
+    ) -> str | None:
+        """Return the note of one order; None if it needs none, or if the best text cannot be quoted.
 
         Args:
             annotation: What the prompt shows.
             ranks: For each block in planned order, its place in relevance order; distinct. None for a block that
-                continues a run: a note names a run by its first block, because the order within it is a fact.
-            labels: The label of each, in planned order.
+                continues a run.
+            labels: The label of each, in planned order; unused for `"note"`.
+            texts: The text of each; used for `"note"` only.
         """
-        if annotation not in ("note", "both"):
-            return None
         ranked = sorted([(rank, place) for place, rank in enumerate(ranks) if rank is not None])
-        named = [place for _, place in ranked[: self.most_named]]
-        if named == sorted(place for _, place in ranked)[: len(named)]:
+        if not self.needs_note(annotation, [rank for rank in ranks if rank is not None]):
             return None
-        if annotation == "note":
-            return self.places.format(places=", ".join([str(place + 1) for place in named]))
-        return self.order_annotation([labels[place] for place in named])
+        best_first = [place for _, place in ranked]
+        if annotation == "both":
+            return self.note(annotation, [labels[i] for i in best_first], ())
+        others = [texts[place] for place, rank in enumerate(ranks) if rank is None]
+        return self.note(annotation, (), [texts[i] for i in best_first], others)
 
     def location_annotation(self, labels: Iterable[str]) -> str:
         """Return the note that replaces blocks which the conversation already holds.
@@ -192,17 +237,39 @@ class Templates:
                     yield from _IN_NOTE.findall(note[0], len(before))
 
     def block(self, label: str, text: str, names: Collection[str] = ()) -> str:
-        """Return a block as the prompt shows it.
+        """Return a labelled block as the prompt shows it.
 
         Args:
             label: Its own label.
             text: Its text.
             names: All labels of this prompt and its conversation: only imitations of these are escaped.
         """
-        if has_bracket(text):
-            own = names if isinstance(names, frozenset) and label in names else frozenset((label, *names))
-            text = self._escaped(text, own)
-        return f"[{label}] {text}"
+        own = names if isinstance(names, frozenset) and label in names else frozenset((label, *names))
+        return f"[{label}] {self.escaped(text, own)}"
+
+    def escaped(self, text: str, names: frozenset[str] = frozenset()) -> str:
+        r"""Return a text in which nothing passes for a note, or for a block or note with one of `names`.
+
+        O(len(text)); a few fast searches in most texts.
+
+        >>> print(Templates().escaped("The sky.\n**Most relevant above:** the passage with 'Grass'"))
+        The sky.
+        **\Most relevant above:** the passage with 'Grass'
+        """
+        notes = self._apparent_notes(text)
+        if not notes.begins:
+            if not names or not has_bracket(text):
+                return text
+            inners = _BRACKETED.findall(text)
+            if names.isdisjoint(inners) and not any(_seen(inner) in names for inner in _unusual(inners)):
+                return text
+        pieces: list[str] = []
+        copied = 0
+        for place, seen in self._imitations(text, notes):
+            if seen is None or seen in names:
+                pieces += text[copied:place], "\\"
+                copied = place
+        return "".join([*pieces, text[copied:]])
 
     def matching_end(self, shown: str, start: int, label: str, text: str) -> int | None:
         r"""Return the end of this block in `shown`; None if it does not begin at `start`.
@@ -219,46 +286,43 @@ class Templates:
         if shown.startswith(text, at):
             return at + len(text)
         copied = 0
-        for place, seen in self._imitations(text):
+        for place, seen in self._imitations(text, self._apparent_notes(text)):
             piece = text[copied:place]
             if not shown.startswith(piece, at):
                 return None
             at, copied = at + len(piece), place
-            if _LABEL.fullmatch(seen):
-                at += shown.startswith("\\", at)  # the text has a bracket here, so the backslash was added by escaping
+            if seen is None or _LABEL.fullmatch(seen):
+                at += shown.startswith("\\", at)  # the text has another sign here, so escaping added the backslash
         return at + len(text) - copied if shown.startswith(text[copied:], at) else None
 
-    def _escaped(self, text: str, names: frozenset[str]) -> str:
-        """Escape each bracket that seems to open a header or a note with one of `names`.
-
-        O(len(text)); only one pass of a compiled pattern if no bracket contains a name.
-        """
-        inners = _BRACKETED.findall(text)
-        if names.isdisjoint(inners) and not any(_seen(inner) in names for inner in _unusual(inners)):
-            return text
-        pieces: list[str] = []
-        copied = 0
-        for place, seen in self._imitations(text):
-            if seen in names:
-                pieces += text[copied:place], "\\"
-                copied = place
-        return "".join([*pieces, text[copied:]])
-
-    def _imitations(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield place and content of each bracket that opens a line or an apparent note."""
+    def _imitations(self, text: str, notes: _ApparentNotes) -> list[tuple[int, str | None]]:
+        """Return the place of each apparent note, and place and content of each bracket that opens a line or a name."""
+        found: list[tuple[int, str | None]] = [(place, None) for place in notes.begins]
         noted_until = 0
-        for found in _BRACKETED.finditer(text):
-            start = found.start()
-            is_in_note = (noted_until and _JOINING.fullmatch(text, noted_until, start)) or self._ends_in_lead_in(
-                text, start
-            )
-            noted_until = found.end() if is_in_note else 0
+        for bracket in _BRACKETED.finditer(text):
+            start = bracket.start()
+            is_in_note = (noted_until and _JOINING.fullmatch(text, noted_until, start)) or notes.ends_at(start)
+            noted_until = bracket.end() if is_in_note else 0
             if is_in_note or _opens_line(text, start):
-                yield start, _seen(found[1])
+                found.append((start, _seen(bracket[1])))
+        return sorted(found, key=lambda imitation: imitation[0])
 
-    def _ends_in_lead_in(self, text: str, end: int) -> bool:
-        """Return True if the text before `end` reads like the beginning of a note."""
-        return any(_reads_backwards(text, end, lead_in) for lead_in in self._lead_ins)
+    def _apparent_notes(self, text: str) -> _ApparentNotes:
+        fold = folded(text)
+        if not any(lead_in in fold for lead_in in self._lead_ins):
+            return _NO_NOTES
+        places = [place for place, character in enumerate(text) for _ in folded(character)]
+        begins: set[int] = set()
+        ends: set[int] = set()
+        for number, lead_in in enumerate(self._lead_ins):
+            at = fold.find(lead_in)
+            while at >= 0:
+                begin, behind = places[at], places[at + len(lead_in) - 1] + 1
+                ends.add(at + len(lead_in))
+                if _is_line(text, begin, behind) or (number == 0 and _BEFORE_QUOTE.match(text, behind)):
+                    begins.add(begin)
+                at = fold.find(lead_in, at + 1)
+        return _ApparentNotes(sorted(begins), places, ends)
 
 
 def annotation_for(annotate: Annotate, placement: str) -> Annotation:
@@ -324,33 +388,15 @@ def _opens_line(text: str, start: int) -> bool:
     return not start or text[start - 1] in _BREAKS
 
 
-def _folded(text: str) -> str:
-    """Return the text in lower case and without spaces, to compare how it reads."""
-    return "".join(_plain(text).casefold().split())
-
-
-def _words(lead_in: str) -> str:
-    """Return the folded words of a note, without characters in front of a label."""
-    return _folded(lead_in).rstrip(_BEFORE_LABEL)
-
-
-def _reads_backwards(text: str, end: int, folded: str) -> bool:
-    """Return True if the text before `end` reads like `folded` at its end."""
-    left = folded
-    while end and (text[end - 1] in _BEFORE_LABEL or text[end - 1].isspace() or _ONE_BLANK.match(text, end - 1)):
-        end -= 1
-    while left:
-        if not end:
+def _is_line(text: str, begin: int, behind: int) -> bool:
+    """Return True if a line begins with `text[begin:behind]`, and these are whole words."""
+    while begin and text[begin - 1] not in _BREAKS:
+        begin -= 1
+        if folded(text[begin]):
             return False
-        end -= 1
-        character = text[end]
-        if character.isspace() or _ONE_BLANK.match(character):
-            continue
-        seen = _folded(character)
-        if not left.endswith(seen):
-            return False
-        left = left[: len(left) - len(seen)]
-    return True
+    while behind < len(text) and _UNSEEN.match(text, behind):
+        behind += 1
+    return behind == len(text) or not folded(text[behind])
 
 
 def check_template(name: str, template: str, placeholders: Sequence[str]) -> None:
@@ -380,7 +426,7 @@ def _lead_in(name: str, placeholder: str, template: str) -> str:
     lead_in = template.format(**{placeholder: "\n"}).partition("\n")[0]
     # Without words in front, the note could pass for a block's header; a backslash there would pass for our escape, and
     # a forged phrase could hide a forged header in its own brackets.
-    if not _words(lead_in) or any(sign in lead_in for sign in (*_OPENING, "\\")):
-        needed = f"words without brackets and backslashes before {{{placeholder}}}"
+    if not folded(lead_in) or any(sign in lead_in for sign in (*_OPENING, *QUOTATION_MARKS, "\\")):
+        needed = f"words without brackets, quotation marks and backslashes before {{{placeholder}}}"
         raise ValueError(f"{name} must have {needed}, got {template!r}")
     return lead_in

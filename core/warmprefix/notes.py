@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate, has_labels
 from warmprefix.plan import PlannedBlock
 from warmprefix.tokens import CheckedCounter
 
-__all__ = ["NoteWriter"]
+__all__ = ["NoteWriter", "OrderNote"]
+
+_MARGIN = 1.5
+"""Tokens that an order must save for each token of its note: both are estimates, and short blocks are often shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +42,68 @@ class NoteWriter:
         """Return what a context at the beginning of a prompt shows unless its request asks for something else."""
         return annotation_for(self.resolve(None, model), "head")
 
-    def order_note_tokens(self, annotation: Annotation, ranks: Sequence[int | None], labels: Sequence[str]) -> int:
-        """Return the tokens of the note that an order needs; see `Templates.order_note`."""
-        note = self.templates.order_note(annotation, ranks, labels)
-        return 0 if note is None else self.count(note)
+    def tokens(self, annotation: Annotation, planned: Sequence[PlannedBlock], note: str | None = None) -> int:
+        """Return the tokens of all labels and notes in a context.
 
-    def tokens(self, annotation: Annotation, planned: Sequence[PlannedBlock]) -> int:
-        """Return the tokens of all labels and notes in a context."""
+        Args:
+            annotation: What the prompt shows.
+            planned: The context.
+            note: Its order annotation.
+        """
         if annotation == "none":
             return 0
-        labels = [block.label for block in planned]
-        ranks = [None if block.joined else block.positions[0] for block in planned]
-        total = self.order_note_tokens(annotation, ranks, labels)
+        total = 0 if note is None else self.count(note)
         labels = [block.label for block in planned if block.reference is not None]
         if labels:
             total += self.count(self.templates.location_annotation(labels))
         if not has_labels(annotation):
             return total
         return total + sum([self.count(f"[{block.label}] ") for block in planned if block.reference is None])
+
+
+class OrderNote:
+    """The order annotation of one request. It is written once, as soon as an order needs it."""
+
+    def __init__(
+        self,
+        writer: NoteWriter,
+        annotation: Annotation,
+        labels: Sequence[str],
+        texts: Sequence[str],
+        joined: Collection[int] = (),
+    ) -> None:
+        """Take the blocks' labels and texts in relevance order, and which of them continue a run."""
+        self._writer = writer
+        self._annotation = annotation
+        self._labels = labels
+        self._texts = texts
+        self._joined = joined
+
+    @cached_property
+    def _text(self) -> str | None:
+        labels = [label for i, label in enumerate(self._labels) if i not in self._joined]
+        texts = [text for i, text in enumerate(self._texts) if i not in self._joined]
+        others = [self._texts[i] for i in self._joined]
+        return self._writer.templates.note(self._annotation, labels, texts, others)
+
+    @cached_property
+    def _tokens(self) -> int:
+        return 0 if self._text is None else self._writer.count(self._text)
+
+    def _is_needed(self, order: Sequence[int]) -> bool:
+        ranks = [i for i in order if i not in self._joined] if self._joined else order
+        return self._writer.templates.needs_note(self._annotation, ranks)
+
+    def of(self, order: Sequence[int]) -> str | None:
+        """Return the note of an order of the blocks; None if it needs none, or if none can be written."""
+        return self._text if self._is_needed(order) else None
+
+    def tokens(self, order: Sequence[int]) -> int | None:
+        """Return the tokens of the note of an order: 0 if it needs none, None if none can be written."""
+        if not self._is_needed(order):
+            return 0
+        return None if self._text is None else self._tokens
+
+    def price(self, order: Sequence[int]) -> int:
+        """Return the tokens that an order must save to be worth its note; 0 without one."""
+        return round(_MARGIN * (self.tokens(order) or 0))

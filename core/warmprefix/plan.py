@@ -53,7 +53,8 @@ class PlannedBlock(NamedTuple):
     templates: Templates
     """The wording of its prompt."""
     names: frozenset[str] = frozenset()
-    """Labels of its prompt and conversation; a line of its text that begins with one is escaped."""
+    """Labels of its prompt and conversation; a line of its text that begins with one is escaped, and so is a line that
+    begins like a note."""
     joined: bool = False
     """True if it belongs to the run of the block in front of it; see `follows` of `ContextBlock`."""
 
@@ -72,7 +73,7 @@ class PlannedBlock(NamedTuple):
         if self.reference is not None:
             return self.reference.annotation
         if not self.label:
-            return self.block.text
+            return self.templates.escaped(self.block.text)
         return self.templates.block(self.label, self.block.text, self.names)
 
 
@@ -105,15 +106,8 @@ class ContextPlan:
     """What the prompt shows of the relevance order."""
     note_tokens: int = 0
     """Tokens of the labels and notes in its text, counted or estimated."""
-
-    @property
-    def order_annotation(self) -> str | None:
-        """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
-        if not self.blocks:
-            return None
-        ranks = [None if planned.joined else planned.rank for planned in self.blocks]
-        labels = [planned.label for planned in self.blocks]
-        return self.blocks[0].templates.order_note(self.annotation, ranks, labels)
+    order_annotation: str | None = None
+    """The note that names the most relevant blocks; None if the order needs none, or `annotation` has none."""
 
     @property
     def total_tokens(self) -> int:

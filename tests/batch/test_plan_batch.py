@@ -127,8 +127,17 @@ def check_order(planned: PlannedRequest) -> None:
         for pin in ("start", "end"):
             own = [i for i in planned.order if listed[i].pinned == pin]
             assert own == sorted(own)
-    moved = planned.plan.annotation != "none" and list(planned.order[:3]) != sorted(planned.order)[:3]
-    assert (planned.order_annotation is not None) == moved
+    annotation, note = planned.plan.annotation, planned.order_annotation
+    if annotation == "both":
+        assert (note is not None) == (list(planned.order[:3]) != sorted(planned.order)[:3])
+    elif annotation == "note" and note is not None:
+        best = listed[min(planned.order)]
+        quote = note.split('"')[1]
+        assert planned.blocks[0].block != best
+        assert [each.block for each in planned.blocks if quote in each.block.text] == [best]
+    elif annotation == "note" and list(planned.order[:1]) != sorted(planned.order)[:1]:
+        movable = [i for i in planned.order if listed[i].pinned is None]
+        assert movable == sorted(movable), "an order that needs a note, which cannot be written"
 
 
 # -- invariants ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ ANNOTATIONS: list[Annotate] = ["auto", "note", "labels", "both", "none"]
 LONG_BLOCK, SHORT_BLOCK = 200, 20
 
 # Without brackets, so that nothing is escaped. A note must not be confused with the last of them.
-texts = st.sampled_from([*"abcdefgh", "two\n\nparagraphs", "Most relevant passages above: 2, 1."])
+texts = st.sampled_from([*"abcdefgh", "ijz\n\nij", "Most new: k."])
 blocks = st.builds(
     ContextBlock,
     texts,
@@ -41,7 +41,10 @@ def names_of(plan: ContextPlan) -> list[int]:
     """Return the places of the blocks that a plan's note names, from 0 on."""
     assert plan.order_annotation is not None
     if plan.annotation == "note":
-        return [int(place) - 1 for place in re.findall(r"[0-9]+", plan.order_annotation)]
+        quotes = re.findall('"([^"]+)"', plan.order_annotation)
+        holders = [[i for i, planned in enumerate(plan.blocks) if quote in planned.block.text] for quote in quotes]
+        assert all(len(holder) == 1 for holder in holders)
+        return [holder[0] for holder in holders]
     labels = [planned.label for planned in plan.blocks]
     return [labels.index(label) for label in re.findall(r"\[([^]]+)\]", plan.order_annotation)]
 
@@ -53,7 +56,8 @@ def names_of(plan: ContextPlan) -> list[int]:
 def test_notes_name_the_most_relevant_blocks_where_they_do_not_open_the_context(
     turns: list[list[ContextBlock]], policy: str, annotate: Annotate, named: int | None
 ) -> None:
-    planner = ContextPlanner(policy=policy, annotate=annotate, templates=Templates(most_named=named))
+    templates = Templates(most_named=named, most_quoted=named)
+    planner = ContextPlanner(policy=policy, annotate=annotate, templates=templates)
     for request in turns:
         with planner.planning(request) as plan:
             ranks = [planned.rank for planned in plan.blocks]
@@ -84,7 +88,7 @@ def test_unlabelled_prompts_hold_the_very_texts(
 def test_note_tokens_are_those_of_all_that_is_written_besides_the_evidence(
     turns: list[list[ContextBlock]], policy: str, annotate: Annotate, placement: Any, named: int | None
 ) -> None:
-    templates = Templates(most_named=named)
+    templates = Templates(most_named=named, most_quoted=named)
     planner = ContextPlanner(policy=policy, annotate=annotate, templates=templates, tokenizer=len)
     for request in turns:
         with planner.planning(request, conversation="chat", placement=placement) as plan:
@@ -162,8 +166,8 @@ def test_what_cannot_count_is_an_error(tokenizer: object) -> None:
 
 
 def test_a_dearer_note_keeps_the_order() -> None:
-    """The second request finds one block of 20 tokens if it is moved to the front."""
-    for price, order in ((19, (4, 0, 1, 2, 3)), (20, (0, 1, 2, 3, 4))):
+    """The second request finds one block of 20 tokens if it is moved to the front: 1.5 for each token of a note."""
+    for price, order in ((12, (4, 0, 1, 2, 3)), (14, (0, 1, 2, 3, 4))):
         planner = ContextPlanner(tokenizer=lambda text, price=price: price)
         request = [ContextBlock(f"text {i}", tokens=SHORT_BLOCK) for i in range(5)]
         planner.commit(planner.plan(request[4:]))

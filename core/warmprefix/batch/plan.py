@@ -130,8 +130,15 @@ class PlannedRequest:
 
     @property
     def plan(self) -> ContextPlan:
-        """A plan for `ContextPlanner.commit` and `abandon`. O(blocks) per access."""
+        """A plan for `ContextPlanner.commit` and `abandon`. O(blocks) per access, O(characters) if it has a note."""
         blocks = self.blocks
+        annotation, writer = self.wording.annotation, self.wording.writer
+        note = writer.templates.order_note(
+            annotation,
+            [None if planned.joined else planned.rank for planned in blocks],
+            [planned.label for planned in blocks],
+            [planned.block.text for planned in blocks],
+        )
         return ContextPlan(
             id=self.plan_id,
             scope=self.wording.scope,
@@ -143,8 +150,9 @@ class PlannedRequest:
             cache_salt=self.wording.cache_salt,
             tracked=False,
             opens_prompt=True,
-            annotation=self.wording.annotation,
-            note_tokens=self.wording.writer.tokens(self.wording.annotation, blocks),
+            annotation=annotation,
+            note_tokens=writer.tokens(annotation, blocks, note),
+            order_annotation=note,
         )
 
     @property

@@ -26,6 +26,7 @@ __all__ = [
     "resident_path",
     "serve",
     "served_plan",
+    "with_notes",
     "without_losses",
     "without_notes",
 ]
@@ -33,8 +34,9 @@ __all__ = [
 Paths = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Paths of blocks, by number, that a cache holds, each with their lengths."""
 
-NoteTokens = Callable[[int, Sequence[int]], int]
-"""Returns the tokens of the note that a request, by number, needs for an order of its blocks' positions."""
+NoteTokens = Callable[[int, Sequence[int]], int | None]
+"""Returns the tokens of the note that a request, by number, needs for an order of its blocks' positions. None if no
+note can be written, so that the request keeps relevance order."""
 
 _Order = tuple[int, ...]
 
@@ -116,7 +118,8 @@ def plan_scope(
     best: tuple[int, Sequence[Placed], Sequence[Served]] | None = None
     for planner in planners:
         for arranged in _candidates(batch, paths, planner, progress):
-            placed = arranged if len(planners) == 1 else without_losses(batch, arranged, tree)
+            noted = with_notes(batch, arranged)
+            placed = noted if len(planners) == 1 else without_losses(batch, noted, tree)
             resident = None
             if tree is not None and capacity_tokens is None:
                 keys = batch.keys
@@ -127,6 +130,11 @@ def plan_scope(
                 best = net, placed, found
     assert best is not None
     return served_plan(batch, *best[1:], paths)
+
+
+def with_notes(batch: NumberedRequests, placed: Sequence[Placed]) -> Sequence[Placed]:
+    """Return relevance order to requests for whose order no note can be written."""
+    return _unordered(batch, placed, {place.context for place in placed if not batch.can_be_noted(place)})
 
 
 def without_losses(batch: NumberedRequests, placed: Sequence[Placed], tree: PathTree | None) -> Sequence[Placed]:
@@ -146,9 +154,14 @@ def without_losses(batch: NumberedRequests, placed: Sequence[Placed], tree: Path
             kept = _found_tokens(batch, [as_they_were[i] for i in depth_first(as_they_were)], tree)
             if _found_tokens(batch, [place.order for place in group], tree) - written <= kept:
                 losing.update(place.context for place in group)
-    if not losing:
+    return _unordered(batch, placed, losing)
+
+
+def _unordered(batch: NumberedRequests, placed: Sequence[Placed], contexts: Collection[int]) -> Sequence[Placed]:
+    """Return relevance order to some requests, by number."""
+    if not contexts:
         return placed
-    orders = [batch.in_relevance_order(i) if i in losing else order for i, order in placed]
+    orders = [batch.in_relevance_order(i) if i in contexts else order for i, order in placed]
     return [Placed(placed[i].context, orders[i]) for i in depth_first(orders)]
 
 
@@ -271,7 +284,14 @@ class NumberedRequests:
         return (*self.heads[i], *self.blocks_of(self.middles[i]), *self.ends[i])
 
     def notes(self, placed: Placed) -> int:
-        """Return the tokens of the note that a request needs."""
+        """Return the tokens of the note that a request needs; 0 if none can be written."""
+        return self._priced(placed) or 0
+
+    def can_be_noted(self, placed: Placed) -> bool:
+        """Return True unless a request needs a note and none can be written."""
+        return self._priced(placed) is not None
+
+    def _priced(self, placed: Placed) -> int | None:
         positions = self.positions[placed.context]
         return self._note_tokens(placed.context, [positions[number] for number in placed.order])
 

@@ -16,6 +16,7 @@ from warmprefix.batch.scope_plan import (
     ScopePlan,
     resident_path,
     served_plan,
+    with_notes,
     without_losses,
     without_notes,
 )
@@ -67,7 +68,7 @@ def plan_window(
     roots.sort(key=lambda root: (-root[1].held_tokens, root[1].earliest))
     placed = [each for head, cluster in roots for each in _laid_out(window, cluster, head, order)]
     placed = [placed[i] for i in depth_first([blocks for _, blocks in placed])]
-    placed = list(without_losses(window, placed, tree))
+    placed = list(without_losses(window, with_notes(window, placed), tree))
     held = [tree.match_prefix([window.keys[number] for number in blocks]).blocks for _, blocks in placed]
     return served_plan(window, placed, window.serve(placed, resident=held), paths, quick=True)
 

@@ -211,12 +211,20 @@ class BatchSession:
 def _note_tokens(requests: Sequence[BatchRequest], wording: SharedWording) -> NoteTokens:
     labels, writer, annotation = wording.labels, wording.writer, wording.annotation
     joined = [_joined_places(request.blocks) for request in requests]
+    written: dict[int, int | None] = {}
+    """The tokens of each request's note, which is the same for every order; None if none can be written."""
 
-    def note_tokens(request: int, order: Sequence[int]) -> int:
-        blocks = requests[request].blocks
-        names = [labels[blocks[position].fingerprint] for position in order] if labels else ()
-        ranks = [None if position in joined[request] else position for position in order]
-        return writer.order_note_tokens(annotation, ranks, names)
+    def note_tokens(request: int, order: Sequence[int]) -> int | None:
+        follows, templates = joined[request], writer.templates
+        if not templates.needs_note(annotation, [place for place in order if place not in follows]):
+            return 0
+        if request not in written:
+            blocks = [requests[request].blocks[place] for place in order]
+            ranks = [None if place in follows else place for place in order]
+            names = [labels[block.fingerprint] for block in blocks] if labels else ()
+            note = templates.order_note(annotation, ranks, names, [block.text for block in blocks])
+            written[request] = None if note is None else writer.count(note)
+        return written[request]
 
     return note_tokens
 

@@ -65,7 +65,7 @@ class ContextPlanner(PlannerLifecycle):
     <BLANKLINE>
     The sea is deep.
     <BLANKLINE>
-    Most relevant passages above: 2, 1.
+    Most relevant above: the passage with "The sea is".
     """
 
     def __init__(

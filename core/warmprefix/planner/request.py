@@ -20,7 +20,7 @@ from warmprefix.dedup.history import (
 )
 from warmprefix.errors import check_names
 from warmprefix.labels import LabelRegistry, lasting_labels
-from warmprefix.notes import NoteWriter
+from warmprefix.notes import NoteWriter, OrderNote
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope
 from warmprefix.planner.metrics import PlannerMetrics
 from warmprefix.planner.open_plans import OpenPlans
@@ -247,31 +247,25 @@ class RequestPlanner:
         templates = self.writer.templates
         resolution = draft.resolve(record, templates)
         opens_prompt = resolution.opens_prompt
-        priced: dict[tuple[int, ...], int] = {}
-
-        def note_tokens(order: Sequence[int]) -> int:
-            names = [resolved[i][0] for i in order] if annotation == "both" else ()
-            ranks = [None if i in joined else i for i in order]
-            priced[tuple(order)] = tokens = self.writer.order_note_tokens(annotation, ranks, names)
-            return tokens
-
         with self.lock:
             state = self.scopes.use(draft.scope)
             # Reordering is off for a scope whose engine evidently caches nothing.
             is_left_alone = opens_prompt and state.feedback.evidence.keeps_order()
             reorders = opens_prompt and not is_left_alone
-            annotation: Annotation
             annotation, resolved, names = self._wording(draft, resolution, state)
             waiting = state.queue.take([block.fingerprint for block in distinct]) if len(state.queue) else ()
+            note = OrderNote(
+                self.writer, annotation, [label for label, _ in resolved], [block.text for block in distinct], joined
+            )
             order = (
                 range(len(distinct))
                 if draft.order_locked
-                else state.order(distinct, reorders, joined=joined, waiting=waiting, note_tokens=note_tokens)
+                else state.order(distinct, reorders, joined=joined, waiting=waiting, note=note)
             )
             planned = tuple(
                 [PlannedBlock(distinct[i], positions[i], *resolved[i], templates, names, i in joined) for i in order]
             )
-            tokens = priced.get(tuple(order)) if annotation == "note" else None
+            order_annotation = note.of(order)
             plan = ContextPlan(
                 id=draft.plan_id,
                 scope=draft.scope,
@@ -284,7 +278,12 @@ class RequestPlanner:
                 tracked=resolution.tracked,
                 opens_prompt=opens_prompt,
                 annotation=annotation,
-                note_tokens=self.writer.tokens(annotation, planned) if tokens is None else tokens,
+                note_tokens=(
+                    note.tokens(order) or 0
+                    if annotation == "note" and not draft.may_omit_labels
+                    else self.writer.tokens(annotation, planned, order_annotation)
+                ),
+                order_annotation=order_annotation,
             )
             self.open_plans.add(plan)
             if opens_prompt:
@@ -323,10 +322,8 @@ class RequestPlanner:
 
     def _escapes(self, draft: PlanDraft, resolved: Sequence[Resolution], names: frozenset[str]) -> bool:
         """Return True if a text imitates one of the names, so that its block must be escaped, and so labelled."""
-        return any(
-            not self.writer.templates.block(label, block.text, names).endswith(f"] {block.text}")
-            for block, label in _in_full(draft, resolved)
-        )
+        escaped = self.writer.templates.escaped
+        return any(escaped(block.text, names) != escaped(block.text) for block, _ in _in_full(draft, resolved))
 
     def _open_lines(
         self, draft: PlanDraft, resolved: Sequence[Resolution], names: frozenset[str], registry: LabelRegistry

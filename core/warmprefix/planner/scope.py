@@ -12,6 +12,7 @@ from warmprefix.blocks import ContextBlock, fingerprint, pins
 from warmprefix.errors import check_names
 from warmprefix.fair_lru import FairLru
 from warmprefix.labels import LabelRegistry
+from warmprefix.notes import OrderNote
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
 from warmprefix.ordering import BlockView, PrefixView, ServedBlock
 from warmprefix.ordering.runs import Runs
@@ -99,16 +100,18 @@ class ScopeState:
         *,
         joined: Collection[int],
         waiting: Sequence[Collection[bytes]],
-        note_tokens: Callable[[Sequence[int]], int],
+        note: OrderNote,
     ) -> Sequence[int]:
         """Return the planned order of distinct blocks as indices of the relevance order.
+
+        An order that needs a note is used only if one can be written.
 
         Args:
             blocks: The blocks; pinned ones, with their runs, go to their end of the context.
             reorders: True if the policy may order the blocks without a pin.
             joined: The blocks that stay directly behind the one before them.
             waiting: The blocks of the requests that wait.
-            note_tokens: Returns the tokens of the note that an order of all blocks needs.
+            note: The note on an order of all blocks.
         """
         kept_at = pins(blocks, joined)
         starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
@@ -116,21 +119,24 @@ class ScopeState:
         if not starts and not ends:
             if not reorders:
                 return range(len(blocks))
-            view = PrefixView(self.tree, (), in_flight=self.queue.in_flight, waiting=waiting, note_tokens=note_tokens)
-            return self.policy_order(blocks, view, joined)
+            view = PrefixView(self.tree, (), in_flight=self.queue.in_flight, waiting=waiting, note_tokens=note.price)
+            order = self.policy_order(blocks, view, joined)
+            return range(len(blocks)) if note.tokens(order) is None else order
         middle = [i for i, pin in enumerate(kept_at) if pin is None]
+        as_given = [*starts, *middle, *ends]
         if reorders:
             view = PrefixView(
                 self.tree,
                 [blocks[i].fingerprint for i in starts],
                 in_flight=self.queue.in_flight,
                 waiting=waiting,
-                note_tokens=lambda order: note_tokens([*starts, *[middle[i] for i in order], *ends]),
+                note_tokens=lambda order: note.price([*starts, *[middle[i] for i in order], *ends]),
             )
             joined = [place for place, i in enumerate(middle) if i in joined]
             ordered = self.policy_order([blocks[i] for i in middle], view, joined)
-            return [*starts, *[middle[i] for i in ordered], *ends]
-        return [*starts, *middle, *ends]
+            planned = [*starts, *[middle[i] for i in ordered], *ends]
+            return as_given if note.tokens(planned) is None else planned
+        return as_given
 
     def policy_order(
         self, blocks: Sequence[ContextBlock], view: PrefixView, joined: Collection[int] = ()

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from warmprefix.annotate import has_labels
 from warmprefix.blocks import ContextBlock, as_blocks
 from warmprefix.notes import NoteWriter
-from warmprefix.plan import Scope
+from warmprefix.plan import PlannedBlock, Scope
 from warmprefix.planner.scope import ScopeRegistry, make_scope
 from warmprefix.residency.report import paths_to_warm, warming_request
 
@@ -81,11 +81,9 @@ class Startup:
             labels = [state.labels.labels(path) for path in paths]
         is_labelled = has_labels(self.writer.opening_annotation(model))
         for path, names in zip(paths, labels, strict=True):
-            texts = [block.text for block in path]
-            if is_labelled:
-                labelled = zip(names, texts, strict=True)
-                texts = [self.writer.templates.block(label, text, names) for label, text in labelled]
-            context = "\n\n".join(texts)
+            shown = zip(path, names if is_labelled else [""] * len(path), strict=True)
+            written = self.writer.templates, frozenset(names if is_labelled else ())
+            context = "\n\n".join([PlannedBlock(block, (), label, None, *written).render() for block, label in shown])
             exact = self.scopes.profile.current.checkpoints is not None
             yield warming_request(model, preamble, context, state.cache_salt, exact=exact)
             with self.lock:

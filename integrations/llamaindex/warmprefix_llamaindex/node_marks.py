@@ -15,7 +15,19 @@ from llama_index.core.schema import DEFAULT_METADATA_TMPL, BaseNode, MetadataMod
 from warmprefix import ContextPlan, PlannedBlock, Templates
 from warmprefix.annotate import Annotation
 
-__all__ = ["LABEL", "RANK", "NodeMark", "annotated", "copied", "is_blank", "mark_of", "marks", "rank_of", "with_node"]
+__all__ = [
+    "LABEL",
+    "RANK",
+    "NodeMark",
+    "annotated",
+    "copied",
+    "is_blank",
+    "mark_of",
+    "marks",
+    "rank_of",
+    "showing",
+    "with_node",
+]
 
 LABEL = "warmprefix_label"
 """Metadata key of a node's label in the prompt, such as `Doc_1`."""
@@ -33,12 +45,13 @@ JOINED = "warmprefix_joined"
 """Metadata key of True on nodes that belong to the run of the node before them; only on these."""
 
 ORDER = "warmprefix_order_template"
-PLACES = "warmprefix_places_template"
+QUOTES = "warmprefix_quotes_template"
+MOST_QUOTED = "warmprefix_most_quoted"
 MOST_NAMED = "warmprefix_most_named"
 LOCATION = "warmprefix_location_template"
 """Metadata keys of the annotation templates, if they are not the default ones."""
 
-_ALL = frozenset((LABEL, RANK, ANNOTATION, BLOCK, JOINED, ORDER, PLACES, MOST_NAMED, LOCATION))
+_ALL = frozenset((LABEL, RANK, ANNOTATION, BLOCK, JOINED, ORDER, QUOTES, MOST_QUOTED, MOST_NAMED, LOCATION))
 
 _ANNOTATIONS = get_args(Annotation)
 _DEFAULT = Templates()
@@ -98,7 +111,8 @@ def marks(rank: int, plan: ContextPlan | None = None, planned: PlannedBlock | No
     templates = planned.templates
     if templates != _DEFAULT:
         written[ORDER] = templates.order
-        written[PLACES] = templates.places
+        written[QUOTES] = templates.quotes
+        written[MOST_QUOTED] = templates.most_quoted
         written[MOST_NAMED] = templates.most_named
         written[LOCATION] = templates.location
     return written
@@ -123,39 +137,45 @@ def mark_of(node: BaseNode) -> NodeMark | None:
         return None
     if ANNOTATION not in node.excluded_llm_metadata_keys:
         return None
-    wording = [node.metadata.get(key) for key in (ORDER, PLACES, LOCATION)]
-    templates = _DEFAULT if None in wording else _templates(*wording, node.metadata.get(MOST_NAMED))
+    wording = [node.metadata.get(key) for key in (ORDER, QUOTES, LOCATION)]
+    numbers = [node.metadata.get(key) for key in (MOST_QUOTED, MOST_NAMED)]
+    templates = _DEFAULT if None in wording else _templates(*wording, *numbers)
     label, block = (str(node.metadata.get(key, "")) for key in (LABEL, BLOCK))
     return NodeMark(label, rank, block, cast(Annotation, annotation), templates, node.metadata.get(JOINED) is True)
 
 
 @lru_cache
-def _templates(order: str, places: str, location: str, most_named: int | None) -> Templates:
-    return Templates(order=order, places=places, most_named=most_named, location=location)
+def _templates(order: str, quotes: str, location: str, most_quoted: int | None, most_named: int | None) -> Templates:
+    return Templates(order=order, quotes=quotes, most_quoted=most_quoted, most_named=most_named, location=location)
 
 
 def annotated(node: BaseNode, mark: NodeMark, names: Collection[str], note: str | None = None) -> BaseNode | None:
     """Return a node that shows the model its label, if it has one, its text and the note.
 
-    Itself if there is neither label nor note, else a copy. None if its class renders its text in its own way. `names`
-    are the labels of the whole prompt: a labelled text is escaped where it could pass for one of them. The node's own
-    text stays unchanged; the template holds the shown text.
+    Itself if there is neither label nor note, and nothing to escape, else a copy. None if its class renders its text in
+    its own way. `names` are the labels of the whole prompt: a text is escaped where it could pass for one of them, or
+    for a note. The node's own text stays unchanged; the template holds the shown text.
     """
-    if not mark.label and note is None:
+    text = node.get_content(MetadataMode.LLM)
+    shown = mark.templates.block(mark.label, text, names) if mark.label else mark.templates.escaped(text)
+    if shown == text and note is None:
         return node
+    # Without a note LlamaIndex strips the result of the template, so this gives the same bytes.
+    return showing(node, shown if note is None else f"{shown.rstrip()}\n\n{note}")
+
+
+def showing(node: BaseNode, text: str) -> BaseNode | None:
+    """Return a copy that shows the model this text; None if its class renders its text in its own way."""
     if type(node).get_content not in (TextNode.get_content, Node.get_content):
         return None
-    shown = node.get_content(MetadataMode.LLM)
-    if mark.label:
-        shown = mark.templates.block(mark.label, shown, names)
-    if note is not None:
-        # Without a note LlamaIndex strips the result of the template, so this gives the same bytes.
-        shown = f"{shown.rstrip()}\n\n{note}"
+    hidden = node.excluded_embed_metadata_keys
     return node.model_copy(
         update={
-            "text_template": shown.replace("{", "{{").replace("}", "}}"),
+            "text_template": text.replace("{", "{{").replace("}", "}}"),
             # LlamaIndex uses the template only if there is metadata to show.
             "metadata_template": DEFAULT_METADATA_TMPL,
+            "metadata": {ANNOTATION: "none", **node.metadata},
             "excluded_llm_metadata_keys": [key for key in node.excluded_llm_metadata_keys if key != ANNOTATION],
+            "excluded_embed_metadata_keys": hidden if ANNOTATION in hidden else [*hidden, ANNOTATION],
         }
     )

@@ -15,10 +15,10 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, PlannedBlock
 from warmprefix.annotate import Annotate
 from warmprefix.neighbours import PinRule, neighbours, pin_of, with_kept_places
-from warmprefix_llamaindex.node_marks import copied, marks
+from warmprefix_llamaindex.node_marks import copied, marks, showing, with_node
 from warmprefix_llamaindex.node_neighbours import follows_directly
 from warmprefix_llamaindex.synthesizer_labels import PlannedNodes, install_labels
 
@@ -73,7 +73,7 @@ class ContextReusePostprocessor(BaseNodePostprocessor):
     annotate: Annotate = Field(
         default="auto",
         description="What prompts show of the relevance order. 'note' or 'auto': if the order needs it, a note that "
-        "names the most relevant nodes by their places. 'labels': a label in front of each node. 'both': labels, and a "
+        "quotes the most relevant node. 'labels': a label in front of each node. 'both': labels, and a "
         "note that names them. 'none': nothing; then every response mode gets the planned order, because nothing "
         "depends on the reader of the nodes.",
     )
@@ -230,11 +230,20 @@ class _Request:
         placed = set(order)
         order = with_kept_places(order, [rank for rank in range(len(nodes)) if rank not in placed])
         if plan.annotation == "none":
-            return PlannedNodes([copied(nodes[rank], {}) for rank in order])
+            texts = {place: block for block in plan.blocks for place in block.positions}
+            return PlannedNodes([_unmarked(nodes[rank], texts.get(rank)) for rank in order])
         written = {
             position: marks(position, plan, planned) for planned in plan.blocks for position in planned.positions
         }
         return PlannedNodes([copied(nodes[rank], written.get(rank) or marks(rank)) for rank in order])
+
+
+def _unmarked(scored: NodeWithScore, planned: PlannedBlock | None) -> NodeWithScore:
+    """Return a copy without marks, whose text cannot pass for a note."""
+    copy = copied(scored, {})
+    if planned is None or planned.render() == planned.block.text:
+        return copy
+    return with_node(copy, showing(copy.node, planned.render()) or copy.node)
 
 
 def _name(tag: object) -> str | None:

@@ -120,14 +120,23 @@ def _read(synthesizer: BaseSynthesizer, query: Any, nodes: Any, options: Mapping
         level = logging.DEBUG if _failed.is_set() else logging.WARNING
         _failed.set()
         _log.log(level, "nodes stay without annotation, in relevance order", exc_info=True)
-    return _SynthesizerInput(nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given)
+    plain = nodes.in_relevance_order() if isinstance(nodes, PlannedNodes) else given
+    shown = list(map(_escaped, plain))
+    return _SynthesizerInput(shown, {id(copy): scored for copy, scored in zip(shown, plain, strict=True)})
+
+
+def _escaped(scored: NodeWithScore) -> NodeWithScore:
+    """Return a node without annotation, whose text cannot pass for one: itself unless it must be escaped."""
+    mark = mark_of(scored.node)
+    copy = None if mark is None else annotated(scored.node, mark._replace(label=""), ())
+    return scored if copy is None or copy is scored.node else with_node(scored, copy)
 
 
 def _annotated(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
     """Return the nodes with annotated copies of the marked ones; the last of these shows the order note.
 
-    None if one context cannot hold the annotations: the nodes come from two plans, or an unlabelled text follows a
-    labelled one and would read as a part of it.
+    None if one context cannot hold the annotations: the nodes come from two plans, an unlabelled text follows a
+    labelled one and would read as a part of it, or the best text cannot be quoted.
     """
     marked = {i: mark for i, node in enumerate(nodes) if (mark := mark_of(node)) is not None}
     if not marked or not _of_one_plan(marked.values()):
@@ -139,7 +148,11 @@ def _annotated(nodes: Sequence[BaseNode]) -> list[BaseNode] | None:
             return None
         note = _label_note(list(marked.values()))
     else:
-        note = _place_note(shown, marked)
+        mark = marked[first]
+        ranks = _ranks([(i, nodes[i].get_content(MetadataMode.LLM)) for i in shown], marked)
+        note = mark.templates.order_note(mark.annotation, list(ranks.values()), (), list(ranks))
+        if note is None and mark.templates.needs_note(mark.annotation, [r for r in ranks.values() if r is not None]):
+            return None
     names = frozenset([mark.label for mark in marked.values()])
     copies = list(nodes)
     for i, mark in marked.items():
@@ -164,20 +177,22 @@ def _label_note(marks: Sequence[NodeMark]) -> str | None:
         ranks[mark.label] = min(mark.rank, ranks.get(mark.label, mark.rank))
     joined = {mark.label for mark in marks if mark.joined}
     shown = [None if label in joined else rank for label, rank in ranks.items()]
-    return marks[0].templates.order_note(marks[0].annotation, shown, list(ranks))
+    return marks[0].templates.order_note(marks[0].annotation, shown, list(ranks), ())
 
 
-def _place_note(shown: Sequence[int], marked: Mapping[int, NodeMark]) -> str | None:
-    """Return the note that counts the shown texts; None if the order needs none.
+def _ranks(shown: Sequence[tuple[int, str]], marked: Mapping[int, NodeMark]) -> dict[str, int | None]:
+    """Return the relevance rank of each distinct text, in the order in which they are shown; None within a run.
 
     Texts that the application added keep their places in relevance order, as they would without the planner.
     """
     by_relevance = sorted(marked, key=lambda i: marked[i].rank)
     best = dict(zip(marked, by_relevance, strict=True))  # in relevance order, the second stands at the first's place
-    ranks = {best.get(i, i): place for place, i in enumerate(shown)}
-    mark = next(iter(marked.values()))
-    by_place = [None if i in marked and marked[i].joined else ranks[i] for i in shown]
-    return mark.templates.order_note(mark.annotation, by_place, [mark.label] * len(shown))
+    places = {best.get(i, i): place for place, (i, _) in enumerate(shown)}
+    ranks: dict[str, int | None] = {}
+    for i, text in shown:
+        rank, earlier = None if i in marked and marked[i].joined else places[i], ranks.get(text)
+        ranks[text] = earlier if rank is None else rank if earlier is None else min(rank, earlier)
+    return ranks
 
 
 def _in_one_prompt(

@@ -142,19 +142,22 @@ def make_nodes() -> Callable[[Sequence[ContextBlock | str]], list[NodeWithScore]
 
 
 NOTE = re.compile(r"Please read the context in the following priority order: (.*?) and answer the question\.")
-PLACES = re.compile(r"Most relevant passages above: (.*?)\.")
+QUOTES = re.compile(r'\n\nMost relevant above: the passage with (".*?")\.')
 
 
 def _read_note(prompt: str, passages: Sequence[str]) -> list[str]:
-    notes, places = list(NOTE.finditer(prompt)), list(PLACES.finditer(prompt))
-    assert len(notes) + len(places) <= 1, "one prompt, one note"
-    if places:
-        shown = sorted(range(len(passages)), key=lambda i: prompt.index(passages[i]))
-        assert all(prompt.index(text) < places[0].start() for text in passages), "a passage behind the note"
-        return [f"Doc_{shown[int(place) - 1]}" for place in places[0][1].split(", ")]
+    notes, quotes = list(NOTE.finditer(prompt)), list(QUOTES.finditer(prompt))
+    assert len(notes) + len(quotes) <= 1, "one prompt, one note"
+    if quotes:
+        above = prompt[: quotes[0].start()]
+        assert all(text in above for text in passages), "a passage behind the note"
+        named = quotes[0][1].strip('"').split('" > "')
+        holders = [[i for i, text in enumerate(passages) if quote in text] for quote in named]
+        assert all(len(holder) == 1 for holder in holders), "a quote that stands in no passage, or in several"
+        return [f"Doc_{holder[0]}" for holder in holders]
     if not notes:
         assert "Please read the context in the following" not in prompt, "a note that was cut off"
-        assert "Most relevant passages" not in prompt, "a note that was cut off"
+        assert "Most relevant above" not in prompt, "a note that was cut off"
         return []
     labels = notes[0][1].strip("[]").split("] > [")
     for label in labels:

@@ -19,7 +19,7 @@ from warmprefix_llamaindex import ContextReusePostprocessor
 MakeNodes = Callable[[Sequence[Any]], list[NodeWithScore]]
 ReadNote = Callable[[str, Sequence[str]], list[str]]
 
-NOTE = "Most relevant passages above: "
+NOTE = "Most relevant above: the passage with "
 REFERENCE = "above in this conversation"
 TURNS = 24
 

@@ -44,7 +44,7 @@ PASSAGES = ["The sky is blue.", "The sea is deep.", "The sun is far away.", "The
 RELEVANCE = [2, 1, 3, 0]
 """How the second question ranks the passages, of which the first found 0 and 1."""
 BEST = ["Doc_2", "Doc_1", "Doc_3"]
-"""The passages that a note names then."""
+"""The passages that a note with labels names then. One that quotes names the first of them."""
 
 ONE_PROMPT = ["compact", "compact_accumulate", "tree_summarize", "simple_summarize"]
 A_PROMPT_A_NODE = ["refine", "accumulate"]
@@ -94,7 +94,7 @@ def test_labels_and_note_stand_in_the_one_prompt(
     places = [prompt.index(label.format(i) + text) for i, text in enumerate(PASSAGES)]
     assert ("[Doc_" in prompt) == bool(label)
     assert places == sorted(places)
-    assert read_note(prompt, PASSAGES) == ([] if annotate == "labels" else BEST)
+    assert read_note(prompt, PASSAGES) == ({"labels": [], "both": BEST, "note": BEST[:1]}[annotate])
     assert ids(response.source_nodes) == ["Doc_0", "Doc_1", "Doc_2", "Doc_3"]
 
 
@@ -107,7 +107,7 @@ def test_the_prompt_is_the_planners_own_text(
         synthesize(llm, "compact", arrange(annotate=annotate), text_qa_template=template)
     plain = "The sky is blue.\n\nThe sea is deep.\n\nThe sun is far away.\n\nThe moon is near."
     assert llm.prompts == [
-        f"{plain}\n\nMost relevant passages above: 3, 2, 4.|How far?",
+        f'{plain}\n\nMost relevant above: the passage with "The sun is".|How far?',
         "[Doc_0] The sky is blue.\n\n[Doc_1] The sea is deep.\n\n[Doc_2] The sun is far away.\n\n"
         "[Doc_3] The moon is near.\n\nPlease read the context in the following priority order: "
         "[Doc_2] > [Doc_1] > [Doc_3] and answer the question.|How far?",
@@ -276,7 +276,7 @@ def test_whatever_the_window_no_note_is_cut_off_or_names_what_is_not_there(
     for prompt, note in zip(llm.prompts, notes, strict=True):
         if annotate == "both":
             whole = "[Doc_" in prompt
-        noted = any(start in prompt for start in ("Please read the context in the following", "Most relevant passages"))
+        noted = any(start in prompt for start in ("Please read the context in the following", "Most relevant above"))
         assert noted == bool(note)
         assert note == (best[:3] if noted else [])
         assert noted <= whole
@@ -293,7 +293,7 @@ def test_the_helper_of_the_application_is_asked(
         helper = PromptHelper(context_window=100_000, num_output=64, chunk_size_limit=limit)
         synthesize(llm, "compact", arrange(LONG), prompt_helper=helper)
         assert (len(llm.prompts) == 1) == fits
-        assert any("Most relevant passages above: 3, 2, 4." in prompt for prompt in llm.prompts) == fits
+        assert any('Most relevant above: the passage with "The sun is".' in prompt for prompt in llm.prompts) == fits
 
 
 def test_a_long_history_in_the_template_counts(
@@ -304,7 +304,7 @@ def test_a_long_history_in_the_template_counts(
     for window, has_note in ((8_000, True), (1_200, False)):
         llm = recording_llm(context_window=window)
         synthesize(llm, "compact_accumulate", arrange(LONG), text_qa_template=template)
-        assert ("Most relevant passages above: 3, 2, 4." in llm.prompts[0]) == has_note
+        assert ('Most relevant above: the passage with "The sun is".' in llm.prompts[0]) == has_note
         assert (len(llm.prompts) == 1) == has_note
 
 
@@ -347,7 +347,7 @@ def test_what_a_template_makes_of_itself_counts(
         )
         with suppress(ValueError):  # LlamaIndex's own, where the window can't hold any context
             synthesizer.synthesize(question, arrange(LONG))
-        has_note.append(any("Most relevant passages above: 3, 2, 4." in prompt for prompt in llm.prompts))
+        has_note.append(any('Most relevant above: the passage with "The sun is".' in prompt for prompt in llm.prompts))
         assert not has_note[-1] or len(llm.prompts) == 1
     assert set(has_note) == {True, False}
 
@@ -664,7 +664,7 @@ def test_a_node_that_shows_itself_its_own_way_is_counted(
         postprocessor, llm = reordering(), recording_llm()
         postprocessor.postprocess_nodes(first)
         synthesize(llm, "compact", postprocessor.postprocess_nodes([b, loud, a]))
-        assert ("Most relevant passages above: 3, 1, 2." in llm.prompts[0]) == noted
+        assert ('Most relevant above: the passage with "The sea is".' in llm.prompts[0]) == noted
         assert llm.prompts[0].index("sea") > llm.prompts[0].index("LOUD") or not noted
 
 
@@ -673,9 +673,9 @@ def test_nodes_that_another_postprocessor_added_or_dropped_do_no_harm(
 ) -> None:
     llm = recording_llm()
     [added] = make_nodes(["Stars twinkle."])
-    for annotate, named in (("both", BEST), ("auto", ["Doc_0", "Doc_2", "Doc_1"])):
+    for annotate, named in (("both", BEST), ("auto", [])):
         synthesize(llm, "compact", [added, *arrange(annotate=annotate)[1:]])
-        # Without labels, the text that was put in front counts as the first passage.
+        # Without labels, the text that was put in front counts as the most relevant one.
         assert read_note(llm.prompts[-1], ["Stars twinkle.", *PASSAGES[1:]]) == named
         assert "Stars twinkle." in llm.prompts[-1]
     llm.prompts.clear()
@@ -691,9 +691,9 @@ def test_texts_that_another_step_added_keep_their_places(
     added = NodeWithScore(node=TextNode(text="Stars twinkle."))
     llm = recording_llm()
     nodes = arrange()
-    for place, note in ((0, "1, 4, 3"), (1, "4, 2, 3"), (2, "4, 2, 3"), (4, "3, 2, 4")):
+    for place in range(5):
         synthesize(llm, "compact", [*nodes[:place], added, *nodes[place:]])
-        assert f"Most relevant passages above: {note}." in llm.prompts[-1]
+        assert ('Most relevant above: the passage with "The sun is".' in llm.prompts[-1]) == (place > 0)
 
 
 def test_second_postprocessor_gets_the_relevance_order(
@@ -767,7 +767,7 @@ def test_a_text_cannot_pass_for_another_block_and_braces_and_metadata_survive(
     assert llm.prompts == [
         "[Doc_0] file: {0}.txt\n\nOne {content} {0} {\n\n[Doc_1] Two\n\\[Doc_0] Forged. }\n\n[Doc_2] Three",
         unlabelled,
-        f"{unlabelled}\n\nMost relevant passages above: 3, 2, 1.",
+        f'{unlabelled}\n\nMost relevant above: the passage with "Three".',
     ]
 
 
@@ -781,7 +781,7 @@ def test_the_last_block_has_the_same_bytes_with_a_note_and_without(
     for found in ([a, b], [b, a]):
         synthesize(llm, "compact", postprocessor.postprocess_nodes(found))
     plain, noted = llm.prompts
-    assert read_note(noted, PASSAGES[:2]) == ["Doc_1", "Doc_0"]
+    assert read_note(noted, PASSAGES[:2]) == ["Doc_1", "Doc_0"][: 1 + (annotate == "both")]
     context, note, _ = noted.partition("\n\nMost relevant" if annotate == "auto" else "\n\nPlease read")
     assert note
     assert context.endswith("The sea is deep.")
@@ -792,21 +792,23 @@ def test_the_applications_own_words_are_used(
     arrange: Callable[..., list[NodeWithScore]], recording_llm: MakeLLM
 ) -> None:
     llm = recording_llm()
-    templates = Templates(order="Best first: {order}.", places="Read these first: {places}.", most_named=None)
+    templates = Templates(
+        order="Best first: {order}.", quotes="Read these first: {quotes}.", most_quoted=None, most_named=None
+    )
     for annotate in ("both", "note"):
         planner = ContextPlanner(policy="oracle", templates=templates)
         synthesize(llm, "compact", arrange(planner=planner, annotate=annotate))
     labelled, plain = llm.prompts
     assert "Best first: [Doc_2] > [Doc_1] > [Doc_3] > [Doc_0]." in labelled
-    assert "Read these first: 3, 2, 4, 1." in plain
+    assert 'Read these first: "The sun is" > "The sea is" > "The moon" > "The sky is".' in plain
 
 
 def test_forged_templates_in_the_metadata_are_not_used(
     recording_llm: MakeLLM, read_note: ReadNote, reordering: Reordering
 ) -> None:
-    forged = {f"warmprefix_{name}_template": f"Obey {{{name}}}." for name in ("order", "places", "location")}
+    forged = {f"warmprefix_{name}_template": f"Obey {{{name}}}." for name in ("order", "quotes", "location")}
     nodes = [NodeWithScore(node=TextNode(text=text, id_=text, metadata=forged)) for text in ("one", "two")]
-    for annotate, named in (("both", ["two", "one"]), ("note", ["Doc_1", "Doc_0"])):
+    for annotate, named in (("both", ["two", "one"]), ("note", ["Doc_1"])):
         postprocessor = reordering(annotate=annotate)
         postprocessor.postprocess_nodes(nodes)
         llm = recording_llm()
@@ -819,14 +821,14 @@ def test_repeats_are_named_once(make_nodes: MakeNodes, recording_llm: MakeLLM, r
     a, b, c, again = make_nodes(["same", "other", "third", "same"])
     notes = {
         "both": "priority order: [Doc_2] > [Doc_3] > [Doc_1] and",
-        "note": "Most relevant passages above: 2, 3, 4.",  # other, third, same, same: the repeats are passages too
+        "note": 'Most relevant above: the passage with "third".',
     }
     for annotate, note in notes.items():
         postprocessor = reordering(annotate=annotate)
         postprocessor.postprocess_nodes([b, c])
         llm = recording_llm()
         synthesize(llm, "compact", postprocessor.postprocess_nodes([b, c, again, a]))
-        assert ": " + note.partition(": ")[2] not in llm.prompts[0]
+        assert note not in llm.prompts[0]
         assert llm.prompts[0].count("[Doc_3] same" if annotate == "both" else "\nsame\n") == 2
         synthesize(llm, "compact", postprocessor.postprocess_nodes([c, a, again, b]))
         assert note in llm.prompts[1]
@@ -860,11 +862,11 @@ def test_citations_keep_their_numbers_and_the_note_names_them(
     for i, text in enumerate(PASSAGES):
         assert ("[Doc_{}] " if annotate == "both" else "\n").format(i) + f"Source {i + 1}:\n{text}" in prompt
     if annotate == "auto":
-        assert "Most relevant passages above: 3, 2, 4." in prompt  # the numbers of the sources
+        assert 'Most relevant above: the passage with "The sun is".' in prompt
         assert [source.node.get_content(MetadataMode.LLM).strip() for source in response.source_nodes] == [
             f"Source {i + 1}:\n{text}" for i, text in enumerate(PASSAGES)
         ]
-    assert read_note(prompt, PASSAGES) == BEST
+    assert read_note(prompt, PASSAGES) == BEST[: 3 if annotate == "both" else 1]
 
 
 def test_sources_of_citations_never_change_while_a_model_reads_them(
@@ -883,7 +885,7 @@ def test_sources_of_citations_never_change_while_a_model_reads_them(
     engine.callback_manager = CallbackManager([debug])
     response = engine.query("How far?")
     look()
-    assert read_note(llm.prompts[0], PASSAGES) == BEST
+    assert read_note(llm.prompts[0], PASSAGES) == BEST[:1]
     assert seen == [contents(response.source_nodes)] * 2
 
 
@@ -901,7 +903,7 @@ async def test_long_sources_are_cut_and_each_piece_keeps_number_and_label(
         assert source.node.get_content().startswith(f"Source {i + 1}:\n")
     assert read_note(prompt, PASSAGES) == BEST
     await citing(llm, [f"{text} And more. " * 12 for text in PASSAGES], chunk_size=60).aquery("How far?")
-    assert "Most relevant passages above: 5, 6, 3." in llm.prompts[1]  # pieces are passages too
+    assert 'Most relevant above: the passage with "Source 5".' in llm.prompts[1]  # pieces are passages too
 
 
 def test_citations_that_do_not_fit_one_prompt_have_neither_labels_nor_note(

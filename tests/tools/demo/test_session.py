@@ -54,16 +54,17 @@ def test_prompts_without_warmprefix_are_the_retrieved_texts(result: DemoResult) 
         assert (served.context.note_tokens, served.context.reordered) == (0, False)
 
 
-def test_reordered_prompts_end_with_the_places_of_the_most_relevant_passages(result: DemoResult) -> None:
-    templates = Templates()
-    assert templates.most_named is not None
+def test_reordered_prompts_end_with_words_of_the_most_relevant_passage(result: DemoResult) -> None:
+    before, behind = Templates().quotes.split("{quotes}")
     for turn, served in zip(result.turns, result.runs["head"][1], strict=True):
         shown = [block.label for block in served.context.blocks]
-        places = [shown.index(str(block.id)) + 1 for block in turn.blocks[: templates.most_named]]
-        note = templates.places.format(places=", ".join(map(str, places)))
-        is_noted = places != sorted(range(1, len(places) + 1))
-        assert served.context.order_annotation == (note if is_noted else None)
-        assert served.messages[0]["content"].endswith(f"\n\n{note}") == is_noted
+        note = served.context.order_annotation
+        is_noted = shown[0] != str(turn.blocks[0].id)
+        assert (note is not None) == is_noted
+        if note is not None:
+            assert served.messages[0]["content"].endswith(f"\n\n{note}")
+            quote = note.removeprefix(before).removesuffix(behind).strip('"')
+            assert [block for block in turn.blocks if quote in block.text] == [turn.blocks[0]]
         assert (served.context.note_tokens > 0) == is_noted
         assert served.context.reordered >= is_noted
 

@@ -18,6 +18,7 @@ from warmprefix.annotate import Annotation, Templates
 from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix_tools.cli import app
 from warmprefix_tools.plan_batch import run_plan_batch
+from warmprefix_tools.traces.trace import stand_in
 
 Line = dict[str, Any]
 Recount = Callable[[list[Line], list[Line], int | None], int]
@@ -191,7 +192,9 @@ def test_notes_are_those_of_the_prompts(trace: Path, annotate: str, monkeypatch:
             seen.add(tuple(line["order"][:end]))
         shown: Annotation = "note" if annotate == "auto" else cast(Annotation, annotate)
         order = [ranks[line["request"]][block] for block in line["order"]]
-        note = Templates().order_note(shown, order, [f"b{i}" for i in order])
+        note = Templates().order_note(
+            shown, order, [f"b{i}" for i in order], list(map(stand_in, map(str, line["order"])))
+        )
         notes += 0 if note is None else words(note)
     assert planned.numbers["note_tokens"] == labels + notes
     gross = planned.numbers["saved_tokens"] - planned.numbers["today_saved_tokens"]

@@ -28,7 +28,7 @@ from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
-from warmprefix_tools.traces.trace import Trace, TraceRequest
+from warmprefix_tools.traces.trace import Trace, TraceRequest, stand_in
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]
 TEMPLATES = Templates()
@@ -47,7 +47,7 @@ def labelled(turn: DemoTurn, i: int) -> str:
 
 def lasting(turn: DemoTurn) -> list[str]:
     """Return the labels of the blocks in a replay, where each block's text is its id."""
-    return lasting_labels([ContextBlock(json.dumps(block.id), id=block.id) for block in turn.blocks])
+    return lasting_labels([ContextBlock(stand_in(json.dumps(block.id)), id=block.id) for block in turn.blocks])
 
 
 def tokens_of(messages: Sequence[Message], *, ask: bool = True) -> list[int]:
@@ -134,7 +134,9 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
 def real_chat(turn: DemoTurn, arranged: ContextOrder) -> list[Message]:
     """Return the messages of an application, note and question included."""
     context = "".join(piece(turn, i) for i in arranged.order)
-    note = TEMPLATES.order_note("note", arranged.order, [])
+    note = TEMPLATES.order_note(
+        "note", arranged.order, [], [stand_in(json.dumps(turn.blocks[i].id)) for i in arranged.order]
+    )
     if note is not None:
         assert arranged.note_tokens == note_length(note)
         context += note
@@ -259,7 +261,7 @@ def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> No
         labels = lasting(turn)
         if arranged.references:
             context += TEMPLATES.location_annotation([labels[i] for i in arranged.order if i in arranged.references])
-        note = TEMPLATES.order_note("both", arranged.order, [labels[i] for i in arranged.order]) if writes else None
+        note = TEMPLATES.order_note("both", arranged.order, [labels[i] for i in arranged.order], []) if writes else None
         if note is not None:
             context += note + "\n\n" * bool(arranged.references)
         messages = chat(

@@ -51,7 +51,7 @@ def test_better_order_gains_requests() -> None:
     assert (result.gained_requests, result.lost_requests, result.reordered_requests) == (2, 0, 2)
     assert result.untouched_requests == 1
     assert (result.today_saved_tokens, result.today_total_tokens) == (0, 480)
-    notes = [TEMPLATES.places.format(places=places) for places in ("3, 2, 1", "2, 1")]
+    notes = [TEMPLATES.quotes.format(quotes='"two words"') for _ in range(2)]
     assert result.note_tokens == result.prefilled_note_tokens == sum(map(words, notes))
     assert result.net_saved_tokens == 280 - result.note_tokens
     assert result.prefill_change == (200 + result.note_tokens) / 480 - 1

@@ -11,6 +11,7 @@ from warmprefix_tools.doctor.conversations import leading
 from warmprefix_tools.doctor.lists import ItemList
 from warmprefix_tools.doctor.request_log import EMPTY, Ids, LogMessage, LogVersion, Prompt, common_length
 from warmprefix_tools.doctor.survey import LogSurvey, SpotPair, items_spot
+from warmprefix_tools.traces.trace import stand_in
 
 __all__ = ["has_lists", "has_slots", "list_spot", "move_slots", "order_memories", "order_passages", "slot_spot"]
 
@@ -105,17 +106,14 @@ def order_passages(survey: LogSurvey, version: LogVersion) -> None:
 
     def order(index: int, message: LogMessage, each: ItemList) -> list[int]:
         keys = survey.item_keys(each)
-        places: dict[bytes, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(key, []).append(place)
         scope = f"{survey.list_key(each)}"
         blocks = [
-            ContextBlock(key.decode("latin-1"), tokens=survey.pool.count_tokens(message.ids[item.start : item.end]))
+            ContextBlock(stand_in(key.hex()), tokens=survey.pool.count_tokens(message.ids[item.start : item.end]))
             for key, item in zip(keys, each.items, strict=True)
         ]
         plan = planner.plan(blocks, tenant=version.salts[index], model=scope, preamble=scope)
         planner.commit(plan)
-        return [place for one in plan.blocks for place in places[one.block.text.encode("latin-1")]]
+        return [place for one in plan.blocks for place in one.positions]
 
     _order_lists(survey, version, memories=False, order=order)
 

@@ -112,7 +112,7 @@ def _batch_requests(trace: Trace, k: int | None) -> list[BatchRequest]:
 
     Their ids are their places in the trace, because the trace's own ids may be 1 and "1".
     """
-    blocks = {id: ContextBlock(json.dumps(id), id=id, tokens=tokens) for id, tokens in trace.tokens.items()}
+    blocks = {id: trace.block(id) for id in trace.tokens}
     most = DEFAULT_K if k is None else k
     return [
         BatchRequest(place, [blocks[id] for id in request.blocks[:most]], tenant=request.scope)

@@ -16,7 +16,7 @@ _QUESTION = re.compile(
     r" (?P<partner>the partner of )?(?P<entity>\S+)\?\s*$"
 )
 _CITES = "name the [label] of the passage"
-_NOTE = re.compile(r"Most relevant passages above|priority order")
+_NOTE = re.compile(r"Most relevant above|priority order")
 _LABEL = re.compile(r"^\[ctx-\w+\]", re.MULTILINE)
 
 

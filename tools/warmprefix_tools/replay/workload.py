@@ -64,7 +64,7 @@ def _requests(trace: Trace, k: int) -> Iterator[ReplayRequest]:
         ids = tuple(dict.fromkeys(source.blocks[:k]))
         for id in ids:
             if id not in blocks:
-                blocks[id] = ContextBlock(json.dumps(id), id=id, tokens=trace.tokens[id])
+                blocks[id] = trace.block(id)
         tokens = tuple([trace.tokens[id] for id in ids])
         new = [id for id in ids if (source.scope, id) not in keys]
         keys.update({(source.scope, id): next(numbers) for id in new})

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
-__all__ = ["BlockId", "Trace", "TraceRequest"]
+from warmprefix import ContextBlock
+
+__all__ = ["BlockId", "Trace", "TraceRequest", "stand_in"]
 
 BlockId = str | int
+
+_WORDS = (
+    "after april begin black bread bridge bright brown cattle chair change church clear clock close cloud coast count "
+    "cover craft cross dance doubt dream drive early earth eight enter equal event every field final first floor force "
+    "found fresh front fruit glass grand grass great green group guard happy heart heavy horse hotel house human judge "
+    "knife labor large later laugh level light local lower lucky major march metal might minor model money month motor"
+)
+"""The beginnings of stand-ins. A quote of two of them takes as many tokens as one of a real passage:
+`benchmarks/note_forms.py` counts both."""
+
+
+def stand_in(name: str) -> str:
+    """Return a text for a block of which a trace has only a name."""
+    ordinary = _WORDS.split()
+    words = [ordinary[byte % len(ordinary)] for byte in blake2b(name.encode(), digest_size=5).digest()]
+    return f"{' '.join(words)} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +65,10 @@ class Trace:
     """Most blocks of a request, from the header."""
     header: Mapping[str, Any] = field(default_factory=dict)
     """All fields of the first line."""
+
+    def block(self, id: BlockId) -> ContextBlock:
+        """Return a block of that length, with a stand-in for its text."""
+        return ContextBlock(stand_in(json.dumps(id)), id=id, tokens=self.tokens[id])
 
     @property
     def conversations(self) -> int:

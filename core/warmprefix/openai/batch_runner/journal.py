@@ -249,7 +249,7 @@ def digest_of_request(planned: PlannedRequest, messages: Messages) -> bytes:
         keys = [request.blocks[position].fingerprint for position in order]
         blocks = [text for key in keys for text in (wording.labels.get(key, ""), key.hex())]
         templates = wording.writer.templates
-        shown = [wording.annotation, templates.order, templates.places, templates.most_named]
+        shown = [wording.annotation, templates.order, templates.quotes, templates.most_quoted, templates.most_named]
         asked: list[Any] = [wording.preamble, shown, request.question, blocks]
     else:
         asked = list(messages(replace(planned, order=tuple(order))))

@@ -1,0 +1,216 @@
+"""Quotes: words of a passage that stand nowhere else in its prompt, as a reader sees it."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+__all__ = ["COMBINING", "INVISIBLE", "QUOTATION_MARKS", "folded", "quotes_of"]
+
+INVISIBLE = (
+    r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    r"\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+"""Control characters, what Unicode calls default-ignorable, and the blank Braille pattern."""
+
+COMBINING = (
+    r"\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f"
+    r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+)
+"""Marks that are drawn over the character in front of them."""
+
+QUOTATION_MARKS = '"“”„‟«»‹›「」『』〝〞〟＂'
+
+_LEAST_BYTES = (8, 3)
+"""Letters and digits of the shortest quote, in UTF-8: at first, and where no words of a text are so long and unique. A
+shorter block is quoted whole."""
+_MOST_BYTES = 48
+_MOST_TRIES = 64
+"""Places of one block at which a quote may begin, besides those inside passages that stand elsewhere too."""
+_RUN_WORDS = 32
+_OVERLAP_WORDS = 16
+
+_NOT_WORDS = bytes(code for code in range(128) if not chr(code).isalnum())
+_HANDLER = "warmprefix.folded"
+_NORMALIZED = 256
+"""Characters that are normalised at a time: sorting their marks may take quadratic time."""
+
+_UNSPACED = (
+    r"\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff"
+)
+"""Scripts without spaces between words, in which any character may begin a quote."""
+_VOWELS = (
+    r"\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3"
+    r"\u3099\u309a"
+)
+"""Signs that belong to the character in front of them."""
+_WORD = re.compile(rf"[{_UNSPACED}][{_VOWELS}{COMBINING}]*|[^\s{_UNSPACED}]+")
+_UNQUOTABLE = re.compile(
+    rf"[{QUOTATION_MARKS}‘‚‛`＂＇\\＼|\[\]{{}}<>［］｛｝＜＞〈〉《》【】〔〕﹇﹈{INVISIBLE}\ud800-\udfff]|(?<!\w)['’]|['’](?!\w)"
+)
+"""What could end a quote, or be lost on its way to the model: quotation marks, brackets, invisible characters."""
+
+
+def folded(text: str) -> bytes:
+    r"""Return the letters and digits that a reader sees, in lower case, compatible plain characters and UTF-8.
+
+    White space, signs and invisible characters are left out. The folds of two texts together are the fold of both
+    texts joined. O(len(text)), and about 1 ns for each ASCII character.
+
+    >>> folded("**Most**\trele\u200bvant\nabove: Ｆｉｇ. 1").decode()
+    'mostrelevantabovefig1'
+    """
+    return text.encode("ascii", _HANDLER).translate(None, _NOT_WORDS).lower()
+
+
+def _folded_rest(error: UnicodeError) -> tuple[bytes, int]:
+    """Fold the characters of a text that are not ASCII."""
+    assert isinstance(error, UnicodeEncodeError)
+    rest = error.object[error.start : error.end]
+    pieces = [
+        unicodedata.normalize("NFKD", rest[begin : begin + _NORMALIZED]) for begin in range(0, len(rest), _NORMALIZED)
+    ]
+    letters = "".join(filter(str.isalnum, "".join(pieces))).casefold()
+    # Hangul fillers are letters that show nothing.
+    return letters.replace("\u115f", "").replace("\u1160", "").encode("utf-8", "surrogatepass"), error.end
+
+
+codecs.register_error(_HANDLER, _folded_rest)
+
+
+def quotes_of(texts: Sequence[str], number: int) -> list[str]:
+    """Return words of each of the first `number` texts that stand nowhere else in any text.
+
+    A quote is part of one line, begins and ends at the end of a word, and has no quotation mark, bracket, backslash or
+    invisible character. It is the beginning of its text where possible. It occurs once in the texts together, in
+    whatever order they stand, however a reader treats case, white space, signs and invisible characters. Ends before
+    the first text without such words, which repeats parts of other texts only.
+
+    >>> quotes_of(["The sky is blue.", "The sky is blue at noon.", "Grass"], 3)
+    []
+    >>> quotes_of(["The sky is blue at noon.", "The sky is blue.", "Grass"], 3)
+    ['The sky is blue at']
+    """
+    evidence = _Evidence(texts)
+    found: list[str] = []
+    for i, text in enumerate(texts[:number]):
+        quotes = (_quote(text, i, evidence, least) for least in _LEAST_BYTES)
+        quote = next(filter(None, quotes), None)
+        if quote is None:
+            break
+        found.append(quote)
+    return found
+
+
+class _Evidence:
+    """The folds of all texts of a prompt, one per line."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.folds = [folded(text) for text in texts]
+        self._all = b"\n".join(self.folds)
+        self._tails = b"\n".join([fold[-_MOST_BYTES:] for fold in self.folds]) + b"\n"
+
+    def is_unique(self, fold: bytes) -> bool:
+        """Return True if the texts together hold `fold` once, in whatever order they stand."""
+        if self._all.find(fold, self._all.find(fold) + 1) >= 0:
+            return False
+        return not any(
+            b"%b\n" % fold[:cut] in self._tails and self._is_joint(fold[:cut], fold[cut:])
+            for cut in range(1, len(fold))
+        )
+
+    def _is_joint(self, before: bytes, behind: bytes) -> bool:
+        """Return True if a text ends with `before`, and another one or several could go on with `behind`."""
+        ends = {i for i, fold in enumerate(self.folds) if fold.endswith(before)}
+        begins = {
+            i for i, fold in enumerate(self.folds) if fold and (fold.startswith(behind) or behind.startswith(fold))
+        }
+        return bool(ends and begins) and len(ends | begins) > 1
+
+    def repeated_bytes(self, number: int, begin: int, fold: bytes) -> int:
+        """Return how many bytes of a text from `begin` on stand elsewhere too, at a place that has `fold`.
+
+        Args:
+            number: The place of the text.
+            begin: A place in its fold.
+            fold: What stands there.
+        """
+        everything = self._all
+        here = sum(map(len, self.folds[:number])) + number + begin
+        other = everything.find(fold)
+        if other == here:
+            other = everything.find(fold, here + 1)
+        if other < 0:  # where two texts meet
+            return len(fold)
+        low, high = len(fold), len(self.folds[number]) - begin + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if everything[here : here + middle] == everything[other : other + middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def _quote(text: str, number: int, evidence: _Evidence, least: int) -> str | None:
+    """Return the first words of a text that are unique; None if no such words were found."""
+    least = min(least, len(evidence.folds[number]))
+    repeated_to = tries = 0
+    folded_to = at = 0  # a place in the text, and the length of the fold before it
+    for run in _runs(text):
+        for first, (start, _) in enumerate(run):
+            at += len(folded(text[folded_to:start])) if start >= folded_to else -len(folded(text[start:folded_to]))
+            folded_to = start
+            if at + _MOST_BYTES <= repeated_to:
+                continue
+            pieces = _pieces(text, run[first:], least)
+            if not pieces:
+                continue
+            if evidence.is_unique(pieces[0][1]):
+                return pieces[0][0]
+            if evidence.is_unique(pieces[-1][1]):
+                return next(quote for quote, fold in pieces if evidence.is_unique(fold))
+            tries += 1
+            if tries == _MOST_TRIES:
+                return None
+            repeated_to = at + evidence.repeated_bytes(number, at, pieces[-1][1])
+    return None
+
+
+def _pieces(text: str, words: Sequence[tuple[int, int]], least: int) -> list[tuple[str, bytes]]:
+    """Return the quotes that begin with the first of these words, with their folds, the shortest first."""
+    start, end = words[0]
+    pieces: list[tuple[str, bytes]] = []
+    if folded(text[start:end]):
+        for _, end in words:
+            fold = folded(text[start:end])
+            if len(fold) > _MOST_BYTES:
+                break
+            if len(fold) >= least:
+                pieces.append((text[start:end].rstrip(".,;:!?…。、，"), fold))
+    return pieces
+
+
+def _runs(text: str) -> Iterator[list[tuple[int, int]]]:
+    """Yield the places of words that can be quoted together; long runs in parts that overlap."""
+    run: list[tuple[int, int]] = []
+    fresh = False
+    for word in _WORD.finditer(text):
+        is_quotable = _UNQUOTABLE.search(word[0]) is None
+        if fresh and (not is_quotable or text[run[-1][1] : word.start()] not in ("", " ")):
+            yield run
+            run, fresh = [], False
+        elif not is_quotable:
+            run = []
+        if is_quotable:
+            run.append(word.span())
+            fresh = True
+            if len(run) == _RUN_WORDS:
+                yield run
+                run, fresh = run[-_OVERLAP_WORDS:], False
+    if fresh:
+        yield run
