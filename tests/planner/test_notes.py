@@ -24,7 +24,7 @@ ANNOTATIONS: list[Annotate] = ["auto", "note", "labels", "both", "none"]
 LONG_BLOCK, SHORT_BLOCK = 200, 20
 
 # Without brackets, so that nothing is escaped. A note must not be confused with the last of them.
-texts = st.sampled_from([*"abcdefgh", "ijz\n\nij", "Most new: k."])
+texts = st.sampled_from([*"abcdefgh", "ijz\n\nij", "Most: k, mo."])
 blocks = st.builds(
     ContextBlock,
     texts,
