@@ -149,10 +149,7 @@ class PlannerArranger:
         if not has_labels(plan.annotation):
             return ()
         return tuple(
-            [
-                0 if block.reference is not None else self._writer.tokens("labels", [block])
-                for block in plan.blocks
-            ]
+            [0 if block.reference is not None else self._writer.tokens("labels", [block]) for block in plan.blocks]
         )
 
 
