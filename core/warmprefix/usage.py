@@ -124,7 +124,7 @@ _VOCABULARIES = (
         ("llm.token_count.prompt_details.cache_write",),
         "either",
     ),
-    _Vocabulary(("prompt_eval_count",)),  # Ollama
+    _Vocabulary(("prompt_eval_count",), ("prompt_eval_cached_count",)),  # Ollama
     _Vocabulary(("tokens/input_tokens",), ("cached_tokens",)),  # Cohere
 )
 
@@ -141,7 +141,7 @@ _PLACES = (
 )
 """Where an answer or an event has its usage; the first one that is there counts."""
 _WRAPPERS = ("response", "message", "body", "metadata", "response_metadata", "llm_output", "x_groq")
-_OLLAMA = ("prompt_eval_count", "eval_count")
+_OLLAMA = ("prompt_eval_count", "prompt_eval_cached_count", "eval_count")
 
 
 def token_usage(usage: object) -> TokenUsage:
@@ -241,10 +241,12 @@ def _read(names: _Vocabulary, usage: Mapping[str, Any], completion: int | None) 
     besides = read + (written or 0)
     total = _count(usage.get(names.total))
     whole = None if total is None or completion is None else total - completion
-    if whole in (prompt, prompt + besides):
+    if besides > prompt:
+        is_apart = names.counts != "within" or whole == prompt + besides
+    elif whole in (prompt, prompt + besides):
         is_apart = whole != prompt
     else:
-        is_apart = names.counts == "apart" or (names.counts == "either" and besides > prompt)
+        is_apart = names.counts == "apart"
     if is_apart:
         return TokenUsage(prompt + besides, read, written, completion)
     read = min(read, prompt)

@@ -46,7 +46,12 @@ class WireAnswer:
     @property
     def streams(self) -> bool:
         """True if it is a stream."""
-        return self.body is None
+        return self.body is None and not (self.raw or "").startswith("{")
+
+    @property
+    def payload(self) -> Any:
+        """The object of an answer in one piece."""
+        return json.loads(self.content)
 
     @cached_property
     def content(self) -> bytes:
