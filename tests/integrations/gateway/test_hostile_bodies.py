@@ -17,16 +17,18 @@ import msgspec
 import orjson
 import pydantic_core
 import pytest
-from tests.integrations.gateway.conftest import ScriptedUpstream, SeenRequest
+from tests.integrations.gateway.conftest import ScriptedUpstream, SeenRequest, send
 
 from warmprefix.plan import tenant_salt
-from warmprefix_gateway import Gateway, GatewayOptions
+from warmprefix_gateway import Gateway, GatewayOptions, GatewayServer
 from warmprefix_gateway.body_encodings import zstd
 
 KEY = b"key"
 TENANT, VICTIM = "acme", "initech"
 CHOSEN = tenant_salt(KEY, VICTIM)
 GIVEN: list[Any] = [CHOSEN, "x", "", None, 7, 1.5, True, [CHOSEN], {"cache_salt": CHOSEN}, "é", "\u2028"]
+PLAIN = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":"%s"}' % CHOSEN.encode()
+Make = Callable[..., GatewayServer]
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "json, as Starlette reads bodies": json.loads,
     "orjson": orjson.loads,
@@ -230,6 +232,26 @@ def test_no_tenants_request_arrives_without_its_salt(upstream: ScriptedUpstream,
     arrived, broken = asyncio.run(sent_through(upstream, number, seed=number))
     assert broken == []
     assert arrived > number / 5  # the others are refused
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (PLAIN, 200),
+        (PLAIN.decode().encode("utf-8-sig"), 200),
+        (PLAIN.decode().encode("utf-16"), 400),
+        (PLAIN[:-1] + b',"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}", 400),
+        (PLAIN[:-1] + b',"cache_salt":null}', 400),
+    ],
+)
+def test_a_body_is_understood_or_refused(
+    upstream: ScriptedUpstream, gateway_of: Make, body: bytes, status: int
+) -> None:
+    gateway = gateway_of(upstream.base_url, tenant_header="x-tenant", salt_key=KEY)
+    assert send(gateway, "POST", PATHS[0], body, x_tenant=TENANT, content_encoding="identity").status == status
+    assert [json.loads(request.body)["cache_salt"] for request in upstream.prompts] == [
+        tenant_salt(KEY, f"{TENANT}\0{CHOSEN}") for _ in range(status == 200)
+    ]
 
 
 def test_the_check_sees_a_body_without_a_salt() -> None:

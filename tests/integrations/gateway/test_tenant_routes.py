@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import pytest
+from starlette.routing import Match, Route
 from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, answer, metric, send
 from tests.integrations.gateway.test_hostile_requests import exchanged
 
@@ -74,6 +77,59 @@ def test_an_operator_can_open_more() -> None:
             Routes([wrong])
     with pytest.raises(ValueError, match="allowed to tenants"):
         GatewayOptions(("http://a/v1",), allow_routes=("/x",))
+
+
+PATHS_OF_ENGINES = {
+    "prompt": ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    "embedding": ("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score"),
+    "other": (
+        *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/health", "/ping", "/version"),
+        *("/v1/models", "/v1/models/{model:path}"),
+    ),
+    "": (
+        *("/abort_request", "/flush_cache", "/generate", "/v1/files", "/v1/files/{file}", "/v1/files/{file}/content"),
+        *("/v1/responses/{response}", "/v1/responses/{response}/cancel", "/v1/load_lora_adapter", "/metrics"),
+        *("/v1/batches/{batch}/cancel", "/v1/chat/completions/render", "/v1/audio/speech", "/{rest:path}"),
+    ),
+}
+PARTS = (
+    *("v1", "v2", "openai", "chat", "completions", "messages", "responses", "models", "files", "score", "health"),
+    *(
+        "count_tokens",
+        "flush_cache",
+        "tokenize",
+        "render",
+        "m",
+        "..",
+        ".",
+        "",
+        "%2e%2e",
+        "%2F",
+        "a;b",
+        "%00",
+        "V1",
+        "a.b",
+    ),
+    *("m%2F..%2F..%2Ffiles", "messages%2F", "content", "cancel", "%6dessages", "metrics"),
+)
+
+
+def test_an_engine_routes_each_open_path_as_the_gateway_does() -> None:
+    kinds = {path: kind for kind, paths in PATHS_OF_ENGINES.items() for path in paths}
+    table = [Route(path, lambda _: None, methods=["GET", "POST"]) for path in kinds]
+    seeded = random.Random(1)
+    opened = 0
+    for _ in range(20_000):
+        path = "/" + "/".join(seeded.choice(PARTS) for _ in range(seeded.randrange(1, 5)))
+        method = seeded.choice(["GET", "POST"])
+        kind = Routes().kind(method, path)
+        if kind is None:
+            continue
+        opened += 1
+        scope = {"type": "http", "method": method, "path": unquote(path), "root_path": ""}
+        routed = next(route.path for route in table if route.matches(scope)[0] == Match.FULL)
+        assert kinds[routed] == kind or routed == "/{rest:path}", (method, path, routed)
+    assert opened > 200
 
 
 def test_closed_routes_do_not_reach_the_upstream(upstream: ScriptedUpstream, gateway_of: Make) -> None:
