@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,8 @@ class Arm(NamedTuple):
 
     what: str
     serve: Callable[[str, str, Sequence[Turn], bool], None]
+    text: str | None = None
+    """The only text to serve; None for all."""
 
 
 def main() -> None:
@@ -70,7 +73,7 @@ def main() -> None:
     for framework, (_, distributions, arms) in installed.items():
         made = {"versions": {name: version(name) for name in distributions}}
         for text, turns in corpora.items():
-            for arm in arms:
+            for arm in [arm for arm in arms if arm.text in (None, text)]:
                 sides = {side: served(arm, turns, side == "with") for side in ("without", "with")}
                 results.append({"framework": framework, "what": arm.what, "text": text, **sides, "made": made})
     print()
@@ -234,6 +237,45 @@ def llamaindex_chat_engine(base_url: str, model: str, turns: Sequence[Turn], plu
         chats[turn.conversation].chat(turn.question)
 
 
+def llamaindex_neighbours(
+    base_url: str, model: str, turns: Sequence[Turn], plugin: bool, *, linked: bool = True
+) -> None:
+    """Ask with the three best passages and the neighbours of each in its module; unlinked, no passage names them."""
+    schema = import_module("llama_index.core.schema")
+    postprocessor = import_module("llama_index.core.postprocessor")
+    docstore = import_module("llama_index.core.storage.docstore").SimpleDocumentStore()
+    modules: dict[str, list[Any]] = {}
+    for entry in read_standard_library():
+        nodes = [schema.TextNode(text=block.text, id_=block.id) for block in entry.blocks]
+        modules.setdefault(entry.module, []).extend(nodes)
+    for nodes in modules.values():
+        for before, after in pairwise(nodes):
+            before.relationships[schema.NodeRelationship.NEXT] = after.as_related_node_info()
+            after.relationships[schema.NodeRelationship.PREVIOUS] = before.as_related_node_info()
+        docstore.add_documents(nodes)
+    by_id = {node.node_id: node for nodes in modules.values() for node in nodes}
+    around = postprocessor.PrevNextNodePostprocessor(docstore=docstore, num_nodes=1, mode="both")
+    after_retrieval = llamaindex_plugin(plugin)
+    synthesizer = import_module("llama_index.core.response_synthesizers").get_response_synthesizer(
+        llm=llamaindex_model(base_url, model)
+    )
+    for turn in turns:
+        found = [schema.NodeWithScore(node=by_id[passage.id]) for passage in turn.passages[:3]]
+        found = around.postprocess_nodes(found)
+        if not linked:
+            found = [
+                schema.NodeWithScore(node=each.node.model_copy(update={"relationships": {}}), score=each.score)
+                for each in found
+            ]
+        for step in after_retrieval:
+            found = step.postprocess_nodes(found)
+        synthesizer.synthesize(turn.question, found)
+
+
+def llamaindex_unlinked_neighbours(base_url: str, model: str, turns: Sequence[Turn], plugin: bool) -> None:
+    llamaindex_neighbours(base_url, model, turns, plugin, linked=False)
+
+
 def llamaindex_retriever(turns: Sequence[Turn]) -> Any:
     schema = import_module("llama_index.core.schema")
     base: Any = import_module("llama_index.core.base.base_retriever").BaseRetriever
@@ -354,6 +396,12 @@ PARTS: dict[str, tuple[str, Sequence[str], Sequence[Arm]]] = {
         [
             Arm("LlamaIndex query engine: ContextReusePostprocessor", llamaindex_query_engine),
             Arm("LlamaIndex chat engine: ContextReusePostprocessor", llamaindex_chat_engine),
+            Arm("LlamaIndex behind PrevNextNodePostprocessor", llamaindex_neighbours, "standard library"),
+            Arm(
+                "LlamaIndex behind PrevNextNodePostprocessor, relationships removed",
+                llamaindex_unlinked_neighbours,
+                "standard library",
+            ),
         ],
     ),
     "mem0": (

@@ -46,7 +46,7 @@ def place(metadata: dict[str, Any], characters: int = 100) -> SourcePlace:
         ({"source": "a", "page": "²"}, {"source": "a", "page": 3}, False),
     ],
 )
-def test_metadata_tell_what_continues_what(before: dict[str, Any], after: dict[str, Any], continues: bool) -> None:
+def test_metadata_decide_what_continues_what(before: dict[str, Any], after: dict[str, Any], continues: bool) -> None:
     assert place(after).continues(place(before)) is continues
 
 

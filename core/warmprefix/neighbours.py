@@ -25,19 +25,19 @@ _MOST_GAP = 16
 
 
 class SourcePlace(NamedTuple):
-    """The place of a text in its source, as far as it is known."""
+    """The place of a text in its source; fields are None where nothing names them."""
 
     source: Hashable = None
-    """What names the source; None if nothing does."""
+    """A name of the source."""
     start: int | None = None
-    """Offset of the first character, on its page if the pages are known."""
+    """Offset of the first character, on its page if it has one."""
     end: int | None = None
     """Offset behind the last character."""
     page: int | None = None
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any], characters: int) -> SourcePlace:
-        """Return the place that metadata under the usual keys tell, of a text with so many characters."""
+        """Read the place of a text with this length from metadata under the usual keys."""
         source = next((value for key in _SOURCE_KEYS if (value := metadata.get(key)) is not None), None)
         start = _whole_number(metadata.get("start_index"))
         page = next((page for key in _PAGE_KEYS if (page := _whole_number(metadata.get(key))) is not None), None)

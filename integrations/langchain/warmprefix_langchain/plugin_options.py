@@ -73,7 +73,7 @@ class ContextReuseOptions(BaseModel):
     """Keep the order of the documents: it is a fact, such as time.
 
     Without it, documents one behind the other that also follow each other in their source stay together and in order.
-    Their metadata tell: `source`, and `start_index` or `page`."""
+    Metadata decide about that: `source`, and `start_index` or `page`."""
 
     pinned: PinRule[Document] | None = None
     """Documents to keep at an end of the context: the metadata key of `"start"` or `"end"`, or a function that returns

@@ -89,7 +89,7 @@ def test_memories_without_text_keep_their_places(arrange: Arrange) -> None:
 
 
 def test_neighbours_are_not_guessed(arrange: Arrange) -> None:
-    """Mem0's memories tell when they were stored, and not what they follow."""
+    """Memories have the time when they were stored, and do not name what they follow."""
     found = [memory(f"Event {i}.", created_at=f"2026-01-0{i + 1}T00:00:00Z", run_id="r") for i in range(3)]
     assert arrange([found[0], found[1], found[2]]) == [found[2], found[0], found[1]]
 
