@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
-from contextlib import suppress
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
@@ -178,10 +177,9 @@ class PassedRequest:
                 raise ClientLeftError
             doing.result()
         finally:
-            for task in (doing, leaving):
-                task.cancel()
-                with suppress(asyncio.CancelledError, ClientLeftError):
-                    await task
+            doing.cancel()
+            leaving.cancel()
+            await asyncio.gather(doing, leaving, return_exceptions=True)
 
     async def _fail(self, status: int, reason: str, message: str) -> None:
         """Answer with an error of our own."""

@@ -198,6 +198,7 @@ async def sent_through(upstream: ScriptedUpstream, number: int, seed: int) -> tu
             if fault is not None:
                 broken.append((fault, attack, request))
         upstream.requests.clear()
+    assert len(asyncio.all_tasks()) == 1  # nothing waits for a client any more
     await gateway._office.close()
     return arrived, broken
 
