@@ -8,6 +8,7 @@ from typing import Any
 
 from warmprefix.dedup import RewriteLevel, rewrite
 from warmprefix.openai import read_call
+from warmprefix_gateway.body_encodings import decompressed
 from warmprefix_gateway.outgoing import with_references
 
 __all__ = ["ReferencesMiddleware"]
@@ -53,6 +54,7 @@ class ReferencesMiddleware:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Any) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
+        encoding = headers.pop("content-encoding", "")
         is_prompt = read_call(scope.get("method", ""), scope.get("path", ""), headers, b'{"a":1}') is not None
         if scope["type"] != "http" or not is_prompt:
             await self._app(scope, receive, send)
@@ -66,10 +68,12 @@ class ReferencesMiddleware:
             message = await receive()
         first: Message = {"type": "http.request", "body": bytes(content), "more_body": bool(message.get("more_body"))}
         if message["type"] == "http.request" and not first["more_body"] and len(content) <= self._most:
-            first["body"] = self._rewritten(scope["path"], headers, first["body"])
-            length = str(len(first["body"])).encode()
-            others = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
-            scope = {**scope, "headers": [*others, (b"content-length", length)]}
+            rewritten = self._rewritten(scope["path"], headers, first["body"], encoding)
+            if rewritten is not None:
+                first["body"] = rewritten
+                changed = (b"content-length", b"content-encoding")
+                others = [pair for pair in scope["headers"] if pair[0].lower() not in changed]
+                scope = {**scope, "headers": [*others, (b"content-length", str(len(rewritten)).encode())]}
         waiting = [first] if message["type"] == "http.request" else [message]
 
         async def receive_again() -> Message:
@@ -77,10 +81,13 @@ class ReferencesMiddleware:
 
         await self._app(scope, receive_again, send)
 
-    def _rewritten(self, path: str, headers: dict[str, str], content: bytes) -> bytes:
+    def _rewritten(self, path: str, headers: dict[str, str], content: bytes, encoding: str) -> bytes | None:
+        """Return the body with references, without its compression; None if it passes as it came."""
         try:
-            call = read_call("POST", path, headers, content)
-            return content if call is None else with_references(call, self._keep_tools, self._level)[0].content
+            plain = decompressed(content, encoding, self._most)
+            call = None if plain is None else read_call("POST", path, headers, plain)
+            made = None if call is None else with_references(call, self._keep_tools, self._level)
+            return made[0].content if made is not None and made[1] else None
         except Exception:
             _log.warning("a request could not be read; it passed as it came")
-            return content
+            return None

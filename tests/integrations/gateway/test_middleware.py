@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from starlette.testclient import TestClient
 
 from warmprefix.dedup import restored
 from warmprefix_gateway import ReferencesMiddleware
+from warmprefix_gateway.body_encodings import zstd
 
 SEA = "The sea is 3,688 metres deep on average. " * 9
 CHAT = "/v1/chat/completions"
@@ -32,7 +35,8 @@ def body(**fields: Any) -> bytes:
 def client_of(**options: Any) -> TestClient:
     async def echo(request: Request) -> Response:
         assert request.headers["content-length"] == str(len(await request.body()))
-        return Response(await request.body())
+        encoding = request.headers.get("content-encoding", "plain")
+        return Response(await request.body(), headers={"x-encoding": encoding})
 
     routes = [Route(path, echo, methods=["POST"]) for path in (CHAT, "/v1/messages", "/other")]
     return TestClient(Starlette(routes=routes, middleware=[Middleware(ReferencesMiddleware, **options)]))
@@ -43,6 +47,17 @@ def test_repeated_results_become_references() -> None:
     assert arrived.count(b"3,688") == 9
     assert b"[Word for word the result of the earlier call read({}).]" in arrived
     assert restored("chat", json.loads(arrived)) == json.loads(body(seed=1.50))
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
+def test_compressed_bodies_are_read(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+    client, header = client_of(max_body_bytes=10_000), {"content-encoding": encoding}
+    arrived = client.post(CHAT, content=pack(body()), headers=header)
+    assert restored("chat", json.loads(arrived.content)) == json.loads(body())
+    assert arrived.headers["x-encoding"] == "plain"
+    for content in (pack(body(truncation="auto")), pack(body())[:-1], pack(bytes(10_001)), b"", body()):
+        passed = client.post(CHAT, content=content, headers=header)
+        assert (passed.content, passed.headers["x-encoding"]) == (content, encoding)
 
 
 @pytest.mark.parametrize(
