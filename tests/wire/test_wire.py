@@ -264,6 +264,24 @@ def test_a_gateway_reads_the_parts_and_rewrites_reversibly(entry: WireRequest) -
         assert restored(route, rewritten.body) == entry.body
 
 
+@named([entry for entry in REQUESTS if entry.route != "log"])
+def test_a_gateway_sends_the_same_request(
+    entry: WireRequest, upstream: ScriptedUpstream, gateway: GatewayServer
+) -> None:
+    failures = metric(gateway, "failures_total")
+    upstream.handler = answer(b"{}")
+    content = json.dumps(entry.body).encode()
+    assert send(gateway, "POST", PATHS[entry.route], content, **entry.headers).status == 200
+    sent = json.loads(upstream.requests[-1].body)
+    route: Any = entry.route
+    if entry.references:
+        sent = restored(route, sent)
+    added = sent.keys() - entry.body.keys()
+    assert {name: value for name, value in sent.items() if name not in added} == entry.body
+    assert added <= {"stream_options"}
+    assert metric(gateway, "failures_total") == failures
+
+
 @named(REQUESTS)
 def test_the_doctor_reads_the_messages(entry: WireRequest, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(json.dumps({"request": entry.body}) + "\n" + json.dumps(entry.body) + "\n")

@@ -214,7 +214,7 @@ def _ends(prompt: str, texts: Sequence[str], *, from_start: bool) -> list[int] |
     return ends if from_start else ends[::-1]
 
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def _texts(route: PromptRoute, body: Mapping[str, Any]) -> Iterator[str | None]:
@@ -239,8 +239,10 @@ def _texts(route: PromptRoute, body: Mapping[str, Any]) -> Iterator[str | None]:
 
 def _content(content: object) -> Iterator[str | None]:
     for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, dict):
-            text = part.get("text")
+        if isinstance(part, dict) and part.get("type") == "tool_result":
+            yield from _content(part.get("content"))
+        elif isinstance(part, dict):
+            text = part.get("text", part.get("refusal"))
             if isinstance(text, str):
                 yield text
             if not isinstance(text, str) or part.get("type", "text") not in _TEXT_PARTS:

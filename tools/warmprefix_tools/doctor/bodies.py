@@ -134,6 +134,8 @@ def _calls(message: _Json) -> Iterator[MessagePart]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         yield MessagePart(_call_text(call))
+    if message.get("function_call"):  # OpenAI's, of 2023
+        yield MessagePart(_call_text(message["function_call"]))
 
 
 def _call_text(call: object) -> str:
@@ -145,7 +147,7 @@ def _part_text(part: object) -> str:
         return part
     assert isinstance(part, Mapping)
     kind = str(part.get("type"))
-    text = part.get("text", part.get("content"))  # the latter in OpenTelemetry's parts
+    text = part.get("text", part.get("content", part.get("refusal")))  # the second in OpenTelemetry's parts
     if kind in _TEXT_KINDS and isinstance(text, str):
         return text
     if kind in _THOUGHTS and isinstance(part.get(kind, text), str):
