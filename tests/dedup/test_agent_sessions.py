@@ -83,9 +83,9 @@ def test_marks_that_move_change_no_text_that_was_sent(level: RewriteLevel) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
-def test_marks_that_move_change_nothing_in_a_thousand_sessions(level: RewriteLevel) -> None:
-    check_all(range(30, 1_030), level)
+@pytest.mark.parametrize(("level", "sessions"), [("exact", 1_000), ("contained", 200), ("spans", 200)])
+def test_marks_that_move_change_nothing_in_a_thousand_sessions(level: RewriteLevel, sessions: int) -> None:
+    check_all(range(30, 30 + sessions), level)
 
 
 def test_the_pattern_of_marks_decides_nothing() -> None:

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from warmprefix.dedup import RewriteLevel, rewrite
-from warmprefix.openai import read_call
+from warmprefix.dedup import Echoes, RewriteLevel, rewrite
+from warmprefix.openai import StreamedAnswer, WholeAnswer, is_stream, read_call
 from warmprefix_gateway.body_encodings import decompressed
+from warmprefix_gateway.echo_watch import ECHO_REFUSAL, EchoedAnswer
+from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.outgoing import with_references
+from warmprefix_gateway.replies import error_body
 
 __all__ = ["ReferencesMiddleware"]
 
@@ -25,13 +28,15 @@ class ReferencesMiddleware:
 
         app.add_middleware(ReferencesMiddleware, keep_tools=["deploy"])
 
-    Other requests, larger bodies, and bodies in which nothing is repeated pass as they came; so does a request with
-    which anything fails here.
+    Answers get the texts back: a reference that the model copies into the arguments of a tool call becomes the text
+    that it stands for. Other requests, larger bodies, and bodies in which nothing is repeated pass as they came, and so
+    does a request with which anything fails here.
 
     Args:
         app: The application.
         keep_tools: Names of tools whose results always stay.
         level: Which repeats become references; see `warmprefix.dedup.rewrite`.
+        echoes: What becomes of references in arguments: their text, an error, or nothing else.
         max_body_bytes: Larger bodies are not read.
 
     Raises:
@@ -44,12 +49,14 @@ class ReferencesMiddleware:
         *,
         keep_tools: Collection[str] = (),
         level: RewriteLevel = "exact",
+        echoes: EchoHandling = "restore",
         max_body_bytes: int = 64 << 20,
     ) -> None:
         rewrite("chat", {}, level=level)  # checks the level
         self._app = app
         self._keep_tools = frozenset(keep_tools)
         self._level: RewriteLevel = level
+        self._echoes: EchoHandling = echoes
         self._most = max_body_bytes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Any) -> None:
@@ -70,10 +77,12 @@ class ReferencesMiddleware:
         if message["type"] == "http.request" and not first["more_body"] and len(content) <= self._most:
             rewritten = self._rewritten(scope["path"], headers, first["body"], encoding)
             if rewritten is not None:
-                first["body"] = rewritten
+                first["body"], echoes = rewritten
                 changed = (b"content-length", b"content-encoding")
                 others = [pair for pair in scope["headers"] if pair[0].lower() not in changed]
-                scope = {**scope, "headers": [*others, (b"content-length", str(len(rewritten)).encode())]}
+                scope = {**scope, "headers": [*others, (b"content-length", str(len(first["body"])).encode())]}
+                if self._echoes != "pass":
+                    send = _EchoedSend(send, echoes, self._echoes, scope["path"])
         waiting = [first] if message["type"] == "http.request" else [message]
 
         async def receive_again() -> Message:
@@ -81,13 +90,69 @@ class ReferencesMiddleware:
 
         await self._app(scope, receive_again, send)
 
-    def _rewritten(self, path: str, headers: dict[str, str], content: bytes, encoding: str) -> bytes | None:
-        """Return the body with references, without its compression; None if it passes as it came."""
+    def _rewritten(
+        self, path: str, headers: dict[str, str], content: bytes, encoding: str
+    ) -> tuple[bytes, Echoes] | None:
+        """Return the body with references, without its compression, and these; None if it passes as it came."""
         try:
             plain = decompressed(content, encoding, self._most)
             call = None if plain is None else read_call("POST", path, headers, plain)
-            made = None if call is None else with_references(call, self._keep_tools, self._level)
-            return made[0].content if made is not None and made[1] else None
+            if call is None or call.route == "completions":
+                return None
+            sent, made = with_references(call, self._keep_tools, self._level)
+            return None if made is None else (sent.content, Echoes(call.route, made))
         except Exception:
             _log.warning("a request could not be read; it passed as it came")
             return None
+
+
+class _EchoedSend:
+    """The way of an answer to the client, without echoes. An answer in one piece is sent when it is whole."""
+
+    def __init__(self, send: Any, echoes: Echoes, handling: EchoHandling, path: str) -> None:
+        self._send = send
+        self._echoes = echoes
+        self._handling: EchoHandling = handling
+        self._path = path
+        self._begin: Message | None = None
+        self._answer: EchoedAnswer | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._start(message)
+        elif self._answer is None or message["type"] != "http.response.body":
+            await self._send(message)
+        else:
+            await self._pass(self._answer, message)
+
+    async def _start(self, message: Message) -> None:
+        headers = {name.lower(): value for name, value in message.get("headers", ())}
+        if message["status"] >= 300 or headers.get(b"content-encoding", b"identity") != b"identity":
+            await self._send(message)
+            return
+        streams = is_stream(headers.get(b"content-type", b"").decode("latin-1"), asked=False)
+        reader = StreamedAnswer(hide_usage=False) if streams else WholeAnswer()
+        self._answer = EchoedAnswer(reader, self._echoes, self._handling)
+        others = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"content-length"]
+        self._begin = {**message, "headers": others}
+        if streams:
+            await self._send_begin()
+
+    async def _pass(self, answer: EchoedAnswer, message: Message) -> None:
+        data = answer.feed(message.get("body", b""))
+        has_more = bool(message.get("more_body"))
+        if not has_more:
+            data += answer.finish()
+        if not has_more and self._begin is not None and answer.refused:
+            body = error_body(self._path, 502, ECHO_REFUSAL)
+            self._begin = {**self._begin, "status": 502, "headers": [(b"content-type", b"application/json")]}
+            await self._send_begin()
+            await self._send({"type": "http.response.body", "body": body})
+        elif data or not has_more:
+            await self._send_begin()
+            await self._send({**message, "body": data})
+
+    async def _send_begin(self) -> None:
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            await self._send(begin)

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -74,3 +74,42 @@ def test_compressed_bodies_are_read(encoding: str, pack: Callable[[bytes], bytes
 )
 def test_everything_else_passes_as_it_came(path: str, content: bytes, options: dict[str, Any]) -> None:
     assert client_of(**options).post(path, content=content).content == content
+
+
+WRITE = {"path": "copy.txt", "content": "[Word for word the result of the earlier call read({}).]"}
+MEANT = {**WRITE, "content": SEA}
+
+
+def answering(content: bytes, kind: str, **options: Any) -> TestClient:
+    async def respond(request: Request) -> Response:
+        if kind == "application/json":
+            return Response(content, media_type=kind)
+        return StreamingResponse((content[at : at + 50] for at in range(0, len(content), 50)), media_type=kind)
+
+    routes = [Route(CHAT, respond, methods=["POST"])]
+    return TestClient(Starlette(routes=routes, middleware=[Middleware(ReferencesMiddleware, **options)]))
+
+
+def test_an_echo_becomes_the_text() -> None:
+    function = {"name": "write", "arguments": json.dumps(WRITE)}
+    whole = json.dumps({"choices": [{"message": {"tool_calls": [{"function": function}]}}]}).encode()
+    json_type, stream_type = "application/json", "text/event-stream"
+    found = answering(whole, json_type).post(CHAT, content=body()).json()
+    assert json.loads(found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == MEANT
+    text = function["arguments"]
+    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+    deltas = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    stream = "".join([*[f"data: {json.dumps(event)}\n\n" for event in events], "data: [DONE]\n\n"]).encode()
+    lines = answering(stream, stream_type).post(CHAT, content=body()).text.split("\n\n")
+    seen = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    calls = [event["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] for event in seen]
+    assert json.loads("".join(calls)) == MEANT
+    assert lines[-2:] == ["data: [DONE]", ""]
+    for content, kind in ((whole, json_type), (stream, stream_type)):
+        assert answering(content, kind, echoes="pass").post(CHAT, content=body()).content == content
+        assert answering(content, kind).post(CHAT, content=body(truncation="auto")).content == content
+        refused = answering(content, kind, echoes="refuse").post(CHAT, content=body())
+        assert refused.status_code == (502 if kind == json_type else 200)
+        assert "copied a reference" in refused.text
+        assert "DONE" not in refused.text
