@@ -265,7 +265,7 @@ class NumberedRequests:
         for i, joined in enumerate(self.joined):
             middle = self.middles[i]
             if joined and middle:
-                divided = runs_of(len(middle), [place for place, number in enumerate(middle) if number in joined])
+                divided = runs_of(len(middle), {place for place, number in enumerate(middle) if number in joined})
                 runs = [tuple(middle[run.start : run.stop]) for run in divided]
                 self.middles[i] = [
                     run[0] if len(run) == 1 else numbers.setdefault(run, len(self.keys) + len(numbers)) for run in runs
@@ -371,7 +371,7 @@ def resident_path(batch: NumberedRequests, i: int, tree: PathTree) -> _Order:
     if held < len(head):
         return head[:held]
     keys = [batch.keys[number] for number in middle]
-    joined = [place for place, number in enumerate(middle) if number in batch.joined[i]]
+    joined = {place for place, number in enumerate(middle) if number in batch.joined[i]}
     path = tree.deepest_path(keys, after, joined=joined)
     while path and path[-1] + 1 in joined:
         path.append(path[-1] + 1)

@@ -189,7 +189,7 @@ def _laid_out(window: NumberedRequests, root: _Cluster, head: tuple[int, ...], o
         added = [block for block in window.blocks_of(runs) if block not in before]
         if len(added) > 1:
             views = [window.blocks[block] for block in added]
-            joined = [i for i, block in enumerate(added) if block in window.joined[cluster.earliest]]
+            joined = {i for i, block in enumerate(added) if block in window.joined[cluster.earliest]}
             added = [added[i] for i in order(views, [window.keys[block] for block in prefix], joined)]
         prefix = (*prefix, *added)
         yield from [Placed(i, (*prefix, *window.ends[i])) for i in cluster.members]

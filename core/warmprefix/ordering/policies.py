@@ -181,7 +181,7 @@ class PrefixView:
         single: list[BlockView] = []
         joined: set[int] = set()
         for block in blocks:
-            run = self._runs[block.fingerprint]
+            run = self._runs.get(block.fingerprint, (block,))
             joined.update(range(len(single) + 1, len(single) + len(run)))
             single += run
         return single, joined
@@ -191,7 +191,12 @@ def _places_of_runs(path: list[int], joined: Collection[int]) -> list[int]:
     """Return the places of the runs on a path of blocks."""
     if not joined:
         return path
-    return [i - sum([place < i for place in joined]) for i in path if i not in joined]
+    place = -1
+    places: dict[int, int] = {}
+    for i in range(max(path, default=-1) + 1):
+        if i not in joined:
+            places[i] = place = place + 1
+    return [places[i] for i in path if i in places]
 
 
 def _behind(after: Sequence[bytes], orders: Iterable[Sequence[bytes]]) -> list[Sequence[bytes]]:

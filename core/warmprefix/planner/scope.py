@@ -132,7 +132,7 @@ class ScopeState:
                 waiting=waiting,
                 note_tokens=lambda order: note.price([*starts, *[middle[i] for i in order], *ends]),
             )
-            joined = [place for place, i in enumerate(middle) if i in joined]
+            joined = {place for place, i in enumerate(middle) if i in joined}
             ordered = self.policy_order([blocks[i] for i in middle], view, joined)
             planned = [*starts, *[middle[i] for i in ordered], *ends]
             return as_given if note.tokens(planned) is None else planned

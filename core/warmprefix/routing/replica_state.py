@@ -38,7 +38,7 @@ class RequestBlocks:
         starts = [i for i, pin in enumerate(kept_at) if pin == "start"]
         ends = [i for i, pin in enumerate(kept_at) if pin == "end"]
         middle = [i for i, pin in enumerate(kept_at) if pin is None]
-        self.joined = [place for place, i in enumerate(middle) if i in joined]
+        self.joined = {place for place, i in enumerate(middle) if i in joined}
         """Of the blocks without a pin, those that stay directly behind the one before them."""
         if (starts or ends) and not order_locked:
             blocks = [blocks[i] for i in [*starts, *middle, *ends]]
