@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, messages_to_dict
 from langchain_core.prompt_values import ChatPromptValue
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+from tests.wire.corpus import wire_requests
 
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.log_reader import DoctorError, ReadLog, read_log
@@ -571,6 +575,40 @@ def test_rollouts_of_codex_are_read(read: Read) -> None:
 def test_message_for_a_log_without_requests_names_what_was_found(read: Read, record: Json, advice: str) -> None:
     with pytest.raises(DoctorError, match=advice):
         read(record)
+
+
+def mutated(value: Any, dice: random.Random) -> Any:
+    """Return a value with parts left out, repeated, or replaced by others of any type."""
+    if dice.random() < 0.06:
+        return dice.choice(
+            [None, True, 0, -1, 1e300, "", "x", "[", "{", '[{"role": 1}]', "\ud800", [], {}, [None], {"": 1}]
+        )
+    if isinstance(value, dict):
+        return {name: mutated(each, dice) for name, each in value.items() if dice.random() > 0.06}
+    if isinstance(value, list):
+        kept = [mutated(each, dice) for each in value if dice.random() > 0.06]
+        return kept * dice.choice([1, 1, 1, 2])
+    return value
+
+
+@given(seed=st.integers(0, 2**32))
+def test_no_record_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Whatever a record has at a place, it is read or counted, and the log is examined."""
+    dice = random.Random(seed)
+    code = ClaudeCode()
+    code.user("Why?")
+    code.answer("m1", tool_use("t1"), cached=5)
+    code.user(tool_result("t1", "deep"))
+    code.answer("m2", text("Because."))
+    spans = [{"attributes": each} for each in SPANS.values()]
+    requests = [entry.body for entry in wire_requests()]
+    shapes = [*code.lines, *rollout(), *spans, otlp(list(SPANS.values())), langsmith(MESSAGES), GEMINI, *requests]
+    path = tmp_path_factory.getbasetemp() / "mutated.jsonl"
+    lines = [json.dumps(mutated(each, dice)) for each in [*dice.sample(shapes, 12), *code.lines, *rollout()]]
+    path.write_text("\n".join([*lines, json.dumps({"messages": MESSAGES})]))
+    report = diagnose(read_log([path]))
+    assert report.requests >= 1
+    assert report.hit_ratio <= report.repaired_hit_ratio <= report.bound_ratio <= 1
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

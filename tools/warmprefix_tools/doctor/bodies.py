@@ -63,9 +63,12 @@ def body_messages(body: _Json) -> list[BodyMessage]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise UnreadableBodyError("messages is empty")
-    for at, message in enumerate(map(plain_message, messages)):
-        role, kind = message.get("role"), str(message.get("type"))
+    for at, each in enumerate(messages):
         where = f"messages[{at}]"
+        if not isinstance(each, Mapping):
+            raise UnreadableBodyError(f"{where} is {type(each).__name__}, not a message")
+        message = plain_message(each)
+        role, kind = message.get("role"), str(message.get("type"))
         if isinstance(role, str) and role:
             parts = [*_content(message.get("content"), f"{where}.content"), *_calls(message)]
         elif kind.endswith("_output"):

@@ -158,7 +158,7 @@ def _span(record: Json) -> Iterator[Json]:
     tree = _tree(attributes)
     gen_ai, llm = tree.get("gen_ai"), tree.get("llm")
     kind = _at(tree, "openinference", "span", "kind")
-    if _at(gen_ai, "operation", "name") in _NO_PROMPT_KINDS or (kind is not None and str(kind).upper() != "LLM"):
+    if str(_at(gen_ai, "operation", "name")) in _NO_PROMPT_KINDS or (kind is not None and str(kind).upper() != "LLM"):
         return
     events = [*_objects(record.get("events")), *_objects(attributes.get("events"))]
     lists: list[object] = [
@@ -294,7 +294,7 @@ def _gemini(record: Json) -> Iterator[Json]:
         "tools": [
             declared
             for tool in _objects(record.get("tools") or config.get("tools"))
-            for declared in tool.get("functionDeclarations") or tool.get("function_declarations") or [tool]
+            for declared in _objects(tool.get("functionDeclarations") or tool.get("function_declarations")) or [tool]
         ],
     }
 
@@ -321,7 +321,7 @@ FORMATS = (
     LogFormat("LangSmith run", lambda record: "run_type" in record and "inputs" in record, _langsmith),
     LogFormat(
         "LangChain prompt",
-        lambda record: record.get("lc") == 1 and "messages" in (record.get("kwargs") or ()),
+        lambda record: record.get("lc") == 1 and _at(record, "kwargs", "messages"),
         lambda record: [record["kwargs"]],
     ),
     LogFormat("page", lambda record: _objects(record.get("data")) or _objects(record.get("observations")), _page),

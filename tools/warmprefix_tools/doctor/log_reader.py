@@ -276,6 +276,8 @@ class _LogReader:
 
     def _take_turns(self, name: str, number: int, kind: str, turns: Iterator[LoggedTurn]) -> None:
         for turn in turns:
+            if not turn.messages:
+                continue
             self._transcript_turns[kind] += 1
             tokens = token_usage(turn.usage)
             self.result.log.requests.append(
@@ -283,7 +285,7 @@ class _LogReader:
                     name,
                     number,
                     tuple(message for message, _ in turn.messages),
-                    model=turn.model,
+                    model=turn.model if isinstance(turn.model, str) else None,
                     session=turn.session,
                     reported_prompt_tokens=tokens.prompt_tokens,
                     reported_cached_tokens=tokens.cached_tokens,

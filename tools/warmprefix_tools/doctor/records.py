@@ -189,6 +189,8 @@ def _asks_a_model(record: _Json) -> bool:
 def _is_item(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
+    if "role" in value:
+        return True
     message = plain_message(value)
     return "role" in message or "content" in message or is_response_item(message)
 

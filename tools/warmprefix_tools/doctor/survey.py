@@ -60,7 +60,7 @@ class LogSurvey:
         self.plain = Memo[LogMessage, LogMessage](lambda message: self.rewritten(message, TEXT_KINDS)).__getitem__
         """Returns a message with every defect of wording repaired."""
         self.key = Memo[LogMessage, bytes](
-            lambda message: message.role.encode() + b"\n" + packed(self.plain(message).ids)
+            lambda message: message.role.encode("utf-8", "surrogatepass") + b"\n" + packed(self.plain(message).ids)
         ).__getitem__
         """Returns a key that is equal for messages of equal text, apart from defects of wording."""
         opens_json = PerSegment(log.pool.texts, lambda text: '{"' in text or text.endswith("{"))

@@ -73,7 +73,7 @@ class ClaudeTranscript:
     def take(self, record: Json, file: str) -> Iterator[LoggedTurn]:
         """Read a line, and yield a request if an answer begins with it."""
         session = record.get("sessionId", record.get("session_id"))
-        chain = (file, session, record.get("agentId"), record.get("isSidechain"))
+        chain = (file, str(session), str(record.get("agentId")), record.get("isSidechain") is True)
         thread, place = self._place(record, chain)
         message = record.get("message")
         if record.get("isVisibleInTranscriptOnly") or not isinstance(message, Mapping):
