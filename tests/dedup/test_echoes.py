@@ -20,7 +20,7 @@ def echoes_of(
 ) -> tuple[Echoes, list[str]]:
     """Return the echoes of a session, and what was sent for its results."""
     rewritten = rewrite(route, body_of(route, turns), level=level)
-    return Echoes(route, rewritten), results(route, rewritten.body)
+    return rewritten.echoes, results(route, rewritten.body)
 
 
 ECHOES, (_, REFERENCE, _, AGAIN) = echoes_of(
@@ -69,7 +69,7 @@ def test_a_reference_in_front_of_a_compaction_is_no_echo() -> None:
     body["input"].append({"type": "compaction", "encrypted_content": "x"})
     rewritten = rewrite("responses", body)
     assert rewritten.references == 1
-    assert Echoes("responses", rewritten).in_text(REFERENCE, "plain").restored == 0
+    assert rewritten.echoes.in_text(REFERENCE, "plain").restored == 0
 
 
 @given(
@@ -124,9 +124,18 @@ def test_only_what_may_begin_a_reference_waits() -> None:
     assert stream.finish() == ""
 
 
+def test_a_reference_that_stood_for_two_texts_is_left() -> None:
+    echoes = Echoes({REFERENCE: "one"})
+    assert echoes.in_text(REFERENCE, "plain").text == "one"
+    echoes.add({REFERENCE: "one"})
+    assert echoes.in_text(REFERENCE, "plain").text == "one"
+    echoes.add({REFERENCE: "another"})
+    assert echoes.in_text(REFERENCE, "plain") == (REFERENCE, 0, 1)
+
+
 def test_nothing_is_read_without_references() -> None:
     body = body_of("chat", [("read", "a", TEXT)])
-    assert not Echoes("chat", rewrite("chat", body))
+    assert not rewrite("chat", body).echoes
     assert ECHOES
     assert holders_of("chat", body)
 

@@ -6,11 +6,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
-
-from warmprefix.dedup.prompts import RewriteRoute
-from warmprefix.dedup.requests import Rewritten, references_in
 
 __all__ = ["EchoStream", "EchoedText", "Echoes", "TextForm"]
 
@@ -24,6 +20,8 @@ _LEAD_INS = tuple(
     for second in ("", "in ")
 )
 _END = ".]"
+_DEPTHS: Mapping[TextForm, tuple[int, ...]] = {"json": (1, 2), "plain": (0, 1)}
+"""How often a reference may be escaped, the usual number first: models write files that hold JSON, too."""
 
 
 class EchoedText(NamedTuple):
@@ -37,10 +35,7 @@ class EchoedText(NamedTuple):
 
 
 class _WrittenReferences:
-    """References in each way in which they may be written in a text.
-
-    `depths` are the times that they may be escaped, the usual one first: models write files that hold JSON, too.
-    """
+    """References in each way in which they may be written in a text; `depths` are the times that they are escaped."""
 
     def __init__(self, references: Mapping[str, str], depths: Sequence[int]) -> None:
         self._texts: dict[str, tuple[str, int, bool]] = {}
@@ -74,31 +69,32 @@ class Echoes:
     """The references of one prompt, to find them in the arguments of the tool calls that the model answers with.
 
     A model that copies a reference into a call means the text that it stands for: `write_file` would otherwise write
-    the reference. Only references that `rewrite` made in this prompt count: one that a tool's text imitates stays as it
-    is, so that no text can ask for another one's contents.
+    the reference. Only references that were made in this prompt count: one that a tool's text imitates stays as it is,
+    so that no text can ask for another one's contents. `rewrite` returns the echoes of a body.
 
-    >>> from warmprefix.dedup import rewrite
-    >>> text = "The sea is 3,688 metres deep on average. " * 9
-    >>> calls = [{"type": "tool_use", "id": id, "name": "read", "input": {"path": "a"}} for id in "12"]
-    >>> results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id in "12"]
-    >>> body = {"messages": [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]}
-    >>> echoes = Echoes("messages", rewrite("messages", body))
-    >>> arguments = {"path": "b", "content": '[Word for word the result of the earlier call read({"path":"a"}).]'}
-    >>> echoes.restored(arguments) == {"path": "b", "content": text}
-    True
+    >>> echoes = Echoes({'[Word for word the result of the earlier call read({"path":"a"}).]': "The sea is deep."})
+    >>> echoes.restored({"path": "b", "content": '[Word for word the result of the earlier call read({"path":"a"}).]'})
+    {'path': 'b', 'content': 'The sea is deep.'}
 
     Args:
-        route: The shape of the body.
-        rewritten: What `rewrite` returned for it.
+        references: The references of the prompt, in the default wording, and the text that each stands for.
     """
 
-    def __init__(self, route: RewriteRoute, rewritten: Rewritten) -> None:
-        self._route = route
-        self._rewritten = rewritten
+    def __init__(self, references: Mapping[str, str]) -> None:
+        self._texts: dict[str, str | None] = dict(references)
+        """None for a reference that stood for several texts."""
+        self._written: dict[TextForm, _WrittenReferences] = {}
+
+    def add(self, references: Mapping[str, str]) -> None:
+        """Add references of the same prompt."""
+        for reference, text in references.items():
+            if self._texts.setdefault(reference, text) != text:
+                self._texts[reference] = None
+        self._written.clear()
 
     def __bool__(self) -> bool:
         """Return True if the prompt has references."""
-        return self._rewritten.references > 0
+        return bool(self._texts)
 
     def restored(self, arguments: Any) -> Any:
         """Return the arguments of a call with the texts that references in them stand for.
@@ -134,21 +130,12 @@ class Echoes:
 
         return changed(value), restored, unresolved
 
-    @cached_property
-    def _references(self) -> Mapping[str, str]:
-        return references_in(self._route, self._rewritten)
-
-    @cached_property
-    def _in_json(self) -> _WrittenReferences:
-        return _WrittenReferences(self._references, depths=(1, 2))
-
-    @cached_property
-    def _in_plain(self) -> _WrittenReferences:
-        return _WrittenReferences(self._references, depths=(0, 1))
-
     def written(self, form: TextForm) -> _WrittenReferences:
         """Return the references as they may be written in a text; made when it is first asked for."""
-        return self._in_json if form == "json" else self._in_plain
+        if form not in self._written:
+            texts = {reference: text for reference, text in self._texts.items() if text is not None}
+            self._written[form] = _WrittenReferences(texts, _DEPTHS[form])
+        return self._written[form]
 
 
 class EchoStream:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
+from warmprefix.dedup.echoes import Echoes
 from warmprefix.dedup.prompts import (
     GivenResult,
     HistoryCut,
@@ -20,7 +21,7 @@ from warmprefix.dedup.runs import SearchBudget, cut_by_lines, cut_by_words
 from warmprefix.dedup.transcript import Transcript
 from warmprefix.dedup.wording import shown_call
 
-__all__ = ["RepeatedResult", "RewriteLevel", "Rewritten", "references_in", "restored", "rewrite"]
+__all__ = ["RepeatedResult", "RewriteLevel", "Rewritten", "restored", "rewrite"]
 
 RewriteLevel = Literal["exact", "contained", "spans"]
 """Which repeats become references: whole results; results that stand inside an earlier one as well; large parts of a
@@ -59,6 +60,8 @@ class Rewritten(NamedTuple):
     """Tokens of the replaced results without those of the references, estimated as a quarter of their UTF-8 bytes."""
     repeated: tuple[RepeatedResult, ...] = ()
     """All results with a text that is replaced somewhere, in the order of the body."""
+    echoes: Echoes = Echoes({})
+    """The references, to find them in the arguments of the tool calls that the model answers with."""
 
 
 def rewrite(
@@ -114,13 +117,14 @@ def rewrite(
     prompt = _RewrittenPrompt(keep_tools, level)
     changes: dict[Path, str] = {}
     results: list[RepeatedResult] = []
+    echoes = Echoes({})
     saved = 0
     for event in events:
         if isinstance(event, MadeCall):
             prompt.call(event)
             continue
         if isinstance(event, HistoryCut):
-            prompt = _RewrittenPrompt(keep_tools, level)
+            prompt, echoes = _RewrittenPrompt(keep_tools, level), Echoes({})
             continue
         if check is not None:
             check()
@@ -128,12 +132,13 @@ def rewrite(
         if event.text is not None and sent is not None and sent != event.text:
             changes[event.path] = sent
             results.append(RepeatedResult(event.text, sent))
+            echoes.add(prompt.latest)
             saved += (_size(event.text) - _size(sent)) // 4
         elif event.text is not None:
             results.append(RepeatedResult(event.text, None))
     replaced = {result.text for result in results if result.reference is not None}
     repeated = tuple([result for result in results if result.text in replaced]) if replaced else ()
-    return Rewritten(_with_texts(body, changes), len(changes), saved, repeated)
+    return Rewritten(_with_texts(body, changes), len(changes), saved, repeated, echoes)
 
 
 class _RewrittenPrompt:
@@ -144,6 +149,11 @@ class _RewrittenPrompt:
         self._kept: set[str | None] = set()
         self._transcript = Transcript(min_tokens=_LEAST_CHARACTERS // 4, level=level)
         self._originals = _Originals()
+
+    @property
+    def latest(self) -> dict[str, str]:
+        """The references in the latest result, and the text that each stands for."""
+        return self._transcript.latest
 
     def call(self, call: MadeCall) -> None:
         self._transcript.call(call.id, call.name, call.arguments)
@@ -183,35 +193,6 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
             if original is not None and original != event.text:
                 changes[event.path] = original
     return _with_texts(body, changes)
-
-
-def references_in(route: RewriteRoute, rewritten: Rewritten) -> dict[str, str]:
-    """Return the references that `rewrite` made in a body, and the text that each stands for.
-
-    A text of a tool that only reads like a reference is not one of them.
-    """
-    changed: dict[str, list[str]] = {}
-    for result in reversed(rewritten.repeated):
-        if result.reference is not None:
-            changed.setdefault(result.reference, []).append(result.text)
-    made: dict[str, set[str]] = {}
-    originals = _Originals()
-    for event in tool_events(route, rewritten.body):
-        if isinstance(event, MadeCall):
-            originals.call(event)
-        elif isinstance(event, HistoryCut):
-            originals, made = _Originals(), {}
-        else:
-            if event.text is not None and changed.get(event.text):
-                text = changed[event.text].pop()
-                if _WHOLE.fullmatch(event.text):
-                    made.setdefault(event.text, set()).add(text)
-                else:
-                    parts = [found for found in _PART.finditer(event.text) if found[0] not in text]
-                    for found in parts:
-                        made.setdefault(found[0], set()).add(originals.part(found))
-            originals.result(event.call_id, event.text)
-    return {reference: texts.pop() for reference, texts in made.items() if len(texts) == 1 and reference not in texts}
 
 
 class _SentResult(NamedTuple):
@@ -265,10 +246,9 @@ class _Originals:
         whole = _WHOLE.fullmatch(sent)
         if whole is not None:
             return next((result.original for result in self._named(whole[1])), sent)
-        return _PART.sub(self.part, sent) if "[Word for word in" in sent else sent
+        return _PART.sub(self._part, sent) if "[Word for word in" in sent else sent
 
-    def part(self, found: re.Match[str]) -> str:
-        """Return the text that a reference to a part of a result stands for."""
+    def _part(self, found: re.Match[str]) -> str:
         for result in self._named(found["call"]):
             if not self._budget.take(len(result.sent)):
                 return found[0]

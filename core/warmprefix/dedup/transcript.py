@@ -147,6 +147,8 @@ class Transcript:
         """Number of results and passages that became references."""
         self.reference_tokens = 0
         """Tokens of these results and passages, estimated as a quarter of their UTF-8 bytes."""
+        self.latest: dict[str, str] = {}
+        """The references in the latest result, and the text that each stands for."""
         self._templates = _DEFAULT_TEMPLATES if templates is None else templates
         self._separator = separator
         self._min_tokens = min_tokens
@@ -184,6 +186,7 @@ class Transcript:
 
     def skip(self, call_id: str | None) -> None:
         """Add a result that stays as it is and that no reference names, like an error."""
+        self.latest = {}
         self._answer(call_id)
 
     def result(self, call_id: str | None, text: str, passages: Iterable[str] = ()) -> str:
@@ -228,6 +231,7 @@ class Transcript:
             if not isinstance(passage, str):
                 raise TypeError(f"passages must contain str only, got {type(passage).__name__}")
         original = tuple(parts)
+        self.latest = {}
         self._budget.grow(sum([len(part) for part in parts if part is not None]))
         call = self._answer(call_id)
         sent = self._refer_to_result(original, call)
@@ -268,6 +272,7 @@ class Transcript:
         if not self._pays(reference, size):
             return None
         self._count(size)
+        self.latest[reference] = "".join([part for part in original if part is not None])
         return [reference, *[""] * (len(original) - 1)]
 
     def _refer_to_passages(
@@ -294,6 +299,7 @@ class Transcript:
                     parts[home] = "".join([*pieces, (original[part] or "")[at:]])
                 home, part, at, pieces = first.part, first.part, 0, []
             reference = first.reference or self._refer(source, [span.quote for span in run], call)
+            self.latest[reference] = _between(original, first, last)
             pieces += ((original[part] or "")[at : first.start], reference)
             parts[part + 1 : last.part + 1] = [""] * (last.part - part)
             part, at = last.part, last.end
@@ -435,6 +441,14 @@ class Transcript:
     def _count(self, size: int) -> None:
         self.references += 1
         self.reference_tokens += (size + 3) // 4
+
+
+def _between(parts: Sequence[str | None], first: _Span, last: _Span) -> str:
+    """Return the text from the begin of one span to the end of another."""
+    texts = [part or "" for part in parts[first.part : last.part + 1]]
+    texts[-1] = texts[-1][: last.end]
+    texts[0] = texts[0][first.start :]
+    return "".join(texts)
 
 
 def _size(text: str) -> int:

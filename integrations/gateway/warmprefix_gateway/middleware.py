@@ -97,10 +97,10 @@ class ReferencesMiddleware:
         try:
             plain = decompressed(content, encoding, self._most)
             call = None if plain is None else read_call("POST", path, headers, plain)
-            if call is None or call.route == "completions":
+            if call is None:
                 return None
             sent, made = with_references(call, self._keep_tools, self._level)
-            return None if made is None else (sent.content, Echoes(call.route, made))
+            return None if made is None else (sent.content, made.echoes)
         except Exception:
             _log.warning("a request could not be read; it passed as it came")
             return None

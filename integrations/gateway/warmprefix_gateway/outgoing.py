@@ -91,8 +91,8 @@ def outgoing(
         call = reordered.call
     if rules.references != "off":
         call, rewritten = with_references(call, rules.keep_tools, rules.references, check)
-        if rewritten is not None and call.route != "completions":
-            references, saved, echoes = rewritten.references, rewritten.saved_tokens, Echoes(call.route, rewritten)
+        if rewritten is not None:
+            references, saved, echoes = rewritten.references, rewritten.saved_tokens, rewritten.echoes
     field = rules.profile.isolation
     if tenant is not None and field is not None:
         call = salted(call, field, tenant, salt_key)
