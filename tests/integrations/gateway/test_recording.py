@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import stat
 from collections.abc import Callable
@@ -105,6 +106,19 @@ def test_both_sides_are_recorded(upstream: ScriptedUpstream, gateway_of: Make, t
     replayed = CliRunner().invoke(app, ["replay", str(tmp_path / "log")])
     assert replayed.exit_code == 0, replayed.output
     assert "4 requests" in replayed.output
+
+
+def test_compressed_bodies_are_recorded_plain(upstream: ScriptedUpstream, gateway_of: Make, tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Why? " * 99}]}
+    for tenant_header in (None, "x-tenant"):
+        path = tmp_path / f"log-{tenant_header}"
+        gateway = gateway_of(upstream.base_url, tenant_header=tenant_header, record=path)
+        content = gzip.compress(json.dumps(body).encode())
+        assert send(gateway, "POST", PATHS[0], content, content_encoding="gzip", x_tenant="acme").status == 200
+        gateway.__exit__(None, None, None)
+        (record,) = lines(path)
+        assert undone(record) == body
+        assert ("cache_salt" in record["request"]) == (tenant_header is not None)
 
 
 def test_requests_that_are_not_understood_are_not_recorded(

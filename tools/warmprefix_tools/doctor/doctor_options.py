@@ -29,7 +29,10 @@ class DoctorOptions:
 
     logs: Annotated[
         list[Path],
-        Argument(metavar="REQUESTS...", help="Captured requests: JSON, JSONL, or vLLM's own log; gzipped or not."),
+        Argument(
+            metavar="REQUESTS...",
+            help="Captured requests, spans or transcripts: JSON, JSONL, or vLLM's own log; gzipped or not.",
+        ),
     ]
     kv_block_size: Annotated[int, Option(help="Tokens per KV block of your engine.")] = 16
     capacity_tokens: Annotated[int | None, Option(help="Size of the prefix cache.", show_default="no bound")] = None
