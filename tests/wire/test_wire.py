@@ -109,7 +109,7 @@ def test_the_gateway_counts_what_is_reported(
     names = ("prompt_tokens_total", "cached_tokens_total", "unreported_tokens_total", "failures_total")
     before = [metric(gateway, name) for name in names]
     upstream.handler = answer(entry.content, kind=kind_of(entry))
-    asked = {**QUESTION, "stream": entry.streams, "stream_options": {"include_usage": True}}
+    asked = {**QUESTION, "model": entry.id, "stream": entry.streams, "stream_options": {"include_usage": True}}
     reply = send(gateway, "POST", PATHS[entry.route], json.dumps(asked).encode())
     assert (reply.status, reply.body) == (200, entry.content)
     prompt, cached = entry.tokens.prompt_tokens or 0, entry.tokens.cached_tokens

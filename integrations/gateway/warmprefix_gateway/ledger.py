@@ -14,6 +14,7 @@ from warmprefix_gateway.sessions import SessionBook
 __all__ = ["Ledger", "MinuteCount"]
 
 _MINUTES = 120
+_MAX_ENGINES, _MAX_NAME = 1_024, 256
 
 
 @dataclass(slots=True)
@@ -39,9 +40,19 @@ class Ledger:
     (requests), and each field of `TokenFates`."""
     minutes: deque[MinuteCount] = field(default_factory=lambda: deque(maxlen=_MINUTES))
     """The latest minutes with requests."""
+    _reporting: dict[tuple[str | None, str], None] = field(default_factory=dict)
+    """Upstreams and models with a report of cached tokens."""
 
-    def record(self, asked: AskedPrompt, sent: Outgoing, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+    def record(
+        self,
+        asked: AskedPrompt,
+        sent: Outgoing,
+        upstream: str | None,
+        prompt_tokens: int | None,
+        cached_tokens: int | None,
+    ) -> None:
         """Count an answered request; a count is None if the upstream did not report it."""
+        cached_tokens = self._with_zeros(upstream, asked.call.body.get("model"), prompt_tokens, cached_tokens)
         session = asked.session
         session.requests += 1
         session.references += sent.references
@@ -72,3 +83,18 @@ class Ledger:
             self.minutes.append(MinuteCount(minute))
         self.minutes[-1].prompt_tokens += prompt_tokens
         self.minutes[-1].cached_tokens += cached_tokens
+
+    def _with_zeros(
+        self, upstream: str | None, model: object, prompt_tokens: int | None, cached_tokens: int | None
+    ) -> int | None:
+        """Return the cached tokens; 0 for an engine that reports them, but leaves them out where none were cached.
+
+        vLLM and SGLang do so. Without this, their misses would be missing in the hit ratio.
+        """
+        engine = upstream, f"{model}"[:_MAX_NAME]
+        if cached_tokens is None:
+            return 0 if engine in self._reporting and prompt_tokens is not None else None
+        self._reporting[engine] = None
+        while len(self._reporting) > _MAX_ENGINES:
+            del self._reporting[next(iter(self._reporting))]
+        return cached_tokens

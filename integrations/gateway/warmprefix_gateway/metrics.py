@@ -22,7 +22,7 @@ class GatewayMetrics:
         self.requests = self._counter("requests", "Requests, by route and status.", "route", "status")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens that upstreams report.")
         self.unreported_tokens = self._counter("unreported_tokens", "Of these, those without a report of cached ones.")
-        self.unreported = self._counter("unreported_answers", "Answers that report no cached tokens, not even 0.")
+        self.unreported = self._counter("unreported_answers", "Answers without a report of cached tokens.")
         self.cached_tokens = self._counter("cached_tokens", "Of all others, found in a cache.")
         self.uncached_tokens = self._counter(
             "uncached_tokens", "Not found: of a session's first request, new, behind a cut, or lost.", "cause"

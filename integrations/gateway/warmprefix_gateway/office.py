@@ -231,10 +231,10 @@ class Office:
             self._is_warned = True
             _log.warning("contexts whose blocks are numbered keep their order")
 
-    def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts) -> None:
+    def answered(self, asked: AskedPrompt, sent: Outgoing, facts: AnswerFacts, upstream: str | None) -> None:
         """Count an answered request."""
         tokens = facts.tokens
-        self.ledger.record(asked, sent, tokens.prompt_tokens, tokens.cached_tokens)
+        self.ledger.record(asked, sent, upstream, tokens.prompt_tokens, tokens.cached_tokens)
         plan = asked.sent.reordered and asked.sent.reordered.plan
         if plan is not None and self._reorderer is not None:
             report = EngineReport(tokens.cached_tokens, tokens.prompt_tokens)

@@ -19,8 +19,8 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def body(*messages: dict[str, str]) -> bytes:
-    return json.dumps({"model": "m", "messages": messages}).encode()
+def body(*messages: dict[str, str], model: str = "m") -> bytes:
+    return json.dumps({"model": model, "messages": messages}).encode()
 
 
 def chat_answer(usage: dict[str, Any] | None) -> bytes:
@@ -53,14 +53,31 @@ def test_unreported_tokens_are_neither_cached_nor_lost(
 def test_the_hit_ratio_is_that_of_reported_tokens(upstream: ScriptedUpstream, gateway_of: Make) -> None:
     gateway = gateway_of(upstream.base_url)
     reported = {"prompt_tokens": 1_000, "prompt_tokens_details": {"cached_tokens": 750}}
-    for usage in (reported, {"prompt_tokens": 1_000}, None):
+    for model, usage in (("m", reported), ("n", {"prompt_tokens": 1_000}), ("m", None)):
         upstream.handler = answer(chat_answer(usage))
-        send(gateway, "POST", CHAT, body(user("a")), x_session_id="one")
+        send(gateway, "POST", CHAT, body(user("a"), model=model), x_session_id="one")
     assert metric(gateway, "prompt_tokens_total") == 2_000
     assert metric(gateway, "cached_tokens_total") == 750
     page = send(gateway, "GET", "/").body.decode()
     assert "<b>75.0 %</b><span>of the prompt tokens were cached" in page
     assert "2 of 3 answers reported no cached tokens" in page
+
+
+def test_no_details_is_a_miss_of_an_engine_that_has_reported(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    """vLLM and SGLang leave the details out where nothing was cached, even if they report them otherwise."""
+    gateway = gateway_of(upstream.base_url)
+    hit = {"prompt_tokens": 1_000, "prompt_tokens_details": {"cached_tokens": 750}}
+    miss = {"prompt_tokens": 1_000, "prompt_tokens_details": None}
+    for usage in (miss, hit, miss, miss):  # nothing shows that the first one is a miss
+        upstream.handler = answer(chat_answer(usage))
+        send(gateway, "POST", CHAT, body(user("a")), x_session_id="one")
+    assert metric(gateway, "unreported_tokens_total") == 1_000
+    assert metric(gateway, "prompt_tokens_total") == 4_000
+    assert metric(gateway, "cached_tokens_total") == 750
+    assert (
+        sum([metric(gateway, "uncached_tokens_total", cause=cause) for cause in ("first", "new", "cut", "lost")])
+        == 2_250
+    )
 
 
 def test_the_page_has_no_notice_while_all_answers_report(upstream: ScriptedUpstream, gateway_of: Make) -> None:

@@ -122,7 +122,7 @@ def gateway_page(application: str) -> str:
             session = ledger.sessions.find(None, f"{application} {number}", parts)
             session.application = application[:40]
             sent = Outgoing(call.content, call.content, references=turn)
-            ledger.record(AskedPrompt(call, session, parts, sent), sent, 400 * (turn + 1), 300 * turn)
+            ledger.record(AskedPrompt(call, session, parts, sent), sent, None, 400 * (turn + 1), 300 * turn)
         now[0] += 60
     return overview_page(ledger, options, 1)
 

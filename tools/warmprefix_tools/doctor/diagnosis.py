@@ -106,10 +106,12 @@ def diagnose(
     longer = map(sub, after.prompt_tokens, before.prompt_tokens)
     seen = seen_tokens(repairs.version(kinds), log.pool)
     bound = sum(max(tokens - max(more, 0), 0) for tokens, more in zip(seen, longer, strict=True))
+    # vLLM and SGLang leave the count out where nothing was cached, even if they report it otherwise.
+    reporting = {request.model for request in log.requests if request.reported_cached_tokens is not None}
     reported = [
-        (request.reported_prompt_tokens, request.reported_cached_tokens)
+        (request.reported_prompt_tokens, request.reported_cached_tokens or 0)
         for request in log.requests
-        if request.reported_prompt_tokens is not None and request.reported_cached_tokens is not None
+        if request.reported_prompt_tokens is not None and request.model in reporting
     ]
     return DoctorReport(
         files=tuple(dict.fromkeys(request.file for request in log.requests)),

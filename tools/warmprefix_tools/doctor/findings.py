@@ -147,7 +147,7 @@ class DoctorReport:
     notes: tuple[str, ...] = ()
     """Facts about the log itself, such as that the logger cut off its prompts."""
     reported_prompt_tokens: int | None = None
-    """The engine's own count, in requests whose record has its usage with cached tokens; None without any."""
+    """The engine's own count, in requests to models whose usage has cached tokens in some record; None without any."""
     reported_cached_tokens: int | None = None
     """The engine's own count of hits in the same requests."""
     profile: ProfileReport | None = None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from warmprefix.errors import MissingExtraError
+from warmprefix.usage import token_usage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
 from warmprefix_tools.quality.arms import AgentsArm, ArmPrompt
 from warmprefix_tools.quality.calls import FailedCallError, RefusedPromptError, call_all, complete
@@ -68,17 +69,16 @@ async def _ask(client: openai.AsyncOpenAI, options: QualityOptions, key: CallKey
     problem = None if isinstance(text, str) else "no text"
     if choice is not None and choice.finish_reason == "length":
         problem = "truncated"
-    usage = answer.usage
-    details = usage.prompt_tokens_details if usage is not None else None
+    tokens = token_usage(answer.usage.model_dump() if answer.usage is not None else None)
     cited = citations(text) if isinstance(text, str) and prompt.gold_labels else None
     return GivenAnswer(
         key,
         prompt.is_changed,
         text.encode("utf-8", "replace").decode() if isinstance(text, str) else None,
         problem,
-        usage.prompt_tokens if usage is not None else None,
-        details.cached_tokens if details is not None else None,
-        usage.completion_tokens if usage is not None else None,
+        tokens.prompt_tokens,
+        tokens.cached_tokens,
+        tokens.completion_tokens,
         time.monotonic() - began,
         None if cited is None else len(cited),
         None if cited is None else len(cited & set(prompt.gold_labels)),

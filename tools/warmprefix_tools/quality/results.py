@@ -58,7 +58,8 @@ class ArmResult:
     noise: float | None
     """Share of questions whose repeated calls have different scores; None without repeats."""
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
+    """None if no answer reported any, not even 0."""
     citations: int
     """Labels that the answers name."""
     right_citations: int
@@ -148,6 +149,7 @@ def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResult
             found = [0.0 if each in equal else judged.get(each) for each in both]
             differences = [each for each in found if each is not None]
         given = [answer for answer in scored.answers if answer.key.arm == arm]
+        cached = [answer.cached_tokens for answer in given if answer.cached_tokens is not None]
         repeated = [[value for _, value in calls] for calls in scored.calls[arm].values() if len(calls) > 1]
         made.append(
             ArmResult(
@@ -163,7 +165,7 @@ def results_of(store: AnswerStore, measure: str, margin: float) -> QualityResult
                 compare_pairs(differences) if arm != baseline and differences else None,
                 fmean(len(set(values)) > 1 for values in repeated) if repeated else None,
                 sum(answer.prompt_tokens or 0 for answer in given),
-                sum(answer.cached_tokens or 0 for answer in given),
+                sum(cached) if cached else None,
                 sum(answer.citations or 0 for answer in given),
                 sum(answer.right_citations or 0 for answer in given),
             )
