@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from warmprefix import MissingExtraError, Transcript
-from warmprefix.dedup import RepeatLevel, RepeatTemplates
+from warmprefix.dedup import Echoes, RepeatLevel, RepeatTemplates
 from warmprefix.forks import fork_safe_lock
 
 try:
@@ -30,6 +30,9 @@ _WRITTEN = "warmprefix"
 
 LangChain's own middleware marks its copies in the same place, which is not sent to the model."""
 
+_Answer = TypeVar("_Answer")
+_Message = TypeVar("_Message")
+
 _outer: ContextVar[tuple[Callable[[ToolMessage, str | None], bool], ...]] = ContextVar("warmprefix_outer", default=())
 """The `_handles` methods of the instances around this one, in the same model call."""
 
@@ -44,6 +47,8 @@ class MiddlewareStats:
     """Number of results and passages replaced by a reference, counted once per prompt."""
     reference_tokens: int = 0
     """Number of tokens in these results and passages, estimated as a quarter of their UTF-8 bytes."""
+    restored: int = 0
+    """Number of references that the model copied into tool calls, and that became their texts again."""
     errors: int = 0
     """Number of prompts sent unchanged, at least in part, because arranging them failed."""
 
@@ -64,6 +69,9 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
     to the model (`ContextEditingMiddleware`, a trimmer in `wrap_model_call`) must come before it; otherwise it may
     clear a result that a reference names. `SummarizationMiddleware` may come before or after: it works on the state,
     which holds no references. If it removed a result, the next occurrence is sent in full.
+
+    If the model copies a reference into the arguments of a tool call, the tool gets the text that it stands for. Only
+    references in the default wording are found.
 
     One agent may have several instances under different names, for example one per tool. An inner instance ignores
     the tools of the outer ones.
@@ -128,36 +136,80 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Pass on the request with references; the same object if there are no repeats."""
-        arranged = self._arrange(request)
+        arranged, echoes = self._arrange(request)
         with self._around():
-            return handler(arranged)
+            return self._restored(handler(arranged), echoes)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """Do the same as `wrap_model_call`."""
-        arranged = self._arrange(request)
+        arranged, echoes = self._arrange(request)
         with self._around():
-            return await handler(arranged)
+            return self._restored(await handler(arranged), echoes)
 
-    def _arrange(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _arrange(self, request: ModelRequest[Any]) -> tuple[ModelRequest[Any], Echoes]:
         transcript = self._new_transcript()
         messages: list[AnyMessage] = []
+        echoes = Echoes({})
         references = reference_tokens = 0
         failure: Exception | None = None
         try:
             for message in self._with_references(request.messages, transcript):
                 messages.append(message)
+                echoes.add(transcript.latest)
                 references, reference_tokens = transcript.references, transcript.reference_tokens
         except Exception as error:
             failure = error
             messages += request.messages[len(messages) :]  # the earlier ones keep the bytes that were already sent
-        stats = self._count(references, reference_tokens, errors=int(failure is not None))
+        stats = self._count(1, references, reference_tokens, errors=int(failure is not None))
         if failure is not None:
             level = logging.WARNING if stats.errors == 1 else logging.DEBUG
             _log.log(level, "tool results stay as they are", exc_info=failure)
         changed = any(new is not old for new, old in zip(messages, request.messages, strict=True))
-        return request.override(messages=messages) if changed else request
+        return (request.override(messages=messages) if changed else request), echoes
+
+    def _restored(self, response: _Answer, echoes: Echoes) -> _Answer:
+        """Return the model's answer with the texts that references in its tool calls stand for."""
+        if not echoes:
+            return response
+        try:
+            if isinstance(response, AIMessage):
+                return self._with_texts(response, echoes)
+            if isinstance(response, ModelResponse):
+                result = [self._with_texts(message, echoes) for message in response.result]
+                changed = any(new is not old for new, old in zip(result, response.result, strict=True))
+                return replace(response, result=result) if changed else response
+        except Exception as error:
+            stats = self._count(errors=1)
+            level = logging.WARNING if stats.errors == 1 else logging.DEBUG
+            _log.log(level, "tool calls stay as they are", exc_info=error)
+        return response
+
+    def _with_texts(self, message: _Message, echoes: Echoes) -> _Message:
+        if not isinstance(message, AIMessage) or not message.tool_calls:
+            return message
+        calls, restored, _ = echoes.in_value([{**call} for call in message.tool_calls])
+        if not restored:
+            return message
+        self._count(restored=restored)
+        # Some model packages send the calls of an earlier message as its content or its other fields have them.
+        others = message.additional_kwargs
+        made = [
+            {**call, "function": {**call["function"], "arguments": echoes.restored(call["function"]["arguments"])}}
+            for call in others.get("tool_calls", ())
+        ]
+        if made:
+            others = {**others, "tool_calls": made}
+        content: Any = message.content
+        if isinstance(content, list):
+            content = [
+                {**block, "input": echoes.restored(block.get("input"))}
+                if isinstance(block, dict) and block.get("type") == "tool_use"
+                else block
+                for block in content
+            ]
+        return message.model_copy(update={"tool_calls": calls, "additional_kwargs": others, "content": content})
 
     def _with_references(self, messages: list[AnyMessage], transcript: Transcript) -> Iterator[AnyMessage]:
         """Yield the messages in order; the changed ones as copies."""
@@ -209,13 +261,16 @@ class ContextReuseMiddleware(AgentMiddleware[Any, Any]):
         finally:
             _outer.reset(token)
 
-    def _count(self, references: int, reference_tokens: int, errors: int) -> MiddlewareStats:
+    def _count(
+        self, prompts: int = 0, references: int = 0, reference_tokens: int = 0, *, restored: int = 0, errors: int = 0
+    ) -> MiddlewareStats:
         with self._lock:
             so_far = self._stats
             self._stats = now = MiddlewareStats(
-                prompts=so_far.prompts + 1,
+                prompts=so_far.prompts + prompts,
                 references=so_far.references + references,
                 reference_tokens=so_far.reference_tokens + reference_tokens,
+                restored=so_far.restored + restored,
                 errors=so_far.errors + errors,
             )
         return now

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
@@ -553,3 +553,36 @@ def test_threads_may_share_an_instance() -> None:
         assert list(pool.map(lambda history: sent(history, middleware), histories)) == expected
 
     assert (middleware.stats().prompts, middleware.stats().references) == (100, 100)
+
+
+# What the model copies from a reference
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("wraps", [False, True])
+async def test_a_reference_in_a_tool_call_becomes_the_text(asynchronous: bool, wraps: bool) -> None:
+    arguments = {"path": "copy.txt", "content": f"As {whole(0)}", "forged": whole(7)}
+    call = {"name": "write", "args": arguments, "id": "w", "type": "tool_call"}
+    function = {"name": "write", "arguments": json.dumps(arguments)}
+    content: Any = [{"type": "tool_use", "id": "w", "name": "write", "input": arguments}]
+    kwargs = {"tool_calls": [{"id": "w", "type": "function", "function": function}]}
+    answer = AIMessage(content, tool_calls=[call], additional_kwargs=kwargs)
+    response: Any = ModelResponse(result=[answer]) if wraps else answer
+    middleware = ContextReuseMiddleware()
+    request = request_of(with_calls([result(SEA), HumanMessage("And?"), result(SEA)]))
+
+    async def model(_: ModelRequest[Any]) -> Any:
+        return response
+
+    if asynchronous:
+        found: Any = await middleware.awrap_model_call(request, model)
+    else:
+        found = middleware.wrap_model_call(request, lambda _: response)
+    message = found.result[0] if wraps else found
+    meant = {**arguments, "content": f"As {SEA}"}
+    assert message.tool_calls[0]["args"] == message.content[0]["input"] == meant
+    assert json.loads(message.additional_kwargs["tool_calls"][0]["function"]["arguments"]) == meant
+    assert answer.tool_calls[0]["args"] == arguments
+    assert middleware.stats().restored == 1
+    plain = request_of(with_calls([result(SEA)]))
+    assert middleware.wrap_model_call(plain, lambda _: response) is response
