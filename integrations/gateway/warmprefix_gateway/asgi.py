@@ -7,7 +7,7 @@ import asyncio
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.header_lists import has_repeated
 from warmprefix_gateway.office import Office
-from warmprefix_gateway.page import overview_page
+from warmprefix_gateway.page import overview_page, page_policy
 from warmprefix_gateway.passed_request import PassedRequest, Scope, Send, reply
 from warmprefix_gateway.replies import error_body
 from warmprefix_gateway.request_body import ClientLeftError, Receive
@@ -16,6 +16,7 @@ __all__ = ["Gateway"]
 
 _MOST_HEADER_BYTES = 64 * 1_024
 _OWN_PATHS = ("/", "/metrics", "/health")
+_SAFE = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store"))
 
 
 class Gateway:
@@ -88,7 +89,7 @@ class Gateway:
 
     async def _answer_itself(self, path: str, without_body: bool, send: Send) -> None:
         office = self._office
-        status, kind = 200, b"text/plain; charset=utf-8"
+        status, kind, policy = 200, b"text/plain; charset=utf-8", b"default-src 'none'"
         if path == "/health":
             is_up = bool(office.upstreams.alive) and not self.is_draining
             status = 200 if is_up else 503
@@ -98,8 +99,10 @@ class Gateway:
             body = office.metrics.text()
         else:
             kind = b"text/html; charset=utf-8"
-            body = overview_page(office.ledger, office.options, office.upstreams.alive).encode()
-        await reply(send, status, kind, b"" if without_body else body)
+            states = list(office.upstreams.states.values())
+            page = overview_page(office.ledger, office.options, states, office.upstreams.added)
+            body, policy = page.encode(), page_policy(page)
+        await reply(send, status, kind, b"" if without_body else body, [(b"content-security-policy", policy), *_SAFE])
 
     async def _refuse(self, send: Send, path: str, status: int, reason: str, message: str) -> None:
         self._office.metrics.refused.labels(reason).inc()

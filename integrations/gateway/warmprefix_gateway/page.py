@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Sequence
+from hashlib import sha256
 from html import escape
 from importlib import resources
 from string import Template
@@ -11,8 +13,9 @@ from string import Template
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.sessions import Session, TokenFates
+from warmprefix_gateway.upstream_state import Durations, UpstreamState, written_time
 
-__all__ = ["overview_page"]
+__all__ = ["overview_page", "page_policy"]
 
 _MAX_SESSIONS = _MAX_APPLICATIONS = 50
 _CAUSES = {
@@ -28,7 +31,16 @@ _UNREPORTED = (
 )
 
 
-def overview_page(ledger: Ledger, options: GatewayOptions, upstreams: int) -> str:
+def page_policy(page: str) -> bytes:
+    """Return the Content-Security-Policy of a page: its own style, and nothing else."""
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ).encode()
+
+
+def overview_page(ledger: Ledger, options: GatewayOptions, upstreams: Sequence[UpstreamState], added: Durations) -> str:
     """Return one self-contained HTML page that renews itself. It shows no text, and session ids only if allowed."""
     totals = ledger.totals
     prompt, cached, unreported = totals["prompt_tokens"], totals["cached_tokens"], totals["unreported_tokens"]
@@ -36,7 +48,7 @@ def overview_page(ledger: Ledger, options: GatewayOptions, upstreams: int) -> st
         (_percent(cached, prompt - unreported), "of the prompt tokens were cached"),
         (f"{totals['requests']:,}", "requests answered"),
         (f"{totals['references']:,}", f"repeated results sent as a reference; about {totals['saved_tokens']:,} tokens"),
-        (f"{upstreams} of {len(options.upstreams)}", "upstreams answer"),
+        (f"{sum(each.answers for each in upstreams)} of {len(upstreams)}", "upstreams answer"),
     )
     causes = [(name, _CAUSES[name], totals[name]) for name in TokenFates._fields]
     parts = [("cached", "found in a cache", cached), *causes, ("unreported", "not reported", unreported)]
@@ -50,6 +62,8 @@ def overview_page(ledger: Ledger, options: GatewayOptions, upstreams: int) -> st
         bar=_bar(parts),
         causes="".join(rows),
         chart=_chart(ledger),
+        upstreams="".join(map(_upstream_row, upstreams)),
+        added=_added(added),
         applications=_applications(ledger),
         sessions=_sessions(ledger, options),
     )
@@ -81,12 +95,56 @@ def _chart(ledger: Ledger) -> str:
         for each in minutes
     ]
     line = " ".join([f"{x:.1f},{y:.1f}" for x, y in points])
-    dots = "".join([f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points])
+    dots = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in points])
     label = f"Hit ratio by minute, over the last {last - first + 1} minutes; latest {100 - points[-1][1]:.0f} %"
+    times = [first, *([(first + last) // 2, last] if last - first > 1 else [last] if last > first else [])]
     return (
-        f'<svg viewBox="-8 -6 616 112" role="img" aria-label="{label}"><path d="M0 0H600M0 50H600M0 100H600"/>'
-        f'<polyline points="{line}"/>{dots}</svg><p class="dim">{label}</p>'
+        f'<div class="chart"><ol>{_items(["100 %", "50 %", "0 %"])}</ol>'
+        f'<svg viewBox="0 0 600 100" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        f'<path d="M0 0H600M0 50H600M0 100H600"/><polyline points="{line}"/><path class="dots" d="{dots}"/></svg>'
+        f"<ol>{_items([written_time(60 * each)[11:16] for each in times])}</ol></div>"
+        f'<p class="dim">{label}. Times are in UTC.</p>'
     )
+
+
+def _items(texts: Sequence[str]) -> str:
+    return "".join([f"<li>{text}</li>" for text in texts])
+
+
+def _upstream_row(state: UpstreamState) -> str:
+    since = "" if state.changed_at is None else f" since {written_time(state.changed_at)}"
+    answers = "answers" if state.answers else '<b class="down">does not answer</b>'
+    error = "\u2013"
+    if state.last_error_at is not None:
+        error = f"{escape(state.last_error)}, {written_time(state.last_error_at)}"
+    return _row(
+        escape(state.base),
+        answers + since,
+        f"{state.requests:,}",
+        f"{state.in_flight:,}",
+        f"{state.errors:,}",
+        error,
+        *_percentiles(state.first_bytes),
+    )
+
+
+def _added(added: Durations) -> str:
+    if not added:
+        return ""
+    half, most = _percentiles(added)
+    return f'<p class="dim">The gateway itself adds {half} to the first byte (median; 95 % have {most} or less).</p>'
+
+
+def _percentiles(durations: Durations) -> tuple[str, str]:
+    """Return the 50th and the 95th percentile."""
+    if not durations:
+        return "\u2013", "\u2013"
+    half, most = [1_000 * durations.percentile(share) for share in (0.5, 0.95)]
+    return _milliseconds(half), _milliseconds(most)
+
+
+def _milliseconds(number: float) -> str:
+    return f"{number:,.0f} ms" if number >= 100 else f"{number:.3g} ms"
 
 
 def _applications(ledger: Ledger) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, MutableMapping
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
@@ -19,6 +19,7 @@ from warmprefix_gateway.replies import error_body, is_messages
 from warmprefix_gateway.request_body import ClientLeftError, Receive, RequestBody
 from warmprefix_gateway.routes import RouteKind
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
+from warmprefix_gateway.upstream_state import FirstByteTimer, reason_of
 
 try:
     import aiohttp
@@ -69,6 +70,7 @@ class PassedRequest:
         self._unread: bytes | None = None
         """Body that goes out with its compression."""
         self._asked: AskedPrompt | None = None
+        self._timer = FirstByteTimer()
         self._route: Route | None = None
         self._tried: set[str] = set()
         """Upstreams that did not answer."""
@@ -209,6 +211,7 @@ class PassedRequest:
             await self._no_answer(base, error)
 
     async def _prepare_and_pass(self, content: bytes, plain: bytes) -> None:
+        self._timer = FirstByteTimer()
         self._asked = await self._office.ask(plain, self._path, self._headers, self._tenant)
         if self._asked is None:
             self._unread = plain = content
@@ -234,7 +237,7 @@ class PassedRequest:
                 self._abandon()
                 self._metrics.upstream_errors.labels(error.reason).inc()
                 if error.reason == "connection":
-                    upstreams.failed(base)
+                    upstreams.failed(base, reason_of(error.__cause__ or error))
                 self._tried.add(base)
                 if error.status != 502 or not upstreams.others(self._tried):
                     await self._no_answer(base, error)
@@ -304,6 +307,8 @@ class PassedRequest:
                 # The upstream may have closed an idle connection just when it was used again.
                 return await self._ask_once(base, data, sent, retries)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            if not isinstance(error, aiohttp.InvalidURL):
+                self._office.upstreams.states[base].fail(reason_of(error))
             if self.has_begun:
                 # The answer stays without its end, so that the server closes the connection and the client notices.
                 self._metrics.upstream_errors.labels("broken").inc()
@@ -327,17 +332,22 @@ class PassedRequest:
             headers = self._upstream_headers(isinstance(data, bytes) and data is not self._unread)
         except ValueError as error:
             raise _NoAnswerError("headers", 400) from error
-        async with self._office.client.request(
-            scope["method"], url, data=data, headers=headers, allow_redirects=False
-        ) as answer:
-            self._status = answer.status
-            if retries and answer.status in _REFUSED_FIELD:
-                await answer.read()
-            elif answer.status in _UNAVAILABLE and self._asked is not None and upstreams.others({base, *self._tried}):
-                raise _NoAnswerError("unavailable")
-            else:
-                await self._relay(answer, sent)
-            return answer.status
+        with upstreams.states[base].asked():
+            self._timer.ask()
+            async with self._office.client.request(
+                scope["method"], url, data=data, headers=headers, allow_redirects=False
+            ) as answer:
+                self._status = answer.status
+                if answer.status >= 500:
+                    upstreams.states[base].fail(f"status {answer.status}")
+                is_unavailable = answer.status in _UNAVAILABLE and self._asked is not None
+                if retries and answer.status in _REFUSED_FIELD:
+                    await answer.read()
+                elif is_unavailable and upstreams.others({base, *self._tried}):
+                    raise _NoAnswerError("unavailable")
+                else:
+                    await self._relay(answer, sent)
+                return answer.status
 
     def _upstream_headers(self, is_read: bool) -> MutableMapping[str, str]:
         options = self._office.options
@@ -383,9 +393,11 @@ class PassedRequest:
             self._facts = reader.facts
         try:
             async for chunk in answer.content.iter_any():
+                self._timer.arrive()
                 data = chunk if reader is None else self._read(reader, chunk)
                 if data:
                     await client.send(data)
+                self._note_first_byte(answer.status)
             rest = b"" if reader is None else reader.finish()
             self._is_whole = True
             if watched is not None and watched.refused and not client.has_started:
@@ -403,6 +415,12 @@ class PassedRequest:
                 self._office.count_echoes(watched)
             self._settle(None if reader is None else reader.facts, answer.status, sent)
             self._metrics.requests.labels(self._route_name, answer.status).inc()
+
+    def _note_first_byte(self, status: int) -> None:
+        times = self._timer.end() if self._asked is not None and status < 300 else None
+        if times is not None and self._base is not None:
+            self._office.upstreams.added.add(times.gateway)
+            self._office.upstreams.states[self._base].first_bytes.add(times.upstream)
 
     def _reader(self, answer: aiohttp.ClientResponse, sent: Outgoing | None) -> _AnswerReader | None:
         """Return the reader of an answer to a prompt; None if it reports no usage, or cannot be read."""
@@ -467,8 +485,8 @@ class _ClientAnswer:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def reply(send: Send, status: int, kind: bytes, body: bytes) -> None:
-    """Send a whole answer."""
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+async def reply(send: Send, status: int, kind: bytes, body: bytes, more: Collection[tuple[bytes, bytes]] = ()) -> None:
+    """Send a whole answer, with more headers if given."""
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

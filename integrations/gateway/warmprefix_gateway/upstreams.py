@@ -15,6 +15,7 @@ from warmprefix_gateway.engine_salts import Engine, recognised_engine
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
+from warmprefix_gateway.upstream_state import Durations, UpstreamState, reason_of, written_time
 
 try:
     import aiohttp
@@ -46,7 +47,10 @@ class Upstreams:
         self._options = options
         self._metrics = metrics
         self._router = ReplicaRouter(self._bases, profile=options.cache_profile)
-        self._alive = dict.fromkeys(self._bases, True)
+        self.states = {base: UpstreamState(base) for base in self._bases}
+        """What was seen of each upstream, by its address."""
+        self.added = Durations()
+        """Times that the gateway itself takes until the first byte of an answer is sent."""
         self._task: asyncio.Task[None] | None = None
         self._engines: dict[str, tuple[Engine, float]] = {}
         """What was recognised, and until when it counts."""
@@ -56,11 +60,11 @@ class Upstreams:
     @property
     def alive(self) -> int:
         """Number of upstreams that answer."""
-        return sum(self._alive.values())
+        return sum(state.answers for state in self.states.values())
 
     def others(self, tried: set[str]) -> bool:
         """Return True if an upstream answers that was not tried."""
-        return any(alive and base not in tried for base, alive in self._alive.items())
+        return any(state.answers and base not in tried for base, state in self.states.items())
 
     def route(self, session: Session, parts: PromptParts, tokens: int) -> Route:
         """Choose the upstream of a request with a prompt.
@@ -76,7 +80,7 @@ class Upstreams:
 
     def any_base(self, tried: Collection[str] = ()) -> str:
         """Return the first upstream that answers and was not tried. If all were tried, return the first."""
-        return next((base for base in self._bases if self._alive[base] and base not in tried), self._bases[0])
+        return next((base for base in self._bases if self.states[base].answers and base not in tried), self._bases[0])
 
     def commit(self, route: Route) -> None:
         self._router.commit(route)
@@ -87,21 +91,23 @@ class Upstreams:
     def abandon(self, route: Route) -> None:
         self._router.abandon(route)
 
-    def failed(self, base: str) -> None:
+    def failed(self, base: str, reason: str) -> None:
         """Note that an upstream did not answer: with others, requests go to them until it does."""
-        if len(self._bases) > 1 and self._alive[base]:
-            self._set_alive(base, False)
+        if self.states[base].answers:
+            self._change(base, reason)
 
-    def _set_alive(self, base: str, alive: bool) -> None:
-        self._alive[base] = alive
-        if alive:
-            self._router.join(base)
-        else:
-            self._router.fail(base)
+    def _change(self, base: str, reason: str) -> None:
+        """Note that an upstream does not answer for a reason; an empty one means that it does again."""
+        state = self.states[base]
+        state.change(not reason)
+        if len(self._bases) > 1:  # a single one is asked anyway
+            (self._router.fail if reason else self._router.join)(base)
         self._metrics.upstreams.set(self.alive)
-        _log.warning(
-            "upstream %d of %d %s", self._bases.index(base) + 1, len(self._bases), "answers" if alive else "fails"
-        )
+        at = written_time(state.changed_at or 0.0)
+        if reason:
+            _log.warning("upstream %s does not answer: %s, at %s", base, reason, at)
+        else:
+            _log.warning("upstream %s answers again, at %s", base, at)
 
     def target(self, base: str, raw_path: bytes, query: bytes) -> URL:
         """Return the URL of a request at an upstream; its path is never joined in another way than as it came.
@@ -118,8 +124,8 @@ class Upstreams:
     # -- checks
 
     def start(self, client: aiohttp.ClientSession) -> None:
-        if len(self._bases) > 1:
-            self._task = asyncio.create_task(self._check(client))
+        """Check each upstream now, and then again and again; a single one only while it does not answer."""
+        self._task = asyncio.create_task(self._check(client))
 
     async def engine(self, client: aiohttp.ClientSession, base: str) -> Engine:
         """Return the engine of an upstream. It is asked again after a while, and nothing waits for that."""
@@ -173,19 +179,22 @@ class Upstreams:
                 await self._task
 
     async def _check(self, client: aiohttp.ClientSession) -> None:
+        checked: Collection[str] = self._bases
         while True:
+            reasons = await asyncio.gather(*[self._problem(client, base) for base in checked])
+            for base, reason in zip(checked, reasons, strict=True):
+                if self.states[base].answers == bool(reason):  # the router has it in the same state
+                    self._change(base, reason)
             await asyncio.sleep(self._options.health_seconds)
-            answers = await asyncio.gather(*[self._answers(client, base) for base in self._bases])
-            for base, answered in zip(self._bases, answers, strict=True):
-                if answered != self._alive[base]:  # the router has it in the same state
-                    self._set_alive(base, answered)
+            checked = self._bases if len(self._bases) > 1 or not self.alive else ()
 
-    async def _answers(self, client: aiohttp.ClientSession, base: str) -> bool:
+    async def _problem(self, client: aiohttp.ClientSession, base: str) -> str:
+        """Return why an upstream does not answer; an empty text if it does."""
         url = URL(f"{base.removesuffix('/v1')}/health", encoded=True)
         try:
             async with client.get(
                 url, timeout=aiohttp.ClientTimeout(total=_CHECK_SECONDS), allow_redirects=False
             ) as answer:
-                return answer.status < 500
-        except Exception:  # whatever it is, the checks go on
-            return False
+                return "" if answer.status < 500 else f"status {answer.status} at /health"
+        except Exception as error:  # whatever it is, the checks go on
+            return reason_of(error)

@@ -56,6 +56,8 @@ class ScriptedUpstream:
 
     handler: Handler = field(default_factory=lambda: answer(chat_answer()))
     requests: list[SeenRequest] = field(default_factory=list)
+    checks: list[SeenRequest] = field(default_factory=list)
+    """Requests by which gateways look whether it answers."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set when a connection was closed by the other side while its answer was open."""
     port: int = 0
@@ -66,7 +68,7 @@ class ScriptedUpstream:
         started = threading.Event()
 
         async def start() -> None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
             started.set()
 
@@ -104,7 +106,7 @@ class ScriptedUpstream:
                 request = await _read_request(reader)
                 if request is None:
                     return
-                self.requests.append(request)
+                (self.checks if request.target == "/health" else self.requests).append(request)
                 handling = asyncio.ensure_future(self.handler(request, writer))
                 watching = asyncio.ensure_future(reader.read(1))
                 done, _ = await asyncio.wait({handling, watching}, return_when=asyncio.FIRST_COMPLETED)

@@ -265,6 +265,8 @@ def test_another_upstream_is_asked_if_one_fails_before_the_first_byte(
         writer.close()
 
     gateway = gateway_of(upstream.base_url, other.base_url, health_seconds=60)
+    while not (upstream.checks and other.checks):
+        pass
     upstream.handler = close
     for number in range(8):
         assert send(gateway, "POST", CHAT, BODY, x_session_id=str(number)).status == 200

@@ -23,6 +23,7 @@ from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
 from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
+from warmprefix_gateway.upstream_state import Durations, UpstreamState
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.page import demo_page
 from warmprefix_tools.demo.session import prepare_session, run_session
@@ -124,7 +125,14 @@ def gateway_page(application: str) -> str:
             sent = Outgoing(call.content, call.content, references=turn)
             ledger.record(AskedPrompt(call, session, parts, sent), sent, None, 400 * (turn + 1), 300 * turn)
         now[0] += 60
-    return overview_page(ledger, options, 1)
+    states = [UpstreamState(address, clock=lambda: now[0]) for address in options.upstreams]
+    states[1].change(False)
+    states[1].fail(application)
+    durations = Durations()
+    for milliseconds in range(1, 101):
+        durations.add(milliseconds / 1_000)
+        states[0].first_bytes.add(milliseconds / 100)
+    return overview_page(ledger, options, states, durations)
 
 
 def report_of(text: str, report: DoctorReport) -> DoctorReport:
