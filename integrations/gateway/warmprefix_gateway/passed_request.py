@@ -188,6 +188,7 @@ class PassedRequest:
         self._metrics.refused.labels(reason).inc()
         self._metrics.requests.labels(self._route_name, status).inc()
         self.has_begun = True
+        self._body.release()
         await reply(self._send, status, b"application/json", error_body(self._path, status, message))
 
     @property
@@ -400,6 +401,7 @@ class PassedRequest:
                 self._note_first_byte(answer.status)
             rest = b"" if reader is None else reader.finish()
             self._is_whole = True
+            self._body.release()  # the client's next request may come before this one has ended
             if watched is not None and watched.refused and not client.has_started:
                 self._metrics.refused.labels("echo").inc()
                 await reply(self._send, 502, b"application/json", error_body(self._path, 502, ECHO_REFUSAL))
