@@ -40,8 +40,7 @@ NOTE = Templates().order_annotation([f"Doc_{number}" for number in range(10, 25)
         (Templates().order_annotation([str(number) for number in range(10, 25)]), 74, 89),
         (Templates().order_annotation([str(number) for number in range(100, 115)]), 74, 104),
         (Templates().location_annotation(["Doc_1", "Doc_2"]), 21, 22),
-        ("Most relevant passages above, best first: 4, 1, 7.", 17, 18),
-        ("Most relevant passages above, best first: 14, 11, 7.", 17, 20),
+        ('Most relevant above: the passage with "The sky is".', 12, 13),
     ],
 )
 def test_notes_and_labels_lie_between_real_tokenizers(text: str, grouping: int, digit_wise: int) -> None:

@@ -1,4 +1,4 @@
-"""Quotes: words of a passage that stand nowhere else in its prompt, as a reader sees it."""
+"""Quotes: words of a passage that stand in no other passage of its prompt, as a reader sees it."""
 
 from __future__ import annotations
 
@@ -83,22 +83,23 @@ codecs.register_error(_HANDLER, _folded_rest)
 
 
 def quotes_of(texts: Sequence[str], number: int) -> list[str]:
-    """Return words of each of the first `number` texts that stand nowhere else in any text.
+    """Return words of each of the first `number` texts that stand in no other text.
 
     A quote is part of one line, begins and ends at the end of a word, and has no quotation mark, bracket, backslash or
-    invisible character. It is the beginning of its text where possible. It occurs once in the texts together, in
-    whatever order they stand, however a reader treats case, white space, signs and invisible characters. Ends before
-    the first text without such words, which repeats parts of other texts only.
+    invisible character. It is the beginning of its text where possible. No other text holds it, nor do two texts where
+    they meet, in whatever order they stand, however a reader treats case, white space, signs and invisible characters.
+    Ends before the first text without such words, which repeats parts of other texts only.
 
     >>> quotes_of(["The sky is blue.", "The sky is blue at noon.", "Grass"], 3)
     []
     >>> quotes_of(["The sky is blue at noon.", "The sky is blue.", "Grass"], 3)
     ['The sky is blue at']
     """
-    evidence = _Evidence(texts)
+    folds = [folded(text) for text in texts]
     found: list[str] = []
     for i, text in enumerate(texts[:number]):
-        quotes = (_quote(text, i, evidence, least) for least in _LEAST_BYTES)
+        passage = _Passage(folds, i)
+        quotes = (_quote(text, passage, least) for least in _LEAST_BYTES)
         quote = next(filter(None, quotes), None)
         if quote is None:
             break
@@ -106,78 +107,67 @@ def quotes_of(texts: Sequence[str], number: int) -> list[str]:
     return found
 
 
-class _Evidence:
-    """The folds of all texts of a prompt, one per line."""
+class _Passage:
+    """The fold of one text, and those of the others in its prompt."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.folds = [folded(text) for text in texts]
-        self._all = b"\n".join(self.folds)
-        self._tails = b"\n".join([fold[-_MOST_BYTES:] for fold in self.folds]) + b"\n"
+    def __init__(self, folds: Sequence[bytes], number: int) -> None:
+        self.fold = folds[number]
+        self._all = folds
+        self._others = b"\n".join([fold for i, fold in enumerate(folds) if i != number])
+        self._tails = b"\n".join([fold[-_MOST_BYTES:] for fold in folds]) + b"\n"
 
-    def is_unique(self, fold: bytes) -> bool:
-        """Return True if the texts together hold `fold` once, in whatever order they stand."""
-        if self._all.find(fold, self._all.find(fold) + 1) >= 0:
-            return False
-        return not any(
+    def is_only_here(self, fold: bytes) -> bool:
+        """Return True if no other text holds `fold`, and no two texts where they meet."""
+        return fold not in self._others and not any(
             b"%b\n" % fold[:cut] in self._tails and self._is_joint(fold[:cut], fold[cut:])
             for cut in range(1, len(fold))
         )
 
     def _is_joint(self, before: bytes, behind: bytes) -> bool:
         """Return True if a text ends with `before`, and another one or several could go on with `behind`."""
-        ends = {i for i, fold in enumerate(self.folds) if fold.endswith(before)}
+        ends = {i for i, fold in enumerate(self._all) if fold.endswith(before)}
         begins = {
-            i for i, fold in enumerate(self.folds) if fold and (fold.startswith(behind) or behind.startswith(fold))
+            i for i, fold in enumerate(self._all) if fold and (fold.startswith(behind) or behind.startswith(fold))
         }
         return bool(ends and begins) and len(ends | begins) > 1
 
-    def repeated_bytes(self, number: int, begin: int, fold: bytes) -> int:
-        """Return how many bytes of a text from `begin` on stand elsewhere too, at a place that has `fold`.
-
-        Args:
-            number: The place of the text.
-            begin: A place in its fold.
-            fold: What stands there.
-        """
-        everything = self._all
-        here = sum(map(len, self.folds[:number])) + number + begin
-        other = everything.find(fold)
-        if other == here:
-            other = everything.find(fold, here + 1)
-        if other < 0:  # where two texts meet
+    def shared_bytes(self, begin: int, fold: bytes) -> int:
+        """Return how many bytes from `begin` on stand in another text too, at the first place that has `fold`."""
+        at = self._others.find(fold)
+        if at < 0:  # where two texts meet
             return len(fold)
-        low, high = len(fold), len(self.folds[number]) - begin + 1
+        low, high = len(fold), len(self.fold) - begin + 1
         while high - low > 1:
             middle = (low + high) // 2
-            if everything[here : here + middle] == everything[other : other + middle]:
+            if self.fold[begin : begin + middle] == self._others[at : at + middle]:
                 low = middle
             else:
                 high = middle
         return low
 
 
-def _quote(text: str, number: int, evidence: _Evidence, least: int) -> str | None:
-    """Return the first words of a text that are unique; None if no such words were found."""
-    least = min(least, len(evidence.folds[number]))
-    repeated_to = tries = 0
+def _quote(text: str, passage: _Passage, least: int) -> str | None:
+    """Return the first words of a text that stand in no other one; None if no such words were found."""
+    least = min(least, len(passage.fold))
+    shared_to = tries = 0
     folded_to = at = 0  # a place in the text, and the length of the fold before it
     for run in _runs(text):
         for first, (start, _) in enumerate(run):
             at += len(folded(text[folded_to:start])) if start >= folded_to else -len(folded(text[start:folded_to]))
             folded_to = start
-            if at + _MOST_BYTES <= repeated_to:
+            if at + _MOST_BYTES <= shared_to:
                 continue
             pieces = _pieces(text, run[first:], least)
             if not pieces:
                 continue
-            if evidence.is_unique(pieces[0][1]):
+            if passage.is_only_here(pieces[0][1]):
                 return pieces[0][0]
-            if evidence.is_unique(pieces[-1][1]):
-                return next(quote for quote, fold in pieces if evidence.is_unique(fold))
+            if passage.is_only_here(pieces[-1][1]):
+                return next(quote for quote, fold in pieces if passage.is_only_here(fold))
             tries += 1
             if tries == _MOST_TRIES:
                 return None
-            repeated_to = at + evidence.repeated_bytes(number, at, pieces[-1][1])
+            shared_to = at + passage.shared_bytes(at, pieces[-1][1])
     return None
 
 

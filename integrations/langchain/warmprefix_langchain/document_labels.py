@@ -28,6 +28,8 @@ ShownIn = Literal["prompt", "content"]
 
 LABEL_KEY = "context_label"
 NOTE_KEY = "context_note"
+ESCAPED_KEY = "context_escaped"
+"""Metadata key of True on a document whose text is escaped, because it could pass for a note."""
 TEXT_KEY = "page_content"
 """`format_document` prints a metadata entry of this name in place of the document's own text."""
 
@@ -78,11 +80,17 @@ def arrange(documents: Sequence[Document], plan: ContextPlan, shown_in: ShownIn)
     copies: dict[int, Document] = {}
     for place, shown in _in_order(documents, plan):
         document = documents[place]
-        copies[place] = _labelled(document, *shown, shown_in) if is_labelled else _plain(document)
-    planned = {position for block in plan.blocks for position in block.positions}
+        planned, text = shown
+        if is_labelled:
+            copies[place] = _shown(document, LABEL_KEY, planned.label, text, shown_in)
+        elif text != planned.block.text:
+            copies[place] = _shown(document, ESCAPED_KEY, True, text, shown_in)
+        else:
+            copies[place] = document.model_copy(update={"metadata": _own_metadata(document)})
+    with_text = {position for block in plan.blocks for position in block.positions}
     blank: dict[int, Document] = {}
     for place, document in enumerate(documents):
-        if place not in planned and document not in blank.values():
+        if place not in with_text and document not in blank.values():
             blank[place] = document
     order = with_kept_places(list(copies), blank)
     copies |= {
@@ -131,24 +139,19 @@ def _prompt_text(document: Document) -> str:
     return str(_own_metadata(document).get(TEXT_KEY, document.page_content))
 
 
-def _plain(document: Document) -> Document:
-    """Return a copy without a label."""
-    return document.model_copy(update={"metadata": _own_metadata(document)})
-
-
-def _labelled(document: Document, planned: PlannedBlock, shown: str, shown_in: ShownIn) -> Document:
-    """Return a copy with a label, and with the shown text where `shown_in` puts it."""
-    metadata = {LABEL_KEY: planned.label, **_own_metadata(document)}  # the application's own entry of that name wins
+def _shown(document: Document, key: str, value: object, text: str, shown_in: ShownIn) -> Document:
+    """Return a copy with this text where `shown_in` puts it, and a metadata entry that says why."""
+    metadata = {key: value, **_own_metadata(document)}  # the application's own entry of that name wins
     update: dict[str, Any] = {"metadata": metadata}
     if shown_in == "prompt":
-        metadata[TEXT_KEY] = shown
+        metadata[TEXT_KEY] = text
     else:
-        update["page_content"] = shown
+        update["page_content"] = text
     return document.model_copy(update=update)
 
 
 def _own_metadata(document: Document) -> dict[str, Any]:
-    """Return a copy of the metadata without the label and the note of an earlier plan.
+    """Return a copy of the metadata without the label, the escapes and the note of an earlier plan.
 
     Forged entries gain nothing: the text is then the `page_content`, or an entry that prompts would show anyway.
     """
@@ -163,5 +166,8 @@ def _own_metadata(document: Document) -> dict[str, Any]:
             del metadata[TEXT_KEY]
     if isinstance(label, str) and f"[{label}]" in text:
         del metadata[LABEL_KEY]
+        metadata.pop(TEXT_KEY, None)
+    if metadata.get(ESCAPED_KEY) is True:
+        del metadata[ESCAPED_KEY]
         metadata.pop(TEXT_KEY, None)
     return metadata

@@ -53,7 +53,7 @@ class ContextReuseOptions(BaseModel):
     """What the prompt shows of the relevance order: the words of `ContextPlanner`.
 
     `"none"`: nothing. Only the order changes, which is safe in every chain. `"note"` or `"auto"`: if the order needs
-    it, a note that names the most relevant documents by their places. All texts keep their bytes. `"labels"`: each
+    it, a note that quotes the most relevant document. `"labels"`: each
     document begins with its label. `"both"`: labels, and a note that names them.
 
     All but `"none"` are for chains that put all documents into one prompt. `placement="tail"` needs labels, so `"note"`

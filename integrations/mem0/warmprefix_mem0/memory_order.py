@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-from warmprefix import ContextBlock, ContextPlan, ContextPlanner
+from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Templates
 from warmprefix.annotate import Annotate, check_annotate, has_labels
 from warmprefix.neighbours import PinRule, pin_of, with_kept_places
 from warmprefix.ordering import BlockView, PrefixView
@@ -19,6 +19,7 @@ Entry = dict[str, Any]
 """A memory as Mem0 returns it."""
 
 _log = logging.getLogger("warmprefix")
+_TEMPLATES = Templates()
 
 
 class SteadyOrder:
@@ -133,7 +134,7 @@ class MemoryArranger:
         self._failed_before = True
         _log.log(level, "planning the order of memories failed", exc_info=True)
         texts = [text for entry in entries if (text := text_of(entry)) and not text.isspace()]
-        return ArrangedMemories(list(map(copy, entries)), _as_list(dict.fromkeys(texts)), None)
+        return ArrangedMemories(list(map(copy, entries)), _as_list(map(_TEMPLATES.escaped, dict.fromkeys(texts))), None)
 
 
 def _in_planned_order(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMemories:
@@ -146,7 +147,7 @@ def _in_planned_order(entries: Sequence[Entry], plan: ContextPlan) -> ArrangedMe
     if has_labels(plan.annotation):
         context = plan.render()
     else:
-        context = _as_list(block.text for block in plan.blocks) + ("" if note is None else f"\n\n{note}")
+        context = _as_list(block.render() for block in plan.blocks) + ("" if note is None else f"\n\n{note}")
     return ArrangedMemories([copy(entries[i]) for i in order], context, note)
 
 

@@ -45,8 +45,8 @@ class _MemoryWrapper:
             tenant: Name of this Mem0, required if several Mem0 instances in which one id names different people share a
                 planner.
             annotate: What `context` shows of the relevance order. `"none"`: nothing; it is a list, one item per memory.
-                `"note"` or `"auto"`: the same list and, if the order needs it, a note at its end that names the most
-                relevant memories by their places. `"labels"`: each memory behind its label. `"both"`: labels, and a
+                `"note"` or `"auto"`: the same list and, if the order needs it, a note at its end that quotes the most
+                relevant memory. `"labels"`: each memory behind its label. `"both"`: labels, and a
                 note that names them. A label takes about ten tokens, and so does a note; an order that saves fewer
                 tokens than its note takes stays in relevance order.
             order_locked: Keep the order of Mem0, for example because the search sorts by time.

@@ -27,7 +27,7 @@ from warmprefix_langchain import ContextReuseCompressor, ContextReuseRetriever, 
 from warmprefix_langchain.document_labels import ShownIn
 
 NOTE = "Please read the context in the following priority order: "
-PLACES = re.compile(r"(?:\A|\n\n)Most relevant passages above: ([\d, ]+)\.\Z")
+QUOTE = re.compile(r'(?:\A|\n\n)Most relevant above: the passage with "([^"]+)"\.\Z')
 PRINTED = PromptTemplate.from_template("{page_content}")
 
 Mode = tuple[Annotate, ShownIn]
@@ -64,11 +64,11 @@ def printed(document: Document) -> str:
 def own(document: Document, mode: Mode) -> tuple[Any, ...]:
     """Return the parts of a document that arranging must not change."""
     annotate, shown_in = mode
-    ours = set[str]() if annotate == "none" else {"context_label", "context_note"}
-    ours |= {"page_content"} if annotate != "none" and shown_in == "prompt" else set()
+    ours = {"context_escaped"} if annotate == "none" else {"context_escaped", "context_label", "context_note"}
+    ours |= {"page_content"} if shown_in == "prompt" else set()
     metadata = {key: value for key, value in document.metadata.items() if key not in ours}
     text = "" if annotate != "none" and shown_in == "content" else document.page_content
-    return document.id, sorted(metadata.items()), text
+    return document.id, sorted(metadata.items()), text.replace("\\", "")
 
 
 def split_note(text: str) -> tuple[str, str]:
@@ -135,21 +135,24 @@ def test_a_text_is_shown_under_one_label_in_every_request(found: list[Document],
 
 
 @given(requests, st.sampled_from(get_args(ShownIn)))
-def test_a_note_counts_the_documents_as_the_prompt_shows_them(
+def test_a_note_quotes_the_best_document_as_the_prompt_shows_it(
     requests: list[list[Document]], shown_in: ShownIn
 ) -> None:
     """Among repeats too, which come last, and among blank documents."""
     for found, returned in zip(requests, given_back(requests, ("note", shown_in)), strict=True):
-        shows = printed if shown_in == "prompt" else lambda document: str(document.page_content)
+
+        def shows(document: Document, shown_in: ShownIn = shown_in) -> str:
+            text = printed(document) if shown_in == "prompt" else str(document.page_content)
+            return text.replace("\\", "")
+
         evidence = list(dict.fromkeys(text for document in found if (text := shows(document)).strip()))
         shown = [text for document in returned if (text := shows(document)).strip()]
-        noted = PLACES.search(shown[-1]) if shown else None
+        noted = QUOTE.search(shown[-1]) if shown else None
         if noted is not None:
             shown[-1] = shown[-1][: noted.start()]
-            named = [shown[int(place) - 1] for place in noted[1].split(", ")]
-            assert named == evidence[:3] != shown[:3]
+            assert {text for text in shown if noted[1] in text} == {evidence[0]} != set(shown[:1])
         else:
-            assert shown[: len(evidence)][:3] == evidence[:3]
+            assert shown[:1] == evidence[:1]
         assert {*shown} == {*evidence}  # each text with its own bytes
         assert [*dict.fromkeys(shown)] == shown[: len(evidence)]  # repeats come last
 
@@ -162,7 +165,7 @@ def test_a_note_leaves_all_documents_but_the_last_as_they_are(
     assert retriever.invoke("1") == named("ab")
     first, last = retriever.invoke("2")
     assert first == found[1]
-    assert printed(last) == "The text of b.\n\nMost relevant passages above: 2, 1."
+    assert printed(last) == 'The text of b.\n\nMost relevant above: the passage with "The text of b".'
     assert last.page_content == "The text of b."
     assert retriever.invoke("1") == named("ab")
 
@@ -223,7 +226,7 @@ def test_joined_texts_show_labels_and_note(planner: ContextPlanner, named: Named
     assert joined == {
         "both": f"[a] The text of a.\n\n[b] The text of b.\n\n{NOTE}[b] > [a] and answer the question.",
         "labels": "[a] The text of a.\n\n[b] The text of b.",
-        "note": "The text of a.\n\nThe text of b.\n\nMost relevant passages above: 2, 1.",
+        "note": 'The text of a.\n\nThe text of b.\n\nMost relevant above: the passage with "The text of b".',
     }
 
 
@@ -245,7 +248,7 @@ def test_a_document_that_is_frozen_shows_the_note_too(planner: ContextPlanner) -
     found = [Frozen(page_content=f"The text of {name}.", id=name) for name in "ab"]
     compressor = ContextReuseCompressor(planner=planner, annotate="note", shown_in="content")
     compressor.compress_documents(found, "?")
-    assert compressor.compress_documents(found[::-1], "?")[-1].page_content.endswith("passages above: 2, 1.")
+    assert compressor.compress_documents(found[::-1], "?")[-1].page_content.endswith('with "The text of b".')
 
 
 def test_a_subclass_of_documents_stays_one(planner: ContextPlanner) -> None:
@@ -398,7 +401,7 @@ def test_a_text_of_the_application_outlives_an_old_note(planner: ContextPlanner)
     compressor = ContextReuseCompressor(planner=planner, annotate="note")
     compressor.compress_documents(found, "?")
     noted = compressor.compress_documents(found[::-1], "?")
-    assert printed(noted[-1]) == "edited b\n\nMost relevant passages above: 2, 1."
+    assert printed(noted[-1]) == 'edited b\n\nMost relevant above: the passage with "edited b".'
     assert compressor.compress_documents(noted, "?") == found
 
 

@@ -44,7 +44,7 @@ async def test_a_compression_retriever_gives_back_what_it_arranged(
     retriever.invoke("?")
     for found in (retriever.invoke("!"), await retriever.ainvoke("!")):
         assert ids(found) == "ab"
-        assert found[-1].metadata["page_content"].endswith("\n\nMost relevant passages above: 2, 1.")
+        assert found[-1].metadata["page_content"].endswith('\n\nMost relevant above: the passage with "The text of b".')
 
 
 def test_a_note_names_what_a_filter_in_front_left(planner: ContextPlanner, named: Make) -> None:

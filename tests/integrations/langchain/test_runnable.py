@@ -20,7 +20,7 @@ from warmprefix_langchain import context_prompt, context_reuse
 
 Make = Callable[..., Any]
 
-NOTE = "Most relevant passages above: 2, 1."
+NOTE = 'Most relevant above: the passage with "The text of b".'
 NAMED = "Please read the context in the following priority order: [b] > [a] and answer the question."
 REFERENCE = "Please also use the context labelled [a] above in this conversation."
 

@@ -142,7 +142,7 @@ def make_nodes() -> Callable[[Sequence[ContextBlock | str]], list[NodeWithScore]
 
 
 NOTE = re.compile(r"Please read the context in the following priority order: (.*?) and answer the question\.")
-QUOTES = re.compile(r'\n\nMost relevant above: the passage with (".*?")\.')
+QUOTES = re.compile(r'Most relevant above: the passage with (".*?")\.')
 
 
 def _read_note(prompt: str, passages: Sequence[str]) -> list[str]:

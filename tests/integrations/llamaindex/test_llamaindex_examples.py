@@ -32,7 +32,7 @@ async def test_readme_block_runs(
 def test_rag_example_finds_most_of_its_prompt_cached(start_engine: Callable[[], Any], run_example: RunExample) -> None:
     engine = start_engine()
     printed, lines = run_example("llamaindex_rag.py", engine)
-    assert "1 of 3 prompts were reordered" in printed
+    assert "2 of 3 prompts were reordered" in printed
     assert len(engine.answered) == 3
     assert any("Most relevant above: the passage with " in prompt for prompt in engine.prompts)
     assert engine.answered[-1].cached_tokens > engine.answered[-1].prompt_tokens / 2

@@ -65,7 +65,7 @@ def test_no_model_and_no_embedding_is_shown_a_mark(make_nodes: MakeNodes) -> Non
 def test_it_may_run_twice(make_nodes: MakeNodes) -> None:
     planner = ContextPlanner(templates=Templates(order="Best first: {order}."))
     once = ContextReusePostprocessor(planner=planner, annotate="both").postprocess_nodes(make_nodes(["one", "two"]))
-    assert len(once[0].metadata) == 8
+    assert len(once[0].metadata) == 9
     twice = ContextReusePostprocessor().postprocess_nodes(once)
     assert ids(twice) == ids(once)
     for scored in twice:

@@ -231,7 +231,7 @@ def test_the_default_prompt_is_that_of_the_journals_version() -> None:
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{context}\n\nWhy?"}]
         for context in (
             "The sky.\n[sea] Not a header.\n\nThe sea.",
-            "The sea.\n\nThe sky.\n[sea] Not a header.\n\nMost relevant passages above: 2, 1.",
+            'The sea.\n\nThe sky.\n[sea] Not a header.\n\nMost relevant above: the passage with "Not a header".',
         )
     ]
 

@@ -218,7 +218,7 @@ def test_arms_do_what_their_names_promise() -> None:
     assert contexts["gold-3"].split("\n\n")[2] == gold
     assert contexts["gold-8"].endswith(f"{gold}\n\n{question.question}")
     assert len({contexts[f"shuffled-{number}"] for number in (1, 2, 3, 4, 5)}) == 5
-    assert "Most relevant passages above" in contexts["note"]
+    assert "Most relevant above" in contexts["note"]
     assert "[ctx-" in contexts["labels"]
     assert "[ctx-" not in contexts["planned"]
     assert f"[{prompts['cited'].gold_labels[0]}] {gold}" in contexts["cited"]
