@@ -179,7 +179,7 @@ async def test_a_journal_of_something_else_is_refused(
         (with_last([*asked[-1].blocks[:-1], "Other."]), MODEL, {}, "it is of another batch"),
         (with_last(asked[-1].blocks[::-1]), MODEL, {}, "it is of another batch"),
         (templated(order="In the order {order}."), MODEL, {}, "it is of another batch"),
-        (templated(places="Best first: {places}."), MODEL, {}, "it is of another batch"),
+        (templated(quotes="Best first: {quotes}."), MODEL, {}, "it is of another batch"),
         (worded(preamble=None), MODEL, {}, "it is of another batch"),
         (plan(requests(2, 2, tenants=["acme"])), MODEL, {}, "it is of another batch"),
         (plan(asked, preamble="Answer at length."), MODEL, {}, "it is of another batch"),
