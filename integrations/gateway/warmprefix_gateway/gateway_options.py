@@ -12,6 +12,7 @@ from warmprefix.cache_profiles import CacheProfile, as_profile
 from warmprefix_gateway.engine_salts import ENGINES, EngineName
 from warmprefix_gateway.reordering import as_templates
 from warmprefix_gateway.routes import Routes
+from warmprefix_gateway.tenant_bodies import CLOSED_FIELDS
 
 __all__ = ["EchoHandling", "GatewayOptions", "References", "is_loopback"]
 
@@ -133,6 +134,10 @@ class GatewayOptions:
         if (self.allow_routes or self.allow_fields) and not self.has_tenants:
             raise ValueError("routes and fields are allowed to tenants: give keys or a tenant header")
         Routes(self.allow_routes)
+        if unknown := set(self.allow_fields) - CLOSED_FIELDS:
+            raise ValueError(
+                f"fields must be among {', '.join(sorted(CLOSED_FIELDS))}, got {', '.join(sorted(unknown))}"
+            )
         as_profile(self.profile)
         as_templates(self.reorder)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from warmprefix_gateway.splicing import distinct, refuse_constant
 
-__all__ = ["BodyRefusedError", "check_type", "read_strictly", "refuse_fields"]
+__all__ = ["CLOSED_FIELDS", "BodyRefusedError", "check_type", "read_strictly", "refuse_fields"]
 
 _FIELDS = {
     **dict.fromkeys(("extra_key", "kv_transfer_params", "ec_transfer_params"), "chooses a cache"),
@@ -39,6 +39,9 @@ _IN_PARTS = {
     **dict.fromkeys(("file_id", "file_ids", "vector_store_ids", "container"), "names what the account has stored"),
 }
 """The same in parts of messages, and in tools."""
+
+CLOSED_FIELDS = frozenset({*_FIELDS, *_IN_PARTS, "item_reference"})
+"""Fields that tenants may send only if the operator allows it."""
 
 
 class BodyRefusedError(Exception):

@@ -77,6 +77,8 @@ def test_an_operator_can_open_more() -> None:
             Routes([wrong])
     with pytest.raises(ValueError, match="allowed to tenants"):
         GatewayOptions(("http://a/v1",), allow_routes=("/x",))
+    with pytest.raises(ValueError, match="got cache_salt"):
+        GatewayOptions(("http://a/v1",), tenant_header="x", allow_fields=("rid", "cache_salt"))
 
 
 PATHS_OF_ENGINES = {
