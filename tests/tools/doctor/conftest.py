@@ -29,7 +29,7 @@ Body = dict[str, Any]
 ANYWHERE = ("timestamp", "random-id", "user-text", "whitespace", "unicode", "salt-split")
 KINDS: dict[str, tuple[str, ...]] = {
     "rag": (*ANYWHERE, "variable-prefix", "position-number", "passage-scores", "passage-order"),
-    "agent": (*ANYWHERE, "variable-prefix", "tool-order", "json-key-order"),
+    "agent": (*ANYWHERE, "variable-prefix", "tool-order", "json-key-order", "tools-late", "tools-changed"),
     "chat": (*ANYWHERE, "variable-prefix", "history-truncated", "history-rewritten"),
     "memory": (*ANYWHERE, "memory-reranked"),
 }
@@ -260,7 +260,7 @@ class Maker:
         while runs:
             run = plan.choice(runs[:6])
             system = {"role": "system", "content": self._system(run.user)}
-            yield self._body(run.user, [system, *map(dict, run.past)], tools=self._shuffled(tools))
+            yield self._body(run.user, [system, *map(dict, run.past)], tools=self._shuffled(self._shown(tools, run)))
             name = plan.choice(tools)["function"]["name"]
             arguments = json.dumps({"query": plan.choice(_INTERESTS)})
             call = {"id": f"call_{plan.randint(10**8, 10**9)}", "type": "function"}
@@ -274,6 +274,17 @@ class Maker:
                 {"role": "tool", "tool_call_id": call["id"], "content": result},
             ]
             run.end_turn(runs)
+
+    def _shown(self, tools: list[Body], run: Talk) -> list[Body]:
+        """Return the tools as a turn of a run sees them: servers may join late, and descriptions may name the state."""
+        if "tools-late" in self.defects:
+            tools = tools[: max(len(tools) - 3, 2) + len(run.past)]
+        if "tools-changed" in self.defects:
+            mood = " and ".join(self.whim.sample(_MOODS, 3))
+            first = tools[0]["function"]
+            described = {**first, "description": f"{first['description']} The office is {mood}."}
+            tools = [{**tools[0], "function": described}, *tools[1:]]
+        return tools
 
     def _shuffled(self, tools: list[Body]) -> list[Body]:
         if "tool-order" in self.defects:

@@ -425,6 +425,21 @@ def test_applications_may_define_a_tool_in_their_own_ways(look: Callable[..., Do
     assert "tools-changed" not in kinds(look([body for pair in zip(one, two, strict=True) for body in pair]))
 
 
+def test_tools_without_a_name_are_kept_apart(look: Callable[..., DoctorReport]) -> None:
+    builtin = [{"type": "web_search"}, {"type": "code_interpreter"}, {"type": "mcp", "server_label": "crm"}]
+    bodies = [
+        body
+        for n in range(4)
+        for body in session(n, lambda _: builtin + BASIC, called=["read", "run", "write", "search"])
+    ]
+    assert kinds(look(bodies)) == set()
+    late = [body for n in range(4) for body in session(n, lambda turn: builtin[: 1 + turn // 4] + BASIC)]
+    assert "tools-late" in kinds(look(late))
+    described = [{**each, "description": "Searches the web for pages. " * 40} for each in builtin]
+    own = [body for n in range(4) for body in session(n, lambda _: described + BASIC[:1])]
+    assert kinds(look(own)) == set(), "how the API calls its own tools is not in the log"
+
+
 def test_times_in_definitions_are_no_change_of_tools(look: Callable[..., DoctorReport]) -> None:
     sessions = [session(n, lambda turn: [tool("read", f"It is 10:{turn:02}:17."), *BASIC[1:]]) for n in range(4)]
     assert "tools-changed" not in kinds(look([body for each in sessions for body in each]))

@@ -56,9 +56,20 @@ def tools_of(survey: LogSurvey, message: LogMessage) -> list[Any]:
 
 
 def tool_name(tool: Any) -> str:
-    """Return the tool's name for the model; empty for a value that is no tool."""
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    return str(function.get("name", "")) if isinstance(function, dict) else ""
+    """Return the tool's name for the model, or what identifies a tool of the API's own.
+
+    >>> tool_name({"type": "function", "function": {"name": "read"}}), tool_name({"toolSpec": {"name": "read"}})
+    ('read', 'read')
+    >>> tool_name({"type": "web_search"}), tool_name({"type": "mcp", "server_label": "crm"}), tool_name({"search": {}})
+    ('web_search', 'mcp crm', 'search')
+    """
+    if not isinstance(tool, dict):
+        return str(tool)
+    inner = next((tool[key] for key in ("function", "toolSpec") if isinstance(tool.get(key), dict)), tool)
+    if isinstance(inner.get("name"), str):
+        return str(inner["name"])
+    parts = [str(tool[key]) for key in ("type", "server_label") if key in tool]
+    return " ".join(parts or map(str, tool))
 
 
 def _sort_tools(survey: LogSurvey, message: LogMessage) -> LogMessage:

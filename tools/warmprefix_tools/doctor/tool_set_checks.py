@@ -59,10 +59,24 @@ def keep_definitions(survey: LogSurvey, version: LogVersion) -> None:
     for index, prompt in enumerate(version.prompts):
         message = _tools(prompt)
         if message is not None:
-            tools = [(tool_name(tool), json.dumps(tool)) for tool in _parsed(survey)[message]]
-            kept = [definitions.kept(survey.roots[index], name, text) if name else text for name, text in tools]
-            if kept != [text for _, text in tools]:
+            tools = _parsed(survey)[message]
+            texts, kept = list(map(json.dumps, tools)), []
+            for tool, text in zip(tools, texts, strict=True):
+                first = definitions.kept(survey.roots[index], tool_name(tool), text)
+                kept.append(text if first == text else json.dumps(_with_keys_of(json.loads(first), tool)))
+            if kept != texts:
                 version.prompts[index] = (survey.log.tools(kept), *prompt[1:])
+
+
+def _with_keys_of(value: Any, other: Any) -> Any:
+    """Return a value whose keys stand in the order of another one: their order is a defect of its own."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        names = [*(name for name in other if name in value), *(name for name in value if name not in other)]
+        return {name: _with_keys_of(value[name], other.get(name)) for name in names}
+    if isinstance(value, list) and isinstance(other, list):
+        rest = [None] * len(value)
+        return [_with_keys_of(one, two) for one, two in zip(value, [*other, *rest], strict=False)]
+    return value
 
 
 def unite_tools(survey: LogSurvey, version: LogVersion) -> None:
@@ -178,7 +192,12 @@ class UnusedTools(NamedTuple):
             if message.role == TOOLS:
                 names = [tool_name(tool) for tool in _parsed(survey)[message]]
                 declared.update(names)
-                unused = [(name, ids) for name, ids in zip(names, message.ids, strict=True) if name not in called]
+                texts = [survey.pool.texts[segment] for segment in message.ids]
+                unused = [
+                    (name, segment)
+                    for name, segment, text in zip(names, message.ids, texts, strict=True)
+                    if name not in called and f'"name": {json.dumps(name)}' in text  # the API calls its own by type
+                ]
                 requests += uses if unused else 0
                 for name, segment in unused:
                     tokens[name] += uses * survey.pool.token_counts[segment]
