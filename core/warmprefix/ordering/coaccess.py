@@ -79,7 +79,7 @@ class CoAccessPolicy:
         self._note_tokens = note
         in_relevance_order = range(len(blocks))
         held = prefix.match_prefix(blocks)
-        saved = sum([blocks[i].tokens for i in head]) - held.tokens
+        saved = prefix.match_prefix([blocks[i] for i in head]).tokens - held.tokens
         if saved <= note:
             later = demand.new_value(planned, len(head)) - demand.new_value(in_relevance_order, held.blocks)
             if saved + later * self._returns.rate <= note:
