@@ -178,3 +178,16 @@ def test_rows_of_a_dataset_name_pins_and_neighbours() -> None:
     blocks = [{"text": "One.", "id": "1"}, {"text": "Two.", "follows": "1", "pinned": "end"}]
     request = request_of_row({"id": "r", "blocks": blocks})
     assert [(block.follows, block.pinned) for block in request.blocks] == [(None, None), ("1", "end")]
+
+
+def test_a_text_that_follows_another_in_one_row_only_stays_behind_it(tmp_path: Path) -> None:
+    def block(name: str, follows: str | None = None) -> Row:
+        return {"text": " ".join(f"{name}-{i}" for i in range(200)), "id": name, "follows": follows}
+
+    rows: list[Row] = [
+        {"id": "free", "blocks": [block("two"), block("other")], "question": "?"},
+        {"id": "run", "blocks": [block("one"), block("two", follows="one"), block("other")], "question": "?"},
+    ]
+    plans = plans_of(plan_dataset(dataset_of(rows), tmp_path, replicas=1).rows)
+    order = list(plans["run"]["order"])
+    assert order.index(1) == order.index(0) + 1
