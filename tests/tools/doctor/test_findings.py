@@ -457,3 +457,24 @@ def test_unused_tools_are_a_hint_with_their_tokens(look: Callable[..., DoctorRep
     ]
     assert kinds(look(everything)) == set()
     assert kinds(look(bodies[:5])) == set(), "a few calls prove nothing"
+
+
+def test_what_engines_do_not_report_is_named_and_not_zero(tmp_path: Path) -> None:
+    def line(model: str, details: object) -> str:
+        usage = {"prompt_tokens": 1_000, "completion_tokens": 1, "prompt_tokens_details": details}
+        request = {"model": model, "messages": [{"role": "user", "content": "a question " * 50}]}
+        return json.dumps({"request": request, "response": {"choices": [], "usage": usage}}) + "\n"
+
+    log = tmp_path / "log.jsonl"
+    log.write_text(line("quiet", None) * 3)
+    report = diagnose(read_log([log]))
+    assert (report.reported_prompt_tokens, report.reported_cached_tokens) == (None, None)
+    assert any("3 answers report their prompt tokens and no cached ones" in note for note in report.notes)
+    log.write_text(line("quiet", None) * 3 + line("loud", {"cached_tokens": 800}) + line("loud", None))
+    report = diagnose(read_log([log]))
+    assert (report.reported_prompt_tokens, report.reported_cached_tokens) == (2_000, 800)
+    assert any("3 answers report" in note for note in report.notes)
+    log.write_text(line("loud", {"cached_tokens": 1_800}) * 3)
+    report = diagnose(read_log([log]))
+    assert (report.reported_prompt_tokens, report.reported_cached_tokens) == (3_000, 3_000)
+    assert not any("answers report" in note for note in report.notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import partial
 from operator import sub
 
@@ -15,7 +15,7 @@ from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Finding, 
 from warmprefix_tools.doctor.log_reader import ReadLog
 from warmprefix_tools.doctor.profile_checks import examine_profile
 from warmprefix_tools.doctor.request_checks import shared_salt_spot
-from warmprefix_tools.doctor.request_log import PLAIN, LogRequest
+from warmprefix_tools.doctor.request_log import PLAIN, LogRequest, RequestLog
 from warmprefix_tools.doctor.survey import LogSurvey, Spot, SpotPair
 from warmprefix_tools.doctor.tool_set_checks import UnusedTools
 
@@ -126,7 +126,7 @@ def diagnose(
         findings=tuple(findings),
         skipped=tuple(read.skipped),
         skipped_lines=read.skipped_lines,
-        notes=(*read.notes, *_lost_turns(survey)),
+        notes=(*read.notes, *_lost_turns(survey), *_unreported(log, reporting)),
         reported_prompt_tokens=sum(prompt for prompt, _ in reported) if reported else None,
         reported_cached_tokens=sum(cached for _, cached in reported) if reported else None,
         profile=in_profile,
@@ -159,6 +159,15 @@ def _lost_turns(survey: LogSurvey) -> Iterator[str]:
 
 def _pause(before: LogRequest, after: LogRequest) -> float:
     return (after.seconds or 0.0) - (before.seconds or 0.0)
+
+
+def _unreported(log: RequestLog, reporting: Set[str | None]) -> Iterator[str]:
+    answers = sum(each.reported_prompt_tokens is not None and each.model not in reporting for each in log.requests)
+    if answers:
+        yield (
+            f"{answers:,} answers report their prompt tokens and no cached ones, which is not 0. vLLM reports them with"
+            " --enable-prompt-tokens-details, SGLang with --enable-cache-report."
+        )
 
 
 def _needed(repairs: Repairs, kinds: Kinds, block_size: int) -> Kinds:
