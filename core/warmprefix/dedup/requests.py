@@ -210,7 +210,7 @@ class _Originals:
         """The first of them that were given."""
         self._waiting: dict[str | None, tuple[str, int]] = {}
         self._budget = SearchBudget()
-        self._refused = SearchBudget()
+        self._checks = SearchBudget()
 
     def call(self, call: MadeCall) -> None:
         shown = shown_call(call.name, call.arguments)
@@ -224,7 +224,7 @@ class _Originals:
         if sent is not None:
             original = self._of(sent)
             self._budget.grow(len(sent))
-            self._refused.grow(len(sent))
+            self._checks.grow(len(sent))
         if call_id in self._waiting:
             shown, number = self._waiting.pop(call_id)
             result = None if sent is None or original is None else _SentResult(sent, original)
@@ -240,7 +240,7 @@ class _Originals:
         is_same = self._of(sent) == original
         # `restored` searches what was sent, and nothing else: it must never have less left than this.
         spent, self._budget.left = before - self._budget.left, before
-        return self._refused.take(spent) and is_same
+        return self._checks.take(spent) and is_same
 
     def _of(self, sent: str) -> str:
         whole = _WHOLE.fullmatch(sent)

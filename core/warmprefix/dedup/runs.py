@@ -44,11 +44,13 @@ _WORDS = (24, 48, 96)
 _MAX_WORD_REST_CHARACTERS = 16
 """Quoted words end at the end of a word, unless the word goes on for longer than this."""
 
+_MAX_WORDS = _WORDS[-1] + _MAX_WORD_REST_CHARACTERS
+
 
 class SearchBudget:
     """Characters that may be searched, a multiple of those that were read: so searches stay linear in the text."""
 
-    _TIMES = 64
+    _TIMES = 256
     _START = 1 << 20
 
     def __init__(self) -> None:
@@ -126,13 +128,7 @@ class RunIndex(Generic[_Source]):
 
 def unique_words(part: str, text: str) -> str | None:
     """Return the first words of a part of a text that stand once in it; None if these are too long."""
-    for length in _WORDS:
-        rest = part[length : length + _MAX_WORD_REST_CHARACTERS]
-        word_rest = len(rest.split(maxsplit=1)[0]) if rest and not rest[0].isspace() else 0
-        words = part[: length + (word_rest if word_rest < len(rest) else 0)]
-        if text.find(words, text.find(words) + 1) < 0:
-            return words
-    return None
+    return next((words for words in _first_words(part) if _stands_once(words, text)), None)
 
 
 def words_around(text: str, begin: int, end: int) -> tuple[str, str] | None:
@@ -142,11 +138,22 @@ def words_around(text: str, begin: int, end: int) -> tuple[str, str] | None:
     """
     part = text[begin:end]
     first = unique_words(part, text)
-    last = unique_words(part[::-1], text[::-1])
-    if first is None or last is None:
+    if first is None:
         return None
-    words = first, last[::-1]
-    return words if cut_by_words(text, *words) == part else None
+    backwards = _first_words(part[-_MAX_WORDS:][::-1])
+    last = next((words[::-1] for words in backwards if _stands_once(words[::-1], text)), None)
+    return (first, last) if last is not None and cut_by_words(text, first, last) == part else None
+
+
+def _first_words(part: str) -> Iterator[str]:
+    for length in _WORDS:
+        rest = part[length : length + _MAX_WORD_REST_CHARACTERS]
+        word_rest = len(rest.split(maxsplit=1)[0]) if rest and not rest[0].isspace() else 0
+        yield part[: length + (word_rest if word_rest < len(rest) else 0)]
+
+
+def _stands_once(words: str, text: str) -> bool:
+    return text.find(words, text.find(words) + 1) < 0
 
 
 def cut_by_words(text: str, first: str, last: str) -> str | None:
