@@ -539,7 +539,7 @@ class World:
     def _worker(self, index: int) -> Worker:
         self._workers += 1
         store = self.laboratory.store(index)
-        planner = ContextPlanner(store=store)
+        planner = ContextPlanner(store=store, annotate="both")  # a label shows the place of each block
         guard = store if isinstance(store, GuardedStore) else None
         kind = AsyncWorker if index % 2 else Worker
         return kind(f"w{self._workers}", guard, planner, self.times)

@@ -89,14 +89,17 @@ def assert_holds(history: Sequence[str], plan: ContextPlan, request: Sequence[Co
     assert len(plan.blocks) == len({request[i] for i in evidence})
     assert sorted(i for planned in plan.blocks for i in planned.positions) == evidence
     assert bool(rendered) == bool(evidence)
-    if plan.annotation in ("note", "none"):
+    unlabelled = [planned for planned in plan.blocks if not planned.label]
+    assert not any(planned.reference for planned in unlabelled)
+    if plan.annotation in ("note", "none") and len(unlabelled) == len(plan.blocks):
         note = [] if plan.order_annotation is None else [plan.order_annotation]
         assert rendered == "\n\n".join([*[TEMPLATES.escaped(planned.block.text) for planned in plan.blocks], *note])
-        assert not any(planned.label or planned.reference for planned in plan.blocks)
-        return
-    labels = [planned.label for planned in plan.blocks]
+    else:
+        shown = [TEMPLATES.escaped(planned.block.text) for planned in unlabelled]
+        assert all(f"\n\n{text}\n\n" in f"\n\n{rendered}\n\n" for text in shown)
+    labels = [planned.label for planned in plan.blocks if planned.label]
     assert len(set(labels)) == len(labels)
-    for planned in plan.blocks:
+    for planned in [planned for planned in plan.blocks if planned.label]:
         text = planned.block.text
         places = {message: header_positions(message, planned.label) for message in prompt}
         holding = {

@@ -132,13 +132,13 @@ def live(world: World) -> Loot:
     blocks = [ContextBlock(f"Secret {i}. " * 9, id=None if i == 3 else f"paper-{i}") for i in range(6)]
     planned: list[ContextPlan] = []
     for part in (blocks[:3], blocks[2:5]):
-        with planner.planning(part, conversation=VICTIM.id, placement="tail", tenant=tenant) as plan:
+        with planner.planning(part, conversation=VICTIM.id, placement="tail", tenant=tenant, annotate="labels") as plan:
             planned.append(plan)
     for order in ((4, 1, 0), (4, 1, 3), (4, 1, 5)):
         with planner.planning([blocks[i] for i in order], tenant=tenant) as plan:
             planned.append(plan)
     batch = planner.plan_window([BatchRequest(i, blocks[i:], tenant=tenant) for i in range(2)])
-    open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant)
+    open_plan = planner.plan(blocks[4:], conversation=VICTIM.id, placement="tail", tenant=tenant, annotate="labels")
     labels = {each.block.fingerprint: each.label for plan in (*planned[::-1], open_plan) for each in plan.blocks}
     router = world.victims_router
     routed = [router.assign(blocks[i:], conversation=VICTIM.id, tenant=tenant) for i in range(3)]
@@ -838,7 +838,9 @@ async def test_operator_calls_reveal_nothing(worlds: Worlds, call: Attack) -> No
         results.append(await outcome if isinstance(outcome, Awaitable) else outcome)
         results.append(plan(world, loot, me))
     assert results[:2] == results[2:]
-    after = attacked.victims.plan(loot.blocks, conversation=VICTIM.id, placement="tail", tenant=VICTIM.tenant)
+    after = attacked.victims.plan(
+        loot.blocks, conversation=VICTIM.id, placement="tail", tenant=VICTIM.tenant, annotate="labels"
+    )
     assert {planned.block for planned in after.blocks} == set(loot.blocks)
     for planned in after.blocks:
         assert planned.label == loot.labels[planned.block.fingerprint]

@@ -417,7 +417,7 @@ def test_head_placement_never_de_duplicates() -> None:
 
 
 def test_without_a_conversation_nothing_is_de_duplicated() -> None:
-    planner = ContextPlanner()
+    planner = ContextPlanner(annotate="both")
     for _ in range(3):
         assert shape(serve(planner, 1, 2, placement="tail")) == ["full:1", "full:2"]
 
@@ -732,7 +732,8 @@ def test_a_failing_store_is_logged_in_one_line(level: int, caplog: pytest.LogCap
 def test_a_failing_store_costs_only_references(caplog: pytest.LogCaptureFixture) -> None:
     store = FailingStore()
     planner = impatient(store)
-    serve(planner, 1, 2, conversation="chat", placement="tail")
+    for _ in range(2):  # so that references have paid for more labels
+        serve(planner, 1, 2, conversation="chat", placement="tail")
     store.failing = "all"
     with caplog.at_level(logging.WARNING, "warmprefix"):
         plan = serve(planner, 2, 1, conversation="chat", placement="tail")

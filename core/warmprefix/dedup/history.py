@@ -81,6 +81,10 @@ class VisibleHistory:
         self._forged = {label for label, times in looks.items() if times > len(self._headers.get(label, ()))}
         """Labels that some line seems to begin with, though not exactly as a block does."""
 
+    def has(self, text: str) -> bool:
+        """Return True if a message contains a text, with or without a label."""
+        return any(text in message for message in self._texts)
+
     def labels(self, templates: Templates, is_text: Callable[[str, str], bool]) -> set[str]:
         """Return the labels that a line of the history begins with or a note names.
 

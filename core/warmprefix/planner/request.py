@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["DraftResolution", "PlanDraft", "PlanOptions", "QueuedRequest", "RequestPlanner", "let_others_announce"]
 
 _PLACEMENTS = get_args(Placement)
+_MOST_SEARCHED = 8
+"""Blocks of one request for whose text the history is searched."""
 
 
 class PlanOptions(TypedDict, total=False):
@@ -79,8 +81,8 @@ class PlanDraft(NamedTuple):
     visible: VisibleHistory | None
     order_locked: bool
     annotation: Annotation
-    may_omit_labels: bool
-    """True if blocks in full need labels only for references of later turns."""
+    omits_labels: bool
+    """True if blocks in full need labels only for references of later turns, and these would not pay."""
     imitable: Sequence[str]
     """Labels in the texts that a block of the conversation may have, where the history is not shown."""
 
@@ -97,6 +99,15 @@ class PlanDraft(NamedTuple):
     def proposed(self) -> dict[bytes, str]:
         """Return the blocks' labels by fingerprint, as the store's `Prepare` takes them."""
         return {block.fingerprint: label for block, label in zip(self.blocks, self.labels, strict=True)}
+
+    def seen_without_labels(self, resolution: DraftResolution) -> list[ContextBlock]:
+        """Return some of the blocks in full whose text the shown history has; O(length of the history)."""
+        in_full = [block for block, _ in _in_full(self, resolution.blocks)]
+        return (
+            []
+            if self.visible is None
+            else [block for block in in_full[:_MOST_SEARCHED] if self.visible.has(block.text)]
+        )
 
     def resolve(self, record: PreparedTurn | None, templates: Templates) -> DraftResolution:
         """Decide which blocks become references, by the messages or the store's record.
@@ -200,6 +211,7 @@ class RequestPlanner:
                 labels: Sequence[str] = ("",) * len(distinct)
             else:
                 labels = lasting_labels(distinct) if is_unshown else state.labels.labels(distinct)
+            omits_labels = placement == "tail" and resolved == "auto" and not state.label_savings.pay()
             if blank:
                 self.metrics.counts["blank_blocks"] += blank
             plan_id = self.open_plans.new_id()
@@ -215,7 +227,7 @@ class RequestPlanner:
             visible,
             order_locked,
             annotation,
-            placement == "tail" and resolved == "auto",
+            omits_labels,
             imitable,
         )
 
@@ -247,12 +259,13 @@ class RequestPlanner:
         templates = self.writer.templates
         resolution = draft.resolve(record, templates)
         opens_prompt = resolution.opens_prompt
+        seen = draft.seen_without_labels(resolution) if draft.omits_labels and draft.visible is not None else None
         with self.lock:
             state = self.scopes.use(draft.scope)
             # Reordering is off for a scope whose engine evidently caches nothing.
             is_left_alone = opens_prompt and state.feedback.evidence.keeps_order()
             reorders = opens_prompt and not is_left_alone
-            annotation, resolved, names = self._wording(draft, resolution, state)
+            annotation, resolved, names = self._wording(draft, resolution, state, seen)
             waiting = state.queue.take([block.fingerprint for block in distinct]) if len(state.queue) else ()
             note = OrderNote(
                 self.writer, annotation, [label for label, _ in resolved], [block.text for block in distinct], joined
@@ -280,7 +293,7 @@ class RequestPlanner:
                 annotation=annotation,
                 note_tokens=(
                     note.tokens(order) or 0
-                    if annotation == "note" and not draft.may_omit_labels
+                    if annotation == draft.annotation == "note"
                     else self.writer.tokens(annotation, planned, order_annotation)
                 ),
                 order_annotation=order_annotation,
@@ -298,17 +311,29 @@ class RequestPlanner:
         return plan
 
     def _wording(
-        self, draft: PlanDraft, resolution: DraftResolution, state: ScopeState
+        self,
+        draft: PlanDraft,
+        resolution: DraftResolution,
+        state: ScopeState,
+        seen: Sequence[ContextBlock] | None,
     ) -> tuple[Annotation, Sequence[Resolution], frozenset[str]]:
         """Return what the prompt shows, and the labels it must not imitate; the caller holds the lock.
 
-        Where labels do not pay, blocks in full show none, and no later turn refers to them.
+        Where labels do not pay, blocks in full show none, and no later turn refers to them. `seen` are the blocks that
+        the shown history has without labels.
         """
         annotation, resolved = draft.annotation, resolution.blocks
         if not has_labels(annotation):
             return annotation, resolved, frozenset()
         names = self._names(draft, resolution, state.labels)
-        if draft.may_omit_labels and not state.label_savings.pay() and not self._escapes(draft, resolved, names):
+        referred = [
+            block for block, (_, reference) in zip(draft.blocks, resolved, strict=True) if reference is not None
+        ]
+        pays = not draft.omits_labels or state.label_savings.pay(referred)
+        if not pays and not self._escapes(draft, resolved, names):
+            in_full = [block for block, _ in _in_full(draft, resolved)]
+            returned = state.label_savings.returned(draft.conversation, in_full) if seen is None else seen
+            state.label_savings.omit(len(in_full), returned)
             return "note", [(label if reference else "", reference) for label, reference in resolved], frozenset()
         self._open_lines(draft, resolved, names, state.labels)
         return annotation, resolved, names
