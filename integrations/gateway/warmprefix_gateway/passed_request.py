@@ -12,6 +12,7 @@ from warmprefix.routing import Route
 from warmprefix_gateway.body_encodings import BodyDecoder, CompressedAnswer, is_plain
 from warmprefix_gateway.echo_watch import ECHO_REFUSAL, EchoedAnswer
 from warmprefix_gateway.field_refusals import AddedFields
+from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.header_lists import OF_ENGINES, answer_headers, upstream_headers
 from warmprefix_gateway.office import Office
 from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
@@ -362,11 +363,9 @@ class PassedRequest:
         if is_read:
             left_out.add("content-encoding")  # the body goes out plain
         headers = upstream_headers(self._scope["headers"], left_out)
-        if options.upstream_key is not None:
-            if is_messages(self._path):
-                headers["x-api-key"] = options.upstream_key
-            else:
-                headers["Authorization"] = f"Bearer {options.upstream_key}"
+        if (key := options.upstream_key) is not None:
+            name, value = ("x-api-key", key) if is_messages(self._path) else ("Authorization", f"Bearer {key}")
+            headers[name] = value
         if self._asked is not None:
             headers["Accept-Encoding"] = "identity"  # so that the usage can be read, and hidden
         return headers
@@ -377,7 +376,11 @@ class PassedRequest:
         Raises:
             _NoAnswerError: It has a status or a header that no server can send.
         """
-        reader = self._reader(answer, sent)
+        reader: _AnswerReader | None = None
+        if sent is not None and answer.status < 300:
+            asked = self._asked is not None and self._asked.call.streams
+            streams = is_stream(answer.headers.get("content-type", ""), asked=asked)
+            reader = _reader_of(answer, streams, sent, self._office.options.echoes)
         hides = isinstance(reader, StreamedAnswer) and sent is not None and sent.hide_usage
         watched = reader if isinstance(reader, EchoedAnswer) else None
         try:
@@ -424,23 +427,6 @@ class PassedRequest:
             self._office.upstreams.added.add(times.gateway)
             self._office.upstreams.states[self._base].first_bytes.add(times.upstream)
 
-    def _reader(self, answer: aiohttp.ClientResponse, sent: Outgoing | None) -> _AnswerReader | None:
-        """Return the reader of an answer to a prompt; None if it reports no usage, or cannot be read."""
-        if sent is None or answer.status >= 300:
-            return None
-        asked = self._asked is not None and self._asked.call.streams
-        streams = is_stream(answer.headers.get("content-type", ""), asked=asked)
-        encoding = answer.headers.get("content-encoding", "")
-        if is_plain(encoding):
-            reader = StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
-            handling = self._office.options.echoes
-            return reader if sent.echoes is None or handling == "pass" else EchoedAnswer(reader, sent.echoes, handling)
-        try:
-            decoder = BodyDecoder(encoding)
-        except LookupError:
-            return None
-        return CompressedAnswer(StreamedAnswer(hide_usage=False) if streams else WholeAnswer(), decoder)
-
     def _read(self, reader: _AnswerReader, chunk: bytes) -> bytes:
         data = reader.feed(chunk)
         if self._route is not None and reader.facts.started:
@@ -485,6 +471,21 @@ class _ClientAnswer:
     async def send(self, data: bytes, *, more: bool = True) -> None:
         await self.start()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _reader_of(
+    answer: aiohttp.ClientResponse, streams: bool, sent: Outgoing, echoes: EchoHandling
+) -> _AnswerReader | None:
+    """Return the reader of an answer to a prompt; None if it cannot be read."""
+    encoding = answer.headers.get("content-encoding", "")
+    if is_plain(encoding):
+        reader = StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
+        return reader if sent.echoes is None or echoes == "pass" else EchoedAnswer(reader, sent.echoes, echoes)
+    try:
+        decoder = BodyDecoder(encoding)
+    except LookupError:
+        return None
+    return CompressedAnswer(StreamedAnswer(hide_usage=False) if streams else WholeAnswer(), decoder)
 
 
 async def reply(send: Send, status: int, kind: bytes, body: bytes, more: Collection[tuple[bytes, bytes]] = ()) -> None:

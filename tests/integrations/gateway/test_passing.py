@@ -308,8 +308,9 @@ def test_a_client_that_leaves_cancels_its_request_upstream(upstream: ScriptedUps
     connection.close()
     assert upstream.left.wait(5)
     assert time.monotonic() - began < 0.5
+    while metric(gateway, "in_flight") != 0:  # the upstream may notice first
+        assert time.monotonic() - began < 10
     assert metric(gateway, "disconnects_total") == 1
-    assert metric(gateway, "in_flight") == 0
 
 
 def test_a_client_that_leaves_before_the_answer_cancels_its_request(
