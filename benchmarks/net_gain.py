@@ -10,7 +10,7 @@ order, no labels, no notes) that is spared, less all labels and notes.
 
 - *published*: labels, and a note with all of them, whatever it costs: the wording of ContextPilot.
 - *published, priced*: the same wording where it pays.
-- *short, not priced*: a note with the places of the three most relevant blocks.
+- *short, not priced*: a note that quotes the most relevant block.
 - *default*: the same where it pays.
 - *no note*: only the order changes.
 - *8 waiting*: with the next 8 requests announced, in their order of arrival.
