@@ -80,10 +80,9 @@ def read(prompt: str) -> tuple[str | None, int]:
 def texts() -> list[str]:
     """Documentation, manual pages, code and chat logs."""
     found = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
-    found += sorted({each.metadata.get_payload()[:20_000] for each in distributions() if each.metadata.get_payload()})[
-        :60
-    ]
-    found += [pydoc.render_doc(name, renderer=pydoc.plaintext)[:40_000] for name in MODULES]
+    readmes = {(each.read_text("METADATA") or "").partition("\n\n")[2][:20_000] for each in distributions()}
+    found += sorted(filter(None, readmes))[:60]
+    found += [pydoc.plain(pydoc.render_doc(name))[:40_000] for name in MODULES]
     pages = sorted(MAN_PAGES.glob("*.gz"))[:40] if MAN_PAGES.is_dir() else []
     found += [
         re.sub(r"(?m)^[.'].*\n", "", gzip.decompress(page.read_bytes()).decode("utf-8", "replace")) for page in pages
