@@ -103,7 +103,10 @@ class EchoedAnswer:
         if payload is None:
             return bytes(whole)
         before = self.restored
-        self._edit_answer(payload, counts=True)
+        try:
+            self._edit_answer(payload, counts=True)
+        except Exception:  # an answer of another shape
+            return bytes(whole)
         return json.dumps(payload).encode() if self.restored > before else bytes(whole)
 
     def held(self) -> bytes:
@@ -129,7 +132,10 @@ class EchoedAnswer:
             made = [*self._flushed(), event]
             return self._refuse() if self.refused else b"".join(made)
         self._shape, self._is_changed = payload, False
-        made = list(self._edit_event(payload))
+        try:
+            made = list(self._edit_event(payload))
+        except Exception:  # an event of another shape: the client gets it as it came
+            return event
         if self.refused:
             return self._refuse()
         return b"".join([*made, _rewritten(event, payload) if self._is_changed else event])

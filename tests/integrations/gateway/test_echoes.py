@@ -330,3 +330,32 @@ def test_free_text_of_a_custom_tool_is_restored_as_it_is(upstream: ScriptedUpstr
     assert "".join(event["delta"] for event in seen if event["type"].endswith("input.delta")) == meant
     assert seen[-3]["input"] == seen[-2]["item"]["input"] == seen[-1]["response"]["output"][0]["input"] == meant
     assert metric(gateway, "echoes_total", outcome="restored") == 1
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"choices": [{"index": [1], "delta": {"tool_calls": [{"index": {}, "function": {"arguments": REFERENCE}}]}}]},
+        {"choices": [7, {"delta": 7}, {"delta": {"tool_calls": 7, "function_call": 7}}, {"message": 7}], "output": 7},
+        {"choices": {"arguments": 1}, "content": [7, {"type": "tool_use"}], "output": [{"type": ["arguments"]}]},
+        {"type": "content_block_delta", "index": [], "delta": {"type": "input_json_delta", "partial_json": "[Wor"}},
+        {"type": ["input_json_delta"], "item": 7},
+        {"type": "response.function_call_arguments.delta", "output_index": {}, "delta": "[Word"},
+        {"type": "response.output_item.done", "item": {"type": "function_call", "arguments": 7}},
+    ],
+)
+def test_answers_of_other_shapes_pass_as_they_came(
+    upstream: ScriptedUpstream, gateway_of: Make, payload: dict[str, Any]
+) -> None:
+    gateway = gateway_of(upstream.base_url)
+    for route in PATHS:
+        whole = json.dumps({**payload, "more": REFERENCE}).encode()
+        upstream.handler = answer(whole)
+        assert send(gateway, "POST", PATHS[route], json.dumps(request_of(route)).encode()).body == whole
+        stream = b"data: " + whole + b"\n\ndata: {}\r\n\r\n: x\n\ndata: [DONE]\n\n"
+        upstream.handler = in_pieces(stream, 1)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        reply = send(gateway, "POST", PATHS[route], json.dumps(request_of(route, **options)).encode())
+        assert reply.body.startswith(b"data: ")
+        assert reply.status == 200
+        assert reply.body.endswith(b"data: [DONE]\n\n")
