@@ -159,6 +159,21 @@ def test_a_streamed_chat_is_put_together(entry: WireAnswer) -> None:
 
 
 @chat_streams
+def test_hidden_usage_hides_nothing_else(entry: WireAnswer) -> None:
+    for seed in range(5):
+        reader, shown = StreamedAnswer(hide_usage=True), ChatReader()
+        passed = b"".join([reader.feed(piece) for piece in cut_up(entry.content, seed)]) + reader.finish()
+        assert reader.facts.tokens == entry.tokens
+        try:
+            assert shown.feed(passed) == (entry.text or "")
+            shown.answer()
+        except AnswerError:
+            assert entry.end != "well"
+        else:
+            assert entry.end == "well"
+
+
+@chat_streams
 def test_the_sdk_reads_the_same(entry: WireAnswer, upstream: ScriptedUpstream) -> None:
     upstream.handler = answer(entry.content, kind=kind_of(entry))
     text = ""
