@@ -14,6 +14,7 @@ from warmprefix_gateway.replies import error_body
 
 try:
     from uvicorn import Config
+    from uvicorn._types import ASGISendEvent
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 except ImportError as exc:
@@ -281,6 +282,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self.room.leave(self)
         if has_upgrade:
             self.cycle.keep_alive = False
+        if version == "1.0":
+            _end_with_connection(self.cycle)
         self._reading = "body"
         self._start_timer(_BODY_SECONDS, self._check_body)
 
@@ -309,6 +312,22 @@ class EdgeProtocol(HttpToolsProtocol):
             self.room.enter(self)
             if self._reading == "body":
                 self._start_timer(_LINGER_SECONDS, self.transport.abort)
+
+
+def _end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Let an answer without a length end with its connection: clients of HTTP/1.0 do not understand chunks."""
+    send, has_length = cycle.send, False
+
+    async def send_unchunked(message: ASGISendEvent) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_unchunked  # type: ignore[method-assign]
 
 
 def _network(address: str) -> str:

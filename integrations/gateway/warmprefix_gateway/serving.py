@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from warmprefix.errors import MissingExtraError
@@ -16,6 +17,11 @@ try:
     import uvicorn
 except ImportError as exc:
     raise MissingExtraError("serve", "uvicorn") from exc
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["GatewayServer", "serve"]
 
@@ -49,7 +55,8 @@ class GatewayServer:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         self._socket = socket.socket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_loopback(options.host):  # the kernel would take megabytes before a refusal reaches the sender
+        if is_loopback(options.host) and hasattr(socket, "TCP_MAXSEG"):
+            # The kernel would take megabytes before a refusal reaches the sender.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _LOOPBACK_SEGMENT_BYTES)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
         try:
@@ -96,6 +103,7 @@ class GatewayServer:
         """Serve until a signal, or the end of the block."""
         if threading.current_thread() is threading.main_thread():
             gc.freeze()  # what is loaded stays, so full collections need not stop all requests to look at it
+            _allow_files()
         # uvloop accepts one connection of each socket between two looks at all others.
         listeners = [self._socket, *[self._socket.dup() for _ in range(_MORE_LISTENERS)]]
         try:
@@ -123,6 +131,14 @@ class GatewayServer:
         self.stop()
         self._thread.join(_DRAIN_SECONDS + 5)
         self._socket.close()
+
+
+def _allow_files() -> None:
+    """Raise the soft bound on open files to the hard one, because a request holds two, and the usual bound is 1,024."""
+    if resource is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def serve(options: GatewayOptions) -> None:

@@ -157,6 +157,21 @@ def test_a_client_may_wait_until_it_may_send_its_body(upstream: ScriptedUpstream
     assert exchanged(gateway, old).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    async def stream(_: SeenRequest, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+
+    gateway = gateway_of(upstream.base_url)
+    old = HEAD.replace(b"1.1", b"1.0") + b"Connection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
+    assert b"content-length: " in exchanged(gateway, old)
+    upstream.handler = stream
+    head, _, body = exchanged(gateway, old).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert body == b"data: 1\n\ndata: 2\n\n"
+
+
 def test_pipelined_requests_are_answered_in_their_order_up_to_a_few(
     upstream: ScriptedUpstream, gateway_of: Make
 ) -> None:
