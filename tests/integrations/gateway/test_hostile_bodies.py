@@ -192,14 +192,14 @@ async def sent_through(upstream: ScriptedUpstream, number: int, seed: int) -> tu
     arrived, broken = 0, []
     for attack in islice(attacks(seed), number):
         await _send_one(gateway, attack)
-        for request in upstream.requests:
+        for request in upstream.prompts:
             arrived += 1
             fault = unsalted(request, attack)
             if fault is not None:
                 broken.append((fault, attack, request))
         upstream.requests.clear()
-    assert len(asyncio.all_tasks()) == 1  # nothing waits for a client any more
     await gateway._office.close()
+    assert len(asyncio.all_tasks()) == 1  # nothing waits for a client any more
     return arrived, broken
 
 
