@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from warmprefix import forks
-from warmprefix.forks import fork_safe_lock, in_each_process
+from warmprefix.forks import ForkSafeProperty, fork_safe_lock, in_each_process
 
 ROOT = Path(__file__).parents[1]
 
@@ -224,6 +224,38 @@ def test_threads_that_take_locks_in_opposite_orders_do_not_stop_a_fork() -> None
         over.set()
         for thread in threads:
             thread.join()
+
+
+class Sum:
+    """A value that one thread computes as long as `goes_on` is not set."""
+
+    def __init__(self, goes_on: threading.Event) -> None:
+        self.began = threading.Event()
+        self.goes_on = goes_on
+        self.computed = 0
+
+    @ForkSafeProperty
+    def value(self) -> int:
+        """Number of computations."""
+        self.computed += 1
+        self.began.set()
+        self.goes_on.wait()
+        return self.computed
+
+
+def test_property_that_a_thread_computes_is_free_in_a_child() -> None:
+    goes_on, free = threading.Event(), threading.Event()
+    free.set()
+    busy = Sum(goes_on)
+    thread = threading.Thread(target=lambda: busy.value)
+    thread.start()
+    try:
+        assert busy.began.wait(10)
+        assert in_child(lambda: Sum(free).value == 1)
+    finally:
+        goes_on.set()
+        thread.join()
+    assert (busy.value, busy.value, busy.computed) == (1, 1, 1)
 
 
 def test_two_threads_may_fork_at_once() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, check_annotate, has_labels
+from warmprefix.forks import ForkSafeProperty
 from warmprefix.plan import PlannedBlock
 from warmprefix.tokens import CheckedCounter
 
@@ -79,14 +79,14 @@ class OrderNote:
         self._texts = texts
         self._joined = joined
 
-    @cached_property
+    @ForkSafeProperty
     def _text(self) -> str | None:
         labels = [label for i, label in enumerate(self._labels) if i not in self._joined]
         texts = [text for i, text in enumerate(self._texts) if i not in self._joined]
         others = [self._texts[i] for i in self._joined]
         return self._writer.templates.note(self._annotation, labels, texts, others)
 
-    @cached_property
+    @ForkSafeProperty
     def _tokens(self) -> int:
         return 0 if self._text is None else self._writer.count(self._text)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from warmprefix import ContextBlock
-from warmprefix.forks import fork_safe_lock
+from warmprefix.forks import ForkSafeProperty, fork_safe_lock
 
 __all__ = ["Chat", "ChatKey", "ChatMemory", "ChatMessage", "InMemoryChats"]
 
@@ -34,7 +33,7 @@ class Chat:
     messages: tuple[ChatMessage, ...] = ()
     """The messages, oldest first."""
 
-    @cached_property
+    @ForkSafeProperty
     def tokens(self) -> int:
         """Approximate number of tokens: a quarter of the UTF-8 bytes."""
         return sum(ContextBlock(message["content"]).tokens for message in self.messages)

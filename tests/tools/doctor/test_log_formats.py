@@ -611,6 +611,13 @@ def test_no_record_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, se
     assert report.hit_ratio <= report.repaired_hit_ratio <= report.bound_ratio <= 1
 
 
+def test_empty_file_is_named_as_empty(tmp_path: Path) -> None:
+    for content in (b"", gzip.compress(b"")):
+        (tmp_path / "log").write_bytes(content)
+        with pytest.raises(DoctorError, match=r"No request in .*log: empty"):
+            read_log([tmp_path / "log"])
+
+
 # -- files ---------------------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,8 @@ def read_log(paths: Sequence[Path]) -> ReadLog:
     result = reader.result
     if not result.log.requests:
         files = ", ".join(map(str, paths))
+        if not (result.skipped_lines or reader.others or reader.records):
+            raise DoctorError(f"No request in {files}: empty. {_ACCEPTED}")
         first = "".join(f"; the first is {each.file}, line {each.line}: {each.reason}" for each in result.skipped[:1])
         others = "".join(f" Records without a prompt: {name}, {count}." for name, count in reader.others.items())
         raise DoctorError(
@@ -100,6 +102,8 @@ def read_log(paths: Sequence[Path]) -> ReadLog:
 class _LogReader:
     def __init__(self) -> None:
         self.result = ReadLog()
+        self.records = 0
+        """Lines and values, readable or not."""
         self.others: Counter[str] = Counter()
         """Records of each format that are about something else than a prompt."""
         self._logged_ids: set[str] = set()
@@ -174,6 +178,7 @@ class _LogReader:
 
     def _try(self, name: str, number: int, record: object) -> None:
         """Take one record; skip it if it can't be read."""
+        self.records += 1
         try:
             if isinstance(record, str):
                 self._take_line(name, number, record)

@@ -10,9 +10,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, compress, groupby
 
+from warmprefix.forks import ForkSafeProperty
 from warmprefix_tools.doctor.lists import ItemList
 from warmprefix_tools.doctor.request_log import EMPTY, TOOLS, LogMessage, Memo, Prompt, RequestLog
 
@@ -101,7 +101,7 @@ class Slots:
                 near = later < _RARER * spread[at]
                 yield SlotRun(at, at + 1, (message.role, anchor, min(end - at, _DEEPEST)), near)
 
-    @cached_property
+    @ForkSafeProperty
     def personal(self) -> dict[Hashable, bool]:
         """For each slot of the log, whether its text is personal."""
         values: dict[Hashable, Counter[bytes]] = defaultdict(Counter)

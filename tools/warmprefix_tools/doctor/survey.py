@@ -7,9 +7,9 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from warmprefix.forks import ForkSafeProperty
 from warmprefix_tools.doctor.conversations import Continuation, find_continuations
 from warmprefix_tools.doctor.lists import ItemList, ListFinder
 from warmprefix_tools.doctor.request_log import (
@@ -112,7 +112,7 @@ class LogSurvey:
             found = self._memory_keys[key] = bool(named) or key in self._lists_that_stay
         return found
 
-    @cached_property
+    @ForkSafeProperty
     def _lists_that_stay(self) -> set[Hashable]:
         """Keys of lists of short items most of which recur in the next request of the conversation."""
         shares: dict[Hashable, list[float]] = {}
@@ -146,12 +146,12 @@ class LogSurvey:
         first = self.log.requests[request].messages[0]
         return first if first.role == TOOLS else None
 
-    @cached_property
+    @ForkSafeProperty
     def slots(self) -> Slots:
         """Places of templates that hold other text in each request."""
         return Slots(self.log, plain=self.plain, lists=self.lists, spread=self.plain_spread, owners=self.owners)
 
-    @cached_property
+    @ForkSafeProperty
     def continuations(self) -> list[Continuation | None]:
         """For each request, how it continues an earlier one of its conversation."""
         return find_continuations(self.log.requests, self.key, self._similarity)
@@ -163,7 +163,7 @@ class LogSurvey:
         one, other = (set(self.plain(message).ids) - {EMPTY} for message in (old, new))
         return len(one & other) / max(min(len(one), len(other)), 1)
 
-    @cached_property
+    @ForkSafeProperty
     def roots(self) -> list[int]:
         """For each request, the first one of its conversation."""
         roots: list[int] = []
@@ -171,7 +171,7 @@ class LogSurvey:
             roots.append(request if continuation is None else roots[continuation.earlier])
         return roots
 
-    @cached_property
+    @ForkSafeProperty
     def owners(self) -> list[str | None]:
         """For each request, its user, session or conversation; None if unknown."""
         sizes = Counter(self.roots)
@@ -180,7 +180,7 @@ class LogSurvey:
             for request, root in zip(self.log.requests, self.roots, strict=True)
         ]
 
-    @cached_property
+    @ForkSafeProperty
     def plain_spread(self) -> Sequence[int]:
         """Number of requests that have each segment, apart from defects of wording."""
         return self._spread({message: self.plain(message) for message in self.uses})

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
+from warmprefix.forks import ForkSafeProperty
 from warmprefix_tools.report.amounts import percent
 from warmprefix_tools.report.visible import visible
 
@@ -78,7 +78,7 @@ class LineChart:
             places = (f"{self._x(at)},{round(_GRID * (1 - share / self._top))}" for at, share in line.points)
             yield line.class_, " ".join(places)
 
-    @cached_property
+    @ForkSafeProperty
     def rows(self) -> list[tuple[str, ...]]:
         """Numbers of the chart: a row per number of requests, with a cell per line."""
         columns = [dict(line.points) for line in self.lines]
@@ -123,7 +123,7 @@ class LineChart:
         yield from ((at, at / end, "middle", at not in always) for at in _ticks(end, _WIDE_PLOT))
         yield end, 1, "end", False
 
-    @cached_property
+    @ForkSafeProperty
     def _places(self) -> list[int]:
         return sorted({at for line in self.lines for at, _ in line.points})
 
