@@ -303,3 +303,5 @@ def test_no_other_lock_can_stay_locked_in_a_child() -> None:
         if any(f"threading.{kind}(" in path.read_text(encoding="utf-8") for kind in ("Lock", "RLock", "Condition"))
     }
     assert with_locks <= allowed
+    cached = [path for folder in [*folders, *ROOT.glob("tools/*")] for path in folder.rglob("*.py")]
+    assert not [path for path in cached if "@cached_property" in path.read_text(encoding="utf-8")]
