@@ -26,7 +26,7 @@ from warmprefix_gateway.reordering import Outcome, Reorderer, as_templates
 from warmprefix_gateway.routes import Routes
 from warmprefix_gateway.sessions import PromptParts, prompt_parts, session_name
 from warmprefix_gateway.shares import Shares
-from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_type, read_strictly, refuse_fields
+from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
 
@@ -172,6 +172,8 @@ class Office:
         if tenant is not None:
             content = content.removeprefix(BOM_UTF8)
             body = self._tenants_body(content, headers)
+        else:
+            check_parts(content)
         call = read_call("POST", path, headers, content, body)
         if call is None:
             return None

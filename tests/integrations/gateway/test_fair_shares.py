@@ -128,3 +128,16 @@ async def test_a_failure_gives_the_turn_away() -> None:
             with pytest.raises(ZeroDivisionError):
                 await preparation.run("a", size, lambda _: 1 // 0)
     preparation.close()
+
+
+@pytest.mark.parametrize("with_tenants", [True, False])
+def test_a_body_of_countless_parts_is_refused_unread(
+    upstream: ScriptedUpstream, gateway_of: Make, keys: Path, with_tenants: bool
+) -> None:
+    gateway = gateway_of(upstream.base_url, keys=keys if with_tenants else None)
+    key = "Bearer kb"
+    for part in (b"[],", b"{},", b"1,", b'"a":1,'):
+        body = b'{"a": [' + part * 2_000_001 + b"0]}"
+        assert send(gateway, "POST", "/v1/chat/completions", body, Authorization=key).status == 413
+    many = b'{"model": "m", "prompt": [' + b"1," * 500_000 + b"0]}"
+    assert send(gateway, "POST", "/v1/completions", many, Authorization=key).status == 200
