@@ -64,6 +64,7 @@ _ATTRIBUTES = ("capital", "harbour", "river", "founder", "emblem", "oldest bridg
 _TOPIC = 12
 """Entities of one topic, whose passages are retrieved together."""
 _ASKED_OF_TOPIC = 4 * _TOPIC
+_PARAGRAPH_FACTS = 3
 _REPORTS = 3
 """Passages about one entity in the set `latest`."""
 
@@ -125,8 +126,12 @@ def _word(rng: random.Random, syllables: int) -> str:
 
 
 def _passage(wording: _Wording, entity: _Entity) -> str:
-    facts = entity.facts.items()
-    return " ".join([wording.fact.format(attribute=name, entity=entity.name, value=value) for name, value in facts])
+    """Return the facts of an entity in several paragraphs: four of five real passages have a blank line."""
+    facts = [
+        wording.fact.format(attribute=name, entity=entity.name, value=value) for name, value in entity.facts.items()
+    ]
+    paragraphs = [facts[begin : begin + _PARAGRAPH_FACTS] for begin in range(0, len(facts), _PARAGRAPH_FACTS)]
+    return "\n\n".join(map(" ".join, paragraphs))
 
 
 def _order(rng: random.Random, gold: int, passages: int) -> list[int]:
