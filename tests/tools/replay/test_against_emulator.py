@@ -17,7 +17,7 @@ import pytest
 from openai import OpenAI
 
 from warmprefix import ContextBlock
-from warmprefix.annotate import Templates
+from warmprefix.annotate import Annotate, Templates
 from warmprefix.labels import lasting_labels
 from warmprefix.plan import Placement
 from warmprefix_tools.demo.arms import INSTRUCTIONS, Message, chat, continued
@@ -110,7 +110,8 @@ def replay(turns: Sequence[DemoTurn], policy: str, capacity: int | None, placeme
     def note(request: ReplayRequest, served: ContextOrder) -> None:
         arranged.append(served)
 
-    simulated = Replay(Workload(recorded(turns)), placement, answer_tokens, tokenizer=note_length)
+    annotate: Annotate = "both" if placement == "tail" else "auto"  # so that each block in full has a label
+    simulated = Replay(Workload(recorded(turns)), placement, answer_tokens, annotate=annotate, tokenizer=note_length)
     run = simulated.run(policy, capacity, observe=note)
     return Replayed(run, arranged)
 

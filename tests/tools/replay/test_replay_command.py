@@ -139,7 +139,7 @@ def test_same_command_writes_the_same_bytes_for_any_hash_seed(run: Run, trace: P
 
 def test_tail_replay_lists_the_blocks_of_references(run: Run, trace: Path, tmp_path: Path) -> None:
     orders, file = tmp_path / "orders.jsonl", tmp_path / "numbers.json"
-    options = ["--placement", "tail", "--answer-tokens", 30, "--policies", "relevance,coaccess"]
+    options = ["--placement", "tail", "--answer-tokens", 30, "--policies", "relevance,coaccess", "--annotate", "both"]
     result = run("replay", trace, *options, "--capacity-tokens", "unbounded", "--orders-out", orders, "--json", file)
     assert result.returncode == 0
     assert "referred" in result.stdout
