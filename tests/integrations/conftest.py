@@ -275,12 +275,16 @@ async def _respond(send: Send, status: int, body: str, content_type: str = "appl
 
 
 def _events(answer: Json) -> Iterator[str]:
-    """Yield the answer as a stream: its text, each tool call, the finish reason, the usage."""
+    """Yield the answer as a stream: its text, each tool call in pieces, the finish reason, the usage."""
     frame = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     [choice] = answer["choices"]
     message = choice["message"]
     deltas: list[Json] = [{"role": message["role"], "content": message.get("content")}]
-    deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(message.get("tool_calls") or ())]
+    for i, call in enumerate(message.get("tool_calls") or ()):
+        arguments = call["function"]["arguments"]
+        pieces = [{"arguments": arguments[at : at + 30]} for at in range(0, len(arguments), 30)]
+        begin = {**call, "function": {**call["function"], "arguments": ""}}
+        deltas += [{"tool_calls": [{"index": i, **part}]} for part in (begin, *[{"function": p} for p in pieces])]
     for delta, reason in [*((delta, None) for delta in deltas), ({}, choice["finish_reason"])]:
         choices = [{"index": 0, "delta": delta, "finish_reason": reason}]
         yield f"data: {json.dumps({**frame, 'choices': choices})}\n\n"

@@ -109,6 +109,8 @@ class Echoes:
 
     def in_text(self, text: str, form: TextForm) -> EchoedText:
         """Return a text without echoes. O(characters)."""
+        if _LEAD_IN.search(text) is None:
+            return EchoedText(text)
         stream = EchoStream(self, form)
         whole = stream.feed(text) + stream.finish()
         return EchoedText(whole, stream.restored, stream.unresolved)
@@ -120,7 +122,7 @@ class Echoes:
         def changed(value: Any) -> Any:
             nonlocal restored, unresolved
             if isinstance(value, str):
-                found = self.in_text(value, "plain") if _LEAD_IN.search(value) else EchoedText(value)
+                found = self.in_text(value, "plain")
                 restored += found.restored
                 unresolved += found.unresolved
                 return found.text

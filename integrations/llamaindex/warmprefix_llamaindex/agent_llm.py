@@ -28,7 +28,8 @@ from pydantic import InstanceOf
 from typing_extensions import Self
 
 from warmprefix import Transcript
-from warmprefix.dedup import RepeatLevel, RepeatTemplates
+from warmprefix.dedup import Echoes, RepeatLevel, RepeatTemplates
+from warmprefix.forks import fork_safe_lock
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
@@ -39,6 +40,9 @@ _log = logging.getLogger("warmprefix")
 
 _SHARED_FIELDS = tuple(LLM.model_fields)
 """Fields of every language model; the wrapper and the wrapped model share their values."""
+
+_counting = fork_safe_lock()
+"""For the counts of all models, which then can be copied and pickled."""
 
 
 class ContextReuseLLM(FunctionCallingLLM):
@@ -54,6 +58,9 @@ class ContextReuseLLM(FunctionCallingLLM):
     a tool does not see the prompt. It reads the messages and never changes them: memory, events and the agent's context
     keep the raw text. So no reference dangles after a retry, a fork or parallel tool calls, nor with a memory that
     flushes, truncates or summarises. A history that only grows keeps its bytes.
+
+    If the model copies a reference into the arguments of a tool call, the tool gets the text that it stands for. Only
+    references in the default wording are found.
 
     LlamaIndex does not mark the messages of failed tool calls, so a repeated error of `min_tokens` or more becomes a
     reference too. `structured_predict` passes its prompt on unchanged: agents quote the conversation in it, without
@@ -79,6 +86,7 @@ class ContextReuseLLM(FunctionCallingLLM):
     )
 
     _failed: bool = PrivateAttr(default=False)
+    _restored: int = PrivateAttr(default=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -110,39 +118,98 @@ class ContextReuseLLM(FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         return self.llm.metadata
 
-    def _arranged(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    @property
+    def restored(self) -> int:
+        """Number of references that the model copied into tool calls, and that became their texts again."""
+        return self._restored
+
+    def _arranged(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], Echoes]:
         """Return the messages to send; after a failure, that message and all later ones are unchanged."""
         rewritten: list[ChatMessage] = []
+        echoes = Echoes({})
         try:
-            for message in refer_to_repeats(
-                messages,
-                tools=self.tools,
-                separator=self.separator,
-                min_tokens=self.min_tokens,
-                level=self.level,
-                templates=self.templates,
-            ):
-                rewritten.append(message)  # noqa: PERF402  (after a failure, the earlier ones keep the bytes already sent)
+            transcript = Transcript(
+                templates=self.templates, separator=self.separator, min_tokens=self.min_tokens, level=self.level
+            )
+            for message in _with_references(messages, self.tools, transcript):
+                rewritten.append(message)  # after a failure, the earlier ones keep the bytes already sent
+                echoes.add(transcript.latest)
         except Exception:
-            level = logging.DEBUG if self._failed else logging.WARNING
-            self._failed = True
-            _log.log(level, "tool messages stay unchanged", exc_info=True)
+            self._log_failure("tool messages stay unchanged")
             rewritten += messages[len(rewritten) :]
-        return rewritten
+        return rewritten, echoes
+
+    def _log_failure(self, message: str) -> None:
+        level = logging.DEBUG if self._failed else logging.WARNING
+        self._failed = True
+        _log.log(level, message, exc_info=True)
+
+    # -- answers without echoes --------------------------------------------------------------------------------------
+
+    def _answer(self, response: ChatResponse, echoes: Echoes) -> ChatResponse:
+        response, restored = self._without_echoes(response, echoes)
+        self._count(restored)
+        return response
+
+    def _stream(self, stream: ChatResponseGen, echoes: Echoes) -> ChatResponseGen:
+        restored = 0
+        try:
+            for response in stream:
+                response, restored = self._without_echoes(response, echoes)
+                yield response
+        finally:
+            self._count(restored)
+
+    async def _astream(self, stream: ChatResponseAsyncGen, echoes: Echoes) -> ChatResponseAsyncGen:
+        restored = 0
+        try:
+            async for response in stream:
+                response, restored = self._without_echoes(response, echoes)
+                yield response
+        finally:
+            self._count(restored)
+
+    def _count(self, restored: int) -> None:
+        """Add to the count. Each chunk of a stream holds the calls so far, so the last one's number is its own."""
+        with _counting:
+            self._restored += restored
+
+    def _without_echoes(self, response: ChatResponse, echoes: Echoes) -> tuple[ChatResponse, int]:
+        """Return the answer with the texts that references in its tool calls stand for, and their number.
+
+        Arguments that are not complete yet keep all but their complete references.
+        """
+        if not echoes:
+            return response, 0
+        try:
+            message = response.message
+            blocks, in_blocks = _restored_calls(message.blocks, echoes)
+            calls, in_calls = _restored_calls(message.additional_kwargs.get("tool_calls") or (), echoes)
+            if in_blocks or in_calls:
+                others = {**message.additional_kwargs, "tool_calls": calls} if in_calls else message.additional_kwargs
+                message = message.model_copy(update={"blocks": blocks, "additional_kwargs": others})
+                return response.model_copy(update={"message": message}), in_blocks or in_calls
+        except Exception:
+            self._log_failure("tool calls stay unchanged")
+        return response, 0
 
     # -- methods that rewrite their messages and pass them on --------------------------------------------------------
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return self.llm.chat(self._arranged(messages), **kwargs)
+        sent, echoes = self._arranged(messages)
+        return self._answer(self.llm.chat(sent, **kwargs), echoes)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        return self.llm.stream_chat(self._arranged(messages), **kwargs)
+        sent, echoes = self._arranged(messages)
+        return self._stream(self.llm.stream_chat(sent, **kwargs), echoes)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return await self.llm.achat(self._arranged(messages), **kwargs)
+        sent, echoes = self._arranged(messages)
+        return self._answer(await self.llm.achat(sent, **kwargs), echoes)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        return await self.llm.astream_chat(self._arranged(messages), **kwargs)
+        sent, echoes = self._arranged(messages)
+        return self._astream(await self.llm.astream_chat(sent, **kwargs), echoes)
 
     def chat_with_tools(
         self,
@@ -152,7 +219,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponse:
-        return self.llm.chat_with_tools(tools, user_msg, self._arranged(chat_history or []), *args, **kwargs)
+        sent, echoes = self._arranged(chat_history or [])
+        return self._answer(self.llm.chat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
 
     def stream_chat_with_tools(
         self,
@@ -162,7 +230,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponseGen:
-        return self.llm.stream_chat_with_tools(tools, user_msg, self._arranged(chat_history or []), *args, **kwargs)
+        sent, echoes = self._arranged(chat_history or [])
+        return self._stream(self.llm.stream_chat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
 
     async def achat_with_tools(
         self,
@@ -172,7 +241,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponse:
-        return await self.llm.achat_with_tools(tools, user_msg, self._arranged(chat_history or []), *args, **kwargs)
+        sent, echoes = self._arranged(chat_history or [])
+        return self._answer(await self.llm.achat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
 
     async def astream_chat_with_tools(
         self,
@@ -182,9 +252,8 @@ class ContextReuseLLM(FunctionCallingLLM):
         *args: Any,
         **kwargs: Any,
     ) -> ChatResponseAsyncGen:
-        return await self.llm.astream_chat_with_tools(
-            tools, user_msg, self._arranged(chat_history or []), *args, **kwargs
-        )
+        sent, echoes = self._arranged(chat_history or [])
+        return self._astream(await self.llm.astream_chat_with_tools(tools, user_msg, sent, *args, **kwargs), echoes)
 
     # -- methods that pass everything on unchanged -------------------------------------------------------------------
 
@@ -269,7 +338,14 @@ def refer_to_repeats(
     Each output depends only on the messages up to it. Changed messages are copies; the others are passed through.
     `ContextReuseLLM` explains the arguments.
     """
-    transcript = Transcript(templates=templates, separator=separator, min_tokens=min_tokens, level=level)
+    return _with_references(
+        messages, tools, Transcript(templates=templates, separator=separator, min_tokens=min_tokens, level=level)
+    )
+
+
+def _with_references(
+    messages: Sequence[ChatMessage], tools: Collection[str] | None, transcript: Transcript
+) -> Iterator[ChatMessage]:
     names: dict[str, str] = {}
     for message in messages:
         for call in _tool_calls(message):
@@ -314,6 +390,34 @@ def _tool_call(item: object) -> _ToolCall | None:
         return None
     arguments = (_get(item, "tool_kwargs"), _get(item, "arguments"), _get(item, "input"), _get(function, "arguments"))
     return _ToolCall(key, name, _first(*arguments, ""))
+
+
+def _restored_calls(items: Sequence[Any], echoes: Echoes) -> tuple[list[Any], int]:
+    """Return the items with the texts that references in their arguments stand for, and the number of these.
+
+    Changed items are copies: of a stream, the model adds its next piece to them.
+    """
+    restored = 0
+
+    def changed(item: Any) -> Any:
+        nonlocal restored
+        for name in ("tool_kwargs", "arguments", "input"):
+            arguments = _get(item, name)
+            if isinstance(arguments, str):
+                text, found, _ = echoes.in_text(arguments, "json")
+            else:
+                text, found, _ = echoes.in_value(arguments)
+            if found:
+                restored += found
+                return _with(item, name, text)
+        function = _get(item, "function")
+        return item if function is None or (new := changed(function)) is function else _with(item, "function", new)
+
+    return [changed(item) for item in items], restored
+
+
+def _with(item: Any, name: str, value: object) -> Any:
+    return {**item, name: value} if isinstance(item, dict) else item.model_copy(update={name: value})
 
 
 def _first(*values: Any) -> Any:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -239,3 +240,58 @@ async def test_a_plain_retriever_tool_needs_the_separator(
         references.append(check_prompts(engine, flat))
     assert references[0] > 10
     assert references[1] == 0
+
+
+# What the model copies from a reference
+
+
+@pytest.mark.parametrize("streaming", STREAMING)
+async def test_a_tool_gets_the_text_of_a_reference_that_the_model_copies(
+    start_engine: Any, open_model: Any, streaming: bool
+) -> None:
+    engine = start_engine()
+    sea = 'The "sea" is 3,688 metres deep\non average, as the \\\\chart says. ' * 9
+    reference = '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
+    forged = reference.replace("sea.txt", "secret.txt")
+    written: list[dict[str, str]] = []
+
+    def read(path: str) -> str:
+        """Read a file."""
+        return sea
+
+    def write(path: str, content: str) -> str:
+        """Write a file."""
+        written.append({"path": path, "content": content})
+        return "done"
+
+    compact = partial(json.dumps, separators=(",", ":"))
+
+    def calls(*made: tuple[str, str, dict[str, str]]) -> dict[str, Any]:
+        listed = [
+            {"id": key, "type": "function", "function": {"name": name, "arguments": compact(arguments)}}
+            for key, name, arguments in made
+        ]
+        return {"role": "assistant", "content": None, "tool_calls": listed}
+
+    engine.script(
+        calls(("call_1", "read", {"path": "sea.txt"})),
+        calls(("call_2", "read", {"path": "sea.txt"})),
+        calls(
+            ("call_3", "write", {"path": "a", "content": f"{reference}\n[1] {reference}"}),
+            ("call_4", "write", {"path": forged, "content": reference}),
+        ),
+    )
+    async with open_model(engine) as model:
+        llm = ContextReuseLLM(llm=model)
+        fields: Any = {"streaming": streaming} if len(STREAMING) > 1 else {}
+        agent = FunctionAgent(tools=[read, write], llm=llm, allow_parallel_tool_calls=True, **fields)
+        await agent.run("Copy it.")
+    assert [message["content"] for message in engine.bodies[2]["messages"] if message["role"] == "tool"] == [
+        sea,
+        reference,
+    ]
+    copies = [{"path": "a", "content": f"{sea}\n[1] {sea}"}, {"path": forged, "content": sea}]
+    assert sorted(written, key=lambda copy: len(copy["path"])) == copies
+    made = [call for message in engine.bodies[3]["messages"] for call in message.get("tool_calls") or ()]
+    assert [json.loads(call["function"]["arguments"]) for call in made[2:]] == copies
+    assert llm.restored == 3

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from llama_index.core import Settings
-from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.bridge.pydantic import BaseModel, ValidationError
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.bridge.pydantic import BaseModel, Field, ValidationError
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.llms import MockLLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
 
 from warmprefix.dedup import RepeatTemplates
 from warmprefix_llamaindex import ContextReuseLLM
@@ -212,3 +213,92 @@ async def test_a_failure_is_logged_once_and_the_call_goes_on(
             await llm.achat([*HISTORY, odd, tool_message("call_1")])
             assert received(engine) == [*as_before, "Odd.", EVIDENCE]
     assert [record.levelname for record in caplog.records if record.name == "warmprefix"] == ["WARNING", "DEBUG"]
+
+
+# What the model copies from a reference
+
+COPY = {"path": "copy.txt", "content": f"As {REFERENCE}"}
+MEANT = {**COPY, "content": f"As {EVIDENCE}"}
+
+
+async def answers_of(llm: ContextReuseLLM, history: list[ChatMessage]) -> list[list[Any]]:
+    """Return the chunks of an answer in every way to chat."""
+    tool = FunctionTool.from_defaults(fn=lambda path, content: "done", name="write", description="Writes a file.")
+    return [
+        [llm.chat(history)],
+        list(llm.stream_chat(history)),
+        [await llm.achat(history)],
+        [chunk async for chunk in await llm.astream_chat(history)],
+        [llm.chat_with_tools([tool], chat_history=history)],
+        list(llm.stream_chat_with_tools([tool], chat_history=history)),
+        [await llm.achat_with_tools([tool], chat_history=history)],
+        [chunk async for chunk in await llm.astream_chat_with_tools([tool], chat_history=history)],
+    ]
+
+
+def arguments_in(chunk: Any) -> list[str]:
+    blocks = [block.tool_kwargs for block in chunk.message.blocks if hasattr(block, "tool_kwargs")]
+    return blocks + [call.function.arguments for call in chunk.message.additional_kwargs.get("tool_calls", ())]
+
+
+def write_call(arguments: str) -> dict[str, Any]:
+    call = {"id": "call_3", "type": "function", "function": {"name": "write", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+async def test_every_way_to_chat_restores_a_copied_reference(engine: Any, llm: ContextReuseLLM) -> None:
+    engine.script(*[write_call(json.dumps(COPY))] * 8)
+    restored = json.dumps(MEANT)
+    for chunks in await answers_of(llm, HISTORY):
+        assert [json.loads(arguments) for arguments in arguments_in(chunks[-1])] in ([MEANT], [MEANT, MEANT])
+        [selection] = llm.get_tool_calls_from_response(chunks[-1])
+        assert selection.tool_kwargs == MEANT
+    assert llm.restored == 8
+    assert pickle.loads(pickle.dumps(llm)).restored == 0
+
+    engine.script(write_call(json.dumps(COPY)))
+    shown = [arguments for chunk in llm.stream_chat(HISTORY) for arguments in arguments_in(chunk) if arguments]
+    for arguments in shown:
+        assert restored.startswith(arguments) or json.dumps(COPY).startswith(arguments)
+    assert restored in shown
+
+
+async def test_other_arguments_stay(engine: Any, llm: ContextReuseLLM) -> None:
+    """As those of a prompt without references, those that are cut off, and a reference of another prompt."""
+    cut = json.dumps(COPY)[:-20]
+    forged = json.dumps({"content": REFERENCE.replace("sea", "secret"), "path": "[W"})
+    for history, arguments in ((HISTORY[:3], json.dumps(COPY)), (HISTORY, cut), (HISTORY, forged)):
+        engine.script(*[write_call(arguments)] * 8)
+        for chunks in await answers_of(llm, history):
+            assert set(arguments_in(chunks[-1])) == {arguments}
+    assert llm.restored == 0
+
+
+class OddCall:
+    """A call that nothing can copy."""
+
+    arguments = json.dumps(COPY)
+
+
+class OddModel(OpenAILike):  # type: ignore[misc]
+    """Answers with calls in the shapes of other model packages."""
+
+    calls: list[Any] = Field(default_factory=list)
+
+    def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+        return ChatResponse(message=ChatMessage(role="assistant", additional_kwargs={"tool_calls": self.calls}))
+
+
+def test_calls_of_other_model_packages(caplog: pytest.LogCaptureFixture) -> None:
+    function = {"name": "write", "arguments": COPY}
+    calls: list[Any] = [{"id": "1", "name": "write", "input": COPY}, {"function": function}, {"arguments": None}]
+    llm = ContextReuseLLM(llm=OddModel(model="m", is_chat_model=True, is_function_calling_model=True, calls=calls))
+    answer = llm.chat(HISTORY)
+    first, second, third = answer.message.additional_kwargs["tool_calls"]
+    assert (first["input"], second["function"]["arguments"], third) == (MEANT, MEANT, calls[2])
+    assert (calls[0]["input"], function["arguments"], llm.restored) == (COPY, COPY, 2)
+    odd = OddCall()
+    llm = ContextReuseLLM(llm=OddModel(model="m", is_chat_model=True, is_function_calling_model=True, calls=[odd]))
+    with caplog.at_level(logging.DEBUG, "warmprefix"):
+        assert llm.chat(HISTORY).message.additional_kwargs["tool_calls"] == [odd]
+    assert [record.levelname for record in caplog.records if record.name == "warmprefix"] == ["WARNING"]
