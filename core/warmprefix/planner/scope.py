@@ -199,7 +199,7 @@ class ScopeRegistry:
     """The scopes in use, and the orders they exchange with other planners.
 
     Beyond `max_scopes`, the tenant with the most scopes loses the one not used longest. Callers hold the lock unless
-    a method says otherwise.
+    a method is documented otherwise.
     """
 
     def __init__(self, config: PlannerConfig, lock: threading.RLock, metrics: PlannerMetrics) -> None:

@@ -140,7 +140,7 @@ def _prompt_text(document: Document) -> str:
 
 
 def _shown(document: Document, key: str, value: object, text: str, shown_in: ShownIn) -> Document:
-    """Return a copy with this text where `shown_in` puts it, and a metadata entry that says why."""
+    """Return a copy with this text where `shown_in` puts it, and a metadata entry that gives the reason."""
     metadata = {key: value, **_own_metadata(document)}  # the application's own entry of that name wins
     update: dict[str, Any] = {"metadata": metadata}
     if shown_in == "prompt":

@@ -40,14 +40,14 @@ def test_checkpoints_are_recognised(window: int | None, block: int) -> None:
 
 def test_capacity_learned_under_a_refuted_profile_is_dropped() -> None:
     """Second visits that find nothing looked like a small cache."""
-    told, untold = ContextPlanner(), ContextPlanner()
-    told.commit(told.plan(["text"]), report=EngineReport(capacity_tokens=300_000))
-    for planner in (told, untold):
+    with_size, without_size = ContextPlanner(), ContextPlanner()
+    with_size.commit(with_size.plan(["text"]), report=EngineReport(capacity_tokens=300_000))
+    for planner in (with_size, without_size):
         cache = simulated_cache(as_profile("vllm-checkpoints(128)"), kv_blocks=20_000, window=512)
         serve_requests(cache, planner, 300)
         assert planner.stats().profile_source == "reports"
-    assert (told.stats().capacity_tokens, told.stats().capacity_source) == (300_000, "metrics")
-    assert (untold.stats().capacity_tokens, untold.stats().capacity_source) == (500_000, "default")
+    assert (with_size.stats().capacity_tokens, with_size.stats().capacity_source) == (300_000, "metrics")
+    assert (without_size.stats().capacity_tokens, without_size.stats().capacity_source) == (500_000, "default")
 
 
 @pytest.mark.parametrize("kv_blocks", [200, 600, 20_000])
