@@ -28,6 +28,7 @@ class EchoedText(NamedTuple):
     """A text without echoes."""
 
     text: str
+    """The text, with what its references stood for."""
     restored: int = 0
     """Number of references that were replaced."""
     unresolved: int = 0
