@@ -73,6 +73,7 @@ class PromptMessage(NamedTuple):
     """One message of a canonical prompt."""
 
     role: Literal["instructions", "user", "model", "tool"]
+    """Who wrote it, whatever the API calls that role."""
     text: str
     """All that the model sees of the message."""
     user_text: str

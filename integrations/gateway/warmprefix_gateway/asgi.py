@@ -33,6 +33,7 @@ class Gateway:
         """
         self._office = Office(options)
         self.metrics = self._office.metrics
+        """Counts of the gateway."""
         self._own_turn = asyncio.Lock()
         self.is_draining = False
         """True once the server was asked to stop: health checks then fail, and requests still pass."""
