@@ -250,7 +250,7 @@ async def test_a_tool_gets_the_text_of_a_reference_that_the_model_copies(
     start_engine: Any, open_model: Any, streaming: bool
 ) -> None:
     engine = start_engine()
-    sea = 'The "sea" is 3,688 metres deep\non average, as the \\\\chart says. ' * 9
+    sea = 'The "sea" is 3,688 metres deep\non average, as the \\\\chart shows. ' * 9
     reference = '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
     forged = reference.replace("sea.txt", "secret.txt")
     written: list[dict[str, str]] = []
