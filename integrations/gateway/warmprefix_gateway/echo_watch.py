@@ -173,27 +173,37 @@ class EchoedAnswer:
                 self._edit_answer(payload["response"], counts=not self._streamed)
 
     def _edit_choice(self, payload: dict[str, Any], choice: dict[str, Any]) -> Iterator[bytes]:
-        delta = choice.get("delta")
+        index, delta = choice.get("index"), choice.get("delta")
+        ends = bool(choice.get("finish_reason"))  # some engines send it with the last piece
         calls = _objects(delta, "tool_calls") if _is_object(delta) else []
-        keys = [(choice.get("index"), call.get("index", at)) for at, call in enumerate(calls)]
+        keys = [(index, call.get("index", at)) for at, call in enumerate(calls)]
+        is_old = _is_object(delta) and _is_object(delta.get("function_call"))
+        here = [*keys, *([(index, None)] if is_old else [])]
         for key in list(self._calls):
-            if key[0] == choice.get("index") and (choice.get("finish_reason") or (keys and key not in keys)):
+            if key[0] == index and key not in here and (ends or keys):
                 yield from self._flushed(key)
         for key, call in zip(keys, calls, strict=True):
             for name, field, form in _CHAT_INPUTS:
                 if _is_object(call.get(name)):
                     template = {**payload, "choices": [{**choice, "delta": {"tool_calls": [call]}}]}
-                    self._edit_piece(key, call[name], field, form, template)
-        if _is_object(delta) and _is_object(delta.get("function_call")):
+                    self._edit_piece(key, call[name], field, form, template, ends=ends)
+        if _is_object(delta) and is_old:
             template = {**payload, "choices": [choice]}
-            self._edit_piece((choice.get("index"), None), delta["function_call"], "arguments", "json", template)
-        if choice.get("finish_reason"):
-            yield from self._flushed(*[key for key in self._calls if key[0] == choice.get("index")])
+            self._edit_piece((index, None), delta["function_call"], "arguments", "json", template, ends=ends)
+        if ends:
+            yield from self._flushed(*[key for key in self._calls if key[0] == index])
 
     def _edit_piece(
-        self, key: _Key, holder: dict[str, Any], field: str, form: TextForm, template: dict[str, Any]
+        self,
+        key: _Key,
+        holder: dict[str, Any],
+        field: str,
+        form: TextForm,
+        template: dict[str, Any],
+        *,
+        ends: bool = False,
     ) -> None:
-        """Edit a piece of a call's arguments in its event."""
+        """Edit a piece of a call's arguments in its event; `ends` if it is the last one."""
         piece = holder.get(field)
         if not isinstance(piece, str):
             return
@@ -202,7 +212,7 @@ class EchoedAnswer:
         text, made = self._calls[key]
         self._streamed.add(key)
         restored, unresolved = text.restored, text.unresolved
-        holder[field] = text.feed(piece)
+        holder[field] = text.feed(piece) + (text.finish() if ends else "")
         self._is_changed = self._is_changed or holder[field] != piece
         self._count(text.restored - restored, text.unresolved - unresolved)
         if text.held and not made:
