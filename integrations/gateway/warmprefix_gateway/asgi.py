@@ -57,8 +57,10 @@ class Gateway:
         office, path = self._office, scope["path"]
         if scope["method"] in ("GET", "HEAD") and path in _OWN_PATHS:
             async with self._own_turn:
-                await self._answer_itself(path, scope["method"] == "HEAD", send)
+                status, kind, body, more = self._own_answer(path)
                 await asyncio.sleep(0)  # anyone may ask for pages, so other requests go on between two of them
+            # Outside the turn: a client that does not read its page must not keep it.
+            await reply(send, status, kind, b"" if scope["method"] == "HEAD" else body, more)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if sum(len(name) + len(value) for name, value in scope["headers"]) > _MOST_HEADER_BYTES:
@@ -88,7 +90,7 @@ class Gateway:
             office.places.give_back(tenant)
             office.metrics.in_flight.dec()
 
-    async def _answer_itself(self, path: str, without_body: bool, send: Send) -> None:
+    def _own_answer(self, path: str) -> tuple[int, bytes, bytes, list[tuple[bytes, bytes]]]:
         office = self._office
         status, kind, policy = 200, b"text/plain; charset=utf-8", b"default-src 'none'"
         if path == "/health":
@@ -103,7 +105,7 @@ class Gateway:
             states = list(office.upstreams.states.values())
             page = overview_page(office.ledger, office.options, states, office.upstreams.added)
             body, policy = page.encode(), page_policy(page)
-        await reply(send, status, kind, b"" if without_body else body, [(b"content-security-policy", policy), *_SAFE])
+        return status, kind, body, [(b"content-security-policy", policy), *_SAFE]
 
     async def _refuse(self, send: Send, path: str, status: int, reason: str, message: str) -> None:
         self._office.metrics.refused.labels(reason).inc()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 import pytest
 from tests.integrations.gateway.conftest import ScriptedUpstream, answer, chat_answer, metric, send
 
-from warmprefix_gateway import GatewayServer
+from warmprefix_gateway import Gateway, GatewayOptions, GatewayServer
 
 Make = Callable[..., GatewayServer]
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\n"
@@ -118,3 +120,27 @@ def test_any_reason_phrase_passes(upstream: ScriptedUpstream, gateway_of: Make, 
     upstream.handler = answer(b"hi", f"299 {reason}")
     reply = send(gateway_of(upstream.base_url), "GET", "/v1/models")
     assert (reply.status, reply.body) == (299, b"hi")
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/health"])
+async def test_a_client_that_does_not_read_its_page_keeps_no_other_from_theirs(path: str) -> None:
+    gateway = Gateway(GatewayOptions(("http://127.0.0.1:9",)))
+    is_sending = asyncio.Event()
+    sent: list[int] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError
+
+    async def stay(_: MutableMapping[str, Any]) -> None:
+        is_sending.set()
+        await asyncio.Event().wait()
+
+    async def take(message: MutableMapping[str, Any]) -> None:
+        sent.append(message.get("status", 0))
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    reading = asyncio.ensure_future(gateway(scope, receive, stay))
+    await is_sending.wait()
+    await asyncio.wait_for(gateway(scope, receive, take), 20)
+    reading.cancel()
+    assert sent[0] in (200, 503)
