@@ -39,7 +39,8 @@ _SPELLINGS = {_bare(name): name for name in (*_FIELDS, "cache_salt", "prompt_cac
 
 _IN_PARTS = {
     **dict.fromkeys(("uuid", "content_hash"), "names an image in the engine's cache"),
-    **dict.fromkeys(("file_id", "file_ids", "vector_store_ids", "container"), "names what the account has stored"),
+    **dict.fromkeys(("file_id", "file_ids", "vector_store_ids"), "names what the account has stored"),
+    **dict.fromkeys(("container", "container_id"), "names what the account has stored"),
 }
 """The same in parts of messages, and in tools."""
 
@@ -131,16 +132,28 @@ def _refused(name: str, why: str) -> BodyRefusedError:
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield messages, items, tools and parts of contents, and the objects in these parts that name their sources."""
-    for name in ("messages", "input", "system", "tools"):
-        waiting = [body.get(name)]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, list):
-                waiting += value
-            elif isinstance(value, dict):
-                yield value
-                waiting += [value.get(key) for key in ("content", "output", *_SOURCES)]
+    """Yield messages, items, tools and parts of contents, and the objects in these parts that name their sources.
+
+    Schemas of tools and arguments of calls are their owners' own: their names are not looked at.
+    """
+    waiting = [body.get(name) for name in _PLACES]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            yield value
+            waiting += [value[name] for name in _SOURCES if name in value]
+            if isinstance(value.get("variables"), dict):  # of a stored prompt, by their names
+                waiting += value["variables"].values()
 
 
-_SOURCES = ("source", "file", "container", "image_url", "video_url", "audio_url", "input_audio")
+_PLACES = (
+    *("messages", "input", "system", "tools", "prompt", "query", "queries", "documents", "items"),
+    *("text_1", "text_2", "data_1", "data_2"),
+)
+"""Fields with parts: of prompts, and of what engines embed and rank."""
+_SOURCES = (
+    *("content", "output", "source", "file", "container", "environment"),
+    *("image_url", "video_url", "audio_url", "input_audio", "audio", "input_image_mask"),
+)

@@ -147,6 +147,9 @@ def test_closed_routes_do_not_reach_the_upstream(upstream: ScriptedUpstream, gat
     assert send(gateway_of(upstream.base_url), "POST", "/flush_cache", b"{}").status == 200
 
 
+IMAGE = {"type": "image_url", "image_url": None, "uuid": "a"}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -155,7 +158,7 @@ def test_closed_routes_do_not_reach_the_upstream(upstream: ScriptedUpstream, gat
         *[{name: 0} for name in ("data_parallel_rank", "routed_dp_rank", "priority", "bootstrap_room", "id_slot")],
         *[{name: "x"} for name in ("input_ids", "cacheSalt", "Cache_Salt", "sessionId", "cache_\u017falt")],
         {"previous_response_id": "resp_1"},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": "a"}]}]},
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
         {"messages": [{"content": [{"type": "image_url", "image_url": {"url": "http://a", "content_hash": "a"}}]}]},
         {"messages": [{"content": [{"type": "document", "source": {"type": "file", "file_id": "file_1"}}]}]},
         {"messages": [{"content": [{"type": "tool_result", "content": [{"source": {"file_id": "file_1"}}]}]}]},
@@ -163,6 +166,13 @@ def test_closed_routes_do_not_reach_the_upstream(upstream: ScriptedUpstream, gat
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
         {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]},
         {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["file-1"]}}]},
+        {"tools": [{"type": "image_generation", "input_image_mask": {"file_id": "file-1"}}]},
+        {"tools": [{"type": "shell", "environment": {"type": "container_reference", "container_id": "cntr_1"}}]},
+        {"messages": [{"content": [{"type": "audio", "audio": {"content_hash": "a"}}]}]},
+        {"prompt": {"variables": {"image": {"type": "input_image", "file_id": "file-1"}}}},
+        *[{name: {"content": [IMAGE]}} for name in ("query", "documents", "text_1", "text_2", "data_1", "data_2")],
+        *[{name: ["Why?", {"content": [IMAGE]}]} for name in ("queries", "documents", "items", "data_1", "data_2")],
+        {"documents": [IMAGE]},
     ],
 )
 def test_fields_that_reach_beyond_a_tenant_are_refused(change: dict[str, Any]) -> None:
@@ -184,6 +194,10 @@ def test_ordinary_fields_pass() -> None:
         "store": False,
         "include": ["reasoning.encrypted_content"],
         "client_metadata": {"x": 1},
+        "input": [{"type": "function_call", "arguments": {"file_id": "x", "content": [{"uuid": "y"}]}}],
+        "prompt": [1, 2],
+        "documents": ["a", {"text": "b"}],
+        "text_1": "uuid",
     }
     refuse_fields(body, ())
     refuse_fields({**body, "previous_response_id": "resp_1"}, ("previous_response_id",))
