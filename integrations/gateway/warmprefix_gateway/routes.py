@@ -57,4 +57,4 @@ def _pattern(text: str) -> tuple[str, re.Pattern[str]]:
     method, _, path = text.rpartition(" ")
     if not re.fullmatch(r"[A-Z]*", method) or not _PATH.fullmatch(path.replace("*", "x")):
         raise ValueError(f"a route must be a path, or a method and a path, such as 'GET /v1/files/*', got {text!r}")
-    return method, re.compile(re.escape(path).replace(r"\*", "[^/]*"))
+    return method, re.compile(re.escape(path).replace(r"\*", "[^/%]*"))  # servers read %2F as a slash

@@ -72,6 +72,9 @@ def test_an_operator_can_open_more() -> None:
         assert kind_of(route, *allowed) == "other"
     for route in ("POST /v1/files/f", "GET /v1/files/f/content", "GET /v1/files/../x", "GET /v1/files/%2e%2e"):
         assert kind_of(route, *allowed) is None
+    for route in ("GET /v1/files/f%2Fcontent", "GET /v1/files/f%2fcontent"):
+        assert kind_of(route, *allowed) is None
+        assert kind_of(route, route) == "other"
     for wrong in ("v1/files", "get /v1/files", "/v1/../x", "GET  /x", "", "/v1/files?x"):
         with pytest.raises(ValueError, match="a route must be"):
             Routes([wrong])
