@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,6 +17,9 @@ ECHO_REFUSAL = "the model copied a reference into the arguments of a tool call"
 _MAX_WHOLE_BYTES = 16 << 20
 _SIGN = b"ord for word"
 """All references hold it, however they are escaped."""
+
+_EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
+"""The beginning of server-sent events, which no JSON has."""
 
 _CALL_SIGNS = (b'"arguments"', b'"input"', b"input_json_delta", b"call_arguments", b"tool_call_input")
 _INPUTS: Mapping[str, tuple[str, TextForm]] = {
@@ -39,7 +43,8 @@ class EchoedAnswer:
     """A reader of an answer that replaces references in the arguments of its tool calls.
 
     In a stream, only what may be the beginning of a reference waits, up to the next pieces of the same arguments; all
-    other bytes pass as they came, event by event. An answer in one piece passes when it is whole.
+    other bytes pass as they came, event by event. An answer in one piece passes when it is whole; one
+    that begins like events is a stream, whatever it is called.
     """
 
     def __init__(self, reader: WholeAnswer | StreamedAnswer, echoes: Echoes, handling: EchoHandling) -> None:
@@ -75,15 +80,19 @@ class EchoedAnswer:
     def feed(self, data: bytes) -> bytes:
         """Read a piece of the answer; return the bytes to pass on now."""
         passed = self._reader.feed(data)
-        if self.streams:
-            return b"".join([self._event(event) for event in self._events.feed(passed)])
-        if self._whole is None:
-            return passed
-        self._whole += passed
-        if len(self._whole) <= _MAX_WHOLE_BYTES:
-            return b""
-        large, self._whole = bytes(self._whole), None
-        return large
+        if not self.streams:
+            if self._whole is None:
+                return passed
+            self._whole += passed
+            self.streams = _EVENTS.match(self._whole, 0, 64) is not None
+            if not self.streams and len(self._whole) <= _MAX_WHOLE_BYTES:
+                return b""
+            passed, self._whole = bytes(self._whole), None
+            if not self.streams:
+                return passed
+            self._reader = StreamedAnswer(hide_usage=False, facts=self.facts)
+            self._reader.feed(passed)
+        return b"".join([self._event(event) for event in self._events.feed(passed)])
 
     def finish(self) -> bytes:
         """Read the end of the answer; return the remaining bytes to pass on."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warmprefix.dedup import Echoes, TextForm
-from warmprefix.openai import StreamedAnswer
+from warmprefix.openai import StreamedAnswer, WholeAnswer
 from warmprefix_gateway.echo_watch import EchoedAnswer
 
 REFERENCE = '[Word for word the result of the earlier call read({"path":"a"}).]'
@@ -61,3 +61,32 @@ def test_the_last_piece_may_come_with_the_reason_to_finish(shape: str, piece_siz
         assert ("".join(str(*holder[shape].values()) for holder in holders), reader.restored) == (meant.text, 1)
         assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
         assert seen.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b": alive\n\n", b"\xef\xbb\xbf", b"\r\n\n", b"id: 1\n", b"event: x\r\n", b"retry: 3\n\n"]
+)
+@pytest.mark.parametrize("size", [1, 3, 1_000])
+def test_a_stream_that_calls_itself_json_passes_event_by_event(begin: bytes, size: int) -> None:
+    first, call = chunk({"content": "hi"}), chunk(SHAPES["function"](WRITTEN), "tool_calls")
+    end = event({"choices": [], "usage": {"prompt_tokens": 9}}) + b"data: [DONE]\n\n"
+    reader = EchoedAnswer(WholeAnswer(), ECHOES, "restore")
+    begun = begin + first
+    assert b"".join([reader.feed(begun[at : at + size]) for at in range(0, len(begun), size)]) == begun
+    assert reader.streams
+    assert reader.facts.started
+    seen = reader.feed(call + end) + reader.finish()
+    assert (
+        json.loads(payloads(seen)[0]["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"])["content"]
+        == TEXT
+    )
+    assert seen.endswith(end)
+    assert (reader.restored, reader.facts.tokens.prompt_tokens) == (1, 9)
+
+
+@pytest.mark.parametrize("content", [b"", b"  ", b"data", b'"data:"', b' {"data:": 1}', b"\xff:", b"\xef\xbb\xbf{}"])
+def test_what_does_not_begin_like_a_stream_passes_when_it_is_whole(content: bytes) -> None:
+    reader = EchoedAnswer(WholeAnswer(), ECHOES, "restore")
+    assert b"".join([reader.feed(content[at : at + 1]) for at in range(len(content))]) == b""
+    assert reader.finish() == content
+    assert not reader.streams
