@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
@@ -162,6 +163,8 @@ class EchoedAnswer:
         elif kind == "content_block_delta" and _is_object(payload.get("delta")):
             if payload["delta"].get("type") == "input_json_delta":
                 self._edit_piece(("block", payload.get("index")), payload["delta"], "partial_json", "json", payload)
+        elif kind == "content_block_start" and _is_object(payload.get("content_block")):
+            self._edit_block(payload["content_block"])
         elif kind == "content_block_stop":
             yield from self._flushed(("block", payload.get("index")))
         elif kind in ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta"):
@@ -252,11 +255,15 @@ class EchoedAnswer:
             if _is_object(message.get("function_call")):
                 self._edit_text(message["function_call"], "arguments", "json", counts=counts)
         for block in _objects(answer, "content"):
-            if block.get("type") == "tool_use":
-                block["input"], restored, unresolved = self._echoes.in_value(block.get("input"))
-                self._count(restored, unresolved)
+            self._edit_block(block)
         for item in _objects(answer, "output"):
             self._edit_item(item, counts=counts)
+
+    def _edit_block(self, block: dict[str, Any]) -> None:
+        if block.get("type") == "tool_use" and "input" in block:
+            block["input"], restored, unresolved = self._echoes.in_value(block["input"])
+            self._is_changed = self._is_changed or restored > 0
+            self._count(restored, unresolved)
 
     def _edit_item(self, item: dict[str, Any], *, counts: bool) -> None:
         kind = item.get("type")
@@ -317,9 +324,9 @@ def _written(payload: Mapping[str, Any]) -> bytes:
 
 def _rewritten(event: bytes, payload: Mapping[str, Any]) -> bytes:
     """Return an event with other data; its other lines and the ends of lines stay."""
-    lines: list[bytes] = []
+    lines = [BOM_UTF8] if event.startswith(BOM_UTF8) else []
     has_data = False
-    for line in event.splitlines(keepends=True):
+    for line in event.removeprefix(BOM_UTF8).splitlines(keepends=True):
         if not line.startswith(b"data:"):
             lines.append(line)
         elif not has_data:

@@ -90,3 +90,27 @@ def test_what_does_not_begin_like_a_stream_passes_when_it_is_whole(content: byte
     assert b"".join([reader.feed(content[at : at + 1]) for at in range(len(content))]) == b""
     assert reader.finish() == content
     assert not reader.streams
+
+
+@pytest.mark.parametrize("size", [1, 1_000])
+@pytest.mark.parametrize("name", ["", "event: message\r\n"])
+def test_the_first_event_may_have_a_byte_order_mark(size: int, name: str) -> None:
+    mark = b"\xef\xbb\xbf" + name.encode()
+    seen, reader = passed(mark + chunk(SHAPES["function"](WRITTEN)) + b"data: [DONE]\n\n", size)
+    assert seen.startswith(mark + b"data: {")
+    call = payloads(seen.removeprefix(mark))[0]["choices"][0]["delta"]["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"]) == {"content": TEXT}
+    assert reader.restored == 1
+
+
+def test_a_block_may_start_with_its_whole_input() -> None:
+    def block(kind: str, value: Any) -> bytes:
+        content = {"type": kind, "id": "t", "name": "w", "input": value}
+        return event({"type": "content_block_start", "index": 0, "content_block": content})
+
+    stop = event({"type": "content_block_stop", "index": 0})
+    seen, reader = passed(block("tool_use", {"content": [REFERENCE, 1.5]}) + stop)
+    assert payloads(seen)[0]["content_block"]["input"] == {"content": [TEXT, 1.5]}
+    assert (reader.restored, reader.refused) == (1, False)
+    for same in (block("tool_use", {"n": [1.50, "[W"]}), block("server_tool_use", {"n": REFERENCE}), block("text", 7)):
+        assert passed(same + stop)[0] == same + stop
