@@ -210,7 +210,8 @@ class PassedRequest:
         try:
             await self._ask(base, data, None)
         except _NoAnswerError as error:
-            await self._no_answer(base, error)
+            self._metrics.upstream_errors.labels(error.reason).inc()
+            await self._fail(error.status, "upstreams", _MESSAGES[error.status])
 
     async def _prepare_and_pass(self, content: bytes, plain: bytes) -> None:
         self._timer = FirstByteTimer()
@@ -242,7 +243,7 @@ class PassedRequest:
                     upstreams.failed(base, reason_of(error.__cause__ or error))
                 self._tried.add(base)
                 if error.status != 502 or not upstreams.others(self._tried):
-                    await self._no_answer(base, error)
+                    await self._fail(error.status, "upstreams", _MESSAGES[error.status])
                     return
                 self._metrics.retries.labels("upstream").inc()
             finally:
@@ -258,11 +259,6 @@ class PassedRequest:
         if self._route is not None:
             self._office.upstreams.abandon(self._route)
             self._route = None
-
-    async def _no_answer(self, base: str, error: _NoAnswerError) -> None:
-        if self._asked is None:
-            self._metrics.upstream_errors.labels(error.reason).inc()
-        await self._fail(error.status, "upstreams", _MESSAGES[error.status])
 
     async def _ask_with_additions(self, base: str, content: bytes) -> None:
         """Ask an upstream; if it refuses a field that we added, ask again without."""

@@ -75,6 +75,14 @@ def test_a_single_upstream_is_checked_until_it_answers(gateway_of: Make, caplog:
     assert checks == 1
 
 
+@pytest.mark.parametrize("body", [BODY, b"not json", b'{"model": "m", "messages": 7}', b""])
+def test_an_upstream_that_does_not_answer_is_one_error(gateway_of: Make, body: bytes) -> None:
+    gateway = gateway_of(f"http://127.0.0.1:{closed_port()}/v1")
+    for path in (CHAT, "/v1/embeddings"):
+        assert send(gateway, "POST", path, body).status == 502
+    assert metric(gateway, "upstream_errors_total", reason="connection") == 2
+
+
 def test_the_page_has_a_row_for_each_upstream(
     upstream: ScriptedUpstream, gateway_of: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
