@@ -35,9 +35,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _PROMPT_PATHS = ("/chat/completions", "/completions", "/messages", "/responses")
 _REFUSED_FIELD = (400, 422)
 _UNAVAILABLE = (502, 503)
+_SHARED = "the upstream's engine does not keep tenants apart on this route; use chat completions"
 _MESSAGES = {
     400: "the path or a header is not valid",
     502: "no upstream answers",
+    503: "no upstream answers",
     504: "the upstream did not answer in time",
 }
 
@@ -113,11 +115,14 @@ class PassedRequest:
             await self._until_client_leaves(self._prepare_and_pass(content, plain))
         except BodyRefusedError as error:
             await self._fail(error.status, error.reason, str(error))
+        except NoAgentError:
+            await self._fail(503, "upstreams", _MESSAGES[503])
         except ClientLeftError:
             has_left = True
             raise
         finally:
             self._record(has_left)
+            self._abandon()
             self._office.abandon(self._asked)
             self._body.release()
 
@@ -224,16 +229,8 @@ class PassedRequest:
         """Send a request with a prompt; if an upstream fails before its first byte, to another one."""
         upstreams = self._office.upstreams
         while True:
+            base = await self._choose(len(content))
             try:
-                base = self._choose(len(content))
-            except NoAgentError:
-                await self._fail(503, "upstreams", "no upstream answers")
-                return
-            try:
-                if self._asked is not None and not await self._office.separates(base, self._asked):
-                    message = "the upstream's engine does not keep tenants apart on this route; use chat completions"
-                    await self._fail(400, "salt", message)
-                    return
                 await self._ask_with_additions(base, content)
                 return
             except _NoAnswerError as error:
@@ -246,14 +243,24 @@ class PassedRequest:
                     await self._fail(error.status, "upstreams", _MESSAGES[error.status])
                     return
                 self._metrics.retries.labels("upstream").inc()
-            finally:
-                self._abandon()
 
-    def _choose(self, size: int) -> str:
-        if self._asked is None or self._tried:  # the router would choose a busy upstream again
-            return self._office.upstreams.any_base(self._tried)
-        self._route = self._office.upstreams.route(self._asked.session, self._asked.parts, size // 4)
-        return self._route.replica
+    async def _choose(self, size: int) -> str:
+        """Return an upstream that was not tried and keeps tenants apart; raise an error without one."""
+        upstreams, asked, shared = self._office.upstreams, self._asked, set[str]()
+        while not self._tried or upstreams.others(self._tried):
+            if asked is None or self._tried:  # the router would choose a busy upstream again
+                base = upstreams.any_base(self._tried)
+            else:
+                self._route = upstreams.route(asked.session, asked.parts, size // 4)
+                base = self._route.replica
+            if asked is None or await self._office.separates(base, asked):
+                return base
+            self._abandon()
+            self._tried.add(base)
+            shared.add(base)
+        if shared == upstreams.states.keys():
+            raise BodyRefusedError(400, "salt", _SHARED)
+        raise NoAgentError
 
     def _abandon(self) -> None:
         if self._route is not None:

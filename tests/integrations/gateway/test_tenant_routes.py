@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import aiohttp
 import pytest
 from starlette.routing import Match, Route
-from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, answer, metric, send
+from tests.integrations.gateway.conftest import INSTANT, Handler, ScriptedUpstream, SeenRequest, answer, metric, send
 from tests.integrations.gateway.test_hostile_requests import exchanged
 
 from warmprefix_gateway import GatewayOptions, GatewayServer
@@ -308,6 +308,34 @@ def test_messages_are_refused_where_their_salt_is_ignored(upstream: ScriptedUpst
     stated = gateway_of(upstream.base_url, tenant_header="x-tenant", engine="vllm")
     assert send(stated, "POST", "/v1/messages", content, x_tenant="acme").status == 200
     assert "cache_salt" in json.loads(upstream.prompts[-1].body)
+
+
+def test_a_failure_moves_no_tenant_to_an_engine_without_salts(
+    upstream: ScriptedUpstream, other: ScriptedUpstream, gateway_of: Make
+) -> None:
+    content = json.dumps(BODY).encode()
+
+    def status_of(*failing: int) -> int:
+        for number, each in enumerate((upstream, other)):
+            works = owned_by("llamacpp" if number else "vllm")
+            fails = answer(b"{}", "503 Service Unavailable")
+            each.handler = by_method(works, fails if number in failing else works)
+        gateway = gateway_of(upstream.base_url, other.base_url, tenant_header="x-tenant")
+        return send(gateway, "POST", CHAT, content, x_tenant="acme").status
+
+    assert [status_of(), status_of(1), status_of(0)] == [200, 200, 503]
+    assert other.prompts == []
+    gateway = gateway_of(other.base_url, other.base_url.removesuffix("/v1"), tenant_header="x-tenant")
+    reply = send(gateway, "POST", CHAT, content, x_tenant="acme")
+    assert reply.status == 400
+    assert "keep tenants apart" in reply.json["error"]["message"]
+
+
+def by_method(got: Handler, posted: Handler) -> Handler:
+    async def handle(request: SeenRequest, writer: asyncio.StreamWriter) -> None:
+        await (got if request.method == "GET" else posted)(request, writer)
+
+    return handle
 
 
 def test_a_busy_engine_stays_the_same_and_another_one_is_noticed(upstream: ScriptedUpstream) -> None:
