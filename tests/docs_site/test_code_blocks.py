@@ -37,6 +37,7 @@ RUN_BY = {
     "docs/batch-runs.md": "openai_chat/batch_runner/test_batch_docs.py",
     "docs/batch.md": "tools/plan_batch/test_batch_page.py",
     "docs/caches.md": "docs_site/test_code_blocks.py",
+    "docs/concepts.md": "docs_site/test_code_blocks.py",
     "docs/emulator.md": "test_docs.py",
     "docs/engines.md": "test_how_to_pages.py",
     "docs/frameworks.md": "test_how_to_pages.py",
@@ -141,13 +142,21 @@ def test_the_code_on_marks_runs(names: dict[str, Any], capsys: pytest.CaptureFix
     assert names["marker"].stats().uncached_tokens == 900
 
 
+def test_the_code_on_runs_keeps_their_order(names: dict[str, Any]) -> None:
+    (block,) = blocks(ROOT / "docs/concepts.md", "python")
+    exec(compile(block, "concepts.md", "exec"), names)
+    plan = names["planner"].plan(names["steps"])
+    assert [planned.joined for planned in plan.blocks] == [False, True]
+
+
 def test_the_code_on_wording_shows_in_the_prompt(names: dict[str, Any]) -> None:
     (block,) = blocks(ROOT / "docs/prompt-text.md", "python")
     exec(compile(block, "prompt-text.md", "exec"), names)
-    for blocks_of_request in (["b " * 90, "a " * 90], ["a " * 90, "b " * 90]):
+    lovelace, babbage = "Ada Lovelace" + " wrote" * 90, "Charles Babbage" + " built" * 90
+    for blocks_of_request in ([babbage, lovelace], [lovelace, babbage]):
         with names["planner"].planning(blocks_of_request, annotate="note") as plan:
             prompt = plan.render()
-    assert prompt.endswith("Best first: 2, 1.")
+    assert prompt.endswith('Best first: "Ada Lovelace" > "Charles Babbage".')
 
 
 def test_the_code_on_quality_runs(names: dict[str, Any]) -> None:

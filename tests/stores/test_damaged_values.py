@@ -37,7 +37,7 @@ def garbled(value: bytes, way: str, chance: random.Random) -> bytes:
 
 
 def serve(planner: ContextPlanner, numbers: list[int]) -> ContextPlan:
-    plan = planner.plan([BLOCKS[i] for i in numbers], conversation="chat", placement="tail")
+    plan = planner.plan([BLOCKS[i] for i in numbers], conversation="chat", placement="tail", annotate="labels")
     assert planner.commit(plan)
     return plan
 
@@ -67,13 +67,18 @@ def test_garbled_fields_count_as_missing(
     with ContextPlanner(store=guard) as planner:
         history = "".join(serve(planner, chance.sample(range(8), 4)).render() + "\n\n" for _ in range(2))
         if chance.random() < 0.3:
-            planner.plan(BLOCKS[:2], conversation="chat", placement="tail")  # stays open
+            planner.plan(BLOCKS[:2], conversation="chat", placement="tail", annotate="labels")  # stays open
         (key,) = admin.keys()
         fields: dict[bytes, bytes] = admin.hgetall(key)  # type: ignore[assignment]
         for field in sorted(fields) if several else [chance.choice(sorted(fields))]:
             admin.hset(key, field, garbled(fields[field], way, chance))
         for _ in range(3):
-            plan = planner.plan([BLOCKS[i] for i in chance.sample(range(8), 5)], conversation="chat", placement="tail")
+            plan = planner.plan(
+                [BLOCKS[i] for i in chance.sample(range(8), 5)],
+                conversation="chat",
+                placement="tail",
+                annotate="labels",
+            )
             check_references(history, plan)
             planner.commit(plan)
             history += plan.render() + "\n\n"
@@ -92,7 +97,7 @@ def test_damaged_values_are_counted_once_per_plan(open_store: OpenStore, admin: 
         for field in fields:
             if field[:1] == kind:
                 admin.hset(key, field, b"9" * 400)
-        plan = planner.plan(BLOCKS[:3], conversation="chat", placement="tail")
+        plan = planner.plan(BLOCKS[:3], conversation="chat", placement="tail", annotate="labels")
         assert plan.references == ()
         assert planner.stats().store_errors == 1
         assert "999" not in plan.render()
@@ -120,7 +125,7 @@ class OddStore:
 def test_label_that_a_block_cannot_have_is_in_no_prompt(open_store: OpenStore, admin: redis.Redis, label: str) -> None:
     with ContextPlanner(store=GuardedStore(OddStore(open_store(), label), budget=60.0)) as planner:
         serve(planner, [0, 1])
-        plan = planner.plan(BLOCKS[:2], conversation="chat", placement="tail")
+        plan = planner.plan(BLOCKS[:2], conversation="chat", placement="tail", annotate="labels")
         assert plan.references == ()
         digits = [block.fingerprint.hex()[:6] for block in BLOCKS[:2]]
         assert [planned.label for planned in plan.blocks] == [f"Doc_0~{digits[0]}", f"ctx-{digits[1]}"]

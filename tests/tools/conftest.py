@@ -18,6 +18,12 @@ class Finished(NamedTuple):
     stderr: str
 
 
+@pytest.fixture(autouse=True)
+def width_without_a_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print reports in their own width, also where a worker of pytest-xdist inherits COLUMNS."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def entries() -> tuple[LibraryEntry, ...]:
     """Return the standard library's docstrings, read once for the tests of all commands."""

@@ -346,8 +346,9 @@ def test_a_refused_request_is_not_recorded() -> None:
 def test_the_recorder_receives_relevance_order(tmp_path: Path) -> None:
     recorder = TraceRecorder(tmp_path / "t")
     planner = ContextPlanner(recorder=recorder)
-    planner.commit(planner.plan(blocks(1, 2, 3)))
-    plan = planner.plan(blocks(3, 2, 1))
+    longer = [ContextBlock(f"Passage {number}. " + "word " * 40, id=f"Doc_{number}") for number in (1, 2, 3)]
+    planner.commit(planner.plan(longer))
+    plan = planner.plan(longer[::-1])
     assert plan.reordered
     recorder.close()
     assert [request.blocks[0] for request in read_trace(tmp_path / "t").requests] == ["Doc_1", "Doc_3"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.annotate import Annotate
+from warmprefix.annotate import Annotate, Templates
 from warmprefix_mem0 import ContextReuseMemory
 
 TEXTS = [
@@ -68,7 +68,7 @@ def test_all_results_are_kept_as_they_are(searches: list[list[Any]], annotate: A
             texts = [
                 e["memory"] for e in arranged["results"] if isinstance(e, dict) and isinstance(e.get("memory"), str)
             ]
-            shown = [text for text in dict.fromkeys(texts) if text.strip()]
+            shown = [Templates().escaped(text) for text in dict.fromkeys(texts) if text.strip()]
             note = arranged["order_annotation"]
             assert arranged["context"] == "\n".join(f"- {text}" for text in shown) + (f"\n\n{note}" if note else "")
 

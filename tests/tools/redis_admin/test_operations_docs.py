@@ -142,7 +142,8 @@ planner = ContextPlanner.from_url(settings=SharedSettings(store_budget=10.0))
 def works(conversation):
     found = []
     for _ in range(20):
-        with planner.planning(["a", "b"], conversation=conversation, placement="tail", tenant="acme") as plan:
+        where = {"conversation": conversation, "placement": "tail", "tenant": "acme"}
+        with planner.planning(["a", "b"], annotate="labels", **where) as plan:
             found.append(len(plan.references))
     return found == [0] + 19 * [2] and planner.stats().store_errors == 0
 

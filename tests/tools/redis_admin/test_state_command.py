@@ -148,7 +148,9 @@ def test_planners_resend_forgotten_blocks(server: Server, run: Run) -> None:
     with ContextPlanner.from_url(settings=SharedSettings(redis_url=server.url, store_budget=10.0)) as planner:
 
         def references() -> int:
-            with planner.planning(["a", "b"], conversation="chat-42", placement="tail", tenant="acme") as plan:
+            with planner.planning(
+                ["a", "b"], conversation="chat-42", placement="tail", tenant="acme", annotate="labels"
+            ) as plan:
                 return len(plan.references)
 
         assert [references(), references()] == [0, 2]

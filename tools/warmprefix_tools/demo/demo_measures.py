@@ -162,7 +162,7 @@ class PromptLine(NamedTuple):
 def pick_examples(runs: ArmRuns) -> list[PromptExample]:
     """Return a typical reordered prompt, a typical one with references, and the one that gained least.
 
-    Typical is the median of the saved tokens over all such prompts. A kind without prompts has no example.
+    The reordered one has a note if any has one. Typical is the median of the saved tokens over all such prompts. A kind without prompts has no example.
     """
     pairs = [
         PromptExample("", placement, before, after)
@@ -171,9 +171,10 @@ def pick_examples(runs: ArmRuns) -> list[PromptExample]:
     ]
     first = [pair for pair in pairs if pair.placement == pairs[0].placement]
     reordered = [pair for pair in first if pair.after.context.reordered]
+    noted = [pair for pair in reordered if pair.after.context.order_annotation is not None]
     referring = [pair for pair in pairs if pair.after.context.reference_tokens]
     kinds = (
-        ("A typical prompt with another order", reordered, 0.5),
+        ("A typical prompt with another order", noted or reordered, 0.5),
         ("A typical prompt with references", referring, 0.5),
         ("The prompt that gained least", first, 0.0),
     )

@@ -182,7 +182,7 @@ def _as_body(record: _Json) -> _Json | None:
 
 def _asks_a_model(record: _Json) -> bool:
     """Return whether a record with an input is for a language model, and not for embeddings, speech or ranking."""
-    model = str(record.get("model", "embed")).lower()
+    model = str(record.get("model", "" if "instructions" in record else "embed")).lower()
     return _NO_PROMPT.isdisjoint(record) and "embed" not in model and "moderation" not in model
 
 
