@@ -162,7 +162,8 @@ class PromptLine(NamedTuple):
 def pick_examples(runs: ArmRuns) -> list[PromptExample]:
     """Return a typical reordered prompt, a typical one with references, and the one that gained least.
 
-    The reordered one has a note if any has one. Typical is the median of the saved tokens over all such prompts. A kind without prompts has no example.
+    The reordered one has a note if any has one. Typical is the median of the saved tokens over all such prompts. A kind
+    without prompts has no example.
     """
     pairs = [
         PromptExample("", placement, before, after)
