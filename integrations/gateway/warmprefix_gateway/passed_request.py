@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
@@ -103,16 +103,16 @@ class PassedRequest:
             await self._fail(404, "route", "this route is not open; the gateway's operator can allow it")
             return
         if kind == "other":
-            await self._until_client_leaves(self._pass_on())
+            await self._body.until_client_leaves(self._pass_on())
             return
         has_left = False
         try:
             content, plain = await self._read_body()
             if kind == "embedding":
                 sent = await self._office.salted_embedding(plain, self._headers, self._tenant or "")
-                await self._until_client_leaves(self._pass_on(sent))
+                await self._body.until_client_leaves(self._pass_on(sent))
                 return
-            await self._until_client_leaves(self._prepare_and_pass(content, plain))
+            await self._body.until_client_leaves(self._prepare_and_pass(content, plain))
         except BodyRefusedError as error:
             await self._fail(error.status, error.reason, str(error))
         except NoAgentError:
@@ -176,18 +176,6 @@ class PassedRequest:
             return content, content
         self._headers.pop("content-encoding", None)
         return content, plain
-
-    async def _until_client_leaves(self, work: Coroutine[Any, Any, None]) -> None:
-        doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._body.client_leaves())
-        try:
-            await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
-                raise ClientLeftError
-            doing.result()
-        finally:
-            doing.cancel()
-            leaving.cancel()
-            await asyncio.gather(doing, leaving, return_exceptions=True)
 
     async def _fail(self, status: int, reason: str, message: str) -> None:
         """Answer with an error of our own."""

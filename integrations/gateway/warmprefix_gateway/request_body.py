@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 from warmprefix_gateway.body_encodings import BodyDecoder, is_plain
@@ -91,8 +91,24 @@ class RequestBody:
         self._office.buffers.give_back(self._tenant, self._held_bytes)
         self._held_bytes = 0
 
-    async def client_leaves(self) -> None:
-        """Wait until the client leaves."""
+    async def until_client_leaves(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work while the client is there; what it raises goes on.
+
+        Raises:
+            ClientLeftError: The client left; the work was cancelled.
+        """
+        doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._client_leaves())
+        try:
+            await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise ClientLeftError
+            doing.result()
+        finally:
+            doing.cancel()
+            leaving.cancel()
+            await asyncio.gather(doing, leaving, return_exceptions=True)
+
+    async def _client_leaves(self) -> None:
         await self._is_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
