@@ -22,7 +22,7 @@ _SALTED: Mapping[EngineName, Mapping[str, tuple[int, int]]] = {
     "warmprefix-emulator": {"chat": _ANY, "completions": _ANY, "responses": _ANY, "messages": _ANY},
 }
 """The first version that separates its cache by `cache_salt`, by route. SGLang ignores the field on Messages, as of
-0.5.23; vLLM takes it there in 0.32 and 0.33."""
+0.5.23; vLLM takes it there in 0.32 and 0.33. Embeddings are open where an engine has salts."""
 
 _OWNERS: Mapping[str, EngineName] = {
     "vllm": "vllm",
@@ -46,7 +46,7 @@ class Engine(NamedTuple):
             return None
         first = _SALTED[self.name].get(route)
         if first is None:
-            return False
+            return None if route == "embeddings" and _SALTED[self.name] else False
         if first == _ANY:
             return True
         return None if self.version is None else self.version >= first

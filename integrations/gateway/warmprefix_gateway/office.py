@@ -216,14 +216,13 @@ class Office:
 
         return await self._preparing.run(tenant, len(content), prepare)
 
-    async def separates(self, base: str, asked: AskedPrompt) -> bool:
+    async def separates(self, base: str, tenant: str | None, route: str) -> bool:
         """Return False if an upstream may ignore the salt of a request's tenant.
 
         If the engine was not recognised, only Messages are refused: SGLang has ignored their salt until now.
         """
-        if asked.session.tenant is None or self._rules.profile.isolation != "cache_salt":
+        if tenant is None or self._rules.profile.isolation != "cache_salt":
             return True
-        route = asked.call.route
         takes = (await self.upstreams.engine(self.client, base)).takes_salt(route)
         return route != "messages" if takes is None else takes
 

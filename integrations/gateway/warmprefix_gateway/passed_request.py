@@ -35,7 +35,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _PROMPT_PATHS = ("/chat/completions", "/completions", "/messages", "/responses")
 _REFUSED_FIELD = (400, 422)
 _UNAVAILABLE = (502, 503)
-_SHARED = "the upstream's engine does not keep tenants apart on this route; use chat completions"
+_SHARED = "the upstream's engine does not keep tenants apart on this route"
 _MESSAGES = {
     400: "the path or a header is not valid",
     502: "no upstream answers",
@@ -199,7 +199,7 @@ class PassedRequest:
         elif content is None:
             async for _ in self._body.pieces():
                 pass
-        base = self._office.upstreams.any_base()
+        base = self._office.upstreams.any_base() if content is None else await self._choose(len(content))
         try:
             await self._ask(base, data, None)
         except _NoAnswerError as error:
@@ -235,19 +235,21 @@ class PassedRequest:
     async def _choose(self, size: int) -> str:
         """Return an upstream that was not tried and keeps tenants apart; raise an error without one."""
         upstreams, asked, shared = self._office.upstreams, self._asked, set[str]()
+        route = "embeddings" if asked is None else asked.call.route
         while not self._tried or upstreams.others(self._tried):
             if asked is None or self._tried:  # the router would choose a busy upstream again
                 base = upstreams.any_base(self._tried)
             else:
                 self._route = upstreams.route(asked.session, asked.parts, size // 4)
                 base = self._route.replica
-            if asked is None or await self._office.separates(base, asked):
+            if await self._office.separates(base, self._tenant, route):
                 return base
             self._abandon()
             self._tried.add(base)
             shared.add(base)
         if shared == upstreams.states.keys():
-            raise BodyRefusedError(400, "salt", _SHARED)
+            hint = "; use chat completions" if route in ("messages", "responses") else ""
+            raise BodyRefusedError(400, "salt", _SHARED + hint)
         raise NoAgentError
 
     def _abandon(self) -> None:

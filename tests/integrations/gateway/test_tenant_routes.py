@@ -240,8 +240,8 @@ def test_embeddings_get_the_salt_too(upstream: ScriptedUpstream, gateway_of: Mak
         ("vllm", "0.32.1.dev7+g1", {"messages": True}),
         ("vllm", "0.31.2", {"chat": True, "messages": False}),
         ("vllm", "0.1.dev1+g1", {"chat": None, "messages": None}),
-        ("sglang", "", {"chat": True, "completions": True, "responses": True, "messages": False}),
-        ("llamacpp", "", {"chat": False, "messages": False}),
+        ("sglang", "", {"chat": True, "completions": True, "responses": True, "messages": False, "embeddings": None}),
+        ("llamacpp", "", {"chat": False, "messages": False, "embeddings": False}),
         ("acme", "0.33.0", {"chat": None, "messages": None}),
     ],
 )
@@ -308,6 +308,32 @@ def test_messages_are_refused_where_their_salt_is_ignored(upstream: ScriptedUpst
     stated = gateway_of(upstream.base_url, tenant_header="x-tenant", engine="vllm")
     assert send(stated, "POST", "/v1/messages", content, x_tenant="acme").status == 200
     assert "cache_salt" in json.loads(upstream.prompts[-1].body)
+
+
+@pytest.mark.parametrize(
+    ("owner", "path", "hint"),
+    [
+        ("llamacpp", "/v1/embeddings", ""),
+        ("llamacpp", "/rerank", ""),
+        ("llamacpp", CHAT, ""),
+        ("sglang", "/v1/messages", "; use chat completions"),
+    ],
+)
+def test_an_ignored_salt_is_an_error_of_the_route(
+    upstream: ScriptedUpstream, other: ScriptedUpstream, gateway_of: Make, owner: str, path: str, hint: str
+) -> None:
+    upstream.handler, other.handler = owned_by(owner), owned_by("vllm")
+    content = json.dumps({**BODY, "input": "Why?"}).encode()
+    reply = send(gateway_of(upstream.base_url, tenant_header="x-tenant"), "POST", path, content, x_tenant="acme")
+    assert reply.status == 400
+    assert reply.json["error"]["message"].endswith(f"apart on this route{hint}")
+    assert upstream.prompts == []
+    for options in ({}, {"tenant_header": "x-tenant", "engine": "warmprefix-emulator"}):
+        assert send(gateway_of(upstream.base_url, **options), "POST", path, content, x_tenant="acme").status == 200
+    if path != "/v1/messages":
+        both = gateway_of(upstream.base_url, other.base_url, tenant_header="x-tenant")
+        assert send(both, "POST", path, content, x_tenant="acme").status == 200
+        assert "cache_salt" in json.loads(other.prompts[-1].body)
 
 
 def test_a_failure_moves_no_tenant_to_an_engine_without_salts(
