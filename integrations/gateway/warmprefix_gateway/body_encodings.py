@@ -17,7 +17,7 @@ else:
     except ImportError as exc:
         raise MissingExtraError("serve", "backports.zstd") from exc
 
-__all__ = ["BodyDecoder", "CompressedAnswer", "decompressed", "is_plain", "zstd"]
+__all__ = ["BodyDecoder", "CompressedAnswer", "ReadAnswer", "decompressed", "is_plain", "reader_of", "zstd"]
 
 _PIECE_BYTES = 256 * 1_024
 _LARGEST_WINDOW = 23
@@ -123,11 +123,15 @@ def decompressed(content: bytes, encoding: str, most_bytes: int) -> bytes | None
 
 
 class CompressedAnswer:
-    """Reads an answer that passes on compressed, as it came."""
+    """Reads an answer that passes on compressed, as it came; one in an unknown encoding stays unread."""
 
-    def __init__(self, reader: StreamedAnswer | WholeAnswer, decoder: BodyDecoder) -> None:
+    def __init__(self, reader: StreamedAnswer | WholeAnswer, encoding: str) -> None:
         self._reader = reader
-        self._decoder: BodyDecoder | None = decoder
+        self._decoder: BodyDecoder | None = None
+        try:
+            self._decoder = BodyDecoder(encoding)
+        except LookupError:
+            reader.facts.unread = True
         self._room = _MOST_ANSWER_BYTES
 
     @property
@@ -153,3 +157,13 @@ class CompressedAnswer:
         """End the answer; nothing is left to pass on."""
         self._reader.finish()
         return b""
+
+
+ReadAnswer = StreamedAnswer | WholeAnswer | CompressedAnswer
+
+
+def reader_of(encoding: str, streams: bool, *, hide_usage: bool = False) -> ReadAnswer:
+    """Return the reader of an answer with this encoding; the usage of a compressed one cannot be hidden."""
+    plain = is_plain(encoding)
+    reader = StreamedAnswer(hide_usage=hide_usage and plain) if streams else WholeAnswer()
+    return reader if plain else CompressedAnswer(reader, encoding)

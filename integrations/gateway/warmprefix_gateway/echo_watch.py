@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from warmprefix.dedup import Echoes, EchoStream, TextForm
-from warmprefix.openai import AnswerFacts, EventSplitter, StreamedAnswer, WholeAnswer, event_data
+from warmprefix.openai import AnswerFacts, EventSplitter, StreamedAnswer, event_data
+from warmprefix_gateway.body_encodings import CompressedAnswer, ReadAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
 
-__all__ = ["ECHO_REFUSAL", "EchoedAnswer"]
+__all__ = ["EchoedAnswer"]
 
-ECHO_REFUSAL = "the model copied a reference into the arguments of a tool call"
+_ECHO_REFUSAL = "the model copied a reference into the arguments of a tool call"
+_UNWATCHED_REFUSAL = "the answer is compressed or too large, so references in its tool calls would not be seen"
 _MAX_WHOLE_BYTES = 16 << 20
 _SIGN = b"ord for word"
 """All references hold it, however they are escaped."""
@@ -48,20 +50,22 @@ class EchoedAnswer:
     that begins like events is a stream, whatever it is called.
     """
 
-    def __init__(self, reader: WholeAnswer | StreamedAnswer, echoes: Echoes, handling: EchoHandling) -> None:
+    def __init__(self, reader: ReadAnswer, echoes: Echoes, handling: EchoHandling) -> None:
         self.streams = isinstance(reader, StreamedAnswer)
         """True for an answer of server-sent events."""
         self.restored = 0
         """Number of references in arguments."""
         self.unresolved = 0
         """Number of texts in arguments that begin like a reference, and are none of the prompt's."""
+        self.unwatched = isinstance(reader, CompressedAnswer)
+        """True if the answer is compressed or too large, so that it is not searched."""
         self._reader = reader
         self._echoes = echoes
         self._handling = handling
         self._events = EventSplitter()
         self._calls: dict[_Key, _OpenCall] = {}
         self._streamed: set[_Key] = set()
-        self._whole: bytearray | None = bytearray()
+        self._whole = None if self.unwatched else bytearray()
         self._shape: dict[str, Any] = {}
         """The latest event that was read."""
         self._is_changed = False
@@ -76,21 +80,27 @@ class EchoedAnswer:
     @property
     def refused(self) -> bool:
         """True if the client must get an error in place of the answer."""
-        return self._handling == "refuse" and self.restored > 0
+        return self._handling == "refuse" and (self.restored > 0 or self.unwatched)
+
+    @property
+    def refusal(self) -> str:
+        """The text of that error."""
+        return _UNWATCHED_REFUSAL if self.unwatched else _ECHO_REFUSAL
 
     def feed(self, data: bytes) -> bytes:
         """Read a piece of the answer; return the bytes to pass on now."""
         passed = self._reader.feed(data)
         if not self.streams:
             if self._whole is None:
-                return passed
+                return b"" if self.refused else passed
             self._whole += passed
             self.streams = _EVENTS.match(self._whole, 0, 64) is not None
             if not self.streams and len(self._whole) <= _MAX_WHOLE_BYTES:
                 return b""
             passed, self._whole = bytes(self._whole), None
             if not self.streams:
-                return passed
+                self.unwatched = True
+                return b"" if self.refused else passed
             self._reader = StreamedAnswer(hide_usage=False, facts=self.facts)
             self._reader.feed(passed)
         return b"".join([self._event(event) for event in self._events.feed(passed)])
@@ -309,11 +319,11 @@ def _refusal(payload: Mapping[str, Any]) -> bytes:
     """Return an event with an error, in the shape of the stream's own."""
     kind = payload.get("type")
     if "choices" in payload:
-        return _written({"error": {"message": ECHO_REFUSAL, "type": "api_error", "param": None, "code": 502}})
+        return _written({"error": {"message": _ECHO_REFUSAL, "type": "api_error", "param": None, "code": 502}})
     if isinstance(kind, str) and kind.startswith("response."):
-        error = {"type": "error", "code": "502", "message": ECHO_REFUSAL, "param": None}
+        error = {"type": "error", "code": "502", "message": _ECHO_REFUSAL, "param": None}
         return _written({**error, "sequence_number": payload.get("sequence_number", 0)})
-    return _written({"type": "error", "error": {"type": "api_error", "message": ECHO_REFUSAL}})
+    return _written({"type": "error", "error": {"type": "api_error", "message": _ECHO_REFUSAL}})
 
 
 def _written(payload: Mapping[str, Any]) -> bytes:

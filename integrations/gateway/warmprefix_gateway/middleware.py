@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from warmprefix.dedup import Echoes, RewriteLevel, rewrite
-from warmprefix.openai import StreamedAnswer, WholeAnswer, is_stream, read_call
-from warmprefix_gateway.body_encodings import decompressed
-from warmprefix_gateway.echo_watch import ECHO_REFUSAL, EchoedAnswer
+from warmprefix.openai import is_stream, read_call
+from warmprefix_gateway.body_encodings import decompressed, reader_of
+from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.outgoing import with_references
 from warmprefix_gateway.replies import error_body
@@ -78,11 +78,13 @@ class ReferencesMiddleware:
             rewritten = self._rewritten(scope["path"], headers, first["body"], encoding)
             if rewritten is not None:
                 first["body"], echoes = rewritten
-                changed = (b"content-length", b"content-encoding")
-                others = [pair for pair in scope["headers"] if pair[0].lower() not in changed]
-                scope = {**scope, "headers": [*others, (b"content-length", str(len(first["body"])).encode())]}
-                if self._echoes != "pass":
+                new = {b"content-length": str(len(first["body"])).encode()}
+                if echoes and self._echoes != "pass":
+                    new[b"accept-encoding"] = b"identity"  # so that the answer can be read
                     send = _EchoedSend(send, echoes, self._echoes, scope["path"])
+                changed = {b"content-encoding", *new}
+                others = [pair for pair in scope["headers"] if pair[0].lower() not in changed]
+                scope = {**scope, "headers": [*others, *new.items()]}
         waiting = [first] if message["type"] == "http.request" else [message]
 
         async def receive_again() -> Message:
@@ -127,15 +129,15 @@ class _EchoedSend:
 
     async def _start(self, message: Message) -> None:
         headers = {name.lower(): value for name, value in message.get("headers", ())}
-        if message["status"] >= 300 or headers.get(b"content-encoding", b"identity") != b"identity":
+        if message["status"] >= 300:
             await self._send(message)
             return
         streams = is_stream(headers.get(b"content-type", b"").decode("latin-1"), asked=False)
-        reader = StreamedAnswer(hide_usage=False) if streams else WholeAnswer()
+        reader = reader_of(headers.get(b"content-encoding", b"").decode("latin-1"), streams)
         self._answer = EchoedAnswer(reader, self._echoes, self._handling)
         others = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"content-length"]
         self._begin = {**message, "headers": others}
-        if streams:
+        if self._answer.streams:
             await self._send_begin()
 
     async def _pass(self, answer: EchoedAnswer, message: Message) -> None:
@@ -144,7 +146,7 @@ class _EchoedSend:
         if not has_more:
             data += answer.finish()
         if not has_more and self._begin is not None and answer.refused:
-            body = error_body(self._path, 502, ECHO_REFUSAL)
+            body = error_body(self._path, 502, answer.refusal)
             self._begin = {**self._begin, "status": 502, "headers": [(b"content-type", b"application/json")]}
             await self._send_begin()
             await self._send({"type": "http.response.body", "body": body})

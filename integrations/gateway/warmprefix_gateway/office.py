@@ -263,6 +263,7 @@ class Office:
         outcome = "refused" if answer.refused else "restored"
         self.metrics.echoes.labels(outcome).inc(answer.restored)
         self.metrics.echoes.labels("unresolved").inc(answer.unresolved)
+        self.metrics.echoes.labels("unwatched").inc(answer.unwatched)
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""

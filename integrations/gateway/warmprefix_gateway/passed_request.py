@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Muta
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
-from warmprefix.openai import AnswerFacts, StreamedAnswer, WholeAnswer, is_stream
+from warmprefix.openai import AnswerFacts, StreamedAnswer, is_stream
 from warmprefix.routing import Route
-from warmprefix_gateway.body_encodings import BodyDecoder, CompressedAnswer, is_plain
-from warmprefix_gateway.echo_watch import ECHO_REFUSAL, EchoedAnswer
+from warmprefix_gateway.body_encodings import ReadAnswer, reader_of
+from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.field_refusals import AddedFields
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.header_lists import OF_ENGINES, answer_headers, upstream_headers
@@ -43,8 +43,7 @@ _MESSAGES = {
     504: "the upstream did not answer in time",
 }
 
-
-_AnswerReader = StreamedAnswer | WholeAnswer | CompressedAnswer | EchoedAnswer
+_AnswerReader = ReadAnswer | EchoedAnswer
 
 
 class _NoAnswerError(Exception):
@@ -400,7 +399,7 @@ class PassedRequest:
             self._body.release()  # the client's next request may come before this one has ended
             if watched is not None and watched.refused and not client.has_started:
                 self._metrics.refused.labels("echo").inc()
-                await reply(self._send, 502, b"application/json", error_body(self._path, 502, ECHO_REFUSAL))
+                await reply(self._send, 502, b"application/json", error_body(self._path, 502, watched.refusal))
             else:
                 await client.send(rest, more=False)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
@@ -466,19 +465,9 @@ class _ClientAnswer:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def _reader_of(
-    answer: aiohttp.ClientResponse, streams: bool, sent: Outgoing, echoes: EchoHandling
-) -> _AnswerReader | None:
-    """Return the reader of an answer to a prompt; None if it cannot be read."""
-    encoding = answer.headers.get("content-encoding", "")
-    if is_plain(encoding):
-        reader = StreamedAnswer(hide_usage=sent.hide_usage) if streams else WholeAnswer()
-        return reader if sent.echoes is None or echoes == "pass" else EchoedAnswer(reader, sent.echoes, echoes)
-    try:
-        decoder = BodyDecoder(encoding)
-    except LookupError:
-        return None
-    return CompressedAnswer(StreamedAnswer(hide_usage=False) if streams else WholeAnswer(), decoder)
+def _reader_of(answer: aiohttp.ClientResponse, streams: bool, sent: Outgoing, echoes: EchoHandling) -> _AnswerReader:
+    reader = reader_of(answer.headers.get("content-encoding", ""), streams, hide_usage=sent.hide_usage)
+    return EchoedAnswer(reader, sent.echoes, echoes) if sent.echoes and echoes != "pass" else reader
 
 
 async def reply(send: Send, status: int, kind: bytes, body: bytes, more: Collection[tuple[bytes, bytes]] = ()) -> None:

@@ -114,3 +114,13 @@ def test_a_block_may_start_with_its_whole_input() -> None:
     assert (reader.restored, reader.refused) == (1, False)
     for same in (block("tool_use", {"n": [1.50, "[W"]}), block("server_tool_use", {"n": REFERENCE}), block("text", 7)):
         assert passed(same + stop)[0] == same + stop
+
+
+def test_an_answer_that_is_too_large_is_refused_or_counted() -> None:
+    pieces = [b'{"a":"', *[b"x" * (1 << 20)] * 17, b'"}']
+    for handling in ("restore", "refuse"):
+        reader = EchoedAnswer(WholeAnswer(), ECHOES, handling)
+        seen = b"".join([*[reader.feed(piece) for piece in pieces], reader.finish()])
+        assert reader.unwatched
+        assert reader.refused == (handling == "refuse")
+        assert seen == (b"" if reader.refused else b"".join(pieces))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import random
@@ -276,6 +277,27 @@ def test_an_application_may_have_echoes_refused(upstream: ScriptedUpstream, gate
     assert metric(gateway, "prompt_tokens_total") == 2_700
     upstream.handler = answer(json.dumps(whole_answer(route, {"first": {"path": FORGED}})).encode())
     assert send(gateway, "POST", PATHS[route], body).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br"])
+@pytest.mark.parametrize("echoes", ["restore", "refuse", "pass"])
+def test_answers_that_cannot_be_read_are_counted_or_refused(
+    upstream: ScriptedUpstream, gateway_of: Make, echoes: str, encoding: str
+) -> None:
+    """Some proxies compress without being asked for it."""
+    data = gzip.compress(json.dumps(whole_answer("chat")).encode())
+    upstream.handler = answer(data, "200 OK", "application/json", f"content-encoding: {encoding}")
+    gateway = gateway_of(upstream.base_url, echoes=echoes)
+    for number in (1, 2):
+        reply = send(gateway, "POST", PATHS["chat"], json.dumps(request_of("chat")).encode())
+        if echoes == "refuse":
+            assert (reply.status, "compressed" in reply.json["error"]["message"]) == (502, True)
+        else:
+            assert (reply.status, reply.body) == (200, data)
+        assert metric(gateway, "echoes_total", outcome="unwatched") == (0 if echoes == "pass" else number)
+    plain = json.dumps({"model": "m", "messages": [{"role": "user", "content": "?"}]}).encode()
+    assert send(gateway, "POST", PATHS["chat"], plain).body == data
+    assert metric(gateway, "refused_total", reason="echo") == (2 if echoes == "refuse" else 0)
 
 
 @pytest.mark.parametrize("route", PATHS)

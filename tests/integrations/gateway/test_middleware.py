@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 from warmprefix.dedup import restored
 from warmprefix_gateway import ReferencesMiddleware
 from warmprefix_gateway.body_encodings import zstd
+from warmprefix_gateway.gateway_options import EchoHandling
 
 SEA = "The sea is 3,688 metres deep on average. " * 9
 CHAT = "/v1/chat/completions"
@@ -113,3 +115,30 @@ def test_an_echo_becomes_the_text() -> None:
         assert refused.status_code == (502 if kind == json_type else 200)
         assert "copied a reference" in refused.text
         assert "DONE" not in refused.text
+
+
+def test_answers_are_not_compressed_on_the_way() -> None:
+    function = {"name": "write", "arguments": json.dumps(WRITE)}
+    whole = json.dumps({"choices": [{"message": {"tool_calls": [{"function": function}]}}]}).encode()
+
+    async def respond(request: Request) -> Response:
+        if request.url.query:  # an application that compresses without being asked
+            return Response(gzip.compress(whole), int(request.url.query), {"content-encoding": "gzip"})
+        return Response(whole, media_type="application/json", headers={"x-asked": request.headers["accept-encoding"]})
+
+    def client_of(echoes: EchoHandling) -> TestClient:
+        behind = [Middleware(ReferencesMiddleware, echoes=echoes), Middleware(GZipMiddleware, minimum_size=1)]
+        return TestClient(Starlette(routes=[Route(CHAT, respond, methods=["POST"])], middleware=behind))
+
+    header = {"accept-encoding": "gzip"}
+    found = client_of("restore").post(CHAT, content=body(), headers=header)
+    assert json.loads(found.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == MEANT
+    passed: list[tuple[EchoHandling, bytes]] = [("pass", body()), ("restore", body(truncation="auto"))]
+    for echoes, content in passed:
+        same = client_of(echoes).post(CHAT, content=content, headers=header)
+        assert (same.content, same.headers["content-encoding"], same.headers["x-asked"]) == (whole, "gzip", "gzip")
+    kinds: list[tuple[EchoHandling, int, int]] = [("restore", 200, 200), ("refuse", 200, 502), ("refuse", 500, 500)]
+    for echoes, asked, status in kinds:
+        reply = client_of(echoes).post(f"{CHAT}?{asked}", content=body(), headers=header)
+        assert reply.status_code == status
+        assert (reply.content == whole) == (status != 502)
