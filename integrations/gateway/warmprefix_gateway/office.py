@@ -223,8 +223,10 @@ class Office:
         """
         if tenant is None or self._rules.profile.isolation != "cache_salt":
             return True
-        takes = (await self.upstreams.engine(self.client, base)).takes_salt(route)
-        return route != "messages" if takes is None else takes
+        is_refused = route == "messages"
+        engine = await self.upstreams.engine(self.client, base, is_needed=is_refused)
+        takes = engine.takes_salt(route)
+        return not is_refused if takes is None else takes
 
     def _count_context(self, outcome: Outcome) -> None:
         self.metrics.contexts.labels(outcome).inc()

@@ -27,8 +27,8 @@ __all__ = ["Upstreams"]
 
 _log = logging.getLogger("warmprefix.gateway")
 _CHECK_SECONDS = 2.0
-_ENGINE_SECONDS, _UNKNOWN_SECONDS = 60.0, 5.0
-"""Time after which an upstream is asked again which engine it is."""
+_ENGINE_SECONDS, _NO_ANSWER_SECONDS = 60.0, 5.0
+"""Time after which an upstream is asked again which engine it is: after an answer, and without one."""
 _MOST_ANSWER_BYTES = 1 << 20
 
 
@@ -127,8 +127,14 @@ class Upstreams:
         """Check each upstream now, and then again and again; a single one only while it does not answer."""
         self._task = asyncio.create_task(self._check(client))
 
-    async def engine(self, client: aiohttp.ClientSession, base: str) -> Engine:
-        """Return the engine of an upstream. It is asked again after a while, and nothing waits for that."""
+    async def engine(self, client: aiohttp.ClientSession, base: str, *, is_needed: bool = False) -> Engine:
+        """Return the engine of an upstream. It is asked again after a while, without a wait.
+
+        Args:
+            client: Asks it.
+            base: Address of the upstream.
+            is_needed: Wait for another answer if the first ones did not show the engine.
+        """
         if self._options.engine is not None:
             return Engine.given(self._options.engine)
         engine, until = self._engines.get(base, (Engine(), 0.0))
@@ -137,7 +143,7 @@ class Upstreams:
             if asking is None:
                 asking = self._asking[base] = asyncio.create_task(self._recognise(client, base))
                 asking.add_done_callback(lambda _: self._asking.pop(base))
-            if engine.name is None:
+            if base not in self._engines or (is_needed and engine.name is None):
                 await asyncio.shield(asking)  # others wait for it too
                 engine = self._engines[base][0]
         return engine
@@ -148,7 +154,7 @@ class Upstreams:
         )
         found = recognised_engine(models, version)
         engine = found if models else self._engines.get(base, (found, 0.0))[0]  # a busy engine is still the same
-        self._engines[base] = engine, self._clock() + (_UNKNOWN_SECONDS if found.name is None else _ENGINE_SECONDS)
+        self._engines[base] = engine, self._clock() + (_ENGINE_SECONDS if models else _NO_ANSWER_SECONDS)
 
     async def _content(self, client: aiohttp.ClientSession, url: str) -> bytes:
         """Return the answer to a GET; empty without one."""

@@ -382,6 +382,29 @@ def test_a_busy_engine_stays_the_same_and_another_one_is_noticed(upstream: Scrip
     assert len(upstream.requests) == 8
 
 
+async def test_nothing_waits_again_for_an_engine_that_is_unknown(upstream: ScriptedUpstream) -> None:
+    now = [0.0]
+    upstreams = Upstreams(GatewayOptions((upstream.base_url,)), GatewayMetrics(), lambda: now[0])
+
+    async def hang(_: SeenRequest, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with aiohttp.ClientSession() as client:
+        upstream.handler = owned_by("acme")
+        for now[0] in (0.0, 59.0):
+            assert await upstreams.engine(client, upstream.base_url) == Engine()
+        assert len(upstream.requests) == 2
+        now[0] = 61.0
+        upstream.handler = hang
+        assert await upstreams.engine(client, upstream.base_url) == Engine()
+        assert list(upstreams._asking) == [upstream.base_url]  # still under way
+        assert await upstreams.engine(client, upstream.base_url, is_needed=True) == Engine()
+        assert upstreams._asking == {}
+        now[0] += 6.0
+        upstream.handler = owned_by("vllm")
+        assert (await upstreams.engine(client, upstream.base_url, is_needed=True)).name == "vllm"
+
+
 def owned_by(owner: str) -> Any:
     return answer(json.dumps({"data": [{"id": "m", "owned_by": owner}]}).encode())
 
