@@ -41,6 +41,26 @@ def test_an_echo_becomes_the_text(reference: str, ensure_ascii: bool) -> None:
     assert ECHOES.in_text(f"{reference}.", "plain") == (f"{TEXT}.", 1, 0)
 
 
+@pytest.mark.parametrize("ensure_ascii", [False, True])
+@pytest.mark.parametrize("call", ["list({})", "read({})", "nach_größe({})"])
+def test_a_reference_that_looks_the_same_when_escaped_becomes_what_its_string_needs(
+    call: str, ensure_ascii: bool
+) -> None:
+    reference = f"[Word for word the result of the earlier call {call}.]"
+    echoes = Echoes({reference: TEXT})
+    written, meant = ({"a": text, "b": ["x", text], text: f"{text}\n"} for text in (reference, TEXT))
+    inner = json.dumps(written, ensure_ascii=ensure_ascii)
+    assert json.loads(echoes.restored({"content": inner})["content"]) == meant
+    for arguments, is_inner in ((inner, False), (json.dumps({"content": inner}, ensure_ascii=ensure_ascii), True)):
+        restored = echoes.restored(arguments)
+        assert json.loads(json.loads(restored)["content"] if is_inner else restored) == meant
+        for size in (1, 2, 3, 50):
+            stream = EchoStream(echoes, "json")
+            pieces = [stream.feed(arguments[at : at + size]) for at in range(0, len(arguments), size)]
+            assert "".join([*pieces, stream.finish()]) == restored
+    assert echoes.in_text(f"{reference}\n{reference}", "plain").text == f"{TEXT}\n{TEXT}"
+
+
 def test_what_is_no_echo_stays() -> None:
     other = REFERENCE.replace('"a"', '"secret"')
     for text in ("", "[", "x [1]", "[Word for word", REFERENCE[:-1], REFERENCE[1:], f"[{REFERENCE[2:]}"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["EchoStream", "EchoedText", "Echoes", "TextForm"]
@@ -22,6 +22,8 @@ _LEAD_INS = tuple(
 _END = ".]"
 _DEPTHS: Mapping[TextForm, tuple[int, ...]] = {"json": (1, 2), "plain": (0, 1)}
 """How often a reference may be escaped, the usual number first: models write files that hold JSON, too."""
+_INNER_QUOTES: Mapping[TextForm, str] = {"json": '\\"', "plain": '"'}
+"""What stands in front of a string of such a file."""
 
 
 class EchoedText(NamedTuple):
@@ -36,11 +38,12 @@ class EchoedText(NamedTuple):
 
 
 class _WrittenReferences:
-    """References in each way in which they may be written in a text; `depths` are the times that they are escaped."""
+    """References in each way in which they may be written in a text of this form."""
 
-    def __init__(self, references: Mapping[str, str], depths: Sequence[int]) -> None:
+    def __init__(self, references: Mapping[str, str], form: TextForm) -> None:
+        self._form: TextForm = form
         self._texts: dict[str, tuple[str, int, bool]] = {}
-        for depth in depths:
+        for depth in _DEPTHS[form]:
             for is_ascii in (False, True):
                 for reference, text in references.items():
                     self._texts.setdefault(_escaped(reference, depth, is_ascii), (text, depth, is_ascii))
@@ -54,14 +57,17 @@ class _WrittenReferences:
         at += at < len(self._sorted) and self._sorted[at] == text
         return at < len(self._sorted) and self._sorted[at].startswith(text)
 
-    def at(self, text: str, begin: int) -> tuple[int, str] | None:
-        """Return the end of the longest one that stands here, and the text for it."""
+    def at(self, text: str, begin: int, front: str) -> tuple[int, str] | None:
+        """Return the end of the longest one that stands here, behind these characters, and the text for it."""
         found: tuple[int, str] | None = None
         end = text.find(_END, begin, begin + self.longest)
         while end >= 0:
-            written = self._texts.get(text[begin : end + len(_END)])
-            if written is not None:
-                found = end + len(_END), _escaped(*written)
+            reference = text[begin : end + len(_END)]
+            if reference in self._texts:
+                meant, depth, is_ascii = self._texts[reference]
+                if front.endswith(_INNER_QUOTES[self._form]) and _escaped(reference, 1, is_ascii) == reference:
+                    depth = _DEPTHS[self._form][-1]  # it looks the same at each depth
+                found = end + len(_END), _escaped(meant, depth, is_ascii)
             end = text.find(_END, end + 1, begin + self.longest)
         return found
 
@@ -137,7 +143,7 @@ class Echoes:
         """Return the references as they may be written in a text; made when it is first asked for."""
         if form not in self._written:
             texts = {reference: text for reference, text in self._texts.items() if text is not None}
-            self._written[form] = _WrittenReferences(texts, _DEPTHS[form])
+            self._written[form] = _WrittenReferences(texts, form)
         return self._written[form]
 
 
@@ -152,6 +158,8 @@ class EchoStream:
         self._echoes = echoes
         self._form: TextForm = form
         self._held = ""
+        self._front = ""
+        """The last two characters in front of the text that waits."""
 
     @property
     def held(self) -> str:
@@ -161,6 +169,7 @@ class EchoStream:
     def feed(self, piece: str) -> str:
         """Add a piece, and return the text that can pass on now. Amortised linear in the characters."""
         if not self._held and "[" not in piece:
+            self._front = (self._front + piece[-2:])[-2:]
             return piece
         text, self._held = self._held + piece, ""
         passed: list[str] = []
@@ -174,7 +183,7 @@ class EchoStream:
                     self._held = text[begin:]
                     text = text[:begin]
                     break
-                found = references.at(text, begin)
+                found = references.at(text, begin, self._front + text[max(0, begin - 2) : begin])
                 self.unresolved += found is None
             elif any(lead.startswith(text[begin : begin + len(lead)]) for lead in _LEAD_INS):
                 self._held = text[begin:]  # too short yet
@@ -185,13 +194,14 @@ class EchoStream:
                 passed += (text[done:begin], found[1])
                 done = searched = found[0]
                 self.restored += 1
+        self._front = (self._front + text[-2:])[-2:]
         return "".join([*passed, text[done:]])
 
     def finish(self) -> str:
         """Return the text that waits; nothing follows it."""
         text, self._held = self._held, ""
         is_begun = _LEAD_IN.match(text) is not None
-        found = self._echoes.written(self._form).at(text, 0) if is_begun else None
+        found = self._echoes.written(self._form).at(text, 0, self._front) if is_begun else None
         if found is None:
             self.unresolved += is_begun
             return text
