@@ -45,6 +45,7 @@ ORDER_HEADER = "x-warmprefix-order"
 """Header with which a request keeps the order of its context, by the value `keep`."""
 _LEVELS: Mapping[str | None, References] = {level: level for level in get_args(References)}
 _MOST_HEADER_BYTES = 65_536
+_Prepared = tuple[PromptCall, PromptParts, Outgoing]
 _SINGLE_HEADERS = ("authorization", "x-api-key", "content-type", "content-encoding")
 
 
@@ -135,9 +136,13 @@ class Office:
             BodyRefusedError: The body is a tenant's, and it is not understood, or reaches beyond the tenant.
         """
         began = time.perf_counter()
+        prepared: _Prepared | None = None
         try:
             prepared = await self._preparing.run(
-                tenant, len(content), lambda check: self._prepare(content, path, headers, tenant, check)
+                tenant,
+                len(content),
+                lambda check: self._prepare(content, path, headers, tenant, check),
+                self._drop,
             )
             if prepared is None and tenant is not None:
                 raise BodyRefusedError(400, "body", "the request is not understood")
@@ -152,6 +157,7 @@ class Office:
         except BodyRefusedError:
             raise
         except Exception as error:
+            self._drop(prepared)
             if tenant is not None:
                 self.fail("a tenant's request is refused, because it could not be prepared", error)
                 raise BodyRefusedError(500, "failure", "the gateway could not prepare the request") from error
@@ -167,7 +173,7 @@ class Office:
         headers: Mapping[str, str],
         tenant: str | None,
         check: Callable[[], None],
-    ) -> tuple[PromptCall, PromptParts, Outgoing] | None:
+    ) -> _Prepared | None:
         body: dict[str, Any] | None = None
         if tenant is not None:
             content = content.removeprefix(BOM_UTF8)
@@ -177,6 +183,7 @@ class Office:
         call = read_call("POST", path, headers, content, body)
         if call is None:
             return None
+        parts = prompt_parts(call.route, call.body)
         rules = self._rules
         level = headers.get(LEVEL_HEADER)
         if level in _LEVELS:
@@ -192,7 +199,11 @@ class Office:
             self.fail("a request goes out without references, order and marks, because making them failed", error)
             rules = Rules("off", (), rules.profile, None)
             sent = outgoing(call, rules, tenant=tenant, salt_key=self._salt_key, endpoint=endpoint)
-        return call, prompt_parts(call.route, call.body), sent
+        return call, parts, sent
+
+    def _drop(self, prepared: _Prepared | None) -> None:
+        if prepared is not None and self._reorderer is not None:
+            self._reorderer.abandon(prepared[2].reordered)
 
     def _tenants_body(self, content: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
         check_type(headers)
@@ -269,9 +280,8 @@ class Office:
 
     def abandon(self, asked: AskedPrompt | None) -> None:
         """Drop the plan of a request that was not answered; no effect after `answered`."""
-        plan = asked.sent.reordered.plan if asked is not None and asked.sent.reordered is not None else None
-        if plan is not None and self._reorderer is not None:
-            self._reorderer.planner.abandon(plan)
+        if asked is not None and self._reorderer is not None:
+            self._reorderer.abandon(asked.sent.reordered)
 
     def fail(self, what: str, error: Exception) -> None:
         """Count a failure of the gateway's own work. The log has its kind only: its text may quote the request."""

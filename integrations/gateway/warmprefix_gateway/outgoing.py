@@ -83,12 +83,27 @@ def outgoing(
     Raises:
         BodyRefusedError: The client's salt could not be replaced.
     """
+    if rules.reorderer is None:
+        return _outgoing(call, None, rules, tenant, salt_key, endpoint, check)
+    reordered = rules.reorderer.reordered(call, tenant, order_locked=rules.order_locked)
+    try:
+        return _outgoing(reordered.call, reordered, rules, tenant, salt_key, endpoint, check)
+    except BaseException:
+        rules.reorderer.abandon(reordered)
+        raise
+
+
+def _outgoing(
+    call: PromptCall,
+    reordered: Reordered | None,
+    rules: Rules,
+    tenant: str | None,
+    salt_key: bytes,
+    endpoint: str,
+    check: Callable[[], object] | None,
+) -> Outgoing:
     references = saved = 0
     echoes: Echoes | None = None
-    reordered: Reordered | None = None
-    if rules.reorderer is not None:
-        reordered = rules.reorderer.reordered(call, tenant, order_locked=rules.order_locked)
-        call = reordered.call
     if rules.references != "off":
         call, rewritten = with_references(call, rules.keep_tools, rules.references, check)
         if rewritten is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -55,11 +55,18 @@ class Preparation:
         self._in_threads: FairTurns[_Ticket] = FairTurns(_THREADS, _THREADS_OF_TENANT)
         self._threads = ThreadPoolExecutor(_THREADS, "warmprefix-gateway")
 
-    async def run(self, tenant: str | None, size: int, work: Callable[[Callable[[], None]], T]) -> T:
+    async def run(
+        self,
+        tenant: str | None,
+        size: int,
+        work: Callable[[Callable[[], None]], T],
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
         """Return the result of the work on a body of `size` bytes.
 
         The work gets a function to call now and then. It raises `TimeoutError` if the work takes too long, and
         `AbandonedWorkError` if this is cancelled: until then, a thread that has begun goes on and keeps its turn.
+        `undo` gets a result that comes after that.
         """
         loop = asyncio.get_running_loop()
         if size <= _MOST_AT_ONCE:
@@ -77,6 +84,10 @@ class Preparation:
         working.add_done_callback(done)
         try:
             return await asyncio.wrap_future(working)
+        except asyncio.CancelledError:
+            if undo is not None:
+                working.add_done_callback(lambda _: _has_result(working) and undo(working.result()))
+            raise
         finally:
             limit.is_abandoned = True
 
@@ -103,3 +114,7 @@ class Preparation:
     def close(self) -> None:
         """End the threads, without waiting for work that is under way."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _has_result(work: Future[T]) -> bool:
+    return not work.cancelled() and work.exception() is None

@@ -96,6 +96,11 @@ class Reorderer:
             return arranged._replace(context=tuple(blocks))
         return Reordered(call)
 
+    def abandon(self, reordered: Reordered | None) -> None:
+        """Drop the plan of a request that was not answered; no effect after its commit."""
+        if reordered is not None and reordered.plan is not None:
+            self.planner.abandon(reordered.plan)
+
     def _blocks(self, text: str) -> list[_Span]:
         return next((spans for find in self._templates.values() if len(spans := _run(text, find(text))) > 1), [])
 

@@ -52,6 +52,31 @@ async def test_work_ends_when_its_request_is_cancelled() -> None:
     preparing.close()
 
 
+async def test_a_result_that_comes_too_late_is_undone() -> None:
+    preparing, begun, may_end, undone = Preparation(), asyncio.Event(), threading.Event(), asyncio.Queue[int]()
+    loop = asyncio.get_running_loop()
+
+    def work(_: Callable[[], None]) -> int:
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait(20)
+        return 7
+
+    def undo(result: int) -> None:
+        loop.call_soon_threadsafe(undone.put_nowait, result)
+
+    running = asyncio.ensure_future(preparing.run(None, LARGE, work, undo))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert undone.empty()
+    may_end.set()
+    assert await asyncio.wait_for(undone.get(), 20) == 7
+    assert await preparing.run(None, LARGE, work, undo) == 7
+    assert undone.empty()
+    preparing.close()
+
+
 def test_work_ends_when_the_client_leaves(
     upstream: ScriptedUpstream, gateway_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,3 +251,20 @@ def test_a_failure_here_leaves_the_salt(
 def test_unknown_formats_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="reorder"):
         GatewayOptions(("http://127.0.0.1:1",), reorder=(name,))
+
+
+def open_plans(gateway: GatewayServer) -> int:
+    reorderer = gateway.gateway._office._reorderer
+    assert reorderer is not None
+    return len(reorderer.planner._open_plans)
+
+
+def test_a_request_that_is_not_sent_leaves_no_plan(upstream: ScriptedUpstream, gateway_of: Make) -> None:
+    gateway = gateway_of(upstream.base_url, reorder=("tags",), tenant_header="x-tenant")
+    body = body_of(FORMATS["tags"](NAMES), cache_salt="x", temperature=0.25).replace(b"0.25", b"0.250")
+    reply = send(gateway, "POST", CHAT, body, x_tenant="acme")
+    assert reply.status == 400
+    assert "cannot be replaced" in reply.json["error"]["message"]
+    assert open_plans(gateway) == 0
+    assert send(gateway, "POST", CHAT, body_of(FORMATS["tags"](NAMES)), x_tenant="acme").status == 200
+    wait_until(lambda: open_plans(gateway) == 0, "the request ends after its answer")
