@@ -381,7 +381,7 @@ class PassedRequest:
             raise _NoAnswerError("answer") from error
         if not 200 <= answer.status < 600:
             raise _NoAnswerError("answer")
-        self.has_begun = True
+        self.has_begun, status = True, answer.status
         client = _ClientAnswer(self._send, answer.status, headers)
         if watched is None or watched.streams:
             await client.start()
@@ -399,7 +399,8 @@ class PassedRequest:
             self._body.release()  # the client's next request may come before this one has ended
             if watched is not None and watched.refused and not client.has_started:
                 self._metrics.refused.labels("echo").inc()
-                await reply(self._send, 502, b"application/json", error_body(self._path, 502, watched.refusal))
+                status = 502
+                await reply(self._send, status, b"application/json", error_body(self._path, status, watched.refusal))
             else:
                 await client.send(rest, more=False)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
@@ -410,8 +411,8 @@ class PassedRequest:
         finally:
             if watched is not None:
                 self._office.count_echoes(watched)
-            self._settle(None if reader is None else reader.facts, answer.status, sent)
-            self._metrics.requests.labels(self._route_name, answer.status).inc()
+            self._settle(None if reader is None else reader.facts, sent)
+            self._metrics.requests.labels(self._route_name, status).inc()
 
     def _note_first_byte(self, status: int) -> None:
         times = self._timer.end() if self._asked is not None and status < 300 else None
@@ -425,7 +426,7 @@ class PassedRequest:
             self._office.upstreams.prefilled(self._route)
         return data
 
-    def _settle(self, facts: AnswerFacts | None, status: int, sent: Outgoing | None) -> None:
+    def _settle(self, facts: AnswerFacts | None, sent: Outgoing | None) -> None:
         """Record what the answer reported. Never raises."""
         if self._asked is None or sent is None:
             return

@@ -267,6 +267,7 @@ def test_an_application_may_have_echoes_refused(upstream: ScriptedUpstream, gate
     reply = send(gateway, "POST", PATHS[route], body)
     assert reply.status == 502
     assert "copied a reference" in reply.json["error"]["message"]
+    assert [metric(gateway, "requests_total", route=route, status=each) for each in ("200", "502")] == [0, 1]
     for length in (9, 100_000):
         upstream.handler = in_pieces(stream_of(route, 1, length), 2)
         kinds = anthropic.APIStatusError if route == "messages" else (openai.APIError, RuntimeError)
