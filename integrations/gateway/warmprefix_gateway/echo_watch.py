@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from warmprefix.dedup import Echoes, EchoStream, TextForm
-from warmprefix.openai import AnswerFacts, EventSplitter, StreamedAnswer, event_data
+from warmprefix.openai import AnswerFacts, EventSplitter, StreamedAnswer, WholeAnswer, event_data
 from warmprefix_gateway.body_encodings import CompressedAnswer, ReadAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
 
 __all__ = ["EchoedAnswer"]
 
 _ECHO_REFUSAL = "the model copied a reference into the arguments of a tool call"
-_UNWATCHED_REFUSAL = "the answer is compressed or too large, so references in its tool calls would not be seen"
+_UNWATCHED_REFUSAL = (
+    "the answer is compressed or too large to be held, so references in its tool calls would not be seen"
+)
 _MAX_WHOLE_BYTES = 16 << 20
 _SIGN = b"ord for word"
 """All references hold it, however they are escaped."""
@@ -58,14 +60,14 @@ class EchoedAnswer:
         self.unresolved = 0
         """Number of texts in arguments that begin like a reference, and are none of the prompt's."""
         self.unwatched = isinstance(reader, CompressedAnswer)
-        """True if the answer is compressed or too large, so that it is not searched."""
+        """True if the answer is compressed, or there was no room for it, so that it is not searched."""
         self._reader = reader
         self._echoes = echoes
         self._handling = handling
         self._events = EventSplitter()
         self._calls: dict[_Key, _OpenCall] = {}
         self._streamed: set[_Key] = set()
-        self._whole = None if self.unwatched else bytearray()
+        self._whole = bytearray() if isinstance(reader, WholeAnswer) else None
         self._shape: dict[str, Any] = {}
         """The latest event that was read."""
         self._is_changed = False
@@ -76,6 +78,11 @@ class EchoedAnswer:
     def facts(self) -> AnswerFacts:
         """What the answer has reported so far."""
         return self._reader.facts
+
+    @property
+    def waits(self) -> bool:
+        """True while an answer in one piece is held up to its end."""
+        return self._whole is not None
 
     @property
     def refused(self) -> bool:
@@ -95,15 +102,17 @@ class EchoedAnswer:
                 return b"" if self.refused else passed
             self._whole += passed
             self.streams = _EVENTS.match(self._whole, 0, 64) is not None
-            if not self.streams and len(self._whole) <= _MAX_WHOLE_BYTES:
-                return b""
-            passed, self._whole = bytes(self._whole), None
             if not self.streams:
-                self.unwatched = True
-                return b"" if self.refused else passed
+                return b"" if len(self._whole) <= _MAX_WHOLE_BYTES else self.give_up()
+            passed, self._whole = bytes(self._whole), None
             self._reader = StreamedAnswer(hide_usage=False, facts=self.facts)
             self._reader.feed(passed)
         return b"".join([self._event(event) for event in self._events.feed(passed)])
+
+    def give_up(self) -> bytes:
+        """Stop searching an answer in one piece; return the bytes to pass on now."""
+        held, self._whole, self.unwatched = bytes(self._whole or b""), None, True
+        return b"" if self.refused else held
 
     def finish(self) -> bytes:
         """Read the end of the answer; return the remaining bytes to pass on."""

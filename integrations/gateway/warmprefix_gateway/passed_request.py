@@ -422,6 +422,8 @@ class PassedRequest:
 
     def _read(self, reader: _AnswerReader, chunk: bytes) -> bytes:
         data = reader.feed(chunk)
+        if isinstance(reader, EchoedAnswer) and reader.waits and not self._body.takes(len(chunk)):
+            data = reader.give_up()
         if self._route is not None and reader.facts.started:
             self._office.upstreams.prefilled(self._route)
         return data

@@ -20,7 +20,7 @@ class ClientLeftError(Exception):
 
 
 class RequestBody:
-    """The body of one request. Its bytes count as buffered until `release`."""
+    """The body of one request. Its bytes, and those of an answer that waits, count as buffered until `release`."""
 
     def __init__(self, office: Office, tenant: str | None, receive: Receive) -> None:
         self._office = office
@@ -86,6 +86,13 @@ class RequestBody:
             return None
         return bytes(decoded) if decoder.is_complete else None
 
+    def takes(self, size: int) -> bool:
+        """Count more bytes as buffered; return False, and count none, if there is no room for them now."""
+        if not self._office.buffers.take(self._tenant, size):
+            return False
+        self._held_bytes += size
+        return True
+
     def release(self) -> None:
         """Let others have the room."""
         self._office.buffers.give_back(self._tenant, self._held_bytes)
@@ -119,6 +126,5 @@ class RequestBody:
             raise BodyRefusedError(413, "size", f"the body is larger than {most} bytes")
 
     def _hold(self, size: int) -> None:
-        if not self._office.buffers.take(self._tenant, size):
+        if not self.takes(size):
             raise BodyRefusedError(429, "size", "too many large requests at one time; try again")
-        self._held_bytes += size

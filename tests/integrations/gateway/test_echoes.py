@@ -301,6 +301,21 @@ def test_answers_that_cannot_be_read_are_counted_or_refused(
     assert metric(gateway, "refused_total", reason="echo") == (2 if echoes == "refuse" else 0)
 
 
+@pytest.mark.parametrize("echoes", ["restore", "refuse"])
+def test_answers_that_wait_count_as_buffered(upstream: ScriptedUpstream, gateway_of: Make, echoes: str) -> None:
+    body = json.dumps(request_of("chat")).encode()
+    large = json.dumps(whole_answer("chat", {"first": {"path": "x" * 3_000}})).encode()
+    gateway = gateway_of(upstream.base_url, echoes=echoes, max_buffered_bytes=len(body) + 2_500)
+    for _ in range(3):
+        upstream.handler = answer(large)
+        reply = send(gateway, "POST", PATHS["chat"], body)
+        assert (reply.status, reply.body == large) == ((200, True) if echoes == "restore" else (502, False))
+        upstream.handler = answer(json.dumps(whole_answer("chat", {"first": {}})).encode())
+        assert send(gateway, "POST", PATHS["chat"], body).status == 200
+    assert metric(gateway, "echoes_total", outcome="unwatched") == 3
+    assert metric(gateway, "prompt_tokens_total") == 900 * 6
+
+
 @pytest.mark.parametrize("route", PATHS)
 def test_an_application_may_have_echoes_passed(upstream: ScriptedUpstream, gateway_of: Make, route: str) -> None:
     gateway = gateway_of(upstream.base_url, echoes="pass")
