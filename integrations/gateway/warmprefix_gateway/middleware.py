@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
@@ -12,6 +13,7 @@ from warmprefix_gateway.body_encodings import decompressed, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.outgoing import with_references
+from warmprefix_gateway.preparation import MOST_AT_ONCE, AbandonedWorkError, WorkLimit
 from warmprefix_gateway.replies import error_body
 
 __all__ = ["ReferencesMiddleware"]
@@ -75,7 +77,7 @@ class ReferencesMiddleware:
             message = await receive()
         first: Message = {"type": "http.request", "body": bytes(content), "more_body": bool(message.get("more_body"))}
         if message["type"] == "http.request" and not first["more_body"] and len(content) <= self._most:
-            rewritten = self._rewritten(scope["path"], headers, first["body"], encoding)
+            rewritten = await self._rewritten(scope["path"], headers, first["body"], encoding)
             if rewritten is not None:
                 first["body"], echoes = rewritten
                 new = {b"content-length": str(len(first["body"])).encode()}
@@ -92,17 +94,33 @@ class ReferencesMiddleware:
 
         await self._app(scope, receive_again, send)
 
-    def _rewritten(
+    async def _rewritten(
         self, path: str, headers: dict[str, str], content: bytes, encoding: str
     ) -> tuple[bytes, Echoes] | None:
-        """Return the body with references, without its compression, and these; None if it passes as it came."""
+        """Return the body with references, without its compression, and these; None if it passes as it came.
+
+        Large bodies are read in a thread, so that the application's other requests go on meanwhile.
+        """
+        limit = WorkLimit()
+        if len(content) <= MOST_AT_ONCE and not encoding:
+            return self._read(path, headers, content, encoding, limit)
+        try:
+            return await asyncio.to_thread(self._read, path, headers, content, encoding, limit)
+        finally:
+            limit.is_abandoned = True
+
+    def _read(
+        self, path: str, headers: dict[str, str], content: bytes, encoding: str, limit: WorkLimit
+    ) -> tuple[bytes, Echoes] | None:
         try:
             plain = decompressed(content, encoding, self._most)
             call = None if plain is None else read_call("POST", path, headers, plain)
             if call is None:
                 return None
-            sent, made = with_references(call, self._keep_tools, self._level)
+            sent, made = with_references(call, self._keep_tools, self._level, limit.check)
             return None if made is None else (sent.content, made.echoes)
+        except AbandonedWorkError:
+            return None
         except Exception:
             _log.warning("a request could not be read; it passed as it came")
             return None

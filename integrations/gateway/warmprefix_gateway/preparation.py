@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from warmprefix_gateway.shares import FairTurns
 
-__all__ = ["AbandonedWorkError", "Preparation"]
+__all__ = ["MOST_AT_ONCE", "AbandonedWorkError", "Preparation", "WorkLimit"]
 
-_MOST_AT_ONCE = 256 * 1_024
+MOST_AT_ONCE = 256 * 1_024
 """Bytes; larger bodies take more than some milliseconds."""
 _THREADS, _THREADS_OF_TENANT = 4, 2
 """Python works in one thread at a time, so more would only make each of them slower."""
@@ -29,7 +29,7 @@ class AbandonedWorkError(Exception):
     """The result is not wanted any more."""
 
 
-class _WorkLimit:
+class WorkLimit:
     """What ends a function that runs too long, or whose result is not wanted any more."""
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class _WorkLimit:
         self._ends = time.monotonic() + _MAX_SECONDS
 
     def check(self) -> None:
+        """Raise an error if the function is to end."""
         if self.is_abandoned:
             raise AbandonedWorkError
         if time.monotonic() > self._ends:
@@ -69,12 +70,12 @@ class Preparation:
         `undo` gets a result that comes after that.
         """
         loop = asyncio.get_running_loop()
-        if size <= _MOST_AT_ONCE:
+        if size <= MOST_AT_ONCE:
             await self._enter(self._in_loop, tenant)
             loop.call_soon(self._leave, self._in_loop, tenant)
-            return work(_WorkLimit().check)
+            return work(WorkLimit().check)
         await self._enter(self._in_threads, tenant)
-        limit = _WorkLimit()
+        limit = WorkLimit()
         working = self._threads.submit(work, limit.check)
 
         def done(_: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from warmprefix.dedup import restored
 from warmprefix_gateway import ReferencesMiddleware
 from warmprefix_gateway.body_encodings import zstd
 from warmprefix_gateway.gateway_options import EchoHandling
+from warmprefix_gateway.preparation import AbandonedWorkError
 
 SEA = "The sea is 3,688 metres deep on average. " * 9
 CHAT = "/v1/chat/completions"
@@ -44,11 +47,43 @@ def client_of(**options: Any) -> TestClient:
     return TestClient(Starlette(routes=routes, middleware=[Middleware(ReferencesMiddleware, **options)]))
 
 
-def test_repeated_results_become_references() -> None:
-    arrived = client_of().post(CHAT, content=body(seed=1.50)).content
+@pytest.mark.parametrize("user", ["u", "u" * 300_000])
+def test_repeated_results_become_references(user: str) -> None:
+    arrived = client_of().post(CHAT, content=body(seed=1.50, user=user)).content
     assert arrived.count(b"3,688") == 9
     assert b"[Word for word the result of the earlier call read({}).]" in arrived
-    assert restored("chat", json.loads(arrived)) == json.loads(body(seed=1.50))
+    assert restored("chat", json.loads(arrived)) == json.loads(body(seed=1.50, user=user))
+
+
+async def test_a_large_body_is_read_in_a_thread_until_it_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(*_: object, check: Callable[[], None], **__: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                check()
+        except AbandonedWorkError:
+            ended.set()
+            raise
+
+    async def app(*_: object) -> None:
+        raise AssertionError
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body(user="u" * 300_000)}
+
+    monkeypatch.setattr("warmprefix_gateway.outgoing.rewrite", endless)
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+    running = asyncio.ensure_future(ReferencesMiddleware(app)(scope, receive, None))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.to_thread(ended.wait, 20)
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
