@@ -128,6 +128,9 @@ _VOCABULARIES = (
     _Vocabulary(("tokens/input_tokens",), ("cached_tokens",)),  # Cohere
 )
 
+_WITH_ROOTS = [(names, frozenset(name.partition("/")[0] for name in names.prompt)) for names in _VOCABULARIES]
+"""Each vocabulary, with the fields of which a usage has one or more: most usages fit one vocabulary."""
+
 _COMPLETION = (
     *("completion_tokens", "output_tokens", "outputTokens", "outputTokenCount", "candidatesTokenCount"),
     *("candidates_token_count", "completionTokens", "output", "eval_count", "timings/predicted_n"),
@@ -159,7 +162,11 @@ def token_usage(usage: object) -> TokenUsage:
     if not isinstance(usage, Mapping):
         return TokenUsage()
     completion = _first(usage, _COMPLETION)
-    found = [one for names in _VOCABULARIES if (one := _read(names, usage, completion)) is not None]
+    found = [
+        one
+        for names, roots in _WITH_ROOTS
+        if not roots.isdisjoint(usage) and (one := _read(names, usage, completion)) is not None
+    ]
     # Proxies fill in other APIs' names with 0 or null: a count is worth more than 0, and 0 more than none.
     return max(
         found,
@@ -203,6 +210,8 @@ def _usages(payload: object, depth: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _merged(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    if not before:
+        return dict(found)
     is_blank = not token_usage(found).prompt_tokens
     merged = dict(before)
     for name, value in found.items():
