@@ -49,8 +49,11 @@ class FairLru(Generic[K, V]):
             self.pop(key)
             before = None
         self._entries[key] = _OwnedValue(tenant, size, value)
-        self._keys.setdefault(tenant, OrderedDict())[key] = None
-        self._resize(tenant, size - (0 if before is None else before.size))
+        if before is None:
+            self._keys.setdefault(tenant, OrderedDict())[key] = None
+            self._resize(tenant, size)
+        elif size != before.size:
+            self._resize(tenant, size - before.size)
 
     def use(self, key: K) -> V | None:
         """Return a value and count it as used; None without one."""

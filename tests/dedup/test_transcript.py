@@ -96,6 +96,8 @@ class Reader:
     calls: list[tuple[str | None, str]] = field(default_factory=list)
     results: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
     """Call number: as sent, as rebuilt, and its passages."""
+    is_certain: bool = True
+    """True if the call of the latest result is the only one with its id that waits."""
 
     def call(self, call: Call) -> None:
         arguments = call.arguments
@@ -105,7 +107,9 @@ class Reader:
         self.calls.append((call.id, f"{call.name}({line if len(line) <= 200 else line[:199] + '…'})"))
 
     def result(self, result: Result, sent: str) -> str:
-        own = next((i for i, (id, _) in enumerate(self.calls) if id == result.id and i not in self.results), None)
+        waiting = [i for i, (id, _) in enumerate(self.calls) if id == result.id and i not in self.results]
+        own = waiting[0] if waiting else None
+        self.is_certain = len(waiting) == 1  # of calls with one id, the transcript does not choose
         rebuilt = sent if result.skipped else self.rebuild(sent, own)
         if own is not None:
             self.results[own] = ("", "", []) if result.skipped else (sent, rebuilt, result.documents)
@@ -116,7 +120,7 @@ class Reader:
         if whole is not None:
             number, rest = self.named(sent[len(whole) :], own)
             assert rest == ".]"
-            if own is not None:
+            if own is not None and self.is_certain:
                 shown = self.calls[own][1]
                 others = [other for _, other in self.calls[number:own] if other != shown]
                 assert (whole == AGAIN) == (self.calls[number][1] == shown and others != [])

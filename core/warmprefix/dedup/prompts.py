@@ -185,7 +185,9 @@ def _message(message: object) -> PromptMessage:
     if not isinstance(message, _MAPPING):
         text = message if isinstance(message, str) else repr(message)
         return PromptMessage("user", text, text)
-    role, content = message.get("role"), _bare(message.get("content") or "")
+    role, content = message.get("role"), message.get("content") or ""
+    if type(content) is not str:
+        content = _bare(content)
     kind: Literal["instructions", "user", "model", "tool"] = "tool"
     user_text = ""
     if role in _INSTRUCTIONS:

@@ -184,10 +184,13 @@ class SessionBook:
 
     def _continued(self, tenant: str | None, parts: PromptParts) -> str | None:
         for at in range(len(parts.digests) - 1, parts.begin - 1, -1):
+            keys = self._ends.get((tenant, parts.digests[at]))
+            if keys is None:
+                continue
             turn = parts.turns[at]
             found = [
                 session
-                for session in self._ending(tenant, parts.digests[at])
+                for session in self._named(tenant, keys)
                 if turn > session.first_turn
                 or turn == session.turn < parts.turn
                 or (not session.requests and session.head == parts.head and at == len(parts.digests) - 1)  # a retry
@@ -197,15 +200,15 @@ class SessionBook:
         for digest in reversed(parts.user_texts):
             found = [
                 session
-                for session in self._ending(tenant, digest)
+                for session in self._named(tenant, self._ends.get((tenant, digest)) or ())
                 if session.user_text == digest and session.turn < parts.turn
             ]
             if found:
                 return max(found, key=lambda session: (session.has_head(parts.head), session.turn)).key
         return None
 
-    def _ending(self, tenant: str | None, digest: bytes) -> Iterator[Session]:
-        for key in self._ends.get((tenant, digest)) or ():
+    def _named(self, tenant: str | None, keys: Sequence[str]) -> Iterator[Session]:
+        for key in keys:
             if (session := self._sessions.get((tenant, key))) is not None:
                 yield session
 
