@@ -200,12 +200,14 @@ def _message(message: object) -> PromptMessage:
             repr([part for part in parts if not _is_tool_result(part)]) if isinstance(parts, list) else repr(parts)
         )
         kind = "tool" if user_text == "[]" and content else "user"
+    text = content if isinstance(content, str) else repr(content)
+    if message.keys() <= _NOT_WRITTEN:
+        return PromptMessage(kind, f"{role}\n{text}\n", user_text)
     rest = {name: value for name, value in message.items() if name not in _NOT_WRITTEN}
     if rest.get("type") == "message":  # an item of this type is the same without it
         del rest["type"]
     if "output" in rest:
         rest["output"] = _bare(rest["output"])
-    text = content if isinstance(content, str) else repr(content)
     return PromptMessage(kind, f"{role}\n{text}\n{rest or ''}", user_text)
 
 

@@ -156,8 +156,9 @@ class _RewrittenPrompt:
         return self._transcript.latest
 
     def call(self, call: MadeCall) -> None:
-        self._transcript.call(call.id, call.name, call.arguments)
-        self._originals.call(call)
+        shown = shown_call(call.name, call.arguments)
+        self._transcript.add_shown_call(call.id, call.name, shown)
+        self._originals.call(call.id, shown)
         if call.name in self._keep_tools:
             self._kept.add(call.id)
 
@@ -185,7 +186,7 @@ def restored(route: RewriteRoute, body: Mapping[str, Any]) -> Mapping[str, Any]:
     changes: dict[Path, str] = {}
     for event in tool_events(route, body):
         if isinstance(event, MadeCall):
-            originals.call(event)
+            originals.call(event.id, shown_call(event.name, event.arguments))
         elif isinstance(event, HistoryCut):
             originals = _Originals()
         else:
@@ -212,10 +213,9 @@ class _Originals:
         self._budget = SearchBudget()
         self._checks = SearchBudget()
 
-    def call(self, call: MadeCall) -> None:
-        shown = shown_call(call.name, call.arguments)
+    def call(self, call_id: str | None, shown: str) -> None:
         results = self._results.setdefault(shown, [])
-        self._waiting[call.id] = (shown, len(results))
+        self._waiting[call_id] = (shown, len(results))
         results.append(None)
 
     def result(self, call_id: str | None, sent: str | None) -> str | None:

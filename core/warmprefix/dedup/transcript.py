@@ -176,7 +176,10 @@ class Transcript:
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {type(name).__name__}")
-        shown = shown_call(name, arguments)
+        self.add_shown_call(id, name, shown_call(name, arguments))
+
+    def add_shown_call(self, id: str | None, name: str, shown: str) -> None:
+        """Add a tool call as references show it; see `shown_call`."""
         look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
         look_alikes.calls += 1
         self._calls += 1
