@@ -201,8 +201,8 @@ def _message(message: object) -> PromptMessage:
         )
         kind = "tool" if user_text == "[]" and content else "user"
     text = content if isinstance(content, str) else repr(content)
-    if message.keys() <= _NOT_WRITTEN:
-        return PromptMessage(kind, f"{role}\n{text}\n", user_text)
+    if message.keys() <= _PLAIN:
+        return PromptMessage(kind, f"{role}\n{text}\n{message.get('tool_call_id', '')}", user_text)
     rest = {name: value for name, value in message.items() if name not in _NOT_WRITTEN}
     if rest.get("type") == "message":  # an item of this type is the same without it
         del rest["type"]
@@ -212,6 +212,8 @@ def _message(message: object) -> PromptMessage:
 
 
 _NOT_WRITTEN = _MARKS | _UNSEEN_FIELDS | {"role", "content"}
+_PLAIN = _NOT_WRITTEN | {"tool_call_id"}
+"""Fields of most messages."""
 
 
 def _is_tool_result(part: object) -> bool:

@@ -193,7 +193,9 @@ class SessionBook:
                 for session in self._named(tenant, keys)
                 if turn > session.first_turn
                 or turn == session.turn < parts.turn
-                or (not session.requests and session.head == parts.head and at == len(parts.digests) - 1)  # a retry
+                or (
+                    at == len(parts.digests) - 1 and session.head == parts.head and (turn or not session.requests)
+                )  # a retry
             ]
             if found:
                 return max(found, key=lambda session: session.has_head(parts.head)).key
