@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -37,6 +38,28 @@ def test_events_come_whole_however_the_stream_is_cut(payloads: list[str], end: s
     assert rest in (b"", b"\n")  # a line feed that came after its carriage return's event had ended
 
 
+@given(
+    stream=st.lists(st.sampled_from([b"\n", b"\r", b"\n\n", b"\r\n", b"data: a", b": "]), max_size=30).map(b"".join),
+    cuts=st.lists(st.integers(0, 1000), max_size=10),
+    most=st.sampled_from([4, 1_000]),
+)
+def test_joined_events_are_the_same_events(stream: bytes, cuts: list[int], most: int) -> None:
+    apart, joined = EventSplitter(max_bytes=most), EventSplitter(max_bytes=most)
+    held = b""
+    for piece in pieces_of(stream, cuts):
+        expected: list[bytes] = []
+        held += piece
+        while found := re.search(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r|\n)", held):
+            expected.append(held[: found.end()])
+            held = held[found.end() :]
+        if len(held) > most:
+            expected.append(held)
+            held = b""
+        assert apart.feed(piece) == expected
+        assert joined.feed_joined(piece) == b"".join(expected)
+    assert apart.rest() == joined.rest() == held
+
+
 def test_an_event_that_is_too_long_is_given_out_in_parts_and_the_next_one_whole() -> None:
     splitter = EventSplitter(max_bytes=100)
     stream = b"data: " + b"x" * 1000 + b"\n\ndata: next\n\n"
@@ -64,6 +87,39 @@ def test_only_the_usage_chunk_is_left_out(cuts: list[int], end: str) -> None:
     # A cut between the two bytes of a line's end leaves the second in front of what follows, where it means nothing.
     assert [line for line in passed.splitlines() if line] == [line for line in written(chunks).splitlines() if line]
     assert (answer.facts.tokens[:2], answer.facts.started) == ((9, 4), True)
+
+
+WORD = b'data: {"choices":[{"delta":{"content":"x"},"finish_reason":null}],"usage":null}\n\n'
+
+
+@pytest.mark.parametrize("usage", [b'"usage":{"prompt_tokens":7}', b'"usage" : {"prompt_tokens":7}'])
+@pytest.mark.parametrize("around", [(3, 0), (0, 3), (2, 2)])
+def test_the_usage_is_read_and_hidden_among_words_that_come_with_it(usage: bytes, around: tuple[int, int]) -> None:
+    answer = StreamedAnswer(hide_usage=True)
+    assert answer.feed(WORD * 2) == WORD * 2
+    before, behind = around
+    chunk = WORD * before + b'data: {"choices":[],' + usage + b"}\n\n" + WORD * behind
+    assert answer.feed(chunk) == WORD * (before + behind)
+    assert answer.facts.tokens.prompt_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("event", "fact"),
+    [
+        (b'data: {"error":{"message":"x"}}\n\n', "failed"),
+        (b"event: error\ndata: {}\n\n", "failed"),
+        (b"data: [DONE]\n\n", "ended"),
+        (b'data: {"type":"response.completed","response":{}}\n\n', "ended"),
+        (b'data: {"type":"response.failed","response":{}}\n\n', "failed"),
+        (b'data: {"choices":[{"delta":{},"finish_reason": "stop"}]}\n\n', "complete"),
+    ],
+)
+def test_an_event_that_matters_is_read_among_words_that_come_with_it(event: bytes, fact: str) -> None:
+    answer = StreamedAnswer(hide_usage=True)
+    answer.feed(WORD)
+    chunk = WORD * 3 + event + WORD
+    assert answer.feed(chunk) == chunk
+    assert getattr(answer.facts, fact) is True
 
 
 def test_an_answer_passes_as_it_comes_if_nothing_is_hidden() -> None:

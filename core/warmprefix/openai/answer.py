@@ -39,18 +39,39 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the events that `data` completes. Amortised linear in the bytes fed."""
+        return self.split(self.feed_joined(data))
+
+    def feed_joined(self, data: bytes) -> bytes:
+        """Return the same events as one piece, which costs far less if they need not be told apart."""
         held = self._held
+        if not held and data.endswith(b"\n\n") and _is_usual(data):
+            return data
         searched = max(0, len(held) - 3)  # the last three bytes may be the first part of an end
         held += data
+        end = _last_end(held, searched)
+        if len(held) - end > self._max_bytes:
+            end = len(held)
+        if end == len(held):
+            joined = bytes(held)
+            held.clear()
+        else:
+            joined = bytes(memoryview(held)[:end])
+            del held[:end]
+        return joined
+
+    @staticmethod
+    def split(joined: bytes) -> list[bytes]:
+        """Return the events of which these bytes consist; the last one may lack its end. O(bytes)."""
+        if _is_usual(joined):
+            *whole, rest = joined.split(b"\n\n")
+            return [event + b"\n\n" for event in whole] + ([rest] if rest else [])
         events = []
         begin = 0
-        for end in _END.finditer(held, searched):
-            events.append(bytes(held[begin : end.end()]))
+        for end in _END.finditer(joined):
+            events.append(joined[begin : end.end()])
             begin = end.end()
-        if len(held) - begin > self._max_bytes:
-            events.append(bytes(held[begin:]))
-            begin = len(held)
-        del held[:begin]
+        if begin < len(joined):
+            events.append(joined[begin:])
         return events
 
     def rest(self) -> bytes:
@@ -58,6 +79,22 @@ class EventSplitter:
         rest = bytes(self._held)
         self._held.clear()
         return rest
+
+
+def _is_usual(data: bytes | bytearray, begin: int = 0) -> bool:
+    """Return True if events end just where two line feeds are, so that no pattern need be searched."""
+    return data.find(b"\r", begin) < 0 and data.find(b"\n\n\n", begin) < 0
+
+
+def _last_end(held: bytearray, searched: int) -> int:
+    """Return where the last event ends, of those whose end begins at `searched` or later; 0 without one."""
+    if _is_usual(held, searched):
+        found = held.rfind(b"\n\n", searched)
+        return found + 2 if found >= 0 else 0
+    last = 0
+    for end in _END.finditer(held, searched):
+        last = end.end()
+    return last
 
 
 def event_data(event: bytes, field: bytes = b"data") -> bytes:
@@ -209,8 +246,11 @@ class StreamedAnswer:
 
     def feed(self, data: bytes) -> bytes:
         """Read a piece of the answer; return the bytes to pass on now."""
-        passed = [event for event in self._events.feed(data) if self._passes(event)]
-        return b"".join(passed) if self._hides_usage else data
+        joined = self._events.feed_joined(data)
+        # Once the answer has started, most events are words of it: parsing them would double the cost per token.
+        if not self.facts.started or _matters(joined):
+            joined = b"".join([event for event in EventSplitter.split(joined) if self._passes(event)])
+        return joined if self._hides_usage else data
 
     def finish(self) -> bytes:
         """Read the end of the answer; return the remaining bytes to pass on."""
@@ -224,7 +264,6 @@ class StreamedAnswer:
 
     def _passes(self, event: bytes) -> bool:
         """Read an event; return True if the application may see it."""
-        # Once the answer has started, most events are words of it: parsing them would double the cost per token.
         if self.facts.started and not _matters(event):
             return True
         try:
@@ -240,22 +279,28 @@ AnswerReader = WholeAnswer | StreamedAnswer
 """Reader of an answer's bytes that decides which of them pass on to the application."""
 
 
-def _matters(event: bytes) -> bool:
-    """Return True unless an event of an answer that has started can hold nothing but words of it."""
-    # One expression, because a loop over the signs takes as long as parsing the event.
+def _matters(events: bytes) -> bool:
+    """Return True unless events of an answer that has started can hold nothing but words of it.
+
+    If one event matters, so do all bytes with it: many are asked for at once.
+    """
+    # One expression, because a loop over the signs takes as long as parsing an event.
     return (
-        b"error" in event
-        or _DONE in event
-        or b'"usage":{' in event
-        or b'"usage": {' in event
-        or (b'"usage"' in event and b'"usage":null' not in event and b'"usage": null' not in event)
-        or b'"finish_reason":"' in event
-        or b'"finish_reason": "' in event
-        or b'"message_' in event
-        or b'"timings"' in event
-        or b'"response.completed"' in event
-        or b'"response.incomplete"' in event
-        or b'"response.failed"' in event
+        b"error" in events
+        or _DONE in events
+        or events.count(b'"usage"') > events.count(b'"usage":null') + events.count(b'"usage": null')
+        or b'"finish_reason":"' in events
+        or b'"finish_reason": "' in events
+        or b'"message_' in events
+        or b'"timings"' in events
+        or (
+            b'"response.' in events
+            and (
+                b'"response.completed"' in events
+                or b'"response.incomplete"' in events
+                or b'"response.failed"' in events
+            )
+        )
     )
 
 

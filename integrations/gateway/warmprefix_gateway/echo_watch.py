@@ -26,7 +26,6 @@ _SIGN = b"ord for word"
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
 """The beginning of server-sent events, which no JSON has."""
 
-_CALL_SIGNS = (b'"arguments"', b'"input"', b"input_json_delta", b"call_arguments", b"tool_call_input")
 _INPUTS: Mapping[str, tuple[str, TextForm]] = {
     "function_call": ("arguments", "json"),
     "custom_tool_call": ("input", "plain"),
@@ -107,7 +106,12 @@ class EchoedAnswer:
             passed, self._whole = bytes(self._whole), None
             self._reader = StreamedAnswer(hide_usage=False, facts=self.facts)
             self._reader.feed(passed)
-        return b"".join([self._event(event) for event in self._events.feed(passed)])
+        events = self._events.feed_joined(passed)
+        if self._has_refused:
+            return b""
+        if not self._is_waiting and not _has_call(events):
+            return events
+        return b"".join([self._event(event) for event in EventSplitter.split(events)])
 
     def give_up(self) -> bytes:
         """Stop searching an answer in one piece; return the bytes to pass on now."""
@@ -150,8 +154,7 @@ class EchoedAnswer:
         """Return what passes on for an event."""
         if self._has_refused:
             return b""
-        is_waiting = any(call.text.held for call in self._calls.values())
-        if not is_waiting and not any(sign in event for sign in _CALL_SIGNS):
+        if not self._is_waiting and not _has_call(event):
             return event
         data = event_data(event)
         payload = _object(data)
@@ -168,6 +171,10 @@ class EchoedAnswer:
         if self.refused:
             return self._refuse()
         return b"".join([*made, _rewritten(event, payload) if self._is_changed else event])
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._calls) and any(call.text.held for call in self._calls.values())
 
     def _refuse(self) -> bytes:
         self._has_refused = True
@@ -303,6 +310,17 @@ class EchoedAnswer:
 
 
 _CHAT_INPUTS: tuple[tuple[str, str, TextForm], ...] = (("function", "arguments", "json"), ("custom", "input", "plain"))
+
+
+def _has_call(events: bytes) -> bool:
+    """Return True unless no event can hold a piece of a tool call. O(bytes)."""
+    return (
+        b'"arguments"' in events
+        or b'"input"' in events
+        or b"input_json_delta" in events
+        or b"call_arguments" in events
+        or b"tool_call_input" in events
+    )
 
 
 def _with_piece(template: dict[str, Any], piece: str) -> dict[str, Any]:
