@@ -83,6 +83,8 @@ class PassedRequest:
         self._status: int | None = None
         self._is_whole = False
         """True once its answer has come to its end."""
+        self._is_prefilled = False
+        """True once the router knows that the prompt is computed."""
         self._facts: AnswerFacts | None = None
         """Contents of its answer, as far as it came."""
         self.has_begun = False
@@ -381,7 +383,7 @@ class PassedRequest:
             raise _NoAnswerError("answer") from error
         if not 200 <= answer.status < 600:
             raise _NoAnswerError("answer")
-        self.has_begun, status = True, answer.status
+        self.has_begun, is_first, status = True, True, answer.status
         client = _ClientAnswer(self._send, answer.status, headers)
         if watched is None or watched.streams:
             await client.start()
@@ -389,11 +391,14 @@ class PassedRequest:
             self._facts = reader.facts
         try:
             async for chunk in answer.content.iter_any():
-                self._timer.arrive()
+                if is_first:
+                    self._timer.arrive()
                 data = chunk if reader is None else self._read(reader, chunk)
                 if data:
                     await client.send(data)
-                self._note_first_byte(answer.status)
+                if is_first:
+                    is_first = False
+                    self._note_first_byte(answer.status)
             rest = b"" if reader is None else reader.finish()
             self._is_whole = True
             self._body.release()  # the client's next request may come before this one has ended
@@ -415,8 +420,8 @@ class PassedRequest:
             self._metrics.requests.labels(self._route_name, status).inc()
 
     def _note_first_byte(self, status: int) -> None:
-        times = self._timer.end() if self._asked is not None and status < 300 else None
-        if times is not None and self._base is not None:
+        if self._asked is not None and status < 300 and self._base is not None:
+            times = self._timer.end()
             self._office.upstreams.added.add(times.gateway)
             self._office.upstreams.states[self._base].first_bytes.add(times.upstream)
 
@@ -424,7 +429,8 @@ class PassedRequest:
         data = reader.feed(chunk)
         if isinstance(reader, EchoedAnswer) and reader.waits and not self._body.takes(len(chunk)):
             data = reader.give_up()
-        if self._route is not None and reader.facts.started:
+        if not self._is_prefilled and self._route is not None and reader.facts.started:
+            self._is_prefilled = True
             self._office.upstreams.prefilled(self._route)
         return data
 

@@ -60,20 +60,17 @@ class FirstByteTimer:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._prepared = self._asked = self._arrived = 0.0
-        self._is_over = False
 
     def ask(self) -> None:
         self._asked = time.perf_counter()
         self._prepared = self._prepared or self._asked
 
     def arrive(self) -> None:
-        self._arrived = self._arrived or time.perf_counter()
+        """Note the first piece of the answer."""
+        self._arrived = time.perf_counter()
 
-    def end(self) -> FirstByteTimes | None:
-        """Return the times when the first piece was passed on; None for later pieces."""
-        if self._is_over:
-            return None
-        self._is_over = True
+    def end(self) -> FirstByteTimes:
+        """Return the times when the first piece was passed on."""
         own = self._prepared - self._began + time.perf_counter() - self._arrived
         return FirstByteTimes(own, self._arrived - self._asked)
 
