@@ -19,6 +19,11 @@ _END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r|\n)")
 """The end of a line followed by an empty line: `\\n`, `\\r\\n` or `\\r`, in any mixture."""
 
 _DONE = b"[DONE]"
+_SIGNS = re.compile(
+    rb'"(?:usage"(?!: ?null)|finish_reason": ?"|message_|timings"|response\.(?:completed|incomplete|failed)")'
+)
+"""A usage or the end of an answer. It begins with one character alone, so that the search for it is fast."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FAILURES = ("error", "response.failed")
 _ENDS = ("response.completed", "response.incomplete", "message_stop")
@@ -284,24 +289,7 @@ def _matters(events: bytes) -> bool:
 
     If one event matters, so do all bytes with it: many are asked for at once.
     """
-    # One expression, because a loop over the signs takes as long as parsing an event.
-    return (
-        b"error" in events
-        or _DONE in events
-        or events.count(b'"usage"') > events.count(b'"usage":null') + events.count(b'"usage": null')
-        or b'"finish_reason":"' in events
-        or b'"finish_reason": "' in events
-        or b'"message_' in events
-        or b'"timings"' in events
-        or (
-            b'"response.' in events
-            and (
-                b'"response.completed"' in events
-                or b'"response.incomplete"' in events
-                or b'"response.failed"' in events
-            )
-        )
-    )
+    return b"error" in events or _DONE in events or _SIGNS.search(events) is not None
 
 
 def _is_failure(payload: Mapping[str, Any]) -> bool:
