@@ -203,7 +203,8 @@ def _usages(payload: object, depth: int) -> Iterator[Mapping[str, Any]]:
         yield {name: payload.get(name) for name in _OLLAMA}
     elif depth < _MAX_DEPTH:
         for name in _WRAPPERS:
-            yield from _usages(payload.get(name), depth + 1)
+            if isinstance(inner := payload.get(name), Mapping):
+                yield from _usages(inner, depth + 1)
         choices = payload.get("choices")
         if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):  # Moonshot
             yield from _usages({"usage": choices[0].get("usage")}, _MAX_DEPTH)

@@ -58,7 +58,7 @@ class Shares:
 
     def _beyond(self, party: Party, more: int) -> int:
         """Return the units that a party holds, with some more, beyond its part."""
-        return max(self._held[party] + more - self._part, 0)
+        return max(self._held.get(party, 0) + more - self._part, 0)
 
 
 class FairTurns(Generic[K]):
