@@ -115,7 +115,7 @@ def test_without_labels_only_imitated_notes_are_escaped(t: Templates, text: str)
 
 @given(templates, st.sampled_from(LABELS), texts)
 def test_rendering_depends_on_label_text_and_names_alone(t: Templates, label: str, text: str) -> None:
-    again = Templates(order=t.order, location=t.location)
+    again = Templates(order=t.order, quotes=t.quotes, location=t.location)
     assert t.block(label, text, LABELS) == again.block(label, text, LABELS[::-1]) == f"[{label}] {escape(t, text)}"
 
 

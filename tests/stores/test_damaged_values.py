@@ -96,7 +96,7 @@ def test_damaged_values_are_counted_once_per_plan(open_store: OpenStore, admin: 
         fields: dict[bytes, bytes] = admin.hgetall(key)  # type: ignore[assignment]
         for field in fields:
             if field[:1] == kind:
-                admin.hset(key, field, b"9" * 400)
+                admin.hset(key, field, fields[field][:1] + b"9" * 400)  # a record with another first byte is no damage
         plan = planner.plan(BLOCKS[:3], conversation="chat", placement="tail", annotate="labels")
         assert plan.references == ()
         assert planner.stats().store_errors == 1

@@ -78,7 +78,8 @@ def test_shares_of_a_graph_keep_runs_pins_and_locked_orders() -> None:
     planner = ContextPlanner(policy="greedy")
     with planner.planning([other.page_content], model="ann"):
         pass
-    for options, first in (({}, 3), ({"order_locked": True}, 0), ({"pinned": "place"}, 3)):
+    cases: list[tuple[dict[str, Any], int]] = [({}, 3), ({"order_locked": True}, 0), ({"pinned": "place"}, 3)]
+    for options, first in cases:
         fan_out = GraphFanOut(router, "read", planner=planner, **options)
         [sent] = fan_out({"documents": [*documents, other]}, {})
         with fan_out.planning(sent.arg) as plan:  # type: ignore[union-attr]

@@ -223,7 +223,7 @@ class Engine:
             if fault is not None and chunks > fault.chunks:
                 if fault.kind != "cut":
                     await self._misbehave(fault, send, end)
-                message = {**message, "body": b"" if payload and b"[DONE]" not in payload else payload}
+                message = {**message, "body": b""}  # not even `[DONE]`, which ends an answer by itself
             if b"[DONE]" in payload:
                 end()
             await send(message)

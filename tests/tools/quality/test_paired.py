@@ -94,7 +94,8 @@ def comparisons(prompts: list[ArmPrompt], reader: Callable[[int], PlantedReader]
 
 @pytest.mark.slow
 def test_two_points_are_found(prompts: list[ArmPrompt]) -> None:
-    made = comparisons(prompts, lambda seed: PlantedReader(note_loss=0.021, seed=seed))
+    noted = sum("Most relevant above" in prompt.messages[-1]["content"] for prompt in prompts)  # of 500
+    made = comparisons(prompts, lambda seed: PlantedReader(note_loss=0.021 * 500 / noted, seed=seed))
     found = [each.differs and each.difference < 0 for each in made]
     assert sum(found) >= 0.9 * RUNS
 

@@ -80,8 +80,8 @@ local function read_leases(packed)
   return leases
 end
 
--- Return the conversation's state, or nil if it is missing, damaged or of another version; and the values of further
--- fields, from the fourth element on.
+-- Return the conversation's state, and the values of further fields, from the fourth element on. Return nil if it is
+-- missing or damaged; nil and true if it is of another version.
 local function load(fields)
   local values = redis.pcall('HMGET', key, 'm', 'p', 'c', unpack(fields, 1, math.min(#fields, PART)))
   if values.err then
@@ -89,9 +89,8 @@ local function load(fields)
     error({reason = values.err})
   end
   local record, leases, ended = values[1], values[2], values[3]
-  if not (record and leases and ended) or #record ~= RECORD_SIZE + CHECK_SIZE or string.byte(record) ~= FORMAT then
-    return nil
-  end
+  if record and record ~= '' and string.byte(record) ~= FORMAT then return nil, true end
+  if not (record and leases and ended) or #record ~= RECORD_SIZE + CHECK_SIZE then return nil end
   if sub(record, RECORD_SIZE + 1) ~= checksum(sub(record, 1, RECORD_SIZE) .. leases .. ended) then return nil end
   for first = PART + 1, #fields, PART do
     local more = call('HMGET', key, unpack(fields, first, math.min(first + PART - 1, #fields)))

@@ -52,7 +52,9 @@ return run(function()
   local state, values = load(fields)
   local damaged = 0
   if not state then
+    local is_of_another_version = values
     damaged = 2 * discard()
+    if is_of_another_version then damaged = 0 end
     state, values = {epoch = 0, turn = 0, last = 0, blocks = 0, labels = 0, leases = {}, ended = ''}, {}
   end
 
