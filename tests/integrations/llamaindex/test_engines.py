@@ -279,7 +279,10 @@ def test_a_chat_whose_history_leaves_no_room_stays_as_without_us(
     assert noted[:2] == [False, True]
     assert not noted[-1]
     split = ours[len(ours) - noted[::-1].index(True) :]
-    assert split == without[-len(split) :]
+    unchanged = without[-len(split) :]
+    # A turn may have another order that needs no note, because the best passage stays the first.
+    assert list(map(sorted, split)) == list(map(sorted, unchanged))
+    assert split[-2:] == unchanged[-2:]
 
 
 def test_a_model_error_loses_nothing(

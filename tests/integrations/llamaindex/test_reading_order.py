@@ -67,8 +67,15 @@ def shuffling(last: NodeWithScore, **options: Any) -> ContextReusePostprocessor:
     return postprocessor
 
 
+def sentences(text: str) -> list[str]:
+    """Split a text without the data that NLTK would download."""
+    return re.findall(r"[^.]+(?:\.\s*|$)", text)
+
+
 def test_the_output_of_prev_next_keeps_reading_order() -> None:
-    nodes = SentenceSplitter(chunk_size=128, chunk_overlap=0).get_nodes_from_documents([manual()])
+    nodes = SentenceSplitter(chunk_size=128, chunk_overlap=0, chunking_tokenizer_fn=sentences).get_nodes_from_documents(
+        [manual()]
+    )
     store = SimpleDocumentStore()
     store.add_documents(nodes)
     llm = RecordingLLM()
@@ -132,7 +139,9 @@ def test_pages_of_one_file_follow_each_other() -> None:
 
 
 def test_sentence_windows_that_overlap_stay_in_order() -> None:
-    nodes = SentenceWindowNodeParser.from_defaults(window_size=1).get_nodes_from_documents([manual(2)])
+    nodes = SentenceWindowNodeParser.from_defaults(sentence_splitter=sentences, window_size=1).get_nodes_from_documents(
+        [manual(2)]
+    )
     windows = MetadataReplacementPostProcessor(target_metadata_key="window").postprocess_nodes(
         scored([nodes[4], nodes[6], nodes[2], nodes[10]])
     )
@@ -143,7 +152,12 @@ def test_sentence_windows_that_overlap_stay_in_order() -> None:
 
 
 def test_merged_parents_stay_in_order() -> None:
-    nodes = HierarchicalNodeParser.from_defaults(chunk_sizes=[512, 128]).get_nodes_from_documents([manual(24)])
+    splitters: dict[str, Any] = {
+        f"of {size}": SentenceSplitter(chunk_size=size, chunk_overlap=20, chunking_tokenizer_fn=sentences)
+        for size in (512, 128)
+    }
+    parser = HierarchicalNodeParser.from_defaults(node_parser_ids=list(splitters), node_parser_map=splitters)
+    nodes = parser.get_nodes_from_documents([manual(24)])
     storage = StorageContext.from_defaults()
     storage.docstore.add_documents(nodes)
     parents = [node for node in nodes if not node.parent_node]
@@ -160,7 +174,9 @@ def test_merged_parents_stay_in_order() -> None:
 
 
 def test_the_note_names_a_run_by_its_first_node() -> None:
-    nodes = SentenceSplitter(chunk_size=128, chunk_overlap=0).get_nodes_from_documents([manual(), manual(6, "other")])
+    nodes = SentenceSplitter(chunk_size=128, chunk_overlap=0, chunking_tokenizer_fn=sentences).get_nodes_from_documents(
+        [manual(), manual(6, "other")]
+    )
     of = {name: scored([node for node in nodes if node.ref_doc_id == name]) for name in ("manual", "other")}
     llm = RecordingLLM()
     run, single = of["manual"][:3], of["other"][-1]

@@ -282,7 +282,7 @@ def test_whatever_the_window_no_note_is_cut_off_or_names_what_is_not_there(
         assert note == (best[:named] if noted else [])
         assert noted <= whole
         needs_note = ids(arranged)[:named] != best[:named]
-        has_no_room = annotate == "auto" and window < 720  # for a note behind texts that fit
+        has_no_room = annotate == "auto" and window < 800  # for a note behind texts that fit
         assert mode in A_PROMPT_A_NODE or not whole or noted == needs_note or (has_no_room and needs_note)
 
 
