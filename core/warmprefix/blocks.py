@@ -199,7 +199,7 @@ def _is_behind(block: ContextBlock, before: ContextBlock) -> bool:
 
 def pins(blocks: Sequence[ContextBlock], joined: Collection[int]) -> list[Pin | None]:
     """Return the end at which each block is kept: that of the first pinned block of its run. O(blocks)."""
-    ends = [block.pinned for block in blocks]
+    ends: list[Pin | None] = [block.pinned for block in blocks]
     if not joined or not any(ends):
         return ends
     for places in (range(1, len(ends)), range(len(ends) - 1, 0, -1)):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 __all__ = ["FairLru"]
 
@@ -12,7 +13,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class _OwnedValue(NamedTuple, Generic[V]):
+@dataclass(slots=True)
+class _OwnedValue(Generic[V]):  # a generic NamedTuple needs Python 3.11
     tenant: Hashable
     size: int
     value: V

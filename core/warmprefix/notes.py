@@ -74,7 +74,7 @@ class OrderNote:
     ) -> None:
         """Take the blocks' labels and texts in relevance order, and which of them continue a run."""
         self._writer = writer
-        self._annotation = annotation
+        self._annotation: Annotation = annotation
         self._labels = labels
         self._texts = texts
         self._joined = joined

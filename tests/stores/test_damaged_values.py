@@ -123,7 +123,8 @@ class OddStore:
 
 @pytest.mark.parametrize("label", ["", "9" * 400, "Doc_0", "x] y [z", "ctx-000000", "Doc_0~000000", "\ud800", "a\nb"])
 def test_label_that_a_block_cannot_have_is_in_no_prompt(open_store: OpenStore, admin: redis.Redis, label: str) -> None:
-    with ContextPlanner(store=GuardedStore(OddStore(open_store(), label), budget=60.0)) as planner:
+    odd: Any = OddStore(open_store(), label)
+    with ContextPlanner(store=GuardedStore(odd, budget=60.0)) as planner:
         serve(planner, [0, 1])
         plan = planner.plan(BLOCKS[:2], conversation="chat", placement="tail", annotate="labels")
         assert plan.references == ()

@@ -259,15 +259,16 @@ class EdgeProtocol(HttpToolsProtocol):
             self._refuse(431, "headers", "the headers are too large")
 
     def on_headers_complete(self) -> None:
-        version = self.parser.get_http_version()
+        parser: Any = self.parser
+        version = parser.get_http_version()
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if version not in ("1.0", "1.1"):
             self._refuse(505, "framing", "the version of HTTP is not 1.0 or 1.1")
         if codings and (version == "1.0" or codings != [b"chunked"]):  # with a length, httptools refuses it
             self._refuse(400, "framing", "the transfer coding is not chunked")
-        has_upgrade = self.parser.should_upgrade()
+        has_upgrade = parser.should_upgrade()
         if has_upgrade and (
-            self.parser.get_method() == b"CONNECT"
+            parser.get_method() == b"CONNECT"
             or codings
             or any(name == b"content-length" and value != b"0" for name, value in self.headers)
         ):  # httptools would take the body for another protocol's
@@ -296,7 +297,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._reading = ""
         self._stop_timer()
         super().on_message_complete()
-        if self.parser.should_upgrade():
+        parser: Any = self.parser
+        if parser.should_upgrade():
             self._is_over = True
         elif not self._is_answering:  # the rest of a refused body was read
             self._start_timer(IDLE_SECONDS, self.transport.close)

@@ -65,7 +65,7 @@ def recognised_engine(models: bytes, version: bytes) -> Engine:
     """
     cards = _object(models).get("data")
     cards = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
-    named = {_OWNERS.get(str(card.get("owned_by"))) for card in cards}
+    named: set[EngineName | None] = {_OWNERS.get(str(card.get("owned_by"))) for card in cards}
     name = named.pop() if len(named) == 1 else None
     found = re.match(r"v?(\d{1,4})\.(\d{1,4})", str(_object(version).get("version")))
     number = None if name is None or found is None else (int(found[1]), int(found[2]))

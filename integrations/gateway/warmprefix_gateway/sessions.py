@@ -285,7 +285,7 @@ def prompt_parts(route: str, body: Mapping[str, Any]) -> PromptParts:
     chain = blake2b(front.encode("utf-8", "surrogatepass"), digest_size=16)
     texts = blake2b(digest_size=16, person=b"user texts")
     digests, characters, turns, user_texts = [chain.digest()], [len(front)], [0], list[bytes]()
-    total, turn, begin = len(front), 0, 0
+    total, turn, begin, head = len(front), 0, 0, ""
     for number, message in enumerate(messages):
         if not begin and message.role != "instructions":
             begin = len(digests)

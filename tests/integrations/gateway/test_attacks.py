@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import multiprocessing
+import multiprocessing.process
 import re
 import resource
 import subprocess
