@@ -47,7 +47,7 @@ class EventSplitter:
         return self.split(self.feed_joined(data))
 
     def feed_joined(self, data: bytes) -> bytes:
-        """Return the same events as one piece, which costs far less if they need not be told apart."""
+        """Return the same events as one piece, which costs far less if no one reads them one by one."""
         held = self._held
         if not held and data.endswith(b"\n\n") and _is_usual(data):
             return data

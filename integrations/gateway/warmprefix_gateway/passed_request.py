@@ -84,7 +84,7 @@ class PassedRequest:
         self._is_whole = False
         """True once its answer has come to its end."""
         self._is_prefilled = False
-        """True once the router knows that the prompt is computed."""
+        """True once the router has recorded that the prompt is computed."""
         self._facts: AnswerFacts | None = None
         """Contents of its answer, as far as it came."""
         self.has_begun = False
