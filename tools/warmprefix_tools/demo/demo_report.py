@@ -219,7 +219,7 @@ def notes(result: DemoResult) -> list[str]:
         )
     written.append(
         f"Order: changed in {reordered} of {requests} prompts; {annotated} have a note that names the most relevant"
-        " passages. Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality"
+        " passage. Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality"
         " run."
     )
     if emulator is not None:
