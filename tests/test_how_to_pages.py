@@ -19,11 +19,9 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from openai import DefaultAsyncHttpxClient, OpenAI
-from typer.testing import CliRunner
 
 from warmprefix import ContextBlock
 from warmprefix.cache_profiles import as_profile
-from warmprefix_tools.cli import app
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -354,17 +352,6 @@ def test_the_named_profiles_exist() -> None:
     assert {"anthropic", "openai", "gemini", "deepseek", "sglang-checkpoints", "llama.cpp(4)"} <= named
     for name in named:
         assert as_profile(name).name == name
-
-
-def test_every_option_of_a_command_exists() -> None:
-    for page in ("frameworks.md", "engines.md", "security.md", "faq.md"):
-        text = (DOCS / page).read_text(encoding="utf-8")
-        for command, options in re.findall(
-            r"warmprefix (serve|replay|doctor|record|quality run|state stats)([^`\n]*)", text
-        ):
-            shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
-            for option in re.findall(r"--[a-z-]+", options):
-                assert option in shown, f"{page}: {command} {option}"
 
 
 def test_the_diagrams_are_those_that_the_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:

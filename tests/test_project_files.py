@@ -1,4 +1,4 @@
-"""Files around the code: workflows, forms, citation, changelog, compatibility, and texts for other projects."""
+"""Files around the code: workflows, changelog, compatibility, and texts for other projects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 ROOT = Path(__file__).parents[1]
 RUN: dict[str, Any] = runpy.run_path(str(ROOT / "run.py"))
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-FORMS = [path for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) if path.name != "config.yml"]
 HEALTH = ["CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"]
 REPOSITORY = "https://github.com/warmprefix/warmprefix"
 
@@ -108,21 +107,7 @@ def test_pre_commit_runs_the_static_checks_of_run_py() -> None:
     for heading, command in RUN["static_checks"](together):
         wanted = [str(Path(part).relative_to(ROOT)) if Path(part).is_absolute() else part for part in command]
         assert shlex.split(hooks.pop(heading)["entry"]) == wanted
-    assert list(hooks) == ["words"]
-    assert (ROOT / shlex.split(hooks["words"]["entry"])[-1]).exists()
-
-
-# -- forms ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", FORMS, ids=name_of)
-def test_each_form_is_one(path: Path) -> None:
-    form = load(path)
-    assert {"name", "description", "body"} <= form.keys()
-    inputs = [part for part in form["body"] if part["type"] != "markdown"]
-    assert len({part["id"] for part in inputs}) == len(inputs)
-    assert all(part["attributes"]["label"] for part in inputs)
-    assert any(part.get("validations", {}).get("required") for part in inputs)
+    assert hooks == {}
 
 
 def test_each_page_of_the_site_in_the_forms_exists() -> None:
@@ -148,16 +133,6 @@ def test_the_changelog_has_a_dated_entry_of_this_version_and_links() -> None:
     assert links.pop("Unreleased") == f"{REPOSITORY}/compare/v{version}...HEAD"
     assert links[version] == f"{REPOSITORY}/releases/tag/v{version}"
     assert links.keys() == {version for version, _ in versions[1:]}
-
-
-def test_the_citation_has_what_its_schema_requires() -> None:
-    citation = load(ROOT / "CITATION.cff")
-    assert citation["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors"} <= citation.keys()
-    allowed = {"abstract", "authors", "conference", "doi", "identifiers", "notes", "title", "type", "url", "year"}
-    for reference in citation["references"]:
-        assert {"authors", "title", "type"} <= reference.keys() <= allowed
-    assert len(citation["references"]) == 3
 
 
 # -- pages ------------------------------------------------------------------------------------------------------------
@@ -206,12 +181,6 @@ def test_the_oldest_environments_pin_the_lower_bounds() -> None:
 
 
 # -- texts for other projects -----------------------------------------------------------------------------------------
-
-
-def test_each_upstream_text_is_listed_and_names_its_destination() -> None:
-    page = read("docs/upstream/index.md")
-    texts = {path.name for path in (ROOT / "docs/upstream").iterdir()} - {"index.md"}
-    assert set(re.findall(r"^\| .*\]\(([\w.]+)\) \| .*`.+`", page, re.MULTILINE)) == texts
 
 
 def test_the_numbers_in_the_pull_requests_are_those_of_the_benchmarks() -> None:

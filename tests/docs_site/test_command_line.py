@@ -39,11 +39,6 @@ def test_the_page_has_each_command_with_all_its_options(site_hooks: ModuleType) 
                 assert all(option in section for option in parameter.opts), f"{name} {parameter.opts}"
 
 
-def test_no_summary_is_cut(site_hooks: ModuleType) -> None:
-    lines = site_hooks.command_line_page().splitlines()
-    assert [line for line in lines if line.startswith("* ") and line.endswith("...")] == []
-
-
 def test_links_of_the_menu_lead_into_the_repository() -> None:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Reads the parts that only MkDocs understands as None."""
