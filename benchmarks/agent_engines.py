@@ -36,8 +36,6 @@ THINKING = 2.0
 """Seconds, on average, before the next turn."""
 AT_ONCE = 8
 """Requests under way in a backlog."""
-POINTS = 80
-"""Of a series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,6 @@ class Run:
     """The highest load over the highest that the bound allows, `max(free, (1 + eps) * mean)`."""
     given: list[int]
     """Tokens of documents given to each agent."""
-    series: list[tuple[int, list[float]]]
-    """At regular intervals, each agent's load over the highest that the bound allows."""
     lost: int = 0
     """Prompts that a dead agent did not answer."""
     kept: int = 0
@@ -227,7 +223,7 @@ class _Simulation:
         self.before_death: dict[bytes, set[int]] = {}
         """The same when the agent died, of the documents that have not come again."""
         zeros = [0.0] * len(self.requests)
-        self.outcome = Run(zeros, [*zeros], 0.0, 0, 0, 0, 0, 0, 0.0, 0.0, [0] * len(arm.names), [])
+        self.outcome = Run(zeros, [*zeros], 0.0, 0, 0, 0, 0, 0, 0.0, 0.0, [0] * len(arm.names))
         self._numbers = count()
         self._events: list[tuple[float, int, str, Part | AgentRequest]] = []
         self._next: dict[int, AgentRequest] = {}
@@ -299,10 +295,6 @@ class _Simulation:
         if self.before_death:
             self._note(parts)
         self._send(parts)
-        if self.arrivals % max(len(self.requests) // POINTS, 1) == 0:
-            shown = self.arm.loads() or list(self.loads.loads.values())
-            allowed = self._allowed(shown)
-            self.outcome.series.append((self.arrivals, [round(load / allowed, 3) for load in shown]))
 
     def _send(self, parts: Sequence[Part]) -> None:
         if not parts:

@@ -13,7 +13,7 @@ answered when the last has answered. Every way sees the same requests; of one se
 Each seed has other agents' names, so that hashes fall differently.
 
 `agent_http.py` asks emulated engines over HTTP instead, and what they report as cached is compared with the simulation.
-A run with all traces, settings and requests is written to `results/`, and to docs/agents.md with its picture.
+A run with all traces, settings and requests is written to `results/`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,22 @@ from pathlib import Path
 from typing import Any
 
 from agent_arms import ARMS, MAIN, OURS, RouterArm
-from agent_chart import CHARTED, load_chart
 from agent_engines import Kill, Run, Sessions, roomy, simulate
 from agent_http import measure_http
-from agent_tables import write_page
 from agent_workloads import GENERATED, load
 from common import percentile, print_table, write_results
 from traces import given_files
 
-__all__ = ["SETTINGS", "Cell", "cells", "measure", "verdicts"]
+__all__ = ["SETTINGS", "Cell", "cells", "measure", "table", "verdicts"]
 
 REPORTED = ("ragpulse_rag", "multihoprag_partial100_bm25_k20", "qasper80_1024_bm25_k20", "psi_hotpotqa_k5")
 CONTROLS = ("generated_control", "psi_hotpotqa_k5")
 HOT = ("ragpulse_rag", "generated_topics", "generated_single")
-CHARTED_CELL = ("generated_single+hot", 15)
 FEWER = 1_000
 """Requests of a trace in the settings that are about something else than its documents."""
 BASE = "round robin"
-CHART = Path(__file__).parent.parent / "docs/agent_load.svg"
+SPREAD = ("hash", "affinity without a bound", OURS)
+"""Ways to give out one hot document."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Setting:
 
 SETTINGS = {
     "sessions": Setting((4, 15, 32), MAIN, seeds=3, limit=None),
-    "hot": Setting((4, 15, 32), (BASE, *CHARTED), seeds=3),
+    "hot": Setting((4, 15, 32), (BASE, *SPREAD), seeds=3),
     "tight": Setting((4, 15), (BASE, "hash", OURS), capacity_tokens=32_000),
     "turns": Setting((15,), (BASE, "hash", OURS), "turns"),
     "backlog": Setting((15,), (BASE, "least loaded", "hash", OURS), "backlog"),
@@ -135,8 +133,6 @@ def measure(cell: Cell) -> dict[str, Any]:
             arms[name].update(spilled=spilled, replicas=replicas)
         if setting.kill:
             arms[name].update(_death(runs[0]))
-        if name in CHARTED and (cell.source, cell.agents) == CHARTED_CELL:
-            arms[name]["series"] = runs[0].series
     return {
         "workload": workload.name,
         "setting": cell.setting,
@@ -251,10 +247,7 @@ def main() -> None:
     print(f"{time.perf_counter() - started:.0f} s in all")
     whole = options.limit is None and options.only == list(SETTINGS) and _complete(http)
     if whole and set(map(_stem, paths)) >= set(REPORTED):
-        results = {"simulated": rows, "http": http, "eps": RouterArm.eps}
-        write_results("agent_routing", results)
-        write_page(results)
-        CHART.write_text(chart(results))
+        write_results("agent_routing", {"simulated": rows, "http": http, "eps": RouterArm.eps})
 
 
 def measure_chain(count: int, agents: int) -> list[dict[str, Any]]:
@@ -267,11 +260,15 @@ def measure_chain(count: int, agents: int) -> list[dict[str, Any]]:
     return rows
 
 
-def chart(results: dict[str, Any]) -> str:
-    """Return the chart of the results."""
-    row = next(row for row in results["simulated"] if "series" in row["arms"].get(OURS, {}))
-    series = {name: row["arms"][name]["series"] for name in CHARTED}
-    return load_chart(f"{row['workload']}, {row['agents']} agents", series)
+def table(rows: Sequence[dict[str, Any]], agents: int) -> str:
+    """Return the table of docs/routing.md: tokens saved by each way, and its highest load over the mean."""
+    lines = ["| workload | hash | affinity alone | AgentRouter |", "|---|---|---|---|"]
+    for row in rows:
+        if (row["setting"], row["agents"]) == ("hot", agents):
+            arms = [row["arms"][way] for way in SPREAD]
+            cells = [f"{arm['documents_ratio']:.2f} / {arm['worst_max_over_mean']:.2f}" for arm in arms]
+            lines.append(f"| {' | '.join([row['workload'].removesuffix(', one hot document'), *cells])} |")
+    return "\n".join(lines)
 
 
 def _complete(http: Sequence[dict[str, Any]]) -> bool:

@@ -306,12 +306,10 @@ def main() -> None:
 
 
 def table(rows: Sequence[dict[str, object]], stream: str) -> str:
-    """Return a table of docs/scaling.md: hits in %, p50 and p95 of the TTFT in ms, and the load."""
+    """Return the table of docs/routing.md: hits in %, and the p95 of the TTFT in ms."""
     sizes = dict.fromkeys(row["replicas"] for row in rows)
     cells = {
-        (row["processes"], row["replicas"]): " / ".join(
-            str(row[name]) for name in ("hit_percent", "ttft_p50_ms", "ttft_p95_ms", "max_over_mean")
-        )
+        (row["processes"], row["replicas"]): f"{row['hit_percent']} / {row['ttft_p95_ms']}"
         for row in rows
         if row["stream"] == stream
     }

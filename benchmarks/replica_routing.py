@@ -14,7 +14,7 @@ answered, behind all of the history. Contexts come first in the prompt, behind a
 router looks at the prompt; it is run both ways, and the better one by mean TTFT is reported.
 
 The published policies are written down here in a few lines each, after their source, with their default parameters
-(docs/replicas.md): they track prefixes in a tree of the prompts that they sent to each replica, as large as the cache.
+(docs/routing.md): they track prefixes in a tree of the prompts that they sent to each replica, as large as the cache.
 """
 
 from __future__ import annotations
@@ -576,7 +576,7 @@ SHOWN = {
 
 
 def table(rows: Sequence[dict[str, object]], replicas: int) -> str:
-    """Return the table of docs/replicas.md: hits in %, mean and p90 of the TTFT in ms, max/mean load."""
+    """Return the table of docs/routing.md: hits in %, and the mean TTFT in ms."""
     measured: dict[object, dict[str, dict[str, object]]] = {
         row["stream"]: dict(row["routers"])  # type: ignore[call-overload]
         for row in rows
@@ -590,9 +590,7 @@ def table(rows: Sequence[dict[str, object]], replicas: int) -> str:
         cells = []
         for stream in SHOWN:
             found = measured[stream][router]
-            cells.append(
-                f"{found['hit_percent']} / {found['ttft_mean_ms']} / {found['ttft_p90_ms']} / {found['max_over_mean']}"
-            )
+            cells.append(f"{found['hit_percent']} / {found['ttft_mean_ms']}")
         name = f"**{router}**" if router == "ReplicaRouter" else router
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

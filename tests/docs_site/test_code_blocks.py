@@ -33,7 +33,6 @@ FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.DOTALL | re.MULTI
 LANGUAGES = {"", "console", "json", "mermaid", "py", "python", "sh", "text", "toml", "yaml"}
 RUN_BY = {
     "README.md": "test_docs.py",
-    "docs/agents.md": "routing/test_agent_docs.py",
     "docs/batch-runs.md": "openai_chat/batch_runner/test_batch_docs.py",
     "docs/batch.md": "tools/plan_batch/test_batch_page.py",
     "docs/caches.md": "docs_site/test_code_blocks.py",
@@ -47,8 +46,8 @@ RUN_BY = {
     "docs/quality.md": "docs_site/test_code_blocks.py",
     "docs/record.md": "test_docs.py",
     "docs/replay.md": "tools/replay/test_recount.py",
-    "docs/replicas.md": "routing/test_replica_docs.py",
     "docs/residency.md": "docs_site/test_code_blocks.py",
+    "docs/routing.md": "routing/test_routing_page.py",
     "docs/telemetry.md": "telemetry/test_telemetry_docs.py",
     "docs/tokens.md": "test_tokens.py",
     "docs/tutorial.md": "test_tutorial.py",

@@ -1,4 +1,4 @@
-"""The blocks of docs/agents.md for the chain, LangGraph and LlamaIndex workflows run as they stand."""
+"""The workflow of docs/routing.md runs as it stands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 
-PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
+PAGE = Path(__file__).parents[3] / "docs" / "routing.md"
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 
@@ -21,47 +21,22 @@ def block(module: str) -> str:
     return str(found)
 
 
-async def test_the_frameworks_blocks_run(start_engine: Callable[[], Any]) -> None:
+async def test_the_workflow_runs(start_engine: Callable[[], Any]) -> None:
     engines = {name: start_engine() for name in ("ann", "ben")}
     options = {name: {"base_url": engine.base_url, "api_key": "none"} for name, engine in engines.items()}
     names: dict[str, Any] = {
-        "__name__": "agents",
-        "clients": {name: OpenAI(**options[name]) for name in engines},
+        "__name__": "routing",
         "async_clients": {name: AsyncOpenAI(**options[name]) for name in engines},
         "model": engines["ann"].model,
         "question": "What is it?",
         "documents": [f"Document {n}. " * 20 for n in range(4)],
     }
     try:
-        exec(compile(block("warmprefix_chain_of_agents.langgraph"), "agents.md", "exec", dont_inherit=True), names)
-        assert len(names["notes"]) == 2
-        exec(compile(block("warmprefix_chain_of_agents.workflows"), "agents.md", "exec", dont_inherit=True), names)
+        exec(compile(block("warmprefix_chain_of_agents.workflows"), "routing.md", "exec", dont_inherit=True), names)
         assert len(await names["ask"]()) == 2
     finally:
-        for client in names["clients"].values():
-            client.close()
         for client in names["async_clients"].values():
             await client.close()
     prompts = [prompt for engine in engines.values() for prompt in engine.prompts]
     for document in names["documents"]:
-        assert sum(document.strip() in prompt for prompt in prompts) == 2  # once for each block
-
-
-def test_the_chains_block_runs(start_engine: Callable[[], Any]) -> None:
-    engines = {name: start_engine() for name in ("ann", "ben")}
-    clients = {name: OpenAI(base_url=engine.base_url, api_key="none") for name, engine in engines.items()}
-    names: dict[str, Any] = {
-        "clients": clients,
-        "model": engines["ann"].model,
-        "question": "What is it?",
-        "documents": [f"Document {n}. " * 20 for n in range(4)],
-    }
-    try:
-        exec(compile(block("warmprefix_chain_of_agents"), "agents.md", "exec", dont_inherit=True), names)
-    finally:
-        for client in clients.values():
-            client.close()
-    answer = names["answer"]
-    assert answer.text
-    assert not answer.skipped
-    assert {*answer.usage_by_agent} == {"ann", "ben", "manager"}
+        assert sum(document.strip() in prompt for prompt in prompts) == 1

@@ -1,4 +1,4 @@
-"""docs/replicas.md: its code runs, and its tables come from the benchmark."""
+"""docs/routing.md: its code runs, and its tables come from the benchmarks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from openai import OpenAI
 
+import agent_routing
 import fleet
 import real_routers
-from replica_routing import table
+import replica_routing
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.routing.hints import Router
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs/replicas.md").read_text()
+PAGE = (ROOT / "docs/routing.md").read_text()
+CODE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def test_the_pages_code_runs() -> None:
+def results(name: str) -> Any:
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["results"]
+
+
+def test_the_code_for_replicas_runs() -> None:
     instant = EmulatorConfig(prefill_rate=float("inf"), decode_rate=float("inf"), base_ttft_ms=0)
-    routed, handed_over = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    routed, handed_over, *_ = CODE
     with ExitStack() as stack:
         servers = [stack.enter_context(EmulatorServer(instant)) for _ in range(3)]
         routed_to = stack.enter_context(EmulatorServer(instant))  # in place of another router
@@ -34,7 +41,7 @@ def test_the_pages_code_runs() -> None:
             "question": "What is it?",
             "blocks": [ContextBlock(f"Passage {n}. " * 20, id=f"Doc_{n}") for n in range(3)],
         }
-        exec(compile(routed, "replicas.md", "exec"), application)
+        exec(compile(routed, "routing.md", "exec"), application)
         for client in application["clients"].values():
             stack.callback(client.close)
         router, ask = application["router"], application["ask"]
@@ -46,39 +53,39 @@ def test_the_pages_code_runs() -> None:
         assert ask("And then?", application["blocks"])
         assert place.replica not in router.load()
         assert router.stats().open_routes == 0
-        exec(compile(handed_over, "replicas.md", "exec"), application)
+        exec(compile(handed_over, "routing.md", "exec"), application)
         assert application["answer"].choices[0].message.content
 
 
-def test_the_measurements_are_those_of_the_benchmark() -> None:
-    measured = json.loads((ROOT / "benchmarks/results/replica_routing.json").read_text())["results"]
-    for replicas in (4, 8):
-        assert table(measured, replicas) in PAGE
-    micros = [row["routers"]["ReplicaRouter"]["route_us_p50"] for row in measured]
+def test_the_code_for_agents_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(CODE[2], "routing.md", "exec"), {})
+    printed = re.findall(r"'(d\d+)'", capsys.readouterr().out)
+    assert sorted(printed) == sorted(f"d{number}" for number in range(12))
+
+
+def test_the_tables_are_those_of_the_benchmarks() -> None:
+    assert replica_routing.table(results("replica_routing"), 4) in PAGE
+    assert real_routers.table(results("real_routers")) in PAGE
+    assert fleet.table(results("fleet"), "ragpulse_rag") in PAGE
+    assert agent_routing.table(results("agent_routing")["simulated"], 15) in PAGE
+
+
+def test_the_cost_of_routing_is_that_of_the_benchmark() -> None:
+    micros = [row["routers"]["ReplicaRouter"]["route_us_p50"] for row in results("replica_routing")]
     cost = re.search(r"It costs (\d+) to (\d+) µs per request", PAGE)
     assert cost is not None
     assert int(cost[1]) == round(min(micros), -1)
     assert int(cost[2]) == round(max(micros), -1)
 
 
-def test_the_published_routers_are_those_of_the_benchmark() -> None:
-    measured = json.loads((ROOT / "benchmarks/results/real_routers.json").read_text())["results"]
-    assert real_routers.table(measured) in PAGE
-
-
-def test_the_fleets_are_those_of_the_benchmark() -> None:
-    page = (ROOT / "docs/scaling.md").read_text()
-    measured = json.loads((ROOT / "benchmarks/results/fleet.json").read_text())["results"]
-    for stream in ("ragpulse_rag", "generated_topics"):
-        assert fleet.table(measured, stream) in page
-    checked = json.loads((ROOT / "benchmarks/results/fleet_engines.json").read_text())["results"]
-    for row in checked:
+def test_the_simulated_fleet_agrees_with_engines() -> None:
+    for row in results("fleet_engines"):
         assert abs(row["engines_hit_percent"] - row["simulated_hit_percent"]) <= 2
-        assert f"{row['engines_hit_percent']:.1f} %" in page
+        assert f"{row['engines_hit_percent']:.1f} %" in PAGE
 
 
 def test_hints_use_a_header_that_the_published_routers_read() -> None:
-    found = json.loads((ROOT / "benchmarks/results/real_routers_hints.json").read_text())["results"]
+    found = results("real_routers_hints")
     read = {(row["router"], row["policy"].split()[0]): row["reads"] for row in found if row["reads"]}
     assert set(read) == {("sglang", "manual"), ("vllm", "consistent_hash"), ("vllm", "sticky_least_loaded")}
     plan = ContextPlanner().plan(["The sea is deep."], conversation="c", placement="tail")
