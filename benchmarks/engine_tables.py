@@ -1,30 +1,17 @@
-"""The tables of docs/engine.md and the README, created from the results of `engine_ttft.py`.
-
-python benchmarks/engine_tables.py
-"""
+"""The table of docs/results.md and the README on real engines, from the results of `engine_ttft.py`."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from common import RESULTS
-
-__all__ = ["overview", "tables"]
+__all__ = ["overview"]
 
 Row = Mapping[str, Any]
 
-NAMES = {
-    "relevance": "relevance order",
-    "frequency": "CRAFT",
-    "greedy": "CacheWeaver",
-    "context-index": "ContextPilot",
-    "coaccess": "**warmprefix**",
-    "merge": "**warmprefix**, as a batch",
-}
+ARMS = ("relevance", "frequency", "greedy", "context-index", "coaccess", "merge")
 PUBLISHED = ("frequency", "greedy", "context-index")
 TEXTS = {"stdlib": "standard library", "lihua": "lihua", "xquad": "xquad_squad"}
 MODES = {
@@ -33,7 +20,6 @@ MODES = {
     "turns": "Follow-ups in conversations",
     "control": "Control, nothing in common",
 }
-HEADER = "| | mean TTFT | ratio (95 %) | p50, ratio (95 %) | hit, predicted % | prefill saved, predicted % |"
 
 
 def overview(rows: Sequence[Row]) -> str:
@@ -55,12 +41,6 @@ def overview(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def tables(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield one table per run, as Markdown: a title and a line per arm."""
-    for arms in runs(rows):
-        yield "\n".join([title(arms[0]), "", HEADER, "|---|---|---|---|---|---|", *map(line, arms)])
-
-
 def runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Group the rows by run."""
 
@@ -75,14 +55,14 @@ def runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
         )
 
     def arm(row: Row) -> int:
-        return [*NAMES].index(row["arm"])
+        return ARMS.index(row["arm"])
 
     for _, arms in groupby(sorted(rows, key=run), key=run):
         yield [over_seeds(list(measured)) for _, measured in groupby(sorted(arms, key=arm), key=arm)]
 
 
 def over_seeds(rows: Sequence[Row]) -> Row:
-    """Return the means of an arm's runs; intervals then span its lowest and its highest run."""
+    """Return the means of an arm's runs."""
     if len(rows) == 1:
         return rows[0]
     means = {
@@ -90,11 +70,7 @@ def over_seeds(rows: Sequence[Row]) -> Row:
         for name, value in rows[0].items()
         if isinstance(value, float)
     }
-    spans = {
-        f"{name}_95": (min(row[name] for row in rows), max(row[name] for row in rows))
-        for name in ("ratio_mean", "ratio_p50")
-    }
-    return {**rows[0], **means, **spans, "seeds": len(rows)}
+    return {**rows[0], **means, "seeds": len(rows)}
 
 
 def title(row: Row) -> str:
@@ -103,19 +79,3 @@ def title(row: Row) -> str:
     what = f"{MODES[row['mode']]}, {TEXTS[row['text']]}"
     seeds = f", {row['seeds']} seeds" if "seeds" in row else ""
     return f"{what}: {row['requests']} requests of {row['k']} blocks, {at_once}{cache}{seeds}."
-
-
-def line(row: Row) -> str:
-    ratios = [
-        "{:.2f} ({:.2f} to {:.2f})".format(row[f"ratio_{name}"], *row[f"ratio_{name}_95"]) for name in ("mean", "p50")
-    ]
-    return (
-        f"| {NAMES[row['arm']]} | {row['ttft_mean_ms']:.0f} ms | {' | '.join(ratios)}"
-        f" | {row['hit_percent']:.1f}, {row['predicted_hit_percent']:.1f}"
-        f" | {row['saved_percent']:.1f}, {row['predicted_saved_percent']:.1f} |"
-    )
-
-
-if __name__ == "__main__":
-    measured = json.loads((RESULTS / "engine_ttft.json").read_text())["results"]
-    print(overview(measured), *tables(measured), sep="\n\n")

@@ -327,6 +327,16 @@ def test_the_check_that_fits_all(engines: Engines, retrieved: Any, capsys: pytes
     assert lines[4].startswith("profile: full-attention from ")
 
 
+def test_kv_events(engines: Engines) -> None:
+    url = engines.start().removesuffix("/v1")
+    (block,) = sections("engines.md")["KV events"]
+    here = re.sub(r"tcp://engine:\d+", "tcp://127.0.0.1:9", block.replace("http://engine:8000", url))
+    names: dict[str, Any] = {"documents": PASSAGES, "ask": lambda plan: SimpleNamespace(prompt_token_ids=[1, 2, 3])}
+    exec(compile(here, "engines.md", "exec", dont_inherit=True), names)
+    names["planner"].close()
+    assert names["planner"].stats().commits == 1
+
+
 def test_hybrid_models(capsys: pytest.CaptureFixture[str]) -> None:
     run("engines.md", "Hybrid models", {})
     assert capsys.readouterr().out == "Checkpoints(block=528, unit=16, junction_only=False)\n"
@@ -348,7 +358,9 @@ def test_hosted_apis(engines: Engines, retrieved: Any) -> None:
 
 def test_the_named_profiles_exist() -> None:
     page = (DOCS / "engines.md").read_text(encoding="utf-8")
-    named = set(re.findall(r'profile="([^"]+)"', page)) | set(re.findall(r'--profile "([^"]+)"', page))
+    table = re.findall(r"^\| .* \| .* \| (.*`.*) \|$", page.partition("\n## ")[0], re.MULTILINE)
+    listed = " ".join(table).replace("BLOCK,UNIT", "528,16").replace("SLOTS", "4")
+    named = {*re.findall(r"`([^`]+)`", listed), *re.findall(r'profile[= ]"([^"]+)"', page)}
     assert {"anthropic", "openai", "gemini", "deepseek", "sglang-checkpoints", "llama.cpp(4)"} <= named
     for name in named:
         assert as_profile(name).name == name

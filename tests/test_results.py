@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from engine_tables import tables
 from result_tables import MARKED, PAGES, with_tables
 from result_tables import tables as result_tables
 
@@ -171,15 +170,6 @@ def test_the_savings_of_plugins_are_those_of_the_benchmark() -> None:
     rows = re.findall(r"^\| [^|]+ \| ([\d.]+ → [\d.]+) \| (\d+%) \|$", RESULTS_PAGE.read_text(), re.MULTILINE)
     assert sorted(map(list, rows)) == sorted(expected)
     assert len(rows) == 9
-
-
-def test_the_times_on_a_real_engine_are_those_measured() -> None:
-    page = (ROOT / "docs/engine.md").read_text()
-    listed = list(tables(results("engine_ttft")))
-    assert len(listed) >= 2
-    for table in listed:
-        assert table in page
-    assert page.count("| **warmprefix**") == len(listed)
 
 
 def test_the_times_of_redis_are_those_measured() -> None:

@@ -46,7 +46,6 @@ RUN_BY = {
     "docs/quality.md": "docs_site/test_code_blocks.py",
     "docs/record.md": "test_docs.py",
     "docs/replay.md": "tools/replay/test_recount.py",
-    "docs/residency.md": "docs_site/test_code_blocks.py",
     "docs/routing.md": "routing/test_routing_page.py",
     "docs/telemetry.md": "telemetry/test_telemetry_docs.py",
     "docs/tokens.md": "test_tokens.py",
@@ -163,14 +162,6 @@ def test_the_code_on_quality_runs(names: dict[str, Any]) -> None:
     Path("annotations.json").write_text(json.dumps({"Qwen/Qwen3-8B": "labels"}))
     exec(compile(block, "quality.md", "exec"), names)
     assert names["plan"].annotation == "labels"
-
-
-def test_the_code_on_residency_runs(names: dict[str, Any]) -> None:
-    for block in blocks(ROOT / "docs/residency.md", "python"):
-        here = re.sub(r"tcp://engine:\d+", "tcp://127.0.0.1:9", block.replace("http://engine:8000", names["engine"]))
-        exec(compile(here, "residency.md", "exec"), names)
-        names["plan"] = names["planner"].plan(["A passage."])
-    names["feed"].close()
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
