@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and the one of README.md, created from the files in `results/`.
+"""The tables of README.md and of pages in docs/, created from the files in `results/`.
 
     python benchmarks/result_tables.py
 
@@ -20,7 +20,7 @@ from engine_tables import overview
 __all__ = ["PAGES", "tables", "with_tables"]
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs/results.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "batch", "gateway", "frameworks")))
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 Row = Mapping[str, Any]
@@ -33,19 +33,12 @@ def tables() -> dict[str, str]:
         "readme": readme(online, results("engine_ttft")),
         "net": net(results("net_gain")),
         "means": means(online),
-        "clone": hit_ratios([row for row in online if is_made_by_a_clone(row)]),
-        "recorded": hit_ratios([row for row in online if not is_made_by_a_clone(row)]),
-        "plugins": plugins(results("plugin_hit_ratio")),
         "engine": overview(results("engine_ttft")),
-        "batches": batches(results("batch_quality")["traces"]),
-        "agents": agents(results("agent_routing")["simulated"]),
-        "replicas": replicas(results("replica_routing")),
-        "workers": workers(results("shared_learning")["ratios"]),
-        "hosted": hosted(results("mark_costs")),
-        "gateway": gateway(results("gateway_replicas")),
         "costs": costs(),
-        "memory": memory(results("memory")["rows"]),
-        "histories": histories(),
+        "batches": batches(results("batch_quality")["traces"]),
+        "windows": windows(results("window_quality")),
+        "gateway": gateway(results("gateway_replicas")),
+        "plugins": plugins(results("plugin_hit_ratio")),
     }
 
 
@@ -77,11 +70,6 @@ ORDERS = {
 """Orders by their names in `online_hit_ratio.json`."""
 ENGINE_ARMS = {"contextpilot": "context-index"}
 """Names in `engine_ttft.json` that differ."""
-
-
-def is_made_by_a_clone(row: Row) -> bool:
-    trace = str(row["trace"])
-    return trace.startswith("generated_") or trace == "standard_library"
 
 
 def readme(online: Sequence[Row], engine: Sequence[Row]) -> str:
@@ -128,15 +116,6 @@ def means(rows: Sequence[Row]) -> str:
     return table(["order", "unbounded", "500,000", "100,000"], map(cells, ORDERS))
 
 
-def hit_ratios(rows: Sequence[Row]) -> str:
-    header = ["trace (requests, blocks each)", *ORDERS.values()]
-    lines = []
-    for row in rows:
-        cells = [f"{hit['unbounded']:.1f} / {hit['100000']:.1f}" for hit in map(row["hit_percent"].get, ORDERS)]
-        lines.append([f"{row['trace']} ({row['requests']:,}, {row['k']})", *cells[:-1], f"**{cells[-1]}**"])
-    return table(header, lines)
-
-
 def plugins(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
@@ -148,7 +127,7 @@ def plugins(rows: Sequence[Row]) -> str:
     return table(["", "hit ratio, %, without → with", "prefill saved"], lines)
 
 
-# -- batches, agents, replicas, workers ------------------------------------------------------------------------------
+# -- batches and the gateway -----------------------------------------------------------------------------------------
 
 
 def batches(rows: Sequence[Row]) -> str:
@@ -170,56 +149,15 @@ def batches(rows: Sequence[Row]) -> str:
     return table(["planner", "unbounded cache", "30,000 tokens", "planning, all traces"], lines)
 
 
-def agents(rows: Sequence[Row]) -> str:
-    ways = ("round robin", "hash", "AgentRouter")
+def windows(rows: Sequence[Row]) -> str:
+    sizes = ("2", "8", "32", "200")
     lines = []
-    for row in rows:
-        if row["setting"] == "sessions" and row["agents"] == 15:
-            computed = [f"{row['arms'][way]['documents_computed_percent']:.0f} %" for way in ways]
-            read = [f"{row['arms'][way]['read_mean_ms']:.0f} ms" for way in ways]
-            lines.append([row["workload"], *computed, *read])
-    header = [f"{what}, {way}" for what in ("computed", "reading time") for way in ways]
-    return table(["workload", *header], lines)
-
-
-def replicas(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows:
-        if row["replicas"] == 4:
-            plain, ordered, ours = (
-                row["routers"][name] for name in ("round robin, as retrieved", "round robin", "ReplicaRouter")
-            )
-            hits = [f"{arm['hit_percent']:.1f} %" for arm in (plain, ordered, ours)]
-            lines.append([row["stream"], *hits, *(f"{arm['ttft_mean_ms']} ms" for arm in (plain, ordered, ours))])
-    ways = ("as retrieved, in turn", "ordered, in turn", "ordered, `ReplicaRouter`")
-    header = [f"{what}, {way}" for what in ("hit ratio", "mean TTFT") for way in ways]
-    return table(["requests", *header], lines)
-
-
-def workers(rows: Sequence[Row]) -> str:
-    titles = {
-        "as retrieved": "relevance order",
-        "4 apart": "4 workers, each on its own",
-        "4 sharing": "4 workers with one Redis",
-        "one": "1 worker",
-    }
-    lines = []
-    for row in rows:
-        if row["cache"] == "500000" and row["workers"] in titles:
-            rate = f", {row['rate']} requests per second" if isinstance(row["rate"], int) else ""
-            rate = ", as fast as they can" if row["rate"] == "most" else rate
-            lines.append([titles[row["workers"]] + rate, f"{row['hit ratio, %']:.1f}"])
-    return table(["", "hit ratio"], lines)
-
-
-def hosted(rows: Sequence[Row]) -> str:
-    arms = ("no marks", "usual", "system", "ours")
-    lines: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if (row["profile"], row["pause"]) == ("anthropic", "all at once"):
-            lines.setdefault(row["trace"], {})[row["arm"]] = f"{row['cost_percent']:.1f}"
-    shown = [[trace, *(costs[arm] for arm in arms[:-1]), f"**{costs['ours']}**"] for trace, costs in lines.items()]
-    return table(["trace", "no marks", "usual", "system prompt only", "**ours**"], shown)
+    for cache, title in (("30000", "30,000"), ("100000", "100,000"), ("unbounded", "unbounded")):
+        found = [row for row in rows if row["cache"] == cache]
+        alone = [row["one_by_one_percent"] for row in found]
+        gains = [fmean(row["window_percent"][size] for row in found) - fmean(alone) for size in sizes]
+        lines.append([title, f"{fmean(alone):.1f}", *(f"{gain:+.1f}" for gain in gains)])
+    return table(["cache, tokens", "one by one", *(f"windows of {size}" for size in sizes)], lines)
 
 
 def gateway(rows: Sequence[Row]) -> str:
@@ -253,52 +191,16 @@ def costs() -> str:
         [title, *microseconds(planning[what, earlier], "p50_us", "p99_us"), "`benchmarks/plan_overhead.py`"]
         for title, what, earlier in asked
     ]
-    for row in results("agent_router_overhead")["times"]:
-        if (row["agents"], row["earlier_requests"]) == (32, 100_000):
-            title = "`AgentRouter.assign()`, 15 documents over 32 agents, after 100,000"
-            times = microseconds(row, "assign_p50_us", "assign_p99_us")
-            lines.append([title, *times, "`benchmarks/agent_router_overhead.py`"])
     for row in results("plugin_overhead"):
         if row["kilobytes"] == 4:
             framework, _, call = row["what"].partition(": ")
             times = microseconds(row, "overhead_p50_us", "overhead_p99_us")
             lines.append([f"{framework}: `{call}`", *times, "`benchmarks/plugin_overhead.py`"])
-    for row in results("redis_state")["turns"]:
-        if row["workload"] == "pool of 60":
-            name, _, version = row["server"].partition("-")
-            for what in ("prepare", "commit"):
-                times = microseconds(row, f"{what} p50 µs", f"{what} p99 µs")
-                title = f"conversation state on a local {name.capitalize()} {version}, {what}"
-                lines.append([title, *times, "`benchmarks/redis_state.py`"])
-    for row in results("gateway_load"):
-        if "cpu_ms" in row and not row["what"].endswith("untouched"):
-            title = f"gateway, mean CPU time of a request of {row['what']}"
-            lines.append([title, f"{row['cpu_ms']:.1f} ms", "", "`benchmarks/gateway_load.py`"])
     return table(["", "median", "99 %", "script"], lines)
 
 
 def microseconds(row: Row, *keys: str) -> list[str]:
     return [f"{row[key]:,.0f} µs" for key in keys]
-
-
-def memory(rows: Sequence[Row]) -> str:
-    megabytes = {(row["bounds"], row["workload"]): row["megabytes"][-1] for row in rows}
-    return table(
-        ["bounds", "requests that share topics", "all blocks new"],
-        [
-            [title, *(f"{megabytes[bounds, workload]:.0f} MB" for workload in ("Zipf", "all new"))]
-            for bounds, title in (("default bounds", "default"), ("unbounded", "unbounded"))
-        ],
-    )
-
-
-def histories() -> str:
-    lines = []
-    for store in ("memory", "redis"):
-        for row in results(f"true_histories_{store}"):
-            counts = [f"{row[key]:,}" for key in ("turns", "references", "dangling", "lost", "crossed")]
-            lines.append([f"{store}, {row['scenario']}", *counts])
-    return table(["store, scenario", "turns", "references", "dangling", "lost", "crossed"], lines)
 
 
 if __name__ == "__main__":

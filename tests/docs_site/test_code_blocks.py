@@ -33,8 +33,7 @@ FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.DOTALL | re.MULTI
 LANGUAGES = {"", "console", "json", "mermaid", "py", "python", "sh", "text", "toml", "yaml"}
 RUN_BY = {
     "README.md": "test_docs.py",
-    "docs/batch-runs.md": "openai_chat/batch_runner/test_batch_docs.py",
-    "docs/batch.md": "tools/plan_batch/test_batch_page.py",
+    "docs/batch.md": "openai_chat/batch_runner/test_batch_docs.py",
     "docs/caches.md": "docs_site/test_code_blocks.py",
     "docs/concepts.md": "docs_site/test_code_blocks.py",
     "docs/emulator.md": "test_docs.py",

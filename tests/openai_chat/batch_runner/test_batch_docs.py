@@ -1,4 +1,4 @@
-"""The page on running a batch, and the example, run as they stand."""
+"""The code of the page on batches, and the example, run as they stand."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from openai import AsyncOpenAI, OpenAI
 
-from warmprefix import BatchRequest, ContextPlanner
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 ROOT = Path(__file__).parents[3]
 CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MODEL = EmulatorConfig().model
+INSTANT = EmulatorConfig(base_ttft_ms=0, prefill_rate=float("inf"), decode_rate=float("inf"))
+MODEL = INSTANT.model
 
 
 async def run(block: str, names: dict[str, Any]) -> None:
     """Run code as in a coroutine, but with its names kept."""
-    code = compile(block, "batch-runs.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(block, "batch.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
         await eval(code, names)
     else:
@@ -35,48 +35,36 @@ async def run(block: str, names: dict[str, Any]) -> None:
 
 
 async def test_the_pages_code_runs(
-    requests: Callable[..., list[BatchRequest]],
-    client: Any,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = requests(2, 2)
-    names: dict[str, Any] = {"planner": ContextPlanner(), "requests": asked, "client": client, "model": MODEL}
-    blocks = CODE.findall((ROOT / "docs/batch-runs.md").read_text())
-    names["urls"] = [str(client.base_url)] * 2
+    blocks = CODE.findall((ROOT / "docs/batch.md").read_text())
     assert len(blocks) == 8
-    for block in blocks:
-        if "read_jsonl(" in block:
-            answer_file(str(client.base_url), Path("night.jsonl"), Path("answers.jsonl"))
-        await run(block, names)
-        printed = capsys.readouterr().out
-        if "print(result.id" in block:
-            assert [line.split()[0] for line in printed.splitlines()] == [request.id for request in asked]
-            assert "warmprefix emulator" in printed
-    for replica in names["replicas"]:
-        await replica.close()
-    assert rows(Path("night.journal")) == 4
-    assert set(names["results"]) == {request.id for request in asked}
-    assert len(names["answers"]) == 4
-    assert names["files"] == (Path("night.jsonl"),)
+    printed = []
+    with EmulatorServer(INSTANT) as server, OpenAI(base_url=server.base_url, api_key="none") as blocking:
+        names: dict[str, Any] = {"model": MODEL, "urls": [server.base_url] * 2}
+        async with AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+            for block in blocks:
+                if "read_jsonl(" in block:
+                    answer_file(server.base_url, Path("night.jsonl"), Path("answers.jsonl"))
+                names["client"] = client if "async for" in block else blocking
+                await run(block, names)
+                printed.append(capsys.readouterr().out)
+        for replica in names["replicas"]:
+            await replica.close()
+    plan, *answers, window = [text for text in printed if text]
 
-
-def test_the_pages_hit_ratios_are_those_of_the_benchmark() -> None:
-    page = (ROOT / "docs/batch-runs.md").read_text()
-    measured = json.loads((ROOT / "benchmarks/results/batch_run.json").read_text())["results"]
-    hits: dict[str, dict[int, list[float]]] = {}
-    for row in measured:
-        of_way = hits.setdefault(f"{row['engine']}, {row['way']}", {})
-        of_way.setdefault(row["concurrency"], []).append(row["hit_percent"])
-    expected = [[way, *(" / ".join(map(str, pair)) for pair in by.values())] for way, by in hits.items()]
-    rows = re.findall(r"^\| ((?:one by one|side by side), .+) \|$", page, re.MULTILINE)
-    assert [row.split(" | ") for row in rows] == expected
-    assert [list(by) for by in hits.values()] == [[1, 8, 32]] * 6
-    assert {row["predicted_percent"] for row in measured if row["way"] != "as given"} == {58.1}
-    assert "predicts 58.1 in either cache" in " ".join(page.split())
-    assert list(dict.fromkeys(row["cache"] for row in measured)) == ["1,048,576 tokens", "100,000 tokens"]
+    batch = names["batch"]
+    assert {planned.id for planned in batch} == {"q1", "q2", "q3"}
+    assert 0 < batch.saved_tokens <= batch.upper_bound
+    assert re.search(r"^\d\d% saved, \d\d% at most \([a-z ]+\)$", plan, re.MULTILINE)
+    assert len(answers) == 3  # from Python, with replicas, from files
+    for text in answers:
+        assert [line.split()[0] for line in text.splitlines()] == ["q1", "q2", "q3"]
+        assert "warmprefix emulator" in text
+    assert rows(Path("night.journal")) == 3
+    assert names["completion"].choices[0].message.content
+    assert sorted(re.findall(r"'(q\d)'", window)) == ["q1", "q2", "q3"]
 
 
 def rows(journal: Path) -> int:
@@ -90,7 +78,7 @@ def answer_file(base_url: str, source: Path, output: Path) -> None:
     """Answer a batch file as `vllm run-batch` does, with the emulator for an engine."""
     results = []
     for line in map(json.loads, source.read_text().splitlines()):
-        body = httpx.post(base_url.removesuffix("/v1/") + line["url"], json=line["body"]).raise_for_status().json()
+        body = httpx.post(base_url.removesuffix("/v1") + line["url"], json=line["body"]).raise_for_status().json()
         response = {"status_code": 200, "request_id": "r", "body": body}
         results.append(
             json.dumps({"id": "vllm-1", "custom_id": line["custom_id"], "response": response, "error": None})
@@ -100,9 +88,8 @@ def answer_file(base_url: str, source: Path, output: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_runs_and_is_taken_up(tmp_path: Path) -> None:
-    config = EmulatorConfig(base_ttft_ms=0, prefill_rate=float("inf"), decode_rate=float("inf"))
-    with EmulatorServer(config) as server:
-        settings = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none", "MODEL": config.model}
+    with EmulatorServer(INSTANT) as server:
+        settings = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "none", "MODEL": MODEL}
         command = [sys.executable, "-W", "error", str(ROOT / "examples/batch_run.py")]
         first, second = (
             subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=True).stdout
