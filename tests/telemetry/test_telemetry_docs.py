@@ -140,27 +140,9 @@ def test_the_code_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         server.server_close()
         thread.join()
         unregister(names["planner"])
-    assert len(others) == 2
-    for code in others:
-        names = {}
-        exec(compile(code, "telemetry.md", "exec"), names)
-        assert isinstance(names["planner"], ContextPlanner)
-        assert names["planner"].stats().observer_errors == 0
-        assert issubclass(names["OpenTelemetryObserver"], PlannerObserver)
-    assert names["planner"].stats().reported_cached_tokens == 64
-
-
-def test_the_costs_of_the_page_are_those_of_the_benchmark() -> None:
-    results = DOCS.parent / "benchmarks/results/telemetry_overhead.json"
-    measured = json.loads(results.read_text())["results"]
-    expected = [
-        (
-            row["telemetry"],
-            f"{row['plan_p50_us']:.0f}",
-            f"{row['plan_ratio'][0]:.2f}",
-            f"{row['plan_commit_p50_us']:.0f}",
-            f"{row['plan_commit_ratio'][0]:.2f}",
-        )
-        for row in (*measured["requests"][2:], *measured["with_a_feed"][1:])
-    ]
-    assert re.findall(r"^\| (.+) \| (\d+) µs \| ([\d.]+) \| (\d+) µs \| ([\d.]+) \|$", PAGE, re.MULTILINE) == expected
+    (spans,) = others
+    names = {}
+    exec(compile(spans, "telemetry.md", "exec"), names)
+    stats = names["planner"].stats()
+    assert (stats.observer_errors, stats.reported_cached_tokens) == (0, 64)
+    assert issubclass(names["OpenTelemetryObserver"], PlannerObserver)
