@@ -6,10 +6,13 @@ import asyncio
 import math
 import shutil
 import sysconfig
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from warmprefix_tools.demo import session
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.session import DemoResult, prepare_session, run_session
@@ -19,6 +22,15 @@ from warmprefix_tools.demo.session import DemoResult, prepare_session, run_sessi
 def folder_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command write its page into a folder of the test."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prepared(entries: tuple[LibraryEntry, ...]) -> Iterator[None]:
+    """Let the demo use the text that was read for other tests, and a small emulator that computes in no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "read_standard_library", lambda: entries)
+        patch.setattr(session, "EMULATOR", replace(session.EMULATOR, prefill_rate=math.inf, kv_blocks=1_000))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +43,6 @@ def small_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def options() -> DemoOptions:
-    """Return options with few questions, and a cache that is too small for them."""
-    return DemoOptions(questions=40, prefill_rate=math.inf, kv_blocks=1_000)
-
-
-@pytest.fixture(scope="session")
-def result(options: DemoOptions, entries: tuple[LibraryEntry, ...]) -> DemoResult:
-    return asyncio.run(run_session(options, lambda name, steps: lambda: None, prepare_session(options, entries)))
+def result(prepared: None) -> DemoResult:
+    options = DemoOptions(questions=40)
+    return asyncio.run(run_session(options, prepare_session(options), lambda name, steps: lambda: None))

@@ -3,57 +3,36 @@
 from __future__ import annotations
 
 import importlib
-import json
+import math
+import re
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from warmprefix.errors import MissingExtraError
-from warmprefix_tools.demo import session
-from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.demo.demo_options import DemoOptions
+from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer
 
 Run = Callable[..., Any]
+SHORT = ("demo", "--questions", "8")
 
 
-@pytest.fixture
-def read_once(entries: tuple[LibraryEntry, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command use the text that was read for other tests."""
-    monkeypatch.setattr(session, "read_standard_library", lambda: entries)
-
-
-@pytest.mark.usefixtures("read_once")
-def test_short_demo_prints_a_report_and_writes_json(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "demo.json"
-    result = run("demo", "--questions", "8", "--json", file)
-    assert (result.returncode, result.stderr) == (0, "Asking 8 questions, 4 times each ...\n")
-    assert "hit ratio" in result.stdout
-    assert "\x1b" not in result.stdout
-    assert json.loads(file.read_text())["options"]["questions"] == 8
-
-
-@pytest.mark.usefixtures("read_once")
-def test_json_to_standard_output_stands_alone(run: Run) -> None:
-    result = run("demo", "--questions", "2", "--placement", "head", "--json", "-")
-    assert result.returncode == 0
-    assert json.loads(result.stdout)["options"]["questions"] == 2
-    assert "hit ratio" in result.stderr
-
-
-SHORT = ("demo", "--questions", "8", "--placement", "head")
-
-
-@pytest.mark.usefixtures("read_once")
 def test_the_page_replaces_an_older_one_and_no_other_file(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "warmprefix-demo.html"
     for _ in range(2):
-        assert run(*SHORT).stdout.endswith(f"The same with charts: {page}\n")
+        done = run(*SHORT)
+        assert (done.returncode, done.stderr) == (0, "Asking 8 questions, 4 times each ...\n")
+        assert done.stdout.count("tokens prefilled (net)") == 2
+        assert done.stdout.endswith(f"The same with charts: {page}\n")
+        assert "\x1b" not in done.stdout
         assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
         page.write_text(page.read_text(encoding="utf-8") + "<!-- older -->", encoding="utf-8")
     page.write_text("mine")
@@ -66,13 +45,26 @@ def test_the_page_replaces_an_older_one_and_no_other_file(run: Run, tmp_path: Pa
     assert "tokens prefilled (net)" in other.read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("read_once")
 def test_without_a_place_for_the_page_the_report_is_printed(run: Run, tmp_path: Path) -> None:
     (tmp_path / "warmprefix-demo.html").mkdir()
     done = run(*SHORT)
     assert (done.returncode, "No page was written" in done.stdout) == (0, True)
-    assert run(*SHORT, "--html", tmp_path / "no" / "page.html").returncode == 2
-    assert run(*SHORT, "--html", "-").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--questions", 0], "--questions must be 1 or more, got 0"),
+        (["--model", "mine"], "--model must come with --endpoint, the URL of a real server; got none"),
+        (["--html", "-"], "--html must name a file"),
+        (["--html", "no/page.html"], "Cannot write no/page.html: there is no directory "),
+        (["--documents", "nowhere"], "Cannot read nowhere: No such file or directory."),
+    ],
+)
+def test_bad_option_ends_the_command_with_status_2(run: Run, options: list[object], message: str) -> None:
+    done = run("demo", *options, COLUMNS="300")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("during", ["reading", "asking"])
@@ -81,17 +73,17 @@ def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path, during
         f"""
         import signal, sys
         from pathlib import Path
+        from warmprefix.openai import ChatAsker
         from warmprefix_tools.__main__ import main
         from warmprefix_tools.demo import session
-        from warmprefix_tools.demo.client import ChatClient
 
-        ask, asked, read = ChatClient.ask, [], session.read_standard_library
+        ask, asked, read = ChatAsker.ask, [], session.read_standard_library
         async def interrupted(*arguments):
             asked.append(arguments)
             if len(asked) == 10 and {during == "asking"}:
                 signal.raise_signal(signal.SIGINT)
             return await ask(*arguments)
-        ChatClient.ask = interrupted
+        ChatAsker.ask = interrupted
         def read_some():
             if {during == "reading"}:
                 signal.raise_signal(signal.SIGINT)
@@ -105,6 +97,28 @@ def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path, during
     assert (result.returncode, result.stderr) == (130, "Asking 240 questions, 4 times each ...\n")
 
 
+# -- real servers ------------------------------------------------------------------------------------------------------
+
+
+def test_real_server_is_asked_one_run_after_the_other(run: Run) -> None:
+    asked: list[str] = []
+
+    def answer(messages: Sequence[ChatMessage]) -> str:
+        asked.append(messages[0].text)
+        return "An answer."
+
+    config = EmulatorConfig(prefill_rate=math.inf, base_ttft_ms=0, decode_rate=math.inf)
+    with EmulatorServer(config, reader=answer) as server:
+        done = run(*SHORT, "--endpoint", server.base_url)
+    assert done.returncode == 0
+    assert "hit ratio" in done.stdout
+    assert "Emulated" not in done.stdout
+    assert asked.pop(0) == "Hello."
+    sessions = [re.match(r"Session (\d{12})\. You answer", text)[1] for text in asked]  # type: ignore[index]
+    assert [len(set(sessions[i : i + 8])) for i in range(0, 32, 8)] == [1] * 4
+    assert len(set(sessions)) == 4
+
+
 def test_missing_server_is_one_line_with_status_2(run: Run) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -114,38 +128,34 @@ def test_missing_server_is_one_line_with_status_2(run: Run) -> None:
     assert result.stderr.splitlines()[-1].startswith(f"No answer from {url}: ")
 
 
-def test_unwritable_file_is_one_line_with_status_2_before_the_run(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "nowhere" / "demo.json"
-    result = run("demo", "--json", file)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == f"Cannot write {file}: there is no directory {file.parent}.\n"
+def test_wrong_address_or_model_is_one_line_with_status_2(run: Run) -> None:
+    with EmulatorServer(EmulatorConfig()) as server:
+        url = server.base_url.removesuffix("/v1")
+        done = run("demo", "--endpoint", url)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[-1].startswith(f"{url} refused a request (404): ")
+        assert done.stderr.endswith("Should the URL end in /v1?\n")
+        done = run("demo", "--endpoint", server.base_url, "--model", "other", "--api-key", "secret")
+        assert (done.returncode, "secret" in done.stderr) == (2, False)
+        assert "refused a request (404): " in done.stderr
 
 
-def test_bad_option_ends_the_command_with_status_2(run: Run) -> None:
-    result = run("demo", "--kv-blocks", "1", COLUMNS="300")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "kv_blocks must be 2 or more (one is the null block), got 1" in result.stderr
+def test_a_server_of_something_else_is_one_line_with_status_2(run: Run) -> None:
+    class Site(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>\n</html>")
 
+        def log_message(self, *_: object) -> None:
+            pass
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"questions": 0}, "--questions must be 1 or more, got 0"),
-        ({"k": 0}, "-k must be 1 or more, got 0"),
-        ({"concurrency": 0}, "--concurrency must be 1 or more, got 0"),
-        ({"kv_blocks": 1}, "kv_blocks must be 2 or more .*, got 1"),
-        ({"prefill_rate": 0.0}, "prefill_rate must be above 0, got 0"),
-        ({"model": "mine"}, "--model must come with --endpoint, the URL of a real server; got none"),
-        ({"model": "mine", "api_key": "secret"}, "^--model and --api-key must come with --endpoint, [^:]*got none$"),
-        (
-            {"endpoint": "http://127.0.0.1:1/v1", "prefill_rate": 5.0},
-            "--prefill-rate must come without --endpoint, .*; got http://127.0.0.1:1/v1",
-        ),
-    ],
-)
-def test_bad_options_are_refused_with_name_value_and_rule(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DemoOptions(**wrong)
+    with HTTPServer(("127.0.0.1", 0), Site) as site:
+        Thread(target=site.serve_forever, daemon=True).start()
+        done = run("demo", "--endpoint", f"http://127.0.0.1:{site.server_port}/v1", "--model", "any")
+        site.shutdown()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 2  # the announcement comes first
 
 
 @pytest.mark.parametrize(("extra", "module"), [("demo", "openai"), ("cli", "rich"), ("cli", "uvicorn")])
@@ -159,3 +169,8 @@ def test_missing_extra_is_reported_with_the_command_that_installs_it(
         monkeypatch.delitem(sys.modules, name)
     result = run_main("demo", "--questions", "1")
     assert (result.returncode, result.stderr) == (2, f"{MissingExtraError(extra, module)}\n")
+
+
+def test_options_are_refused_in_python_too() -> None:
+    with pytest.raises(ValueError, match=r"--api-key must come with --endpoint, [^:]*got none$"):
+        DemoOptions(api_key="secret")

@@ -344,10 +344,7 @@ class Maker:
 
 
 def _tool(entry: LibraryEntry) -> Body:
-    properties = {
-        parameter.name: {"type": "string", "description": f"The {parameter.name} of it."}
-        for parameter in entry.parameters[:5]
-    }
+    properties = {name: {"type": "string", "description": f"The {name} of it."} for name, _ in entry.parameters[:5]}
     function = {
         "name": entry.name.replace(".", "_"),
         "description": " ".join(entry.docstring.split())[:160],

@@ -20,7 +20,6 @@ from warmprefix import ContextBlock
 from warmprefix.annotate import Annotate, Templates
 from warmprefix.labels import lasting_labels
 from warmprefix.plan import Placement
-from warmprefix_tools.demo.arms import INSTRUCTIONS, Message, chat, continued
 from warmprefix_tools.demo.session import DemoTurn
 from warmprefix_tools.emulator import ChatMessage, EmulatorConfig, EmulatorServer, PrefixCache, render_chat
 from warmprefix_tools.emulator.tokenizer import MESSAGE_END, encode
@@ -32,7 +31,15 @@ from warmprefix_tools.traces.trace import Trace, TraceRequest, stand_in
 
 POLICIES = ["relevance", "sorted", "frequency", "greedy", "coaccess"]
 TEMPLATES = Templates()
+INSTRUCTIONS = "You answer questions about the Python standard library. Rely on the context."
 ANSWER = "It depends on the arguments; the documentation lists them."
+
+Message = dict[str, str]
+
+
+def chat(history: Sequence[Message], context: str, question: str) -> list[Message]:
+    asked = {"role": "user", "content": f"{context}\n\nQuestion: {question}"}
+    return [{"role": "system", "content": INSTRUCTIONS}, *history, asked]
 
 
 def piece(turn: DemoTurn, i: int) -> str:
@@ -141,7 +148,7 @@ def real_chat(turn: DemoTurn, arranged: ContextOrder) -> list[Message]:
     if note is not None:
         assert arranged.note_tokens == note_length(note)
         context += note
-    return chat("tail", INSTRUCTIONS, [], context.removesuffix("\n\n"), turn.question.text)
+    return chat([], context.removesuffix("\n\n"), turn.question.text)
 
 
 def real_prompts(turns: Sequence[DemoTurn], replayed: Replayed) -> list[list[int]]:
@@ -265,9 +272,7 @@ def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> No
         note = TEMPLATES.order_note("both", arranged.order, [labels[i] for i in arranged.order], []) if writes else None
         if note is not None:
             context += note + "\n\n" * bool(arranged.references)
-        messages = chat(
-            "tail", INSTRUCTIONS, histories.get(conversation, []), context.removesuffix("\n\n"), turn.question.text
-        )
+        messages = chat(histories.get(conversation, []), context.removesuffix("\n\n"), turn.question.text)
         prompt = tokens_of(messages)
 
         found_notes = (
@@ -281,7 +286,7 @@ def test_tail_hits_equal_the_emulators(turns: list[DemoTurn], policy: str) -> No
             assert by_chance == 0
             not_modelled[conversation] += BEHIND_ANSWER
         sequences.append([*prompt, *encode(ANSWER)])
-        histories[conversation] = continued(messages, ANSWER)
+        histories[conversation] = [*messages[1:], {"role": "assistant", "content": ANSWER}]
         written[conversation] += arranged.written_tokens
     assert replayed.result.saved_note_tokens == saved_note_tokens
     assert (saved_note_tokens > 0) == writes

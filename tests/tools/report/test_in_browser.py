@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
 from warmprefix_gateway.upstream_state import Durations, UpstreamState
 from warmprefix_tools.demo.demo_options import DemoOptions
-from warmprefix_tools.demo.page import demo_page
+from warmprefix_tools.demo.demo_report import demo_page
 from warmprefix_tools.demo.session import prepare_session, run_session
 from warmprefix_tools.doctor.findings import Divergence, DoctorReport, Place, SkippedRecord
 from warmprefix_tools.doctor.page import doctor_page
@@ -86,10 +85,9 @@ def demonstration(text: str, folder: Path) -> str:
         (folder / f"{name} {number}.txt").write_text(
             "\n\n".join(" ".join(sentences[start : start + 6]) for start in range(0, 60, 6)), encoding="utf-8"
         )
-    options = DemoOptions(documents=folder, questions=16, k=5, prefill_rate=math.inf)
-    return demo_page(
-        asyncio.run(run_session(options, lambda name, steps: lambda: None, prepare_session(options))), options
-    )
+    options = DemoOptions(documents=folder, questions=16)
+    session = run_session(options, prepare_session(options), lambda name, steps: lambda: None)
+    return demo_page(asyncio.run(session), options)
 
 
 def answers_page(model: str) -> str:

@@ -17,17 +17,7 @@ from typing import Literal
 from warmprefix import ContextBlock
 from warmprefix_tools.demo import DemoError
 
-__all__ = [
-    "BLANK_LINES",
-    "LEAST_TOKENS",
-    "MOST_TOKENS",
-    "LibraryEntry",
-    "Parameter",
-    "packed",
-    "passages",
-    "read_standard_library",
-    "tokens_of",
-]
+__all__ = ["LEAST_TOKENS", "MOST_TOKENS", "LibraryEntry", "read_standard_library", "split_text", "tokens_of"]
 
 LEAST_TOKENS = 60
 """Least tokens of a block; a shorter docstring makes none."""
@@ -35,7 +25,12 @@ LEAST_TOKENS = 60
 MOST_TOKENS = 270
 """Most tokens of a block, before a short remainder and a heading are added."""
 
-BLANK_LINES = re.compile(r"\n\s*\n")
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_ENDS = [
+    (re.compile(end), joint)
+    for end, joint in ((r"\n", "\n"), (r"(?<=[.!?])\s+", " "), (r"(?<=[。！？；।؟])(?=.)", ""), (r"\s+", " "))
+]
+"""Ends of lines, sentences and words, and what joins neighbours again."""
 _LONGEST_NAME = 36  # leaves room for a part's number in a label
 
 _Kind = Literal["module", "class", "function"]
@@ -46,14 +41,6 @@ _LEAST_ENTRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter that a caller can name: neither `self` nor private nor starred."""
-
-    name: str
-    optional: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LibraryEntry:
     """A documented module, class or function, and the context blocks that its docstring makes."""
 
@@ -61,7 +48,8 @@ class LibraryEntry:
     """Qualified: `json.dumps`, `json.encoder.JSONEncoder.encode`."""
     module: str
     kind: _Kind
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[tuple[str, bool], ...]
+    """Those that a caller can name, neither `self` nor private nor starred, with True for an optional one."""
     docstring: str
     blocks: tuple[ContextBlock, ...]
 
@@ -110,14 +98,14 @@ def _entries(
     """Yield the entry of a node, then those of its public definitions; definitions in functions do not count."""
     docstring = ast.get_docstring(node) or ""
     kind: _Kind = "function"
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[tuple[str, bool], ...] = ()
     if isinstance(node, ast.Module | ast.ClassDef):
         kind = "module" if isinstance(node, ast.Module) else "class"
         heading = f"{kind} {name}"
     else:
         parameters = tuple(_parameters(node.args))
         heading = f"{name}({ast.unparse(node.args)})"
-    blocks = passages(name, heading, docstring)
+    blocks = _passages(name, heading, docstring)
     if blocks:
         yield LibraryEntry(name, module, kind, parameters, docstring, blocks)
     if isinstance(node, ast.Module | ast.ClassDef):
@@ -126,28 +114,21 @@ def _entries(
                 yield from _entries(child, f"{name}.{child.name}", module)
 
 
-def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
+def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, bool]]:
     positional = [*arguments.posonlyargs, *arguments.args]
     required = len(positional) - len(arguments.defaults)
     named = [(argument.arg, i >= required) for i, argument in enumerate(positional)]
-    keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    named += [(argument.arg, default is not None) for argument, default in keyword_only]
-    for name, optional in named:
-        if name not in ("self", "cls") and not name.startswith("_"):
-            yield Parameter(name, optional)
+    named += [(argument.arg, value is not None) for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults)]  # noqa: B905
+    yield from ((name, optional) for name, optional in named if name not in ("self", "cls") and name[0] != "_")
 
 
-def passages(name: str, heading: str, docstring: str) -> tuple[ContextBlock, ...]:
-    r"""Return a docstring as blocks that end where paragraphs end; none for too short a text.
+def _passages(name: str, heading: str, docstring: str) -> tuple[ContextBlock, ...]:
+    """Return a docstring as blocks; none for too short a text.
 
     Each block can be found and read by itself: the first begins with the heading, the others with the name. The ids
     are short enough to be labels.
-
-    >>> words = "Sixty tokens are some forty words. " * 20
-    >>> [block.id for block in passages("json.dumps", "json.dumps(obj)", f"{words}\n\n{words}")]
-    ['json.dumps', 'json.dumps:2']
     """
-    bodies = _bodies(docstring)
+    bodies = split_text(docstring.strip())
     if not bodies or tokens_of(heading) + tokens_of(bodies[0]) < LEAST_TOKENS:
         return ()
     label = name
@@ -158,18 +139,27 @@ def passages(name: str, heading: str, docstring: str) -> tuple[ContextBlock, ...
     return (first, *(ContextBlock(f"{name} (continued)\n\n{body}", f"{label}:{i}") for i, body in rest))
 
 
-def _bodies(docstring: str) -> list[str]:
-    pieces: list[str] = []
-    for paragraph in BLANK_LINES.split(docstring.strip()):
-        fits = tokens_of(paragraph) <= MOST_TOKENS
-        pieces += [paragraph] if fits else packed(paragraph.split("\n"), "\n")
-    bodies = packed(pieces, "\n\n")
-    if len(bodies) > 1 and tokens_of(bodies[-1]) < LEAST_TOKENS:
-        bodies[-2:] = ["\n\n".join(bodies[-2:])]
-    return bodies
+def split_text(text: str) -> list[str]:
+    """Return a text in pieces for blocks, which end where paragraphs end if these are short enough."""
+    paragraphs = [paragraph.strip("\n") for paragraph in _BLANK_LINES.split(text) if paragraph.strip()]
+    found = _packed([piece for paragraph in paragraphs for piece in _split(paragraph)], "\n\n")
+    if len(found) > 1 and tokens_of(found[-1]) < LEAST_TOKENS:
+        found[-2:] = ["\n\n".join(found[-2:])]
+    return found
 
 
-def packed(pieces: Iterable[str], joint: str) -> list[str]:
+def _split(text: str) -> list[str]:
+    """Return a text, or parts of one that is too long: of lines, of sentences, of words, of characters."""
+    if tokens_of(text) <= MOST_TOKENS:
+        return [text]
+    for end, joint in _ENDS:
+        if len(parts := end.split(text)) > 1:
+            return _packed([piece for part in parts for piece in _split(part)], joint)
+    half = len(text) // 2
+    return [*_split(text[:half]), *_split(text[half:])]
+
+
+def _packed(pieces: Iterable[str], joint: str) -> list[str]:
     """Join neighbours as long as they fit into one block."""
     joined: list[str] = []
     for piece in pieces:

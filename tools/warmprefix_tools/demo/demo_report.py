@@ -1,26 +1,21 @@
-"""The printed report of a run: tables, prompts and notes."""
+"""The numbers of a run, as its printed report and as a page."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import count, zip_longest
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from warmprefix.errors import MissingExtraError
 from warmprefix.plan import Placement
-from warmprefix_tools.demo.demo_measures import (
-    ArmSummary,
-    PromptExample,
-    pick_examples,
-    prompt_lines,
-    summarize_arm,
-    summarize_workload,
-)
 from warmprefix_tools.demo.demo_options import DemoOptions
-from warmprefix_tools.demo.documents import Documents
-from warmprefix_tools.demo.session import DemoResult, ServedTurn
+from warmprefix_tools.demo.session import EMULATOR, PASSAGES, ArmRuns, DemoResult, DemoText, ServedTurn
+from warmprefix_tools.emulator import ChatMessage, render_chat
 from warmprefix_tools.report.amounts import counted
+from warmprefix_tools.report.line_chart import Line, LineChart
+from warmprefix_tools.report.pages import render_page
+from warmprefix_tools.retriever import content_words
 
 try:
     from rich.console import Console
@@ -29,199 +24,271 @@ try:
 except ImportError as exc:
     raise MissingExtraError("cli", "rich") from exc
 
-__all__ = [
-    "COLUMNS",
-    "PLACEMENTS",
-    "ComparisonRow",
-    "comparison_rows",
-    "made_up_questions",
-    "notes",
-    "print_report",
-    "workload_summary",
-]
+__all__ = ["TITLE", "demo_page", "print_report"]
 
-PLACEMENTS: dict[Placement, str] = {
+TITLE = "What warmprefix saves"
+"""Title of the page."""
+
+_PLACEMENTS: dict[Placement, str] = {
     "head": "head: context in the system prompt, built again each turn",
     "tail": "tail: context comes with each question and stays in the chat",
 }
-COLUMNS = ("relevance order", "warmprefix", "change")
-_LINES_SHOWN = 5
-_REFERENCE = "reference"
-_STYLES = {"all": "green", "part": "yellow", "none": "default", "unknown": "default", _REFERENCE: "cyan"}
-_MARKS = {"all": "\u25cf", "part": "\u25d0", "none": "\u25cb", "unknown": " ", _REFERENCE: "\u21a9"}
-_ASCII_MARKS = {"all": "#", "part": "+", "none": "-", "unknown": " ", _REFERENCE: "^"}
+_COLUMNS = ("relevance order", "warmprefix", "change")
+_RESULT = "tokens prefilled (net)"
+_MOST_POINTS = 120
+_KV_BLOCK = 16  # tokens
+_MESSAGE_END = 2  # tokens
+_LAST_OF_ANSWER = 1 + _MESSAGE_END  # tokens that the engine did not compute when it gave the answer
 
 
 def print_report(result: DemoResult, options: DemoOptions, console: Console) -> None:
-    """Print the workload, a table per placement, up to three prompts, and notes."""
-    _print_workload(result, options, console)
-    for placement, (relevance, warmprefix) in result.runs.items():
+    """Print the workload, a table per placement, and notes."""
+    for line in _workload(result.text):
+        console.print(Text(line))
+    for placement, arms in result.runs.items():
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        table.title, table.title_style, table.title_justify = _PLACEMENTS[placement], "bold", "left"
+        table.add_column("", min_width=30)
+        for column in _COLUMNS:
+            table.add_column(column, justify="right")
+        for row in _rows(*arms):
+            table.add_row(*row, style="bold" if row[0] == _RESULT else None)
         console.print()
-        console.print(_comparison(PLACEMENTS[placement], summarize_arm(relevance), summarize_arm(warmprefix)))
-    _print_examples(result, console)
+        console.print(table)
     console.print()
-    for note in notes(result):
+    for note in _notes(result, options):
         console.print(note)
 
 
-def _print_workload(result: DemoResult, options: DemoOptions, console: Console) -> None:
-    console.print(Text(workload_summary(result, options)))
-    if result.documents is not None:
-        console.print(Text(made_up_questions(result.documents)))
+def demo_page(result: DemoResult, options: DemoOptions) -> str:
+    """Return a self-contained HTML page with charts and prompts; equal arguments make equal bytes."""
+    return render_page(
+        "demo/page.html",
+        title=TITLE,
+        workload=_workload(result.text),
+        columns=_COLUMNS,
+        result=_RESULT,
+        sections=[(_PLACEMENTS[placement], _rows(*arms), _chart(*arms)) for placement, arms in result.runs.items()],
+        examples=_examples(result.runs),
+        notes=_notes(result, options),
+    )
 
 
-def workload_summary(result: DemoResult, options: DemoOptions) -> str:
+def _workload(text: DemoText) -> list[str]:
     """Return in words what was asked, and how much the retrieved passages overlap."""
-    workload = summarize_workload(result.turns)
+    seen: set[bytes] = set()
+    by_conversation: defaultdict[int, set[bytes]] = defaultdict(set)
+    by_anyone = in_conversation = 0.0
+    for question, found in text.turns:
+        blocks = {block.fingerprint for block in found}
+        own = by_conversation[question.conversation]
+        by_anyone += len(blocks & seen) / max(len(blocks), 1)
+        in_conversation += len(blocks & own) / max(len(blocks), 1)
+        seen |= blocks
+        own |= blocks
     subject, passages = "this Python's standard library", "its docstrings' passages"
-    documents = result.documents
+    documents, number = text.documents, len(text.turns)
     if documents is not None:
         subject = f"{counted(documents.files, 'file')} of {documents.name}"
         passages = f"their {counted(len(documents.passages), 'passage')}"
-    return (
-        f"{workload.questions} questions ({workload.distinct_questions} different) of {workload.users} users in"
-        f" {workload.conversations} conversations about {subject}; BM25 finds the {options.k} best of {passages}."
-        f" Of these, {workload.seen_by_anyone:.0%} were found for an earlier question too,"
-        f" {workload.seen_in_conversation:.0%} in the same conversation."
+    different = {frozenset(content_words(question.query)) for question, _ in text.turns}
+    asked = (
+        f"{number} questions ({len(different)} different) of {len({question.user for question, _ in text.turns})} users"
+        f" in {len(by_conversation)} conversations about {subject}; BM25 finds the {PASSAGES} best of {passages}."
+        f" Of these, {by_anyone / number:.0%} were found for an earlier question too, {in_conversation / number:.0%} in"
+        " the same conversation."
     )
-
-
-def made_up_questions(documents: Documents) -> str:
-    """Return where the questions about a user's documents come from, and which files were left out."""
-    return (
+    if documents is None:
+        return [asked]
+    made_up = (
         "The questions are made up: each is a phrase of a passage, and some passages are asked about more often than"
         " others. Your users may ask otherwise. warmprefix record and warmprefix replay measure their real questions."
-        + documents.remarks
+    )
+    return [asked, made_up + documents.remarks]
+
+
+# -- the tables ------------------------------------------------------------------------------------------------------
+
+
+class _ArmTotals(NamedTuple):
+    """Totals of one arm under one placement. Token counts are the engine's, None if it does not report them."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    ttfts: list[float]
+
+    @property
+    def prefilled(self) -> int | None:
+        """Prompt tokens that the engine had to compute."""
+        return (
+            None
+            if self.prompt_tokens is None or self.cached_tokens is None
+            else self.prompt_tokens - self.cached_tokens
+        )
+
+
+def _totals(served: Sequence[ServedTurn]) -> _ArmTotals:
+    prompts = [each.answer.prompt_tokens for each in served]
+    # vLLM omits the field from an answer without a hit: missing everywhere means not reported, else it means 0.
+    cached = [each.answer.cached_tokens for each in served if each.answer.cached_tokens is not None]
+    return _ArmTotals(
+        None if None in prompts else sum(filter(None, prompts)),
+        sum(cached) if cached else None,
+        sorted(each.ttft for each in served),
     )
 
 
-def _comparison(title: str, before: ArmSummary, after: ArmSummary) -> Table:
-    table = Table(title=title, title_style="bold", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("", min_width=30)
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for row in comparison_rows(before, after):
-        table.add_row(row.name, row.before, row.after, row.change, style="bold" if row.is_result else None)
-    return table
+def _rows(relevance: Sequence[ServedTurn], warmprefix: Sequence[ServedTurn]) -> list[tuple[str, str, str, str]]:
+    """Return the lines of a table, without those that the engine does not report or that would be empty."""
+    before, after = _totals(relevance), _totals(warmprefix)
+    rows: list[tuple[str, str, str, str]] = []
 
+    def compare(name: str, old: float | None, new: float | None, form: Callable[[float], str]) -> None:
+        if old is not None and new is not None:
+            rows.append((name, form(old), form(new), f"{new / old - 1:+.0%}" if old else ""))
 
-class ComparisonRow(NamedTuple):
-    """A line of the table that compares two arms."""
+    def add(name: str, amount: float, text: str) -> None:
+        if amount:
+            rows.append((name, "", text, ""))
 
-    name: str
-    before: str
-    after: str
-    change: str = ""
-    is_result: bool = False
-    """True for the line to read first."""
-
-
-def comparison_rows(before: ArmSummary, after: ArmSummary) -> list[ComparisonRow]:
-    """Return the lines of the table, without those that the engine does not report or that would be empty."""
-    rows: list[ComparisonRow] = []
-    if before.hit_ratio is not None and after.hit_ratio is not None:
-        points = 100 * (after.hit_ratio - before.hit_ratio)
-        rows.append(
-            ComparisonRow("hit ratio", f"{before.hit_ratio:.1%}", f"{after.hit_ratio:.1%}", f"{points:+.1f} points")
-        )
-    rows += _counts("prompt tokens", before.prompt_tokens, after.prompt_tokens)
-    rows += _counts("tokens prefilled (net)", before.prefilled_tokens, after.prefilled_tokens, is_result=True)
-    for name, old, new in (("p50", before.ttft_p50, after.ttft_p50), ("p95", before.ttft_p95, after.ttft_p95)):
-        rows.append(ComparisonRow(f"TTFT {name}", f"{old * 1e3:.0f} ms", f"{new * 1e3:.0f} ms", _change(old, new)))
-    if after.note_tokens:
-        rows.append(ComparisonRow("labels, notes, references", "", f"{after.note_tokens:,} tokens"))
-    if after.references:
-        rows.append(ComparisonRow("context saved by references", "", f"{after.reference_tokens:,} tokens"))
-    if after.planning_p50 is not None:
-        rows.append(ComparisonRow("planning p50, within TTFT", "", f"{after.planning_p50 * 1e3:.2f} ms"))
+    if before.prefilled is not None and after.prefilled is not None and before.prompt_tokens and after.prompt_tokens:
+        old, new = (1 - before.prefilled / before.prompt_tokens), (1 - after.prefilled / after.prompt_tokens)
+        rows.append(("hit ratio", f"{old:.1%}", f"{new:.1%}", f"{100 * (new - old):+.1f} points"))
+    compare("prompt tokens", before.prompt_tokens, after.prompt_tokens, "{:,}".format)
+    compare(_RESULT, before.prefilled, after.prefilled, "{:,}".format)
+    for share in (50, 95):
+        old, new = (_percentile(each.ttfts, share) for each in (before, after))
+        compare(f"TTFT p{share}", old, new, lambda seconds: f"{seconds * 1e3:.0f} ms")
+    plans = [each.plan for each in warmprefix if each.plan is not None]
+    note_tokens, reference_tokens = (
+        sum(plan.note_tokens for plan in plans),
+        sum(plan.reference_tokens for plan in plans),
+    )
+    planning = _percentile(sorted(each.planning_seconds for each in warmprefix), 50)
+    add("labels, notes, references", note_tokens, f"{note_tokens:,} tokens")
+    add("context saved by references", reference_tokens, f"{reference_tokens:,} tokens")
+    add("planning p50, within TTFT", planning, f"{planning * 1e3:.2f} ms")
     return rows
 
 
-def _counts(name: str, before: int | None, after: int | None, is_result: bool = False) -> list[ComparisonRow]:
-    if before is None or after is None:
-        return []
-    return [ComparisonRow(name, f"{before:,}", f"{after:,}", _change(before, after), is_result)]
+def _percentile(ordered: Sequence[float], share: int) -> float:
+    """Return the least value that at least `share` percent of the values do not exceed."""
+    return ordered[max(math.ceil(share * len(ordered) / 100) - 1, 0)]
 
 
-def _change(before: float, after: float) -> str:
-    return f"{after / before - 1:+.0%}" if before else ""
-
-
-def _print_examples(result: DemoResult, console: Console) -> None:
-    marks = _ASCII_MARKS if console.options.ascii_only else _MARKS
-    for i, example in enumerate(pick_examples(result.runs)):
-        console.print()
-        where = f"{example.title}, {example.placement}, turn {example.before.question.turn}"
-        console.print(Text(where, style="bold"), Text("" if i else _legend(marks), style="dim"), sep="   ")
-        console.print(_clipped(f"Q: {example.before.question.text}", console))
-        console.print(_side_by_side(example, marks))
-        annotation = example.after.context.order_annotation
-        if annotation is not None:
-            console.print(_clipped(f"  then: {annotation}", console), style="dim")
-
-
-def _clipped(text: str, console: Console) -> Text:
-    """Return one line of a text, cut at the console's width."""
-    line = Text(text)
-    if line.cell_len >= console.width:
-        line.truncate(console.width - 4)
-        line.append("...")
-    return line
-
-
-def _legend(marks: Mapping[str, str]) -> str:
-    meanings = {"all": "cached", "part": "partly", "none": "prefilled", _REFERENCE: "reference"}
-    return "  ".join(f"{marks[kind]} {meaning}" for kind, meaning in meanings.items())
-
-
-def _side_by_side(example: PromptExample, marks: Mapping[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("  relevance order", min_width=36, no_wrap=True, overflow="crop")
-    table.add_column("  warmprefix", no_wrap=True, overflow="crop")
-    columns = (_cells(served, example.placement, marks) for served in (example.before, example.after))
-    for left, right in zip_longest(*columns):
-        table.add_row(left, right)
-    return table
-
-
-def _cells(served: ServedTurn, placement: Placement, marks: Mapping[str, str]) -> Iterator[Text]:
-    lines = prompt_lines(served, placement)
-    places = count(1)  # as a note counts the blocks
-    for line in lines[:_LINES_SHOWN]:
-        kind = _REFERENCE if line.is_reference else line.cached
-        place = "" if line.is_history else f"{next(places)}. "
-        yield Text(f"{marks[kind]} {place}{line.label}", style=_STYLES[kind])
-    rest = Counter(_REFERENCE if line.is_reference else line.cached for line in lines[_LINES_SHOWN:])
-    if rest:
-        yield Text("  and " + ", ".join(f"{number} {marks[kind]}" for kind, number in rest.items()), style="dim")
-
-
-def _orders(arm: ArmSummary) -> tuple[int, int, int]:
-    return arm.reordered, arm.annotated, arm.requests
-
-
-def notes(result: DemoResult) -> list[str]:
+def _notes(result: DemoResult, options: DemoOptions) -> list[str]:
     """Return in words how the numbers came about, and what they leave open."""
-    emulator = result.emulator
-    arms = [summarize_arm(after) for _, after in result.runs.values()]
-    reordered, annotated, requests = (sum(counts) for counts in zip(*map(_orders, arms), strict=True))
-    written = []
-    if emulator is not None:
-        written.append(
-            "Emulated: the engines, one for each column. No model runs; the cache follows vLLM's rules, with KV"
-            f" blocks of {emulator.block_size} tokens and room for {emulator.capacity_tokens:,}. TTFT is modelled:"
-            f" {emulator.base_ttft_ms:g} ms + uncached tokens / {emulator.prefill_rate:,.0f} per second, plus HTTP."
-        )
-    elif summarize_arm(next(iter(result.runs.values()))[0]).cached_tokens is None:
-        written.append(
-            "The server does not report cached tokens, so the tables show TTFT only."
-            " vLLM reports them with --enable-prompt-tokens-details."
-        )
-    written.append(
-        f"Order: changed in {reordered} of {requests} prompts; {annotated} have a note that names the most relevant"
-        " passage. Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality"
-        " run."
+    plans = [each.plan for _, after in result.runs.values() for each in after if each.plan is not None]
+    order = (
+        f"Order: changed in {sum(plan.reordered for plan in plans)} of {len(plans)} prompts;"
+        f" {sum(plan.order_annotation is not None for plan in plans)} have a note that names the most relevant passage."
+        " Whether answers stay as good is up to your model's use of that note. Measure it: warmprefix quality run."
     )
-    if emulator is not None:
-        written.append("Next, your engine: the same command with --endpoint http://localhost:8000/v1")
-    return written
+    if options.endpoint is None:
+        return [
+            "Emulated: the engines, one for each column. No model runs; the cache follows vLLM's rules, with KV blocks"
+            f" of {EMULATOR.block_size} tokens and room for {EMULATOR.capacity_tokens:,}. TTFT is modelled:"
+            f" {EMULATOR.base_ttft_ms:g} ms + uncached tokens / {EMULATOR.prefill_rate:,.0f} per second, plus HTTP.",
+            order,
+            "Next, your engine: the same command with --endpoint http://localhost:8000/v1",
+        ]
+    if _totals(next(iter(result.runs.values()))[0]).cached_tokens is not None:
+        return [order]
+    return [
+        "The server does not report cached tokens, so the tables show TTFT only."
+        " vLLM reports them with --enable-prompt-tokens-details.",
+        order,
+    ]
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def _chart(before: Sequence[ServedTurn], after: Sequence[ServedTurn]) -> LineChart | None:
+    """Return the hit ratio of all requests up to each; None if the engine does not report it."""
+    if len(before) < 2 or None in (_totals(before).prefilled, _totals(after).prefilled):
+        return None
+    lines = (("warmprefix", "hero", after), ("relevance order", "base", before))
+    return LineChart([Line(name, look, tuple(_so_far(served))) for name, look, served in lines])
+
+
+def _so_far(served: Sequence[ServedTurn]) -> Iterator[tuple[int, float]]:
+    cached = prompt = 0
+    step = -(-len(served) // _MOST_POINTS)
+    for number, each in enumerate(served, 1):
+        cached += each.answer.cached_tokens or 0
+        prompt += each.answer.prompt_tokens or 0
+        if number % step == 0 or number == len(served):
+            yield number, cached / prompt if prompt else 0.0
+
+
+class _PromptExample(NamedTuple):
+    """The requests of both arms for one question."""
+
+    placement: Placement
+    before: ServedTurn
+    after: ServedTurn
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens that warmprefix's prompt saved the engine."""
+        before, after = _totals([self.before]).prefilled, _totals([self.after]).prefilled
+        return 0 if before is None or after is None else before - after
+
+
+def _examples(runs: ArmRuns) -> list[tuple[str, str, list[tuple[str, list[tuple[str, str]]]], str | None]]:
+    """Return a typical reordered prompt, a typical one with references, and the one that gained least.
+
+    Each has a title, the question, the look and name of each part of both prompts, and the note. Typical is the median
+    of the saved tokens over all such prompts. A kind without prompts has no example.
+    """
+    pairs = [_PromptExample(placement, *pair) for placement, arms in runs.items() for pair in zip(*arms, strict=True)]
+    plans = [(pair, pair.after.plan) for pair in pairs if pair.after.plan is not None]
+    kinds = (
+        ("A typical prompt with another order", [pair for pair, plan in plans if plan.order_annotation], 0.5),
+        ("A typical prompt with references", [pair for pair, plan in plans if plan.reference_tokens], 0.5),
+        ("The prompt that gained least", [pair for pair, _ in plans if pair.placement == "head"], 0.0),
+    )
+    found = []
+    for title, group, share in kinds:
+        if group:
+            pair = sorted(group, key=lambda each: each.saved_tokens)[int(share * len(group))]
+            asked = pair.before.turn.question
+            shown = [(name, _parts(each, pair.placement)) for name, each in zip(_COLUMNS, pair[1:], strict=False)]
+            note = pair.after.plan.order_annotation if pair.after.plan else None
+            found.append((f"{title}, {pair.placement}, turn {asked.turn}", asked.text, shown, note))
+    return found
+
+
+def _parts(served: ServedTurn, placement: Placement) -> list[tuple[str, str]]:
+    """Return the parts of one prompt from its beginning: the look, by how much of it was cached, and the name.
+
+    The engine reports how many tokens of the whole prompt it found. The emulator's tokenizer places their end in the
+    text, which is an estimate for another engine.
+    """
+    messages = [ChatMessage(message["role"], message["content"]) for message in served.messages]
+    place = 0 if placement == "head" else len(messages) - 1
+    before, holder = messages[:place], messages[place]
+    answer = served.answer
+    cached = (answer.cached_tokens or 0) * len(render_chat(messages)) / (answer.prompt_tokens or 1)
+
+    def look(start: int, end: int) -> str:
+        # Less than a KV block counts as nothing, because it cannot be cached alone.
+        return "found" if end - cached < _KV_BLOCK else "partly" if cached - start >= _KV_BLOCK else "new"
+
+    def tokens_before(position: int) -> int:
+        cut = ChatMessage(holder.role, holder.text[:position])
+        return len(render_chat([*before, cut], add_generation_prompt=False)) - _MESSAGE_END
+
+    parts: list[tuple[str, str]] = []
+    if len(before) > 1:
+        end = len(render_chat(before, add_generation_prompt=False))
+        parts.append((look(0, end - _LAST_OF_ANSWER), f"(history, {end:,} tokens)"))
+    offset = 0
+    for number, (name, text, is_reference) in enumerate(served.shown, 1):  # as a note counts the blocks
+        start = holder.text.index(text, offset)
+        offset = start + len(text)
+        parts.append(
+            ("reference" if is_reference else look(tokens_before(start), tokens_before(offset)), f"{number}. {name}")
+        )
+    return parts

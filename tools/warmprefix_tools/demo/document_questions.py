@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from warmprefix_tools.demo.documents import Passage
 from warmprefix_tools.demo.questions import QuestionWording, UserQuestion, Wordings, ask_about
 from warmprefix_tools.retriever import content_words
 
-__all__ = ["Subject", "ask_about_documents", "phrases", "subjects"]
+__all__ = ["Subject", "ask_about_documents", "subjects"]
 
 _LEAST_OF_A_TOPIC = 3
 _MOST_PHRASES = 12
@@ -26,9 +26,8 @@ _CLAUSE_ENDS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A passage that questions are about."""
+class Subject(NamedTuple):
+    """A passage that questions are about, and its phrases."""
 
     passage: Passage
     phrases: tuple[str, ...]
@@ -36,7 +35,7 @@ class Subject:
 
 def subjects(passages: Sequence[Passage]) -> list[Subject]:
     """Return the passages that contain a phrase; a table of numbers, for example, has none."""
-    found = (Subject(passage, phrases(passage.block.text)) for passage in passages)
+    found = (Subject(passage, _phrases(passage.block.text)) for passage in passages)
     return [subject for subject in found if subject.phrases]
 
 
@@ -45,13 +44,24 @@ def ask_about_documents(about: Sequence[Subject], questions: int, seed: int) -> 
 
     A question is a phrase of its passage. The query of a follow-up names the passage's title too.
     """
-    return ask_about(_topics(about), Wordings(_first, _follow_up, _about_another), questions, seed)
+    return ask_about(
+        _topics(about), Wordings(_first, _follow_up, lambda other, previous: _follow_up(other)), questions, seed
+    )
 
 
-def phrases(text: str) -> tuple[str, ...]:
+def _first(subject: Subject) -> list[QuestionWording]:
+    return [QuestionWording(f"{phrase}?", f"{phrase}?") for phrase in subject.phrases]
+
+
+def _follow_up(subject: Subject) -> list[QuestionWording]:
+    title = subject.passage.title
+    return [QuestionWording(f"{phrase}?", f"{title}: {phrase}") for phrase in subject.phrases]
+
+
+def _phrases(text: str) -> tuple[str, ...]:
     """Return the first clauses of a text that a retriever can look for, shortened.
 
-    >>> phrases("Refunds take five days; see https://a.example/x_1. 退款需要五个工作日，周末除外。")
+    >>> _phrases("Refunds take five days; see https://a.example/x_1. 退款需要五个工作日，周末除外。")
     ('Refunds take five days', '退款需要五个工作日')
     """
     found: dict[str, None] = {}
@@ -59,9 +69,7 @@ def phrases(text: str) -> tuple[str, ...]:
         phrase = _shortened(" ".join(clause.split()).strip(" .,:-"))
         if _is_plain(phrase) and len(set(content_words(phrase))) > 1:
             found[phrase] = None
-            if len(found) == _MOST_PHRASES:
-                break
-    return tuple(found)
+    return tuple(found)[:_MOST_PHRASES]
 
 
 def _shortened(clause: str) -> str:
@@ -80,26 +88,11 @@ def _is_plain(phrase: str) -> bool:
 
 
 def _topics(about: Sequence[Subject]) -> list[list[Subject]]:
-    topics: list[list[Subject]] = []
+    topics: list[list[Subject]] = [[]]
     for _, document in groupby(about, key=lambda subject: subject.passage.document):
-        if topics and len(topics[-1]) < _LEAST_OF_A_TOPIC:
-            topics[-1] += document
-        else:
-            topics.append([*document])
+        if len(topics[-1]) >= _LEAST_OF_A_TOPIC:
+            topics.append([])
+        topics[-1] += document
     if len(topics) > 1 and len(topics[-1]) < _LEAST_OF_A_TOPIC:
-        topics[-2:] = [[*topics[-2], *topics[-1]]]
+        topics[-2:] = [topics[-2] + topics[-1]]
     return topics
-
-
-def _first(subject: Subject) -> list[QuestionWording]:
-    return [QuestionWording(f"{phrase}?", f"{phrase}?") for phrase in subject.phrases]
-
-
-def _follow_up(subject: Subject) -> list[QuestionWording]:
-    title = subject.passage.title
-    return [QuestionWording(f"{phrase}?", f"{title}: {phrase}") for phrase in subject.phrases]
-
-
-def _about_another(subject: Subject, previous: Subject) -> list[QuestionWording]:
-    titles = dict.fromkeys((previous.passage.title, subject.passage.title))
-    return [QuestionWording(f"{phrase}?", f"{', '.join(titles)}: {phrase}") for phrase in subject.phrases]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from warmprefix_tools.demo.corpus import LibraryEntry
 from warmprefix_tools.retriever import content_words
 
-__all__ = ["QuestionWording", "UserQuestion", "Wordings", "ask", "ask_about", "follow_up_wordings", "goal"]
+__all__ = ["QuestionWording", "UserQuestion", "Wordings", "ask", "ask_about"]
 
 _USERS = 40
 _INTERESTS = 4
@@ -64,7 +64,7 @@ def ask(entries: Sequence[LibraryEntry], questions: int, seed: int) -> tuple[Use
     for entry in entries:
         topics.setdefault(entry.module, []).append(entry)
     large = [topic for topic in topics.values() if len(topic) >= _LEAST_ENTRIES_OF_A_TOPIC]
-    return ask_about(large, Wordings(_first_wordings, follow_up_wordings, _wordings_about_another), questions, seed)
+    return ask_about(large, Wordings(_first_wordings, _follow_up_wordings, _wordings_about_another), questions, seed)
 
 
 def ask_about(
@@ -140,83 +140,85 @@ class _Popularity(Generic[T]):
 
 # -- wordings --------------------------------------------------------------------------------------------------------
 
+_FIRST = {
+    "module": (
+        "What is the {entry.name} module good for?",
+        "Where do I start with {entry.name}?",
+        "What does {entry.name} offer that I would otherwise write myself?",
+    ),
+    "class": (
+        "What is {name} for?",
+        "When should I use the {name} class?",
+        "How do I work with a {name}?",
+        "What should I check before I subclass {name}?",
+    ),
+    "function": (
+        "What does {name} do?",
+        "When would I call {name}?",
+        "How is {name} meant to be used?",
+        "I found {name} in other people's code. What is it for?",
+    ),
+}
+_TOWARDS_A_GOAL = (
+    "How do I {goal} in Python?",
+    "What is the usual way to {goal}?",
+    "Can {entry.module} {goal}?",
+    "I want to {goal}. What does the standard library have for that?",
+)
+_FOLLOW_UPS = {
+    "module": (("Which functions does it have?", "Functions in the {entry.name} module"),),
+    "class": (
+        ("Which methods does it have?", "Methods of {name}"),
+        ("And how do I create one?", "How to create a {name}"),
+    ),
+    "function": (
+        ("And which exceptions can it raise?", "Which exceptions can {name} raise?"),
+        ("What does it return?", "What does {name} return?"),
+    ),
+}
+_ABOUT_ANOTHER = (
+    ("How does that differ from {name}?", "Difference between {before} and {name}"),
+    ("And what about {name}?", "What does {name} do?"),
+    ("Should I rather use {name}?", "When to use {name} instead of {before}?"),
+)
+
 
 def _first_wordings(entry: LibraryEntry) -> list[QuestionWording]:
-    """Return questions that open a conversation; they need no rewriting."""
-    name = _spoken_name(entry)
-    if entry.kind == "module":
-        asked = [
-            f"What is the {entry.name} module good for?",
-            f"Where do I start with {entry.name}?",
-            f"What does {entry.name} offer that I would otherwise write myself?",
-        ]
-    elif entry.kind == "class":
-        asked = [
-            f"What is {name} for?",
-            f"When should I use the {name} class?",
-            f"How do I work with a {name}?",
-            f"What should I check before I subclass {name}?",
-        ]
-    else:
-        asked = [
-            f"What does {name} do?",
-            f"When would I call {name}?",
-            f"How is {name} meant to be used?",
-            f"I found {name} in other people's code. What is it for?",
-        ]
-        asked += [f"What do I pass to {name} as {parameter.name}?" for parameter in entry.parameters[:3]]
-    what = goal(entry)
-    if what is not None:
-        asked += [
-            f"How do I {what} in Python?",
-            f"What is the usual way to {what}?",
-            f"Can {entry.module} {what}?",
-            f"I want to {what}. What does the standard library have for that?",
-        ]
-    return [QuestionWording(question, question) for question in asked]
+    goal = _goal(entry)
+    asked = [
+        *_FIRST[entry.kind],
+        *(f"What do I pass to {{name}} as {parameter}?" for parameter, _ in entry.parameters[:3]),
+        *(_TOWARDS_A_GOAL if goal is not None else ()),
+    ]
+    return _filled([(question, question) for question in asked], entry, goal=goal)
 
 
-def follow_up_wordings(entry: LibraryEntry) -> list[QuestionWording]:
-    """Return questions that leave the entry's name to the conversation."""
+def _follow_up_wordings(entry: LibraryEntry) -> list[QuestionWording]:
     name = _spoken_name(entry)
-    wordings = [
-        QuestionWording("Is there something similar?", f"Alternatives to {name} in {entry.module}"),
-        *(QuestionWording(f'What does this mean: "{remark}"?', f"{name}: {remark}") for remark in _remarks(entry)[:4]),
-    ]
-    if entry.kind == "module":
-        return [*wordings, QuestionWording("Which functions does it have?", f"Functions in the {entry.name} module")]
-    if entry.kind == "class":
-        return [
-            *wordings,
-            QuestionWording("Which methods does it have?", f"Methods of {name}"),
-            QuestionWording("And how do I create one?", f"How to create a {name}"),
-        ]
-    wordings += [
-        QuestionWording("And which exceptions can it raise?", f"Which exceptions can {name} raise?"),
-        QuestionWording("What does it return?", f"What does {name} return?"),
-    ]
-    for parameter in entry.parameters[:4]:
-        wordings.append(
-            QuestionWording(f"What is {parameter.name} for?", f"What is the {parameter.name} argument of {name}?")
-        )
-        if parameter.optional:
-            omitted = f"What does {name} do by default if {parameter.name} is not given?"
-            wordings.append(QuestionWording(f"And if I leave {parameter.name} out?", omitted))
+    wordings = [QuestionWording("Is there something similar?", f"Alternatives to {name} in {entry.module}")]
+    remarks = _REMARK.findall(" ".join(entry.docstring.split()))[:4]
+    wordings += [QuestionWording(f'What does this mean: "{remark}"?', f"{name}: {remark}") for remark in remarks]
+    wordings += _filled(_FOLLOW_UPS[entry.kind], entry)
+    for parameter, optional in entry.parameters[:4]:
+        wordings.append(QuestionWording(f"What is {parameter} for?", f"What is the {parameter} argument of {name}?"))
+        if optional:
+            omitted = f"What does {name} do by default if {parameter} is not given?"
+            wordings.append(QuestionWording(f"And if I leave {parameter} out?", omitted))
     return wordings
 
 
 def _wordings_about_another(entry: LibraryEntry, previous: LibraryEntry) -> list[QuestionWording]:
-    """Return questions that move on from `previous` to `entry`."""
-    name, before = _spoken_name(entry), _spoken_name(previous)
-    wordings = [
-        QuestionWording(f"How does that differ from {name}?", f"Difference between {before} and {name}"),
-        QuestionWording(f"And what about {name}?", f"What does {name} do?"),
-        QuestionWording(f"Should I rather use {name}?", f"When to use {name} instead of {before}?"),
+    goal = _goal(entry)
+    towards = (("And how do I {goal}?", "How do I {goal} with {entry.module}?"),) if goal is not None else ()
+    return _filled([*_ABOUT_ANOTHER, *towards], entry, before=_spoken_name(previous), goal=goal)
+
+
+def _filled(wordings: Iterable[tuple[str, str]], entry: LibraryEntry, **values: str | None) -> list[QuestionWording]:
+    values["name"] = _spoken_name(entry)
+    return [
+        QuestionWording(text.format(entry=entry, **values), query.format(entry=entry, **values))
+        for text, query in wordings
     ]
-    what = goal(entry)
-    if what is not None:
-        wordings.append(QuestionWording(f"And how do I {what}?", f"How do I {what} with {entry.module}?"))
-    return wordings
 
 
 _VERBS = frozenset(
@@ -243,7 +245,7 @@ _LONGEST_GOAL = 80
 _REMARK = re.compile(r"(?<=[.!?:])\s+([A-Z][\w ,'()=-]{30,110})\.(?=\s|$)", re.ASCII)
 
 
-def goal(entry: LibraryEntry) -> str | None:
+def _goal(entry: LibraryEntry) -> str | None:
     """Return the purpose of a function, to follow "How do I"; None if its first sentence does not begin with a verb.
 
     "Return the ..." becomes "get the ...".
@@ -260,11 +262,6 @@ def goal(entry: LibraryEntry) -> str | None:
     if verb == "return":
         return None if rest.startswith(("True", "true")) else f"get {rest}"
     return f"{verb} {rest}" if verb in _VERBS else None
-
-
-def _remarks(entry: LibraryEntry) -> list[str]:
-    """Return the later sentences of the docstring that are short and plain enough to be quoted."""
-    return _REMARK.findall(" ".join(entry.docstring.split()))
 
 
 def _spoken_name(entry: LibraryEntry) -> str:
