@@ -58,38 +58,23 @@ def application() -> Any:
     with EmulatorServer(INSTANT) as server, OpenAI(base_url=server.base_url, api_key="none") as client:
         yield {
             "ContextPlanner": ContextPlanner,
-            "base_url": server.base_url,
             "blocks": passages,
             "client": client,
             "messages": [],
             "model": INSTANT.model,
             "planner": ContextPlanner(),
             "question": "What is it?",
-            "retrieved": [("Which?", passages), ("Which one?", passages[1:])],
         }
 
 
-def test_the_blocks_for_an_application_run(
-    application: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head, tail, tenant, shared, linked, batch = BLOCKS
+def test_the_blocks_for_an_application_run(application: dict[str, Any]) -> None:
+    head, tail, tenant, shared = BLOCKS
     for block in (head, tail, tenant):
         exec(compile(block, "tutorial.md", "exec"), application)
         assert application["answer"].choices[0].message.content
     assert application["planner"].stats().commits == 3
     with Server() as server:
         check_shared(shared.replace("redis://localhost:6379", server.url), server.url, application)
-    exec(compile(linked, "tutorial.md", "exec"), application)
-    stats = application["planner"].stats()
-    assert (stats.commits, stats.reports) == (4, 1)
-    monkeypatch.chdir(tmp_path)  # the batch writes a journal
-    capsys.readouterr()
-    exec(compile(batch, "tutorial.md", "exec"), application)
-    assert application["planner"].stats().commits == 6
-    assert (tmp_path / "night.journal").stat().st_size > 0
-    summary, *answers = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\d+% of the context will be cached; at most \d+%", summary)
-    assert [answer.partition(" ")[0] for answer in answers if answer[:2] in ("0 ", "1 ")] == ["0", "1"]
 
 
 def check_shared(block: str, url: str, application: dict[str, Any]) -> None:
