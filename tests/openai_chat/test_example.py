@@ -46,12 +46,9 @@ def test_the_pages_code_runs(emulator: Any, blocks: list[ContextBlock]) -> None:
     }
     page = (ROOT / "docs/openai.md").read_text()
     shown = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    framework = [block for block in shown if "from lang" in block or "from llama" in block]
-    assert (len(shown), len(framework)) == (5, 2)  # those of frameworks run where they are installed
+    assert len(shown) == 3
     for block in shown:
-        if block in framework:
-            compile(block, "openai.md", "exec")
-        elif "await" in block:
+        if "await" in block:
             body = "".join(f"    {line}\n" if line else "\n" for line in block.splitlines())
             exec(compile(f"async def main():\n{body}", "openai.md", "exec"), names)
             asyncio.run(names["main"]())
