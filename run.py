@@ -37,14 +37,14 @@ FRAMEWORKS = ("chain_of_agents", "langchain", "llamaindex", "mem0")
 VERSIONS = ("newest", "oldest")
 PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CORE_TESTS = [
-    *("core", "tests/dedup", "tests/marks", "tests/ordering", "tests/planner", "tests/prefix", "tests/telemetry"),
+    *("core", "tests/ordering", "tests/planner", "tests/prefix", "tests/requests", "tests/telemetry"),
     *("tests/batch/test_layout.py", "tests/batch/test_loops.py", "tests/batch/test_schedule.py"),
     *("tests/openai_chat/test_answer.py", "tests/openai_chat/test_call.py", "tests/openai_chat/test_outcomes.py"),
     *("tests/residency/test_bad_input.py", "tests/routing/test_replica_router.py", "tests/tools/emulator"),
     *("tests/stores/test_memory_store.py", "tests/stores/test_seen_store_contract.py"),
     *("tests/test_annotate.py", "tests/test_blocks.py", "tests/test_cache_profiles.py", "tests/test_labels.py"),
     "tests/test_neighbours.py",
-    *("tests/test_outputs.py", "tests/test_package.py", "tests/test_settings.py", "tests/test_tokens.py"),
+    *("tests/openai_chat/test_outputs.py", "tests/test_package.py", "tests/test_settings.py", "tests/test_tokens.py"),
     "tests/traces/test_trace_files.py",
 ]
 """What runs on each version of Python, in a minute."""
@@ -200,7 +200,7 @@ def site_check(python: Path) -> Check:
 def all_checks(name: str, options: list[str]) -> Iterator[Check]:
     """Yield the checks of the second tier in an environment."""
     if name.startswith("python-"):
-        quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL, "--ignore", "core/warmprefix/ray"]
+        quick: list[str | Path] = [environment(name), "-m", "pytest", *PARALLEL]
         yield f"pytest, {name}", [*quick, *(options or CORE_TESTS)]
         return
     tools = environment("together")

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from agent_workloads import AgentRequest
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentRouter, Assignment
 from warmprefix_tools.emulator import KvSequence
 
 __all__ = ["ARMS", "MAIN", "OURS", "Arm", "Part", "RouterArm"]

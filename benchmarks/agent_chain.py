@@ -9,9 +9,9 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from agent_http import AT_ONCE, KV_BLOCKS, MODEL, Questions, Servers, questions, servers
-from warmprefix.openai import Retries
-from warmprefix.routing import Agent, AgentRouter
 from warmprefix_chain_of_agents import ChainAnswer, ChainOfAgents, Manager, Worker
+from warmprefix_openai import Retries
+from warmprefix_routing import Agent, AgentRouter
 
 __all__ = ["measure_chain"]
 

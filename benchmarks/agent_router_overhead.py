@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from common import percentile, print_table, write_results, zipf_requests
 from warmprefix import ContextBlock
-from warmprefix.routing import Agent, AgentRouter
+from warmprefix_routing import Agent, AgentRouter
 
 AGENTS = (4, 15, 32)
 CAPACITY = 500_000

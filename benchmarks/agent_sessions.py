@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from common import percentile, print_table, write_rows
-from warmprefix.dedup import RewriteLevel, restored, rewrite
+from warmprefix_requests import RewriteLevel, restored, rewrite
 
 try:
     from contextpilot.dedup import dedup_chat_completions  # type: ignore[import-not-found,unused-ignore]

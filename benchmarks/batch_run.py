@@ -30,7 +30,7 @@ from openai import AsyncOpenAI
 from common import print_table, write_results
 from warmprefix import BatchPlan, BatchRequest, ContextPlanner
 from warmprefix.batch.planners import Placed, Progress
-from warmprefix.openai import BatchRunner
+from warmprefix_openai import BatchRunner
 from warmprefix_tools.demo.corpus import read_standard_library
 from warmprefix_tools.demo.questions import ask
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer

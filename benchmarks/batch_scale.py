@@ -224,7 +224,8 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        from warmprefix.batch import bounds, machine, merge, planners, scope_plan
+        from warmprefix.batch import bounds, merge, planners, scope_plan
+        from warmprefix_kernels import machine
 
         self._began: list[tuple[str, float]] = []
         self._rooms: list[Any] = []

@@ -28,10 +28,9 @@ from engine_workload import EngineQuestion, read
 from vllm_server import engine_version, model_folder, prepare
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.cache_profiles import vllm_checkpoints
-from warmprefix.openai import messages_for
-from warmprefix.openai.call import read_call
-from warmprefix.openai.primer import Primer
 from warmprefix.primes import EXACT_END
+from warmprefix_openai import messages_for, read_call
+from warmprefix_openai.primer import Primer
 
 K = 8
 PREAMBLE = "Answer the question from the passages, or write that they do not contain the answer."

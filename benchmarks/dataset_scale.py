@@ -35,8 +35,8 @@ import ray.data
 from common import print_table, write_rows, zipf_requests
 from warmprefix import BatchRequest, ContextBlock, ContextPlanner
 from warmprefix.batch import PlannedRequest
-from warmprefix.ray import connect, plan_dataset
 from warmprefix.traces import NoRecorder
+from warmprefix_ray import connect, plan_dataset
 
 K = 10
 SIZES = (100_000, 1_000_000, 10_000_000)

@@ -27,9 +27,9 @@ from common import percentile, print_table, write_results
 from kv_index_checks import check_index
 from kv_publisher import removed, stored
 from warmprefix.plan import Scope
-from warmprefix.residency.kv.kv_events import read_batch, read_message
-from warmprefix.residency.kv.kv_index import KvIndex
-from warmprefix.residency.kv.prompt_tree import MappedPrompt, pack_tokens
+from warmprefix_kv_events.kv_events import read_batch, read_message
+from warmprefix_kv_events.kv_index import KvIndex
+from warmprefix_kv_events.prompt_tree import MappedPrompt, pack_tokens
 
 BLOCK = 16
 TARGET = 50_000

@@ -37,7 +37,7 @@ from traces import reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import Learn, LearnedOrder, NoSharing
 from warmprefix.plan import Scope
-from warmprefix.routing import ReplicaRouter, Route
+from warmprefix_routing import ReplicaRouter, Route
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace

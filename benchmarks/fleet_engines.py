@@ -24,7 +24,7 @@ from replica_routing import ANSWER, ENGINE, MODEL, Job, prompt_of
 from traces import trace_of
 from vllm_server import VllmServer, engine_version
 from warmprefix import ContextPlanner
-from warmprefix.routing import ReplicaRouter
+from warmprefix_routing import ReplicaRouter
 from warmprefix_tools.traces.reader import read_trace
 
 VOCABULARY = 997

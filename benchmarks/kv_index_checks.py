@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from warmprefix.residency.kv.kv_index import KvIndex
-from warmprefix.residency.kv.prompt_tree import PromptTree, chain, root_key
+from warmprefix_kv_events.kv_index import KvIndex
+from warmprefix_kv_events.prompt_tree import PromptTree, chain, root_key
 
 if TYPE_CHECKING:
-    from warmprefix.residency.kv.prompt_tree import _KvNode
+    from warmprefix_kv_events.prompt_tree import _KvNode
 
 __all__ = ["check_index", "resident_tokens"]
 

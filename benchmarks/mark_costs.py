@@ -30,7 +30,7 @@ from common import print_table, write_rows
 from traces import from_a_clone, given_files, reported_k
 from warmprefix import ContextPlanner
 from warmprefix.cache_profiles import CacheProfile, as_profile
-from warmprefix.marks import CacheUsage, MarkedPart, MarkPlanner
+from warmprefix_requests.marks.mark_planner import CacheUsage, MarkedPart, MarkPlanner
 from warmprefix_tools.caches import CacheUse, Mark, MarkedPrompt, UnitTokens, serve, simulated_cache
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace

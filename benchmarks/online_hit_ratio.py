@@ -44,7 +44,8 @@ from common import percentile, print_table, size, write_rows
 from experimental_ordering import ExperimentalPolicy, Rule
 from traces import from_a_clone, given_files, is_variant, reported_k, vary
 from warmprefix.annotate import Templates
-from warmprefix.ordering import POLICIES, BlockView, OrderingPolicy, PrefixView
+from warmprefix.ordering import BlockView, OrderingPolicy, PrefixView
+from warmprefix_baselines import POLICIES
 from warmprefix_tools.replay.results import ReplayResult
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload

@@ -36,7 +36,9 @@ from typing import Any
 from common import measured_all, print_table, size, write_results
 from experimental_ordering import Block, BlockCache, ExperimentalPolicy, FollowTheBest, Rule
 from traces import generated, given_files, reported_k, vary
-from warmprefix.ordering import POLICIES, CoAccessPolicy, OraclePolicy, OrderingPolicy
+from warmprefix.ordering import CoAccessPolicy, OrderingPolicy
+from warmprefix_baselines import POLICIES
+from warmprefix_baselines.policies import OraclePolicy
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace

@@ -29,7 +29,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from common import RESULTS, commit, percentile, print_table, write_results, zipf_requests
-from warmprefix import ContextBlock, ContextPlanner, Transcript
+from warmprefix import ContextBlock, ContextPlanner
+from warmprefix_requests import Transcript
 
 KILOBYTES = (1, 4)
 WARM_UP = 100

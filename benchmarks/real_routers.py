@@ -42,8 +42,8 @@ from gateway_replicas import plain, turns_of
 from router_processes import BASE, Engine, engines, router
 from traces import reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.openai import messages_for
-from warmprefix.routing import ReplicaRouter, RequestHints, Route, SessionHints
+from warmprefix_openai import messages_for
+from warmprefix_routing import ReplicaRouter, RequestHints, Route, SessionHints
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace
 from warmprefix_tools.traces.trace import Trace

@@ -30,7 +30,7 @@ import redis
 from common import percentile, print_table, write_rows
 from redis_servers import Server, binaries
 from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
-from warmprefix.stores.redis import RedisSeenStore, conversation_key
+from warmprefix_redis import RedisSeenStore, conversation_key
 
 K = 15
 POOL = 60

@@ -37,7 +37,7 @@ from common import percentile, print_table, write_rows, zipf_requests
 from traces import given_files, reported_k, trace_of
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.routing import ReplicaRouter, Route
+from warmprefix_routing import ReplicaRouter, Route
 from warmprefix_tools.emulator import EmulatorConfig, KvSequence, PrefixCache
 from warmprefix_tools.replay.workload import Workload
 from warmprefix_tools.traces.reader import read_trace

@@ -35,9 +35,9 @@ from redis_servers import Server, wait_until
 from traces import generated, given_files, reported_k
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import NoSharing, OrderSharing
-from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.prefix import PrefixTree
 from warmprefix.traces import NoRecorder
+from warmprefix_redis.order_sharing import RedisOrderSharing
 from warmprefix_tools.replay.workload import ReplayRequest, Workload
 from warmprefix_tools.traces.reader import read_trace
 

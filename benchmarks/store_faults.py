@@ -12,18 +12,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fault_proxy import Delay, Dribble, FaultProxy, Reorder, Stall, Swallow, Truncate
 from redis_servers import Clock, Server, wait_until
-from warmprefix.stores import (
-    CircuitBreaker,
-    Conversation,
-    GuardedStore,
-    MemorySeenStore,
-    Operation,
-    SeenStore,
-    Snapshot,
-)
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
 
-# REDIS from warmprefix.stores.redis import RedisSeenStore
+# REDIS from warmprefix_redis import RedisSeenStore
 
 __all__ = ["Laboratory", "Lease", "MemoryLaboratory", "RedisLaboratory"]
 

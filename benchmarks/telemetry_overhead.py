@@ -40,9 +40,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from common import percentile, print_table, write_results, zipf_requests
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.residency import KvEventFeed
-from warmprefix.telemetry.opentelemetry import OpenTelemetryObserver, export_stats
-from warmprefix.telemetry.prometheus import register
+from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_telemetry.opentelemetry import OpenTelemetryObserver, export_stats
+from warmprefix_telemetry.prometheus import register
 
 RESAMPLES = 500
 SCRAPES = 200

@@ -16,8 +16,9 @@ from store_faults import Laboratory, Lease
 from true_prompts import TENANTS, Findings, Message
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.errors import StoreError
-from warmprefix.stores import Conversation, GuardedStore, SeenStore
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix.stores import Conversation, SeenStore
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.guard import GuardedStore
 
 __all__ = ["Application", "World"]
 

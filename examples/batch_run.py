@@ -11,7 +11,7 @@ import os
 from openai import AsyncOpenAI
 
 from warmprefix import BatchRequest, ContextBlock, ContextPlanner
-from warmprefix.openai import BatchRunner
+from warmprefix_openai import BatchRunner
 
 FUNCTIONS = {name: value for name, value in vars(json).items() if inspect.isfunction(value)}
 PASSAGES = [ContextBlock(inspect.getdoc(value) or "", id=f"json.{name}") for name, value in FUNCTIONS.items()]

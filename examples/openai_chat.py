@@ -10,7 +10,7 @@ import os
 from openai import OpenAI
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import EngineLink, messages_for
+from warmprefix_openai import EngineLink, messages_for
 
 FUNCTIONS = {name: value for name, value in vars(json).items() if inspect.isfunction(value)}
 PASSAGES = [ContextBlock(inspect.getdoc(value) or "", id=f"json.{name}") for name, value in FUNCTIONS.items()]

@@ -25,8 +25,8 @@ pytestmark = [
 PROGRAM = """
 import asyncio, gc, itertools, multiprocessing, os, signal, sys, tempfile, threading
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.openai import EngineLink
-from warmprefix.routing import AgentRouter, ReplicaRouter
+from warmprefix_openai import EngineLink
+from warmprefix_routing import AgentRouter, ReplicaRouter
 from warmprefix.stores import GuardedStore, MemorySeenStore
 from warmprefix.telemetry import LatencyHistogram
 from warmprefix.traces import TraceRecorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmprefix import ContextPlanner
-from warmprefix.settings import SharedSettings
+from warmprefix_redis.settings import SharedSettings
 
 
 def test_defaults() -> None:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import warmprefix.tokens
 from redis_servers import wait_until
 from warmprefix import Templates
-from warmprefix.residency import EngineTokenizer
 from warmprefix.tokens import BackgroundCounter, CheckedCounter, as_counter, estimated_tokens
+from warmprefix_kv_events.spans import EngineTokenizer
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 NOTE = Templates().order_annotation([f"Doc_{number}" for number in range(10, 25)])

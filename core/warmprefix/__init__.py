@@ -1,13 +1,13 @@
 """Arrange retrieved context so that the engine's prefix cache already holds it.
 
-The rest of the public names are in packages: `warmprefix.batch`, `dedup`, `errors`, `openai`, `order_sharing`,
-`ordering`, `prefix`, `residency`, `routing`, `stores`, `telemetry` and `traces`.
+The rest of the public names are in packages: `warmprefix.batch`, `errors`, `history`, `order_sharing`, `ordering`,
+`prefix`, `residency`, `stores`, `telemetry` and `traces`. Packages of their own talk to servers and change requests:
+`warmprefix_redis`, `warmprefix_openai`, `warmprefix_requests`, `warmprefix_routing` and `warmprefix_kv_events`.
 """
 
 from warmprefix.annotate import Templates
 from warmprefix.batch import BatchPlan, BatchRequest, PlannedRequest
 from warmprefix.blocks import ContextBlock, fingerprint
-from warmprefix.dedup import Transcript
 from warmprefix.errors import MissingExtraError, StoreError, WarmprefixError
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, PlannedBlock, Reference, Scope
@@ -34,7 +34,6 @@ __all__ = [
     "SeenStore",
     "StoreError",
     "Templates",
-    "Transcript",
     "WarmprefixError",
     "fingerprint",
 ]

@@ -121,7 +121,7 @@ class CacheProfile:
     write_prices: tuple[float, ...] = (1.0,)
     """Price of a token that is written to the cache, relative to an uncached one; with marks one per lifetime."""
     token_price: float | None = None
-    """Dollars for an uncached token, as `warmprefix.prices` reads it from a table; None without such a table."""
+    """Dollars for an uncached token, as `warmprefix_requests.prices` reads it; None without a table of prices."""
     isolation: Literal["cache_salt", "prompt_cache_key"] | None = None
     """Field of a request that keeps caches of tenants apart, or routes requests to one cache."""
     as_of: str = ""

@@ -8,12 +8,12 @@ from typing import Any
 
 import griffe
 
-from warmprefix.telemetry.exported_metrics import METRICS
+from warmprefix_telemetry.exported_metrics import METRICS
 
 COUNTS = {metric.field: metric.description for metric in METRICS if metric.field}
 """Descriptions of the fields of `PlannerStats`; those of `FeedStats` are below `feed.`."""
 PREFIXES = {
-    "warmprefix.telemetry.planner_stats.PlannerStats": "",
+    "warmprefix.telemetry.PlannerStats": "",
     "warmprefix.residency.feed_contract.FeedStats": "feed.",
 }
 SESSION = re.compile(r"^( *)>>> .*(?:\n\1.*\S.*)*", re.MULTILINE)

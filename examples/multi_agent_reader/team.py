@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from openai import OpenAI
 
-from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
+from warmprefix_openai import Retries
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 __all__ = ["emulated_engines", "open_team"]

@@ -13,8 +13,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, make_asgi_app
 
-from warmprefix.settings import SharedSettings
-from warmprefix.telemetry.prometheus import register
+from warmprefix_redis.settings import SharedSettings
+from warmprefix_telemetry.prometheus import register
 
 from .answering import Answerer, Finished, Question, Sources
 from .retrieval import create_planner, create_retriever, read_passages

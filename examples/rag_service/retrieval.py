@@ -9,8 +9,8 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_text_splitters import MarkdownTextSplitter
 
 from warmprefix import ContextPlanner
-from warmprefix.settings import SharedSettings
 from warmprefix_langchain import ContextReuseRetriever
+from warmprefix_redis.settings import SharedSettings
 
 from .embeddings import HashedWords
 

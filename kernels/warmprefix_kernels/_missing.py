@@ -1,4 +1,4 @@
-"""The error for a package of the extra `gpu` that is not installed."""
+"""The error for a package of an extra that is not installed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 __all__ = ["missing_extra"]
 
 
-def missing_extra(module: str) -> Any:
-    """Return warmprefix's `MissingExtraError` for a module of the extra `gpu`.
+def missing_extra(module: str, extra: str = "gpu") -> Any:
+    """Return warmprefix's `MissingExtraError` for a module of an extra.
 
     Kernels do not depend on the core. It is imported here, after the failure, so that all messages have one wording.
     """
-    return import_module("warmprefix.errors").MissingExtraError("gpu", module)
+    return import_module("warmprefix.errors").MissingExtraError(extra, module)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from warmprefix.batch import BatchRequest, Placed, as_requests, device_for, plan_scope, planners_for
-from warmprefix.batch.cluster import ContextIndexPlanner
-from warmprefix.batch.device import use_cuda
+from warmprefix_baselines.cluster import ContextIndexPlanner
+from warmprefix_kernels.batch_device import use_cuda
 
 anything: Any = 7.5
 
@@ -44,7 +44,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: planners_for("best", 1, None, "cpu"),
         ValueError,
-        "planner must be one of auto, merge, context-index, frequency, relevance, got 'best'",
+        "planner must be one of auto, context-index, frequency, merge, relevance, got 'best'",
     ),
     (
         lambda: planners_for("auto", 1, -1, "cpu"),

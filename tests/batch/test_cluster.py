@@ -14,12 +14,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from warmprefix import MissingExtraError
-from warmprefix.batch import cluster
-from warmprefix.batch.cluster import ContextIndexPlanner, Linkage, index_contexts
-from warmprefix.batch.device import Device
-from warmprefix.batch.distances import Ragged, condensed_distances
+from warmprefix_kernels import Device
 from warmprefix.batch.planners import Placed, Progress, no_progress
-from warmprefix.ordering.context_index import context_distance
+from warmprefix_baselines import cluster
+from warmprefix_baselines.cluster import ContextIndexPlanner, Linkage, index_contexts
+from warmprefix_baselines.context_index import context_distance
+from warmprefix_kernels.distances import Ragged, condensed_distances
 
 contexts_of_few = st.lists(st.lists(st.integers(0, 6), max_size=5, unique=True), max_size=9)
 linkages = pytest.mark.parametrize("linkage", ["average", "complete", "single"])
@@ -307,7 +307,7 @@ def test_missing_extra_is_named(module: str) -> None:
 import sys
 sys.modules["{module}"] = None
 try:
-    import warmprefix.batch.cluster
+    import warmprefix_baselines.cluster
 except ImportError as error:
     print(type(error).__name__, error)
 """

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from warmprefix import MissingExtraError
-from warmprefix.batch import distances
-from warmprefix.batch.cluster import ContextIndexPlanner
-from warmprefix.batch.device import use_cuda
-from warmprefix.batch.distances import best_overlaps_on_cuda, condensed_distances, ragged
-from warmprefix.ordering.context_index import context_distance
+from warmprefix_baselines.cluster import ContextIndexPlanner
+from warmprefix_baselines.context_index import context_distance
+from warmprefix_kernels import distances
+from warmprefix_kernels.batch_device import use_cuda
+from warmprefix_kernels.distances import best_overlaps_on_cuda, condensed_distances, ragged
 
 
 @pytest.fixture

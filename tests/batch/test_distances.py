@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.batch import distances
-from warmprefix.batch.distances import condensed_distances, ragged
-from warmprefix.ordering.context_index import context_distance
+from warmprefix_baselines.context_index import context_distance
+from warmprefix_kernels import distances
+from warmprefix_kernels.distances import condensed_distances, ragged
 
 alphas = st.floats(0.001, 0.01)
 batches = st.lists(st.lists(st.integers(0, 12), max_size=8, unique=True), max_size=9)

@@ -5,7 +5,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.batch.planners import FrequencyPlanner, Placed, depth_first, no_progress
+from warmprefix.batch.planners import Placed, depth_first, no_progress
+from warmprefix_baselines.planners import FrequencyPlanner
 
 batches = st.lists(st.lists(st.integers(0, 9), max_size=5, unique=True), max_size=12)
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from warmprefix.batch import overlap_loops, tree_loops
-from warmprefix.batch.machine import PATH, Machine, Merges, forest_of, index_of, machine, room_for, sets_of
-from warmprefix.batch.overlap_loops import Index, Room, Sets
-from warmprefix.batch.tree_loops import Forest
+from warmprefix_kernels import overlap_loops, tree_loops
+from warmprefix_kernels.machine import PATH, Machine, Merges, forest_of, index_of, machine, room_for, sets_of
+from warmprefix_kernels.overlap_loops import Index, Room, Sets
+from warmprefix_kernels.tree_loops import Forest
 
 PLAIN = machine(0)
 COMPILED = machine(10**12)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmprefix.batch import merge
-from warmprefix.batch.machine import machine
 from warmprefix.batch.merge import MergePlanner
-from warmprefix.batch.planners import FrequencyPlanner, Placed, RelevancePlanner, no_progress
+from warmprefix.batch.planners import Placed, RelevancePlanner, no_progress
 from warmprefix.batch.scope_plan import serve
+from warmprefix_baselines.planners import FrequencyPlanner
+from warmprefix_kernels.machine import machine
 
 Contexts = list[list[int]]
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmprefix.batch.cluster import ContextIndexPlanner
 from warmprefix.batch.merge import MergePlanner
-from warmprefix.batch.planners import BatchPlanner, FrequencyPlanner, Placed, RelevancePlanner, no_progress
+from warmprefix.batch.planners import BatchPlanner, Placed, RelevancePlanner, no_progress
+from warmprefix_baselines.cluster import ContextIndexPlanner
+from warmprefix_baselines.planners import FrequencyPlanner
 
 PLANNERS: dict[str, Callable[[], BatchPlanner]] = {
     "relevance": RelevancePlanner,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.batch.cluster import schedule
+from warmprefix_baselines.cluster import schedule
 
 searched = st.lists(st.lists(st.integers(0, 3), max_size=5).map(tuple), max_size=12)
 

@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from openai import OpenAI
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import EngineLink
+from warmprefix_openai import EngineLink
 from warmprefix_tools.cli import app
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 

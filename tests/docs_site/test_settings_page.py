@@ -12,8 +12,8 @@ from typing import Any
 import typer
 from pydantic import SecretStr
 
-from warmprefix.settings import SharedSettings
 from warmprefix_gateway.metrics import GatewayMetrics
+from warmprefix_redis.settings import SharedSettings
 from warmprefix_tools.cli import app
 
 ROOT = Path(__file__).parents[2]

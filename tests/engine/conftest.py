@@ -15,9 +15,9 @@ from common import zipf_requests
 from engine_client import EngineClient
 from vllm_server import FOLDER, EngineUnavailableError, VllmServer, prepare
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import EngineLink, messages_for
 from warmprefix.plan import ContextPlan
-from warmprefix.residency import EngineTokenizer
+from warmprefix_kv_events.spans import EngineTokenizer
+from warmprefix_openai import EngineLink, messages_for
 
 KV_BLOCKS = 320
 """Of 32 tokens each: room for about 15 prompts of these tests, so that most prompts are evicted again."""

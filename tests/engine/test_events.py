@@ -13,7 +13,7 @@ from redis_servers import wait_until
 from vllm_server import BLOCK_SIZE, VllmServer
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
-from warmprefix.residency import KvEventFeed
+from warmprefix_kv_events.kv_feed import KvEventFeed
 
 pytestmark = pytest.mark.vllm
 

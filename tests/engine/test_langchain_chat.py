@@ -8,7 +8,7 @@ import pytest
 
 from vllm_server import VllmServer
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import EngineLink, messages_for
+from warmprefix_openai import EngineLink, messages_for
 
 output_parsers = pytest.importorskip("langchain_core.output_parsers", reason="runs in LangChain's environment")
 langchain_openai = pytest.importorskip("langchain_openai", reason="runs in LangChain's environment")

@@ -9,8 +9,8 @@ import pytest
 
 from vllm_server import VllmServer
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import EngineLink, messages_for
 from warmprefix.plan import ContextPlan
+from warmprefix_openai import EngineLink, messages_for
 
 llms = pytest.importorskip("llama_index.core.llms", reason="runs in LlamaIndex's environment")
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="runs in LlamaIndex's environment")

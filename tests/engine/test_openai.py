@@ -13,8 +13,8 @@ from openai.types.chat import ChatCompletionChunk
 
 from vllm_server import VllmServer
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import EngineLink, messages_for
 from warmprefix.plan import ContextPlan
+from warmprefix_openai import EngineLink, messages_for
 
 pytestmark = pytest.mark.vllm
 

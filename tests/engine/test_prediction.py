@@ -11,7 +11,7 @@ import pytest
 from vllm_server import VllmServer
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.plan import ContextPlan
-from warmprefix.residency import KvEventFeed
+from warmprefix_kv_events.kv_feed import KvEventFeed
 
 pytestmark = pytest.mark.vllm
 

@@ -11,8 +11,9 @@ import pytest
 
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
-from warmprefix.stores import CircuitBreaker, GuardedStore
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
 
 OpenPlanner = Callable[..., ContextPlanner]
 

@@ -21,8 +21,8 @@ import redis
 from true_prompts import Dialogue, Findings, Message
 from warmprefix import ContextPlanner
 from warmprefix.errors import StoreError
-from warmprefix.stores import GuardedStore
-from warmprefix.stores.redis import RedisSeenStore, wire
+from warmprefix_redis import RedisSeenStore, wire
+from warmprefix_redis.guard import GuardedStore
 
 CHAT = "the one that both serve"
 

@@ -13,8 +13,8 @@ from fault_proxy import Delay, FaultProxy
 from redis_servers import Server
 from true_prompts import Dialogue, Turn
 from warmprefix import ContextPlan, ContextPlanner
-from warmprefix.stores import GuardedStore
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.guard import GuardedStore
 
 NEVER = 10_000
 

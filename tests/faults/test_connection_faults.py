@@ -14,7 +14,7 @@ from fault_proxy import Delay, Dribble, FaultProxy, Reorder, Stall, Swallow, Tru
 from redis_servers import Server, wait_until
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
-from warmprefix.stores import CircuitBreaker
+from warmprefix_redis.breaker import CircuitBreaker
 
 Recover = Callable[[Dialogue, ContextPlanner], int]
 OpenPlanner = Callable[..., ContextPlanner]

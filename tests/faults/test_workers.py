@@ -81,7 +81,7 @@ import os, signal, sys
 from true_prompts import Dialogue
 from warmprefix import ContextPlanner
 from warmprefix.stores import GuardedStore
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
 store = RedisSeenStore(sys.argv[1], settle=0, lease_ttl=2, timeout=5)
 planner = ContextPlanner(store=GuardedStore(store, budget=5), annotate="both")
 assert planner.plan(Dialogue.blocks([1, 9]), conversation="chat", placement="tail").turn == 2

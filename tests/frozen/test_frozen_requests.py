@@ -18,7 +18,7 @@ import pytest
 
 # All names of the library that are used here.
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import PLAN_HEADER, BatchRunner, EngineLink, messages_for
+from warmprefix_openai import PLAN_HEADER, BatchRunner, EngineLink, messages_for
 
 Json = dict[str, Any]
 

@@ -19,8 +19,8 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import EngineLink
 from warmprefix.residency import EngineReport
+from warmprefix_openai import EngineLink
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 Json = dict[str, Any]

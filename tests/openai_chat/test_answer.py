@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.openai.answer import EventSplitter, StreamedAnswer, WholeAnswer, event_data
+from warmprefix_openai import EventSplitter, StreamedAnswer, WholeAnswer, event_data
 
 LINE_ENDS = ("\n", "\r\n", "\r")
 PAYLOADS = ['{"a": 1}', '{"text": "日本語 \u2028 ß 🎉"}', "[DONE]", "x" * 50]

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from warmprefix import BatchRequest, ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import BatchRunner, ChatAsker, EngineLink, Retries, messages_for
+from warmprefix_openai import BatchRunner, ChatAsker, EngineLink, Retries, messages_for
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import messages_for
-from warmprefix.openai.call import PromptCall, block_ends, completed, holds_blocks, read_call
+from warmprefix_openai import PromptCall, completed, messages_for, read_call
+from warmprefix_openai.call import block_ends, holds_blocks
 
 CHAT = "/v1/chat/completions"
 

@@ -21,9 +21,9 @@ import pytest
 
 from redis_servers import Server
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import EngineLink
-from warmprefix.stores import GuardedStore
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_openai import EngineLink
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.guard import GuardedStore
 
 CANCELLATIONS = int(os.environ.get("WARMPREFIX_CANCELLATIONS", "0"))
 BLOCKS = [ContextBlock(f"All facts about {name}.", id=name) for name in ("sea", "sky", "sun")]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from warmprefix.openai.completion import Assembly, BrokenStreamError, ChatReader, EngineFailedError
+from warmprefix_openai import BrokenStreamError
+from warmprefix_openai.completion import Assembly, ChatReader, EngineFailedError
 
 FRAME = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
 

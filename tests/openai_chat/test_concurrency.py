@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix.openai import EngineLink, messages_for
+from warmprefix_openai import EngineLink, messages_for
 
 MODEL = "warmprefix-emulator"
 

@@ -11,7 +11,7 @@ import pytest
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.cache_profiles import vllm_checkpoints
 from warmprefix.errors import EngineError
-from warmprefix.openai.engine_metrics import EngineMetrics
+from warmprefix_openai.engine_metrics import EngineMetrics
 
 
 def capacity_of(

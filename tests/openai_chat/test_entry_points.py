@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from warmprefix.openai import EngineLink, messages_for
+from warmprefix_openai import EngineLink, messages_for
 from warmprefix_tools.emulator import encode
 
 

@@ -1,4 +1,4 @@
-"""Imports of `warmprefix.openai`: nothing optional before the first request, and a command if it is missing."""
+"""Imports of `warmprefix_openai`: nothing optional before the first request, and a command if it is missing."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def run(*lines: str) -> str:
 
 
 def test_planning_a_batch_imports_no_client() -> None:
-    loaded = "print(sorted({'openai', 'stamina', 'httpx', 'sqlite3', 'warmprefix.openai'} & set(sys.modules)))"
+    loaded = "print(sorted({'openai', 'stamina', 'httpx', 'sqlite3', 'warmprefix_openai'} & set(sys.modules)))"
     assert run("import sys, warmprefix.batch.plan", loaded) == "[]"
 
 
 def test_importing_the_package_imports_no_optional_dependency() -> None:
     loaded = "print(sorted({'openai', 'stamina', 'tenacity', 'httpx', 'httpx2'} & set(sys.modules)))"
-    assert run("import sys", "from warmprefix.openai import BatchRunner, EngineLink, Retries", loaded) == "[]"
+    assert run("import sys", "from warmprefix_openai import BatchRunner, EngineLink, Retries", loaded) == "[]"
 
 
 @pytest.mark.parametrize("module", ["openai", "stamina"])
 @pytest.mark.parametrize("use", ["ChatAsker", "BatchRunner(batch).run(None, 'm')"])
 def test_a_missing_dependency_names_the_command(module: str, use: str) -> None:
     message = run(
-        "import sys, warmprefix, warmprefix.openai",
+        "import sys, warmprefix, warmprefix_openai",
         f"sys.modules[{module!r}] = None",
         "batch = warmprefix.ContextPlanner().plan_batch([])",
         "try:",
-        f"    warmprefix.openai.{use}",
+        f"    warmprefix_openai.{use}",
         "except warmprefix.MissingExtraError as error:",
         "    print(error)",
     )
@@ -42,10 +42,10 @@ def test_a_missing_dependency_names_the_command(module: str, use: str) -> None:
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    import warmprefix.openai
+    import warmprefix_openai
 
-    for name in warmprefix.openai.__all__:
-        public = getattr(warmprefix.openai, name)
+    for name in warmprefix_openai.__all__:
+        public = getattr(warmprefix_openai, name)
         assert isinstance(public, str) or public.__doc__, name
     with pytest.raises(AttributeError, match=r"module 'warmprefix\.openai' has no attribute 'nonsense'"):
-        _ = warmprefix.openai.nonsense
+        _ = warmprefix_openai.nonsense

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import PLAN_HEADER, EngineLink
+from warmprefix_openai import PLAN_HEADER, EngineLink
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai.call import in_parts
-from warmprefix.openai.messages import messages_for
+from warmprefix_openai import messages_for
+from warmprefix_openai.call import in_parts
 
 _TEXTS = st.lists(st.text(max_size=30), max_size=8)
 

@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import messages_for
+from warmprefix_openai import messages_for
 
 SEA = ContextBlock(
     "The sea is 3,688 metres deep on average, and 10,935 metres at most, in the Mariana trench.", id="sea"

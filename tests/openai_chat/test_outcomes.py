@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from warmprefix.openai import PLAN_HEADER, EngineLink
+from warmprefix_openai import PLAN_HEADER, EngineLink
 
 
 def wait_for(holds: Any) -> None:
@@ -588,7 +588,7 @@ def test_a_mistake_of_ours_fails_no_request(
     )  # fmt: skip
     for number, name in enumerate(names, 1):
         with monkeypatch.context() as patched:
-            patched.setattr(f"warmprefix.openai.{name}", broken)
+            patched.setattr(f"warmprefix_openai.{name}", broken)
             chunks = caller.ask(stream=True, extra_headers=caller.link.headers(planner.plan(blocks)))
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "It is.", name
         assert caller.link.stats().errors == number, name

@@ -13,9 +13,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.openai import EngineLink, PrimeStats, messages_for
-from warmprefix.openai.call import PromptCall
-from warmprefix.openai.primer import Primer
+from warmprefix_openai import EngineLink, PrimeStats, PromptCall, messages_for
+from warmprefix_openai.primer import Primer
 
 BLOCKS = [ContextBlock(f"The text of {name}.", id=name, tokens=200) for name in "ABCDEFGH"]
 COMPLETION = {

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from warmprefix.openai import BrokenStreamError, CallFailedError, Retries, ask_with_retries, may_pass, status_of
-from warmprefix.openai.completion import EngineFailedError
-from warmprefix.openai.retry import retry_after
+from warmprefix_openai import BrokenStreamError, CallFailedError, Retries, ask_with_retries, may_pass, status_of
+from warmprefix_openai.completion import EngineFailedError
+from warmprefix_openai.retry import retry_after
 
 
 def test_waits_are_drawn_from_a_doubling_range_and_follow_the_server() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from redis_servers import Server, binaries, wait_until
 from warmprefix.order_sharing import LearnedOrder
-from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.plan import Scope
+from warmprefix_redis.order_sharing import RedisOrderSharing
 
 SCOPE = Scope("acme", "model", None)
 

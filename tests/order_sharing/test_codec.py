@@ -8,19 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warmprefix.order_sharing import LearnedOrder
-from warmprefix.order_sharing.codec import (
-    MAX_BLOCKS,
-    MAX_ORDERS,
-    MAX_TOKENS,
-    WORKER_BYTES,
-    decode,
-    encode,
-    orders_in,
-    pack,
-    stream_key,
-)
+from warmprefix.order_sharing import MAX_BLOCKS, MAX_TOKENS, LearnedOrder
 from warmprefix.plan import Scope
+from warmprefix_redis.order_codec import MAX_ORDERS, WORKER_BYTES, decode, encode, orders_in, pack, stream_key
 
 KEYS = st.binary(min_size=16, max_size=16)
 

@@ -13,8 +13,8 @@ import redis
 
 from redis_servers import HOST, Server, free_port, wait_until
 from warmprefix.order_sharing import LearnedOrder
-from warmprefix.order_sharing.codec import stream_key
 from warmprefix.plan import Scope
+from warmprefix_redis.order_codec import stream_key
 
 NewWorker = Callable[..., Any]
 MakeOrders = Callable[..., list[LearnedOrder]]

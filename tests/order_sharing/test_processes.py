@@ -18,8 +18,8 @@ import pytest
 from redis_servers import HOST, Server, free_port, wait_until
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.order_sharing import LearnedOrder
-from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.plan import Scope
+from warmprefix_redis.order_sharing import RedisOrderSharing
 
 NewWorker = Callable[..., Any]
 MakeOrders = Callable[..., list[LearnedOrder]]
@@ -213,7 +213,7 @@ PROGRAM = """
 import sys
 from warmprefix.plan import Scope
 from warmprefix.order_sharing import LearnedOrder
-from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix_redis.order_sharing import RedisOrderSharing
 
 sharing = RedisOrderSharing(sys.argv[1], prefix=sys.argv[2])
 sharing.follow(Scope("acme", "model", None), lambda orders: None)

@@ -11,9 +11,9 @@ import redis.asyncio
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing, SharingStats
-from warmprefix.order_sharing.codec import encode, pack, stream_key
-from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.plan import Scope
+from warmprefix_redis.order_codec import encode, pack, stream_key
+from warmprefix_redis.order_sharing import RedisOrderSharing
 
 NewWorker = Callable[..., Any]
 MakeOrders = Callable[..., list[LearnedOrder]]

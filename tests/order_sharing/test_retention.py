@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmprefix.order_sharing.followed_stream import Retention
+from warmprefix_redis.followed_stream import Retention
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 64), max_size=200))

@@ -9,7 +9,7 @@ import pytest
 
 from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.order_sharing.redis import RedisOrderSharing
+from warmprefix_redis.order_sharing import RedisOrderSharing
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from warmprefix.ordering import CoAccessPolicy, ContextIndexPolicy, FrequencyPolicy, RecencyPolicy
-from warmprefix.ordering.context_index import ContextIndex
+from warmprefix.ordering import CoAccessPolicy
 from warmprefix.prefix import PrefixTree
 from warmprefix.prefix.access import AccessWindow
+from warmprefix_baselines.context_index import ContextIndex, ContextIndexPolicy
+from warmprefix_baselines.policies import FrequencyPolicy, RecencyPolicy
 
 text: Any = "many"
 

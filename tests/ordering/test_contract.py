@@ -18,19 +18,16 @@ from hypothesis import strategies as st
 from warmprefix.ordering import (
     POLICIES,
     CoAccessPolicy,
-    ContextIndexPolicy,
-    FrequencyPolicy,
-    GreedyPolicy,
-    OraclePolicy,
     OrderingPolicy,
     PrefixView,
-    RecencyPolicy,
     RelevancePolicy,
     ServedBlock,
     SortedPolicy,
 )
 from warmprefix.prefix.nodes import ring
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix_baselines.context_index import ContextIndexPolicy
+from warmprefix_baselines.policies import FrequencyPolicy, GreedyPolicy, OraclePolicy, RecencyPolicy
 
 policies = pytest.mark.parametrize("policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
 

@@ -10,21 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock
-from warmprefix.ordering import (
-    CoAccessPolicy,
-    ContextIndexPolicy,
-    FrequencyPolicy,
-    GreedyPolicy,
-    OraclePolicy,
-    OrderingPolicy,
-    PrefixView,
-    RecencyPolicy,
-    RelevancePolicy,
-    SortedPolicy,
-    context_index,
-)
-from warmprefix.ordering.context_index import ContextIndex, context_distance
+from warmprefix.ordering import CoAccessPolicy, OrderingPolicy, PrefixView, RelevancePolicy, SortedPolicy
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix_baselines import context_index
+from warmprefix_baselines.context_index import ContextIndex, ContextIndexPolicy, context_distance
+from warmprefix_baselines.policies import FrequencyPolicy, GreedyPolicy, OraclePolicy, RecencyPolicy
 
 
 def blocks(names: Sequence[object]) -> list[ContextBlock]:

@@ -7,18 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix.ordering import (
-    CoAccessPolicy,
-    ContextIndexPolicy,
-    FrequencyPolicy,
-    GreedyPolicy,
-    OraclePolicy,
-    OrderingPolicy,
-    PrefixView,
-    RelevancePolicy,
-)
-from warmprefix.ordering.context_index import ContextIndex, context_distance
+from warmprefix.ordering import CoAccessPolicy, OrderingPolicy, PrefixView, RelevancePolicy
 from warmprefix.prefix.tree import PrefixTree
+from warmprefix_baselines.context_index import ContextIndex, ContextIndexPolicy, context_distance
+from warmprefix_baselines.policies import FrequencyPolicy, GreedyPolicy, OraclePolicy
 
 Names = Sequence[str | int]
 

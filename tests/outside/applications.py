@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from warmprefix.dedup import RewriteRoute, restored
 from warmprefix_gateway import Gateway, GatewayOptions
+from warmprefix_requests import RewriteRoute, restored
 from warmprefix_tools.emulator import EmulatorConfig, create_app
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, Templates
-from warmprefix.dedup import RepeatTemplates, Transcript, VisibleHistory
+from warmprefix.history import VisibleHistory
 from warmprefix.ordering import CoAccessPolicy
-from warmprefix.settings import SharedSettings
 from warmprefix.stores import MemorySeenStore
+from warmprefix_redis.settings import SharedSettings
+from warmprefix_requests import RepeatTemplates, Transcript
 
 BLOCK = ContextBlock("evidence", id="e")
 

@@ -22,7 +22,9 @@ from warmprefix.batch.session import BATCH_PLANNERS
 from warmprefix.blocks import Pin
 from warmprefix.ordering import POLICIES
 from warmprefix.plan import PlannedBlock
-from warmprefix.stores import CircuitBreaker, Conversation, Forget, GuardedStore, MemorySeenStore, Operation
+from warmprefix.stores import Conversation, Forget, MemorySeenStore, Operation
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
 
 T = TypeVar("T")
 

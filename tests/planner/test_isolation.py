@@ -24,24 +24,24 @@ from redis_servers import Server, wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, Scope
 from warmprefix.batch.plan import BatchPlan, BatchRequest
 from warmprefix.order_sharing import LearnedOrder, NoSharing, OrderSharing
-from warmprefix.order_sharing.redis import RedisOrderSharing
 from warmprefix.residency import FeedStats
-from warmprefix.routing import AgentRouter, Assignment
-from warmprefix.settings import SharedSettings
 from warmprefix.stores import (
     Abandon,
     Commit,
     Conversation,
     Forget,
-    GuardedStore,
     MemorySeenStore,
     Prepare,
     SeenBlock,
     SeenStore,
     Snapshot,
 )
-from warmprefix.stores.redis import RedisSeenStore
 from warmprefix.telemetry import LatencySnapshot
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.guard import GuardedStore
+from warmprefix_redis.order_sharing import RedisOrderSharing
+from warmprefix_redis.settings import SharedSettings
+from warmprefix_routing import AgentRouter, Assignment
 from warmprefix_tools.cli import app
 
 VICTIM = Conversation("acme", "chat-42")
@@ -684,7 +684,7 @@ async def aclear(world: World, loot: Loot, me: Conversation) -> None:
         await world.store.aclear()
 
 
-@tries((ContextPlanner, "close"), (GuardedStore, "close"), operators=True)
+@tries((ContextPlanner, "close"), *((GuardedStore, name) for name in ("close", "aclose", "stats")), operators=True)
 def close(world: World, loot: Loot, me: Conversation) -> None:
     world.attackers.close()
     world.guarded.close()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import messages_for
+from warmprefix_openai import messages_for
 
 SHORT, LONG = 20, 200
 

@@ -18,15 +18,9 @@ from warmprefix import ContextBlock, ContextPlan, ContextPlanner, Scope, StoreEr
 from warmprefix.labels import label_candidates
 from warmprefix.ordering import BlockView, PrefixView, ServedBlock
 from warmprefix.prefix.tree import PrefixTree
-from warmprefix.stores import (
-    CircuitBreaker,
-    Conversation,
-    GuardedStore,
-    MemorySeenStore,
-    Operation,
-    SeenStore,
-    Snapshot,
-)
+from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
 
 T = TypeVar("T")
 
@@ -717,7 +711,7 @@ class Unreachable(MemorySeenStore):
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
 def test_a_failing_store_is_logged_in_one_line(level: int, caplog: pytest.LogCaptureFixture) -> None:
-    planner = ContextPlanner(store=Unreachable())
+    planner = ContextPlanner(store=GuardedStore(Unreachable()))
     with caplog.at_level(level, "warmprefix"):
         for _ in range(2):
             planner.plan(blocks(1), conversation="chat", placement="tail")
@@ -786,7 +780,7 @@ def test_a_failing_reset_raises() -> None:
     store = FailingStore()
     store.failing = "clear"
     with pytest.raises(StoreError, match="clear for all conversations"):
-        ContextPlanner(store=store).reset()
+        ContextPlanner(store=GuardedStore(store)).reset()
 
 
 @pytest.mark.parametrize("correction", ["commit", "shown history", "forget"])
@@ -817,4 +811,4 @@ def test_a_failing_forget_raises() -> None:
     store = FailingStore()
     store.failing = "forget"
     with pytest.raises(StoreError, match="forget"):
-        ContextPlanner(store=store).forget("chat")
+        ContextPlanner(store=GuardedStore(store)).forget("chat")

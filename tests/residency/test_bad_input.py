@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from warmprefix.residency import EngineTokenizer, KvEventFeed, capacity_from_metrics
+from warmprefix.residency import capacity_from_metrics
+from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_kv_events.spans import EngineTokenizer
 
 ADDRESS = "tcp://host:port or ipc://path"
 
@@ -69,13 +71,15 @@ def test_capacity_from_metrics_names_the_source(source: str) -> None:
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
-    import warmprefix.residency
+    import warmprefix_kv_events
 
-    with pytest.raises(AttributeError, match=r"module 'warmprefix\.residency' has no attribute 'KvFeed'"):
-        warmprefix.residency.KvFeed  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'warmprefix_kv_events' has no attribute 'KvFeed'"):
+        warmprefix_kv_events.KvFeed  # noqa: B018
 
 
 def test_every_public_name_exists() -> None:
     import warmprefix.residency
+    import warmprefix_kv_events
 
-    assert all(hasattr(warmprefix.residency, name) for name in warmprefix.residency.__all__)
+    for package in (warmprefix.residency, warmprefix_kv_events):
+        assert all(hasattr(package, name) for name in package.__all__)

@@ -9,7 +9,7 @@ import pytest
 
 from warmprefix import ContextPlanner, fingerprint
 from warmprefix.errors import NoAgentError
-from warmprefix.routing import Agent, AgentRouter, Replica, ReplicaRouter, SessionHints
+from warmprefix_routing import Agent, AgentRouter, Replica, ReplicaRouter, SessionHints
 
 agent: Any = Agent
 replica: Any = Replica

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 from kv_publisher import KvPublisher, removed, stored
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.residency import KvEventFeed
-from warmprefix.routing import ReplicaRouter
+from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_routing import ReplicaRouter
 
 SIZE = 4
 """Tokens per KV block; a token is a character."""

@@ -7,7 +7,7 @@ from collections import Counter
 
 import replica_routing as benchmark
 from warmprefix import ContextBlock
-from warmprefix.routing import ReplicaRouter
+from warmprefix_routing import ReplicaRouter
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix.routing import ReplicaRouter, replica_state
-from warmprefix.routing.replica_state import ReplicaTenant
+from warmprefix_routing import ReplicaRouter, replica_state
+from warmprefix_routing.replica_state import ReplicaTenant
 
 MAX_BYTES = 400_000
 ACCURACY = 1.25

@@ -18,8 +18,8 @@ from warmprefix import ContextBlock, ContextPlanner, EngineReport, fingerprint
 from warmprefix.errors import NoAgentError
 from warmprefix.plan import Scope
 from warmprefix.residency import FeedStats, FoundCheckpoints, ResidencyTarget, ServedPrompt
-from warmprefix.routing import Replica, ReplicaRouter, ReplicaStats, Route
-from warmprefix.routing.replica_state import ReplicaCache, ReplicaTenant
+from warmprefix_routing import Replica, ReplicaRouter, ReplicaStats, Route
+from warmprefix_routing.replica_state import ReplicaCache, ReplicaTenant
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -159,7 +159,7 @@ def test_every_digest_makes_a_place(digest: bytes, monkeypatch: pytest.MonkeyPat
         def digest(self) -> bytes:
             return digest
 
-    monkeypatch.setattr("warmprefix.routing.replicas.blake2b", lambda *_, **__: Hash())
+    monkeypatch.setattr("warmprefix_routing.replicas.blake2b", lambda *_, **__: Hash())
     assert ReplicaRouter(["b", "a"]).route([block(1)]).replica == "b"
 
 

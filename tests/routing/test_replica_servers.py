@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.openai import messages_for
-from warmprefix.routing import ReplicaRouter
+from warmprefix_openai import messages_for
+from warmprefix_routing import ReplicaRouter
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 PREAMBLE = "Answer from the context."

@@ -16,7 +16,7 @@ import fleet
 import real_routers
 import replica_routing
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.routing.hints import Router
+from warmprefix_routing.hints import Router
 from warmprefix_tools.emulator import EmulatorConfig, EmulatorServer
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.openai import EngineLink
-from warmprefix.routing.hints import Router, SessionHints, session_key
+from warmprefix_openai import EngineLink
+from warmprefix_routing import SessionHints
+from warmprefix_routing.hints import Router, session_key
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
 SESSION_HEADERS = {

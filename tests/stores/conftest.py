@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from redis_servers import Clock, Cluster, SentinelSetup, Server, binaries
 from warmprefix.stores import Conversation, MemorySeenStore, Operation, SeenStore, Snapshot
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
 
 T = TypeVar("T")
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")

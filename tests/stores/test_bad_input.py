@@ -11,12 +11,14 @@ import pytest
 import redis
 
 from warmprefix.order_sharing import MAX_BLOCKS, LearnedOrder
-from warmprefix.order_sharing.codec import MAX_ORDERS, pack
-from warmprefix.order_sharing.redis import RedisOrderSharing
-from warmprefix.settings import SharedSettings
-from warmprefix.stores import CircuitBreaker, Conversation, GuardedStore, MemorySeenStore, Prepare
-from warmprefix.stores.outbox import Outbox
-from warmprefix.stores.redis import RedisSeenStore, check_prefix, parse_redis_url
+from warmprefix.stores import Conversation, MemorySeenStore, Prepare
+from warmprefix_redis import RedisSeenStore, check_prefix, parse_redis_url
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
+from warmprefix_redis.order_codec import MAX_ORDERS, pack
+from warmprefix_redis.order_sharing import RedisOrderSharing
+from warmprefix_redis.outbox import Outbox
+from warmprefix_redis.settings import SharedSettings
 
 URL = "redis://localhost"
 CHAT = Conversation(None, "chat")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores import CircuitBreaker
+from warmprefix_redis.breaker import CircuitBreaker
 
 
 class Clock:

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner
-from warmprefix.stores import CircuitBreaker, GuardedStore
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
 
 OpenStore = Callable[..., RedisSeenStore]
 BLOCKS = [ContextBlock(f"Passage {i}. " + "word " * 30, id=None if i % 2 else f"Doc_{i}") for i in range(8)]

@@ -17,11 +17,9 @@ from warmprefix import ContextPlanner, StoreError
 from warmprefix.errors import StoreUnavailableError
 from warmprefix.stores import (
     Abandon,
-    CircuitBreaker,
     Commit,
     Conversation,
     Forget,
-    GuardedStore,
     MemorySeenStore,
     Operation,
     Prepare,
@@ -30,7 +28,9 @@ from warmprefix.stores import (
     Snapshot,
     unanswered_id,
 )
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.breaker import CircuitBreaker
+from warmprefix_redis.guard import GuardedStore
 
 T = TypeVar("T")
 

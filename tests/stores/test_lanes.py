@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from warmprefix.stores.lanes import Lanes
+from warmprefix_redis.lanes import Lanes
 
 LONG = 30.0
 """Seconds that no test should come to wait."""

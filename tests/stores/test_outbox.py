@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warmprefix.stores import Abandon, Commit, Conversation, Forget, MemorySeenStore, Prepare, SeenBlock, unanswered_id
-from warmprefix.stores.outbox import Outbox, Settlement, UnansweredPlan, operations_of
+from warmprefix_redis.outbox import Outbox, Settlement, UnansweredPlan, operations_of
 
 CHAT, OTHER = Conversation("acme", "chat"), Conversation("acme", "other")
 

@@ -15,7 +15,7 @@ import redis.asyncio
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, PreparedTurn, SeenBlock
-from warmprefix.stores.redis import RedisSeenStore, conversation_key
+from warmprefix_redis import RedisSeenStore, conversation_key
 
 CHAT = Conversation("acme", "chat")
 BLOCK = SeenBlock(b"A" * 16, "Doc_A", 1, 100)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warmprefix.stores import Commit, Conversation, Prepare, PreparedTurn, SeenBlock, Snapshot
-from warmprefix.stores.redis import RedisSeenStore
-from warmprefix.stores.redis.wire import pack_sent, read_info, unpack_hash, unpack_prepared
+from warmprefix_redis import RedisSeenStore, unpack_hash
+from warmprefix_redis.wire import pack_sent, read_info, unpack_prepared
 
 LARGEST = 2**32 - 1
 texts = st.text(st.characters(codec=None, exclude_categories=()), max_size=12)  # lone surrogates, too

@@ -31,7 +31,7 @@ from warmprefix.stores import (
     SeenStore,
     Snapshot,
 )
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
 
 CHAT = Conversation("acme", "chat")
 OpenStore = Callable[..., RedisSeenStore]
@@ -696,7 +696,7 @@ import sys
 sys.modules["redis"] = None
 from warmprefix.errors import MissingExtraError
 try:
-    from warmprefix.stores.redis import RedisSeenStore
+    from warmprefix_redis import RedisSeenStore
 except MissingExtraError as error:
     print(error)
 """

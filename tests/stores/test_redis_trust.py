@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores.redis.server_trust import ForgetJournal, ServerTrust
-from warmprefix.stores.redis.wire import ServerIdentity
+from warmprefix_redis.server_trust import ForgetJournal, ServerTrust
+from warmprefix_redis.wire import ServerIdentity
 
 
 class World:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmprefix.stores.redis import connect, parse_redis_url
+from warmprefix_redis import connect, parse_redis_url
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
 from warmprefix import ContextPlanner
-from warmprefix.telemetry.exported_metrics import PlannerWithStats
-from warmprefix.telemetry.opentelemetry import export_stats
-from warmprefix.telemetry.prometheus import register
+from warmprefix_telemetry.exported_metrics import PlannerWithStats
+from warmprefix_telemetry.opentelemetry import export_stats
+from warmprefix_telemetry.prometheus import register
 
 LABELS = "named with letters, digits and _, without a leading __ and other than planner, reason and le"
 

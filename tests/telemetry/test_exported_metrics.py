@@ -10,7 +10,7 @@ import pytest
 from warmprefix import PlannerStats
 from warmprefix.residency import FeedStats
 from warmprefix.telemetry import LatencySnapshot
-from warmprefix.telemetry.exported_metrics import METRICS
+from warmprefix_telemetry.exported_metrics import METRICS
 
 NOT_METRICS = dict.fromkeys(["capacity_source", "profile", "profile_source"], "a name, not a number")
 """Counts that are deliberately not exported, and why."""

@@ -21,8 +21,8 @@ from opentelemetry.trace import INVALID_SPAN, SpanKind, use_span
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport, PlannerObserver
 from warmprefix.telemetry import LATENCY_BUCKETS
-from warmprefix.telemetry.exported_metrics import METRICS
-from warmprefix.telemetry.opentelemetry import OpenTelemetryObserver, annotate_current_span, export_stats
+from warmprefix_telemetry.exported_metrics import METRICS
+from warmprefix_telemetry.opentelemetry import OpenTelemetryObserver, annotate_current_span, export_stats
 
 NUMBERS = [metric for metric in METRICS if metric.kind != "histogram"]
 BLOCKS = [ContextBlock("The sky is blue.", id="sky", tokens=5), ContextBlock("The sea is deep.", id="sea", tokens=6)]
@@ -344,7 +344,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from warmprefix import ContextPlanner
-from warmprefix.telemetry.opentelemetry import OpenTelemetryObserver, export_stats
+from warmprefix_telemetry.opentelemetry import OpenTelemetryObserver, export_stats
 early = ContextPlanner(observer=OpenTelemetryObserver())
 export_stats(early, name="early")
 reader = InMemoryMetricReader()

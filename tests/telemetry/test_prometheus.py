@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from warmprefix import ContextPlanner, PlannerStats
 from warmprefix.telemetry import LATENCY_BUCKETS
-from warmprefix.telemetry.exported_metrics import METRICS
-from warmprefix.telemetry.prometheus import PlannerCollector, register, unregister
+from warmprefix_telemetry.exported_metrics import METRICS
+from warmprefix_telemetry.prometheus import PlannerCollector, register, unregister
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_collector_can_be_registered_by_the_application(busy_planner: ContextP
 def test_a_process_with_metrics_exits_without_output() -> None:
     code = """
 from warmprefix import ContextPlanner
-from warmprefix.telemetry.prometheus import register
+from warmprefix_telemetry.prometheus import register
 planner = ContextPlanner()
 register(planner)
 """

@@ -13,8 +13,8 @@ import prometheus_client
 import pytest
 
 from warmprefix import ContextPlanner, PlannerObserver
-from warmprefix.telemetry.exported_metrics import METRICS
-from warmprefix.telemetry.prometheus import PlannerCollector, unregister
+from warmprefix_telemetry.exported_metrics import METRICS
+from warmprefix_telemetry.prometheus import PlannerCollector, unregister
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "telemetry.md").read_text()

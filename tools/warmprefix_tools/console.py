@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.outputs import text_file
+from warmprefix_openai.outputs import text_file
 from warmprefix_tools.option_checks import STDOUT
 
 try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from warmprefix.batch.device import Device
 from warmprefix.batch.plan import (
     BatchOwner,
     BatchPlan,
@@ -15,12 +14,12 @@ from warmprefix.batch.plan import (
     PlannedRequest,
     SharedWording,
 )
-from warmprefix.batch.planners import BatchPlanner, Placed, Progress, no_progress
+from warmprefix.batch.planners import BatchPlanner, Device, Placed, Progress, no_progress
 
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
     from warmprefix.batch.merge import MergePlanner
-    from warmprefix.batch.scope_plan import bound_of_all, plan_scope
+    from warmprefix.batch.scope_plan import bound_of_all, plan_scope, serve
     from warmprefix.batch.session import (
         BATCH_PLANNERS,
         Requests,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
         planned_requests,
         planners_for,
     )
-    from warmprefix.batch.shards import shards_of
+    from warmprefix.batch.shards import cut_places, part_of, shards_of
     from warmprefix.batch.window import MOST_REQUESTS, plan_window
 
 __all__ = [
@@ -51,21 +50,24 @@ __all__ = [
     "SharedWording",
     "as_requests",
     "bound_of_all",
+    "cut_places",
     "device_for",
     "no_progress",
+    "part_of",
     "plan_scope",
     "plan_window",
     "planned_requests",
     "planners_for",
+    "serve",
     "shards_of",
 ]
 
 _HOMES = {
     "bounds": ("Bound",),
     "merge": ("MergePlanner",),
-    "scope_plan": ("bound_of_all", "plan_scope"),
+    "scope_plan": ("bound_of_all", "plan_scope", "serve"),
     "session": ("BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"),
-    "shards": ("shards_of",),
+    "shards": ("cut_places", "part_of", "shards_of"),
     "window": ("MOST_REQUESTS", "plan_window"),
 }
 

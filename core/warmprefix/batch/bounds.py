@@ -13,8 +13,8 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from warmprefix.batch.distinct import DistinctSets
-from warmprefix.batch.machine import COMPILING_PAYS_FROM, index_of, machine, room_for, sets_of
 from warmprefix.batch.plan import BoundKind
+from warmprefix_kernels.machine import COMPILING_PAYS_FROM, index_of, machine, room_for, sets_of
 
 __all__ = ["Bound", "upper_bound"]
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from warmprefix.batch.device import OVERLAPS_PAY_FROM, Device, use_cuda
 from warmprefix.batch.distinct import DistinctSets, Group, renumbered, split
-from warmprefix.batch.machine import (
+from warmprefix.batch.planners import Device, Placed, Progress, depth_first, laid_out
+from warmprefix_kernels.batch_device import OVERLAPS_PAY_FROM, use_cuda
+from warmprefix_kernels.machine import (
     COMPILING_PAYS_FROM,
     Machine,
     Merges,
@@ -19,9 +20,8 @@ from warmprefix.batch.machine import (
     room_for,
     sets_of,
 )
-from warmprefix.batch.overlap_loops import Index, Room, Sets
-from warmprefix.batch.planners import Placed, Progress, depth_first, laid_out
-from warmprefix.batch.tree_loops import Forest
+from warmprefix_kernels.overlap_loops import Index, Room, Sets
+from warmprefix_kernels.tree_loops import Forest
 
 __all__ = ["MergePlanner"]
 
@@ -184,7 +184,7 @@ class _Search:
         """
         machine_ = self._machine
         if use_cuda(self._device, len(contexts), OVERLAPS_PAY_FROM):
-            from warmprefix.batch.distances import best_overlaps_on_cuda  # needs numpy
+            from warmprefix_kernels.distances import best_overlaps_on_cuda  # needs numpy
 
             return machine_.ints(best_overlaps_on_cuda(contexts, tokens))
         best = machine_.ints([sum([tokens[block] for block in context]) for context in contexts])

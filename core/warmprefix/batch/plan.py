@@ -233,7 +233,7 @@ class BatchOwner(Protocol):
 class BatchPlan:
     """A whole batch, arranged. Iterating over it gives the requests in execution order.
 
-    `warmprefix.openai.BatchRunner` runs it.
+    `warmprefix_openai.BatchRunner` runs it.
     """
 
     id: str

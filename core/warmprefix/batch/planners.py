@@ -1,15 +1,13 @@
-"""The contract of batch planners, two simple planners, and execution orders."""
+"""The contract of batch planners, the simplest planner, and execution orders."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "BatchPlanner",
-    "FrequencyPlanner",
+    "Device",
     "Placed",
     "Progress",
     "RelevancePlanner",
@@ -17,6 +15,9 @@ __all__ = [
     "laid_out",
     "no_progress",
 ]
+
+Device = Literal["auto", "cpu", "cuda"]
+"""Where distances and overlaps are computed; `auto` takes a CUDA device if it pays."""
 
 Progress = Callable[[str, int, int], object]
 """Receives the progress of a long computation: the name of its stage, the steps done, and the steps in total."""
@@ -57,23 +58,6 @@ class RelevancePlanner:
         planned = [Placed(i, tuple(contexts[i])) for i in depth_first(contexts)]
         progress("execution order", len(contexts), len(contexts))
         return planned
-
-
-class FrequencyPlanner:
-    """Blocks by the number of contexts that hold them, most first (CRAFT).
-
-    Ties are broken by first appearance. Every context follows this one order of all blocks. The contexts run in
-    lexicographic order of their ranks in it, which is depth-first. O(blocks + contexts * log(contexts)).
-    """
-
-    def arrange(self, contexts: Sequence[Sequence[int]], tokens: Sequence[int], progress: Progress) -> list[Placed]:
-        holders = Counter(chain.from_iterable(contexts))
-        by_frequency = [block for block, _ in holders.most_common()]  # ties keep the order of first appearance
-        rank = {block: position for position, block in enumerate(by_frequency)}
-        ranked = [sorted(map(rank.__getitem__, context)) for context in contexts]
-        execution = sorted(range(len(contexts)), key=ranked.__getitem__)
-        progress("execution order", len(contexts), len(contexts))
-        return [Placed(i, tuple(by_frequency[position] for position in ranked[i])) for i in execution]
 
 
 def depth_first(orders: Sequence[Sequence[int]]) -> list[int]:

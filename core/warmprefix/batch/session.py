@@ -6,17 +6,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast
 
-from warmprefix.batch.device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM, Device, use_cuda
 from warmprefix.batch.merge import MergePlanner
 from warmprefix.batch.plan import BatchRequest, PlannedRequest, SharedWording
-from warmprefix.batch.planners import BatchPlanner, FrequencyPlanner, RelevancePlanner
+from warmprefix.batch.planners import BatchPlanner, Device, RelevancePlanner
 from warmprefix.batch.scope_plan import ScopePlan
 from warmprefix.blocks import ContextBlock
+from warmprefix.extensions import extension, extension_names
+from warmprefix_kernels.batch_device import DISTANCES_PAY_FROM, OVERLAPS_PAY_FROM, use_cuda
 
 __all__ = ["BATCH_PLANNERS", "Requests", "as_requests", "device_for", "planned_requests", "planners_for"]
 
-BATCH_PLANNERS = ("auto", "merge", "context-index", "frequency", "relevance")
-"""Names of the planners that `ContextPlanner.plan_batch` accepts."""
+BATCH_PLANNERS = ("auto", "merge", "relevance")
+"""The planners of this package. Other packages bring planners by entry points of `warmprefix.batch_planners`."""
 
 Requests = Iterable[BatchRequest] | Mapping[str, Iterable[ContextBlock | str]]
 """Requests, or the context of each by its id."""
@@ -55,13 +56,13 @@ def planners_for(
     """Return the planners to try; the first plan that saves most is used.
 
     Args:
-        planner: One of `BATCH_PLANNERS`, or a planner.
+        planner: A name of `BATCH_PLANNERS` or of an extension, or a planner.
         blocks: Number of blocks of all requests together.
         time_budget: Seconds for local search; None for a number of steps.
         device: Where distances and overlaps are computed.
 
     Raises:
-        MissingExtraError: `planner` is `context-index`, and scipy is missing.
+        MissingExtraError: The planner needs an extra that is not installed.
         TypeError: `planner` or `time_budget` has a different type.
         ValueError: `planner` is unknown, or `time_budget` is negative or not finite.
     """
@@ -74,15 +75,14 @@ def planners_for(
             raise TypeError(f"planner must be a name or a BatchPlanner, got {type(planner).__name__}")
         return [planner]
     if planner not in BATCH_PLANNERS:
-        raise ValueError(f"planner must be one of {', '.join(BATCH_PLANNERS)}, got {planner!r}")
+        brought = extension("warmprefix.batch_planners", planner)
+        if brought is None:
+            known = sorted({*BATCH_PLANNERS, *extension_names("warmprefix.batch_planners")})
+            raise ValueError(f"planner must be one of {', '.join(known)}, got {planner!r}")
+        made: BatchPlanner = brought(device)
+        return [made]
     if planner == "relevance":
         return [RelevancePlanner()]
-    if planner == "frequency":
-        return [FrequencyPlanner()]
-    if planner == "context-index":
-        from warmprefix.batch.cluster import ContextIndexPlanner  # needs numpy and scipy
-
-        return [ContextIndexPlanner(device=device)]
     merge = MergePlanner(None if time_budget is None else time_budget / max(blocks, 1), device)
     return [RelevancePlanner(), merge] if planner == "auto" else [merge]
 

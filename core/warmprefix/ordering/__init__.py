@@ -6,46 +6,37 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from warmprefix.ordering.coaccess import CoAccessPolicy
-from warmprefix.ordering.context_index import ContextIndexPolicy
 from warmprefix.ordering.policies import (
     BlockView,
-    FrequencyPolicy,
-    GreedyPolicy,
-    OraclePolicy,
     OrderingPolicy,
     PrefixView,
-    RecencyPolicy,
     RelevancePolicy,
     ServedBlock,
     SortedPolicy,
+    StatelessPolicy,
+    by_rank,
+    is_resident,
+    then_the_rest,
 )
+from warmprefix.ordering.runs import runs_of
 
 __all__ = [
     "POLICIES",
     "BlockView",
     "CoAccessPolicy",
-    "ContextIndexPolicy",
-    "FrequencyPolicy",
-    "GreedyPolicy",
-    "OraclePolicy",
     "OrderingPolicy",
     "PrefixView",
-    "RecencyPolicy",
     "RelevancePolicy",
     "ServedBlock",
     "SortedPolicy",
+    "StatelessPolicy",
+    "by_rank",
+    "is_resident",
+    "runs_of",
+    "then_the_rest",
 ]
 
 POLICIES: Mapping[str, Callable[[], OrderingPolicy]] = MappingProxyType(
-    {
-        "relevance": RelevancePolicy,
-        "sorted": SortedPolicy,
-        "frequency": FrequencyPolicy,
-        "greedy": GreedyPolicy,
-        "recency": RecencyPolicy,
-        "oracle": OraclePolicy,
-        "context-index": ContextIndexPolicy,
-        "coaccess": CoAccessPolicy,
-    }
+    {"relevance": RelevancePolicy, "sorted": SortedPolicy, "coaccess": CoAccessPolicy}
 )
-"""The shipped policies, by the name that `ContextPlanner` accepts."""
+"""The policies of this package, by name. Other packages bring policies by entry points of `warmprefix.policies`."""

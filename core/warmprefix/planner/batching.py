@@ -23,8 +23,8 @@ from warmprefix.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
     from warmprefix.batch.bounds import Bound
-    from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchOwner, BatchPlan, BatchRequest, PlannedRequest, SharedWording
+    from warmprefix.batch.planners import Device
     from warmprefix.batch.scope_plan import NoteTokens, ScopePlan
     from warmprefix.batch.session import Requests
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from functools import cache
+from typing import Literal, TypedDict
 
 from warmprefix.annotate import Annotate, Templates, check_annotate
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import check_count
+from warmprefix.extensions import extension, extension_names
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import POLICIES, OrderingPolicy
 from warmprefix.residency import ResidencyFeed
-from warmprefix.stores import GuardedStore, SeenStore
+from warmprefix.stores import SeenStore
 from warmprefix.telemetry import PlannerObserver
 from warmprefix.tokens import BackgroundCounter, TokenCounter, as_counter
 from warmprefix.traces import RequestRecorder
 
-if TYPE_CHECKING:
-    from warmprefix.settings import SharedSettings
-    from warmprefix.stores.redis import RedisSeenStore
+__all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "counter_of", "options_of_url"]
 
-__all__ = ["PlannerBounds", "PlannerConfig", "PlannerOptions", "SharedParts", "connect_shared_parts", "counter_of"]
+
+DEFAULT_SCHEME = "redis"
+"""Whose package finds the URL itself, in its settings."""
 
 
 class PlannerOptions(TypedDict, total=False):
-    """The arguments of `ContextPlanner` that `from_url` takes too."""
+    """The arguments of `ContextPlanner`."""
 
     policy: str | Callable[[], OrderingPolicy]
     capacity_tokens: int | Literal["auto"] | None
@@ -34,6 +36,8 @@ class PlannerOptions(TypedDict, total=False):
     max_labels: int
     max_open_plans: int
     templates: Templates | None
+    store: SeenStore | None
+    sharing: OrderSharing | None
     salt_key: bytes
     recorder: RequestRecorder | None
     feed: ResidencyFeed | None
@@ -107,8 +111,9 @@ class PlannerConfig:
             check_annotate(annotate)
         if not isinstance(self.salt_key, bytes):
             raise TypeError(f"salt_key must be bytes, got {type(self.salt_key).__name__}")
-        if isinstance(self.policy, str) and self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
+        if isinstance(self.policy, str) and self._named_policy(self.policy) is None:
+            known = sorted({*POLICIES, *extension_names("warmprefix.policies")})
+            raise ValueError(f"policy must be one of {', '.join(known)}, got {self.policy!r}")
         if not callable(self.policy) and not isinstance(self.policy, str):
             wanted = "a name or a callable that makes a policy for each scope"
             raise TypeError(f"policy must be {wanted}, got {type(self.policy).__name__}")
@@ -120,59 +125,38 @@ class PlannerConfig:
 
     def new_policy(self) -> OrderingPolicy:
         """Return a new policy, for one scope."""
-        return POLICIES[self.policy]() if isinstance(self.policy, str) else self.policy()
+        if not isinstance(self.policy, str):
+            return self.policy()
+        make = self._named_policy(self.policy)
+        assert make is not None
+        return make()
+
+    @staticmethod
+    @cache
+    def _named_policy(name: str) -> Callable[[], OrderingPolicy] | None:
+        return POLICIES.get(name) or extension("warmprefix.policies", name)
 
 
 def counter_of(tokenizer: object) -> TokenCounter:
-    """Return the counter of a planner's tokenizer. An engine is asked in the background.
+    """Return the counter of a planner's tokenizer. One that asks a server is called in the background.
 
     Raises:
         TypeError: `tokenizer` is nothing that `as_counter` accepts.
     """
-    if tokenizer is not None:
-        from warmprefix.residency import EngineTokenizer  # imports HTTP
-
-        if isinstance(tokenizer, EngineTokenizer):
-            return BackgroundCounter(tokenizer)
-    return as_counter(tokenizer)
+    return BackgroundCounter(tokenizer) if getattr(tokenizer, "is_remote", False) else as_counter(tokenizer)
 
 
-class SharedParts(NamedTuple):
-    """The arguments of a planner that shares its state."""
+def options_of_url(url: str | None, settings: object) -> PlannerOptions:
+    """Return the arguments of a planner that the package for the URL's scheme brings.
 
-    connection: RedisSeenStore
-    """Must be closed after the store."""
-    store: GuardedStore
-    """Calls the connection."""
-    sharing: OrderSharing | None
-    options: PlannerOptions
-    """Defaults from the settings."""
-
-
-def connect_shared_parts(url: str | None, settings: SharedSettings | None) -> SharedParts:
-    """Connect to a Redis or Valkey server, for `ContextPlanner.from_url`."""
-    from warmprefix.order_sharing.redis import RedisOrderSharing
-    from warmprefix.settings import SharedSettings
-    from warmprefix.stores.redis import RedisSeenStore
-
-    if settings is None:
-        settings = SharedSettings()
-    address = settings.redis_url if url is None else url
-    if not address:
-        raise ValueError(f"url must be given, or WARMPREFIX_REDIS_URL must be set; got {address!r}")
-    store = RedisSeenStore(
-        address,
-        prefix=settings.key_prefix,
-        max_blocks=settings.max_blocks,
-        ttl=settings.conversation_ttl,
-        lease_ttl=settings.lease_ttl,
-        # Longer than a request waits: a late commit is better than a lost one.
-        timeout=max(0.1, 2 * settings.store_budget),
-        connect_timeout=max(0.5, 2 * settings.store_budget),
-    )
-    guarded = GuardedStore(store, budget=settings.store_budget)
-    guarded.start()
-    sharing = RedisOrderSharing(address, prefix=settings.key_prefix) if settings.share_orders else None
-    salt_key = settings.salt_key.get_secret_value().encode()
-    options: PlannerOptions = {"capacity_tokens": settings.capacity_tokens, "salt_key": salt_key}
-    return SharedParts(store, guarded, sharing, options)
+    Raises:
+        MissingExtraError: The package needs an extra that is not installed.
+        ValueError: No installed package handles the scheme, or its settings are out of bounds.
+    """
+    scheme = DEFAULT_SCHEME if url is None else url.partition(":")[0]
+    connect = extension("warmprefix.urls", scheme)
+    if connect is None:
+        known = ", ".join(extension_names("warmprefix.urls"))
+        raise ValueError(f"url must have one of the schemes {known}, got {scheme!r}")
+    options: PlannerOptions = connect(url, settings)
+    return options

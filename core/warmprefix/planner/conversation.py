@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from warmprefix.labels import is_lasting_label
 from warmprefix.plan import ContextPlan
@@ -17,7 +17,6 @@ from warmprefix.stores import (
     Commit,
     Conversation,
     Forget,
-    GuardedStore,
     MemorySeenStore,
     Operation,
     Prepare,
@@ -26,9 +25,6 @@ from warmprefix.stores import (
     SeenStore,
     unanswered_id,
 )
-
-if TYPE_CHECKING:
-    from warmprefix.stores.redis import RedisSeenStore
 
 __all__ = ["ConversationStore"]
 
@@ -41,23 +37,16 @@ class ConversationStore:
     If the store fails or is slow, a request goes on without its answer. The planner's lock is never held here.
 
     Args:
-        store: None for one in this process. Any store but a `MemorySeenStore` is called through a `GuardedStore`.
+        store: None for one in this process. One that can be slow bounds the time of a call itself, as
+            `warmprefix_redis.GuardedStore` does.
         metrics: Counts failures, and times the calls.
     """
 
     def __init__(self, store: SeenStore | None, metrics: PlannerMetrics) -> None:
         self._metrics = metrics
-        self._store: SeenStore
-        self._async_store: AsyncSeenStore
-        self._guard: GuardedStore | None = None
-        self.connection: RedisSeenStore | None = None
-        """A connection to close after the store."""
-        if store is None or type(store) is MemorySeenStore:
-            self._store = MemorySeenStore() if store is None else store
-            self._async_store = _AsyncMemoryStore(self._store)
-        else:
-            self._guard = store if isinstance(store, GuardedStore) else GuardedStore(store)
-            self._store = self._async_store = self._guard
+        self._store: SeenStore = MemorySeenStore() if store is None else store
+        is_awaited = isinstance(self._store, AsyncSeenStore)
+        self._async_store: AsyncSeenStore = self._store if is_awaited else _AsyncTwin(self._store)  # type: ignore[assignment]
 
     def prepare(self, draft: PlanDraft) -> PreparedTurn | None:
         """Return what the conversation has seen of a draft's blocks; None for nothing.
@@ -112,10 +101,11 @@ class ConversationStore:
     def withdraw(self, plan: ContextPlan) -> None:
         """Forget the plan's conversation, without waiting for a shared store."""
         self._metrics.count("withdrawn_commits")
-        if self._guard is None:
-            self._store.execute(Forget(_conversation(plan)))
+        forget_soon = getattr(self._store, "forget_soon", None)
+        if forget_soon is None:
+            self._execute(Forget(_conversation(plan)))
         else:
-            self._guard.forget_soon(_conversation(plan))
+            forget_soon(_conversation(plan))
 
     def forget(self, conversation: Conversation) -> None:
         """Forget a conversation.
@@ -152,8 +142,8 @@ class ConversationStore:
 
     def stats(self) -> dict[str, Any]:
         """Return the `PlannerStats` of operations that a shared store has not received."""
-        outbox = None if self._guard is None else self._guard.outbox
-        return {} if outbox is None else {"pending_notices": len(outbox), "lost_notices": outbox.dropped}
+        stats = getattr(self._store, "stats", dict)
+        return dict(stats())
 
     def clear(self) -> None:
         """Forget all conversations.
@@ -164,21 +154,23 @@ class ConversationStore:
         self._store.clear()
 
     def close(self) -> None:
-        if self._guard is not None:
-            self._guard.close()
-        if self.connection is not None:
-            self.connection.close()
+        close = getattr(self._store, "close", None)
+        if close is not None:
+            close()
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop; call `close` before."""
-        if self.connection is not None:
-            await self.connection.aclose()
+        """Close the connections of this event loop too."""
+        aclose = getattr(self._store, "aclose", None)
+        if aclose is None:
+            self.close()
+        else:
+            await aclose()
 
 
-class _AsyncMemoryStore:
-    """The async twin of a store in this process, which answers at once."""
+class _AsyncTwin:
+    """The async twin of a store that answers at once."""
 
-    def __init__(self, store: MemorySeenStore) -> None:
+    def __init__(self, store: SeenStore) -> None:
         self._store = store
 
     async def aexecute(self, operation: Operation[T]) -> T:

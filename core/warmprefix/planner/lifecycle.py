@@ -130,7 +130,8 @@ class PlannerLifecycle:
 
     async def aclose(self) -> None:
         """Do the same as `close`, and close the connections of this event loop."""
-        self.close()
+        for part in (self._feedback.feed, self._scopes.sharing):
+            part.close()
         await self._conversations.aclose()
 
     def __enter__(self) -> Self:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal
 from warmprefix.annotate import Annotate, Templates
 from warmprefix.batch.planners import BatchPlanner, Progress
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.dedup.history import Message
 from warmprefix.errors import check_names
 from warmprefix.forks import fork_safe_lock
+from warmprefix.history import Message
 from warmprefix.notes import NoteWriter
 from warmprefix.order_sharing import OrderSharing
 from warmprefix.ordering import OrderingPolicy
 from warmprefix.plan import ContextPlan, Placement, Scope
 from warmprefix.planner.batching import BatchOptions, BatchSession
-from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, connect_shared_parts, counter_of
+from warmprefix.planner.config import PlannerBounds, PlannerConfig, PlannerOptions, counter_of, options_of_url
 from warmprefix.planner.conversation import ConversationStore
 from warmprefix.planner.feedback import PlanFeedback, as_report, check_plan
 from warmprefix.planner.lifecycle import Blocks, PlannerLifecycle
@@ -37,11 +37,10 @@ from warmprefix.traces import RequestRecorder
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from warmprefix.batch.device import Device
     from warmprefix.batch.plan import BatchPlan
+    from warmprefix.batch.planners import Device
     from warmprefix.batch.session import Requests
     from warmprefix.planner.micro_batch import MicroBatch
-    from warmprefix.settings import SharedSettings
 
 __all__ = ["ContextPlanner"]
 
@@ -155,27 +154,24 @@ class ContextPlanner(PlannerLifecycle):
         self._feedback.feed.follow(self)
 
     @classmethod
-    def from_url(
-        cls, url: str | None = None, *, settings: SharedSettings | None = None, **options: Unpack[PlannerOptions]
-    ) -> Self:
+    def from_url(cls, url: str | None = None, *, settings: object = None, **options: Unpack[PlannerOptions]) -> Self:
         """Return a planner that shares its state with others through Redis or Valkey.
 
         It connects in the background. A server that is down or slow costs 20 ms, then requests go on without
         de-duplication. `close` it at the end, or use it as a context manager.
 
         Args:
-            url: As `RedisSeenStore` takes it; by default the URL of the settings.
-            settings: By default from the environment: `WARMPREFIX_REDIS_URL`, `WARMPREFIX_LEASE_TTL`, and so on.
+            url: Its scheme names the package that connects (entry points `warmprefix.urls`). For `redis://` and the
+                others that `RedisSeenStore` takes this is `warmprefix_redis`, also without a URL.
+            settings: What that package takes: `warmprefix_redis.SharedSettings`, by default from the environment:
+                `WARMPREFIX_REDIS_URL`, `WARMPREFIX_LEASE_TTL`, and so on.
             options: As `ContextPlanner` takes them; they override the settings.
 
         Raises:
-            MissingExtraError: The extra `redis` is not installed.
-            ValueError: There is no URL, or it can't be used, or a setting is out of bounds.
+            MissingExtraError: The package's extra is not installed.
+            ValueError: There is no URL or no package for it, it can't be used, or a setting is out of bounds.
         """
-        connection, store, sharing, defaults = connect_shared_parts(url, settings)
-        planner = cls(store=store, sharing=sharing, **(defaults | options))
-        planner._conversations.connection = connection
-        return planner
+        return cls(**(options_of_url(url, settings) | options))
 
     def plan(
         self,

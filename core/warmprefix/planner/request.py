@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from warmprefix.annotate import Annotate, Annotation, Templates, annotation_for, has_labels
 from warmprefix.blocks import ContextBlock, as_blocks, distinct_blocks, evidence_blocks, joined_blocks
-from warmprefix.dedup.history import (
-    Message,
-    Resolution,
-    VisibleHistory,
-    header_lines,
-    resolve_from_record,
-    shown_labels,
-)
 from warmprefix.errors import check_names
+from warmprefix.history import Message, Resolution, VisibleHistory, header_lines, resolve_from_record, shown_labels
 from warmprefix.labels import LabelRegistry, lasting_labels
 from warmprefix.notes import NoteWriter, OrderNote
 from warmprefix.plan import ContextPlan, Placement, PlannedBlock, Scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from warmprefix.prefix.tree import PrefixMatch, PrefixTree
+from warmprefix.prefix.access import AccessWindow
+from warmprefix.prefix.tree import SEARCH_BUDGET, PrefixMatch, PrefixTree
 
-__all__ = ["PrefixMatch", "PrefixTree"]
+__all__ = ["SEARCH_BUDGET", "AccessWindow", "PrefixMatch", "PrefixTree"]

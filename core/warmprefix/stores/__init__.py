@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from warmprefix.stores.breaker import CircuitBreaker
-from warmprefix.stores.guard import GuardedStore
 from warmprefix.stores.memory import MemorySeenStore
 from warmprefix.stores.operations import (
     Abandon,
@@ -18,17 +16,19 @@ from warmprefix.stores.operations import (
     SeenBlock,
     SeenStore,
     Snapshot,
+    Steps,
+    arun_steps,
+    run_steps,
     unanswered_id,
+    unknown_operation,
 )
 
 __all__ = [
     "Abandon",
     "AsyncSeenStore",
-    "CircuitBreaker",
     "Commit",
     "Conversation",
     "Forget",
-    "GuardedStore",
     "MaintainableStore",
     "MemorySeenStore",
     "Operation",
@@ -37,5 +37,9 @@ __all__ = [
     "SeenBlock",
     "SeenStore",
     "Snapshot",
+    "Steps",
+    "arun_steps",
+    "run_steps",
     "unanswered_id",
+    "unknown_operation",
 ]

@@ -7,14 +7,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from warmprefix import MissingExtraError
-from warmprefix.routing import Agent
+from warmprefix_routing import Agent
 
 try:
     from openai import APIConnectionError, AsyncOpenAI, OpenAI
 except ImportError as exc:
     raise MissingExtraError("chain-of-agents", "openai") from exc
 
-from warmprefix.openai import SlowAnswerError, status_of
+from warmprefix_openai import SlowAnswerError, status_of
 
 __all__ = ["Manager", "Speaker", "Worker", "is_unreachable", "refuses_all"]
 

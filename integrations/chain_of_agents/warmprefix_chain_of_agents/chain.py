@@ -12,8 +12,6 @@ from typing import Any, get_args
 
 from warmprefix import ContextPlanner, MissingExtraError
 from warmprefix.neighbours import PinRule
-from warmprefix.openai import Retries
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.agents import Manager, Speaker, Worker
 from warmprefix_chain_of_agents.bridge import iterate
 from warmprefix_chain_of_agents.crew import Crew
@@ -23,6 +21,8 @@ from warmprefix_chain_of_agents.prompts import Prompts
 from warmprefix_chain_of_agents.results import ChainAnswer, ChainProgress
 from warmprefix_chain_of_agents.runs import ChainQuestion, Mode, OnFailure, Run, RunEvent, RunOptions
 from warmprefix_chain_of_agents.turns import Turns
+from warmprefix_openai import Retries
+from warmprefix_routing import AgentRouter
 
 try:
     from openai import OpenAI

@@ -9,8 +9,8 @@ from contextlib import suppress
 from warmprefix import ContextBlock
 from warmprefix.errors import EngineError
 from warmprefix.forks import fork_safe_lock
-from warmprefix.routing import Agent, AgentRouter, Assignment
 from warmprefix_chain_of_agents.agents import Worker
+from warmprefix_routing import Agent, AgentRouter, Assignment
 
 __all__ = ["Crew"]
 

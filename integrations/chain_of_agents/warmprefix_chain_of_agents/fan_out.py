@@ -13,8 +13,8 @@ from warmprefix.errors import NoAgentError
 from warmprefix.forks import fork_safe_lock
 from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
-from warmprefix.routing import AgentRouter, Assignment
 from warmprefix_chain_of_agents.documents import as_blocks, as_list, as_plain, value_of
+from warmprefix_routing import AgentRouter, Assignment
 
 __all__ = ["FanOut", "Share"]
 

@@ -10,9 +10,9 @@ from typing_extensions import TypedDict
 from warmprefix import ContextPlanner, MissingExtraError
 from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import has_value, value_of
 from warmprefix_chain_of_agents.fan_out import FanOut, Share
+from warmprefix_routing import AgentRouter
 
 try:
     from langchain_core.runnables import RunnableConfig

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from warmprefix import ContextBlock
-from warmprefix.openai import CallFailedError, Retries
-from warmprefix.routing import AgentRouter, Assignment
 from warmprefix_chain_of_agents.agents import Manager, Speaker, is_unreachable, refuses_all
 from warmprefix_chain_of_agents.crew import Crew
 from warmprefix_chain_of_agents.prompts import Prompts, Unit
@@ -26,6 +24,8 @@ from warmprefix_chain_of_agents.results import (
     WorkersFailedError,
 )
 from warmprefix_chain_of_agents.turns import AgentTurn, Asking, Turns
+from warmprefix_openai import CallFailedError, Retries
+from warmprefix_routing import AgentRouter, Assignment
 
 __all__ = ["ChainQuestion", "Mode", "OnFailure", "Run", "RunEvent", "RunOptions"]
 

@@ -7,10 +7,10 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.openai import AnswerError, ChatAnswer, ChatAsker, Retries, ask_with_retries, chat_options, may_pass
 from warmprefix.plan import Placement
 from warmprefix_chain_of_agents.agents import Speaker
 from warmprefix_chain_of_agents.memory import Chat, ChatKey, ChatMemory, ChatMessage
+from warmprefix_openai import AnswerError, ChatAnswer, ChatAsker, Retries, ask_with_retries, chat_options, may_pass
 
 __all__ = ["AgentTurn", "Asking", "Turns"]
 

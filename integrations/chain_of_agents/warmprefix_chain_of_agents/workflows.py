@@ -10,8 +10,8 @@ from typing_extensions import Self
 from warmprefix import ContextPlanner, MissingExtraError
 from warmprefix.neighbours import PinRule
 from warmprefix.plan import Placement
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.fan_out import FanOut
+from warmprefix_routing import AgentRouter
 
 try:
     from workflows import Context

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.openai import AnswerFacts, StreamedAnswer, WholeAnswer
+from warmprefix_openai import AnswerFacts, StreamedAnswer, WholeAnswer
 
 if sys.version_info >= (3, 14):
     from compression import zstd

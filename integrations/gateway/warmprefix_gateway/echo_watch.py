@@ -8,10 +8,10 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
-from warmprefix.dedup import Echoes, EchoStream, TextForm
-from warmprefix.openai import AnswerFacts, EventSplitter, StreamedAnswer, WholeAnswer, event_data
 from warmprefix_gateway.body_encodings import CompressedAnswer, ReadAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
+from warmprefix_openai import AnswerFacts, EventSplitter, StreamedAnswer, WholeAnswer, event_data
+from warmprefix_requests import Echoes, EchoStream, TextForm
 
 __all__ = ["EchoedAnswer"]
 

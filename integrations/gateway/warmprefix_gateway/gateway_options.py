@@ -67,7 +67,7 @@ class GatewayOptions:
     allow_fields: tuple[str, ...] = ()
     """Fields of bodies that tenants may use although they reach beyond one tenant, such as `previous_response_id`."""
     references: References = "exact"
-    """Which repeats become references; see `warmprefix.dedup.rewrite`."""
+    """Which repeats become references; see `warmprefix_requests.rewrite`."""
     echoes: EchoHandling = "restore"
     """What becomes of references that a model copies into the arguments of its tool calls."""
     keep_tools: tuple[str, ...] = ()

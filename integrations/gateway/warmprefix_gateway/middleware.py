@@ -7,14 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from warmprefix.dedup import Echoes, RewriteLevel, rewrite
-from warmprefix.openai import is_stream, read_call
 from warmprefix_gateway.body_encodings import decompressed, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.outgoing import with_references
 from warmprefix_gateway.preparation import MOST_AT_ONCE, AbandonedWorkError, WorkLimit
 from warmprefix_gateway.replies import error_body
+from warmprefix_openai import is_stream, read_call
+from warmprefix_requests import Echoes, RewriteLevel, rewrite
 
 __all__ = ["ReferencesMiddleware"]
 
@@ -37,7 +37,7 @@ class ReferencesMiddleware:
     Args:
         app: The application.
         keep_tools: Names of tools whose results always stay.
-        level: Which repeats become references; see `warmprefix.dedup.rewrite`.
+        level: Which repeats become references; see `warmprefix_requests.rewrite`.
         echoes: What becomes of references in arguments: their text, an error, or nothing else.
         max_body_bytes: Larger bodies are not read.
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.marks import CacheMarker
-from warmprefix.openai import AnswerFacts, PromptCall, read_call
 from warmprefix.residency import EngineReport
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.field_refusals import FieldRefusals
@@ -29,6 +27,8 @@ from warmprefix_gateway.shares import Shares
 from warmprefix_gateway.tenant_bodies import BodyRefusedError, check_parts, check_type, read_strictly, refuse_fields
 from warmprefix_gateway.tenant_keys import Access, TenantKeys
 from warmprefix_gateway.upstreams import Upstreams
+from warmprefix_openai import AnswerFacts, PromptCall, read_call
+from warmprefix_requests.marks import CacheMarker
 
 try:
     import aiohttp

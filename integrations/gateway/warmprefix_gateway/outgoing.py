@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.dedup import Echoes, RewriteLevel, Rewritten, rewrite
-from warmprefix.marks import CacheMarker, MarkedBody
-from warmprefix.openai import PromptCall, completed
 from warmprefix.plan import tenant_salt
 from warmprefix_gateway.gateway_options import References
 from warmprefix_gateway.reordering import Reordered, Reorderer
 from warmprefix_gateway.sessions import PromptParts, Session
 from warmprefix_gateway.splicing import spliced, survives
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
+from warmprefix_openai import PromptCall, completed
+from warmprefix_requests import Echoes, RewriteLevel, Rewritten, rewrite
+from warmprefix_requests.marks import CacheMarker, MarkedBody
 
 __all__ = ["AskedPrompt", "Outgoing", "Rules", "outgoing", "salted", "with_references"]
 

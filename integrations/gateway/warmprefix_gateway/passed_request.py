@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Muta
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, NoAgentError
-from warmprefix.openai import AnswerFacts, StreamedAnswer, is_stream
-from warmprefix.routing import Route
 from warmprefix_gateway.body_encodings import ReadAnswer, reader_of
 from warmprefix_gateway.echo_watch import EchoedAnswer
 from warmprefix_gateway.field_refusals import AddedFields
@@ -21,6 +19,8 @@ from warmprefix_gateway.request_body import ClientLeftError, Receive, RequestBod
 from warmprefix_gateway.routes import RouteKind
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
 from warmprefix_gateway.upstream_state import FirstByteTimer, reason_of
+from warmprefix_openai import AnswerFacts, StreamedAnswer, is_stream
+from warmprefix_routing import Route
 
 try:
     import aiohttp

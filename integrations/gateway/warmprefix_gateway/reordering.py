@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.blocks import Pin
-from warmprefix.dedup import RepeatedResult, Rewritten
 from warmprefix.fair_lru import FairLru
-from warmprefix.openai import PromptCall
 from warmprefix.plan import ContextPlan
 from warmprefix_gateway.splicing import spliced
+from warmprefix_openai import PromptCall
+from warmprefix_requests import RepeatedResult, Rewritten
 
 __all__ = ["TEMPLATES", "Outcome", "Reordered", "Reorderer", "as_templates"]
 

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from math import gcd
 from typing import Any, NamedTuple
 
-from warmprefix.dedup import canonical_prompt
 from warmprefix.fair_lru import FairLru
+from warmprefix_requests import canonical_prompt
 
 __all__ = ["PromptParts", "Session", "SessionBook", "TokenFates", "prompt_parts", "session_name"]
 
@@ -33,7 +33,7 @@ _FIELDS = ("prompt_cache_key", "session_id", "conversation_id", "user_session_id
 class PromptParts(NamedTuple):
     """A prompt as a chain of parts: what stands in front of the messages, then each message.
 
-    Marks, ids and shapes do not count; see `warmprefix.dedup.canonical_prompt`.
+    Marks, ids and shapes do not count; see `warmprefix_requests.canonical_prompt`.
     """
 
     digests: tuple[bytes, ...]

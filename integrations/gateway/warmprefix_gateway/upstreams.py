@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from warmprefix import ContextBlock
 from warmprefix.errors import MissingExtraError
-from warmprefix.routing import ReplicaRouter, Route
 from warmprefix_gateway.engine_salts import Engine, recognised_engine
 from warmprefix_gateway.gateway_options import GatewayOptions
 from warmprefix_gateway.metrics import GatewayMetrics
 from warmprefix_gateway.sessions import PromptParts, Session
 from warmprefix_gateway.upstream_state import Durations, UpstreamState, reason_of, written_time
+from warmprefix_routing import ReplicaRouter, Route
 
 try:
     import aiohttp

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from warmprefix import MissingExtraError, Transcript
-from warmprefix.dedup import Echoes, RepeatLevel, RepeatTemplates
+from warmprefix import MissingExtraError
 from warmprefix.forks import fork_safe_lock
+from warmprefix_requests import Echoes, RepeatLevel, RepeatTemplates, Transcript
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse

@@ -27,9 +27,8 @@ from llama_index.core.tools import RetrieverTool, ToolOutput
 from pydantic import InstanceOf
 from typing_extensions import Self
 
-from warmprefix import Transcript
-from warmprefix.dedup import Echoes, RepeatLevel, RepeatTemplates
 from warmprefix.forks import fork_safe_lock
+from warmprefix_requests import Echoes, RepeatLevel, RepeatTemplates, Transcript
 
 if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool

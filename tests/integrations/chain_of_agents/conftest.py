@@ -15,8 +15,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from warmprefix import ContextBlock
-from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import ChainOfAgents, Manager, Worker
+from warmprefix_openai import Retries
 
 Json = dict[str, Any]
 

@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.routing import Agent, AgentRouter
 from warmprefix_chain_of_agents import ChainOfAgents, InMemoryChats, Manager, Worker
+from warmprefix_routing import Agent, AgentRouter
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from openai import APITimeoutError, AuthenticationError, InternalServerError, OpenAI, RateLimitError, Timeout
 
-from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import (
     ChainOfAgents,
     ChainOfAgentsError,
@@ -24,6 +23,7 @@ from warmprefix_chain_of_agents import (
     Worker,
     WorkersFailedError,
 )
+from warmprefix_openai import Retries
 
 QUESTION = "Which fact is worth a mention?"
 AT_ONCE = Retries(count=2, first=0.0)

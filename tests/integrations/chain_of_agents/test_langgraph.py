@@ -21,9 +21,9 @@ from typing_extensions import TypedDict
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport, MissingExtraError
 from warmprefix.errors import NoAgentError
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import as_blocks
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, GraphFanOut
+from warmprefix_routing import AgentRouter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 

@@ -15,8 +15,8 @@ from openai import InternalServerError, OpenAI
 from typing_extensions import TypedDict
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.langgraph import AgentDocuments, GraphFanOut
+from warmprefix_routing import AgentRouter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Core Pydantic V1 functionality:UserWarning")
 

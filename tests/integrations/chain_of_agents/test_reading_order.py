@@ -11,9 +11,9 @@ from langchain_core.documents import Document
 
 from warmprefix import ContextBlock, ContextPlanner
 from warmprefix.blocks import Pin
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.documents import as_blocks, as_plain
 from warmprefix_chain_of_agents.langgraph import GraphFanOut
+from warmprefix_routing import AgentRouter
 
 QUESTION = "Which fact is worth a mention?"
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from openai import OpenAI
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.openai import Retries
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents import ChainOfAgents, ChainOfAgentsError, ChainProgress, InMemoryChats, Manager, Worker
+from warmprefix_openai import Retries
+from warmprefix_routing import AgentRouter
 
 POOL = 8
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from warmprefix.openai import Retries
 from warmprefix_chain_of_agents import ChainAnswer, ChainOfAgents, ChainProgress, Manager, ManagerError, Worker
+from warmprefix_openai import Retries
 
 QUESTION = "Which fact is worth a mention?"
 

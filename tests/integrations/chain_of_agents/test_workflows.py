@@ -20,8 +20,8 @@ from workflows.events import StartEvent, StopEvent
 
 from warmprefix import ContextBlock, EngineReport
 from warmprefix.errors import NoAgentError
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
+from warmprefix_routing import AgentRouter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'validate_default' attribute"),

@@ -11,8 +11,8 @@ from workflows import Context, Workflow, step
 from workflows.events import StartEvent, StopEvent
 
 from warmprefix import ContextBlock, EngineReport
-from warmprefix.routing import AgentRouter
 from warmprefix_chain_of_agents.workflows import DocumentsAssigned, DocumentsRead, WorkflowFanOut
+from warmprefix_routing import AgentRouter
 
 AGENTS = ("ann", "ben", "cem", "dan")
 TURNS = 40

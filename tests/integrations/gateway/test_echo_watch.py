@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from warmprefix.dedup import Echoes, TextForm
-from warmprefix.openai import StreamedAnswer, WholeAnswer
 from warmprefix_gateway.echo_watch import EchoedAnswer
+from warmprefix_openai import StreamedAnswer, WholeAnswer
+from warmprefix_requests import Echoes, TextForm
 
 REFERENCE = '[Word for word the result of the earlier call read({"path":"a"}).]'
 TEXT = 'The "sea"\nis deep.'

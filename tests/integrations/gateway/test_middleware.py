@@ -18,11 +18,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from warmprefix.dedup import restored
 from warmprefix_gateway import ReferencesMiddleware
 from warmprefix_gateway.body_encodings import zstd
 from warmprefix_gateway.gateway_options import EchoHandling
 from warmprefix_gateway.preparation import AbandonedWorkError
+from warmprefix_requests import restored
 
 SEA = "The sea is 3,688 metres deep on average. " * 9
 CHAT = "/v1/chat/completions"

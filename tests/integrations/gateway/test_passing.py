@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tests.integrations.gateway.conftest import ScriptedUpstream, SeenRequest, answer, chat_answer, metric, send
 
 from warmprefix.cache_profiles import PROFILES
-from warmprefix.openai import read_call
 from warmprefix.plan import tenant_salt
 from warmprefix_gateway import GatewayServer
 from warmprefix_gateway.outgoing import Rules, outgoing
 from warmprefix_gateway.tenant_bodies import BodyRefusedError
+from warmprefix_openai import read_call
 
 Make = Callable[..., GatewayServer]
 CHAT = "/v1/chat/completions"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.integrations.gateway.conftest import INSTANT, ScriptedUpstream, metric, send
 
 from redis_servers import wait_until
-from warmprefix.openai import read_call
 from warmprefix_gateway import GatewayOptions, GatewayServer
 from warmprefix_gateway.reordering import Reordered, Reorderer, as_templates
+from warmprefix_openai import read_call
 from warmprefix_tools.emulator import EmulatorServer
 
 Make = Callable[..., GatewayServer]

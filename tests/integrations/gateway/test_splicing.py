@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from warmprefix.dedup import restored
-from warmprefix.openai import read_call
 from warmprefix_gateway.outgoing import with_references
+from warmprefix_openai import read_call
+from warmprefix_requests import restored
 
 SEA = "Das Meer ist im Mittel 3.688 Meter tief – und überall salzig. " * 6
 

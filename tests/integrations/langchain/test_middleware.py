@@ -20,8 +20,8 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 
-from warmprefix.dedup import RepeatTemplates
 from warmprefix_langchain import ContextReuseMiddleware
+from warmprefix_requests import RepeatTemplates
 
 SEA = """\
 The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench. It covers seven

@@ -13,7 +13,7 @@ from openai import InternalServerError
 from pydantic import SecretStr
 
 from warmprefix import ContextPlanner
-from warmprefix.openai import PLAN_HEADER, EngineLink, messages_for
+from warmprefix_openai import PLAN_HEADER, EngineLink, messages_for
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-from warmprefix.dedup import RepeatTemplates
 from warmprefix_llamaindex import ContextReuseLLM
+from warmprefix_requests import RepeatTemplates
 
 EVIDENCE = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " * 4
 

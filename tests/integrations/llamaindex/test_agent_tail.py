@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 
-from warmprefix.dedup import RepeatTemplates
 from warmprefix_llamaindex.agent_llm import refer_to_repeats
+from warmprefix_requests import RepeatTemplates
 
 SEPARATOR = "\n\n"
 SEA = "The sea covers seven tenths of the planet and is 3,688 metres deep on average. " + "It is wide and cold. " * 11

@@ -11,7 +11,7 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import InternalServerError
 
 from warmprefix import ContextPlanner
-from warmprefix.openai import EngineLink, messages_for
+from warmprefix_openai import EngineLink, messages_for
 
 
 @pytest.fixture

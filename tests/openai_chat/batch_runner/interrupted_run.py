@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openai
 
-from warmprefix.openai import BatchRunner
+from warmprefix_openai import BatchRunner
 
 
 async def main(base_url: str, journal: str) -> None:

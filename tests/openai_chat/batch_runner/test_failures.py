@@ -19,7 +19,7 @@ import pytest
 
 from warmprefix import BatchPlan, BatchRequest
 from warmprefix.errors import BatchError
-from warmprefix.openai import BatchResult, BatchRunner, Retries
+from warmprefix_openai import BatchResult, BatchRunner, Retries
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]

@@ -19,8 +19,8 @@ from openai import AsyncOpenAI
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner, PlannedRequest, Templates
 from warmprefix.errors import BatchFileError
-from warmprefix.openai import BatchResult, BatchRunner
-from warmprefix.openai.batch_runner.journal import _VERSION
+from warmprefix_openai import BatchResult, BatchRunner
+from warmprefix_openai.batch_runner.journal import _VERSION
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]
@@ -286,7 +286,7 @@ async def test_a_result_that_is_too_large_to_read_is_asked_for_again(
     plan: Plan, requests: MakeRequests, engine: Any, client: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run(plan(requests(1, 2)), client, path)
-    monkeypatch.setattr("warmprefix.openai.batch_runner.journal._MAX_RESULT_BYTES", 10)
+    monkeypatch.setattr("warmprefix_openai.batch_runner.journal._MAX_RESULT_BYTES", 10)
     assert len(await run(plan(requests(1, 2)), client, path)) == 2
     assert sum(engine.attempts.values()) == 4
 

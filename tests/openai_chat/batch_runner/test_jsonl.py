@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest
 from warmprefix.errors import BatchFileError
-from warmprefix.openai import BatchRunner
-from warmprefix.openai.batch_runner.jsonl import file_ends
-from warmprefix.outputs import OutputError
+from warmprefix_openai import BatchRunner
+from warmprefix_openai.batch_runner.jsonl import file_ends
+from warmprefix_openai.outputs import OutputError
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]

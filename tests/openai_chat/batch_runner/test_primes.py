@@ -15,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, ContextPlanner
-from warmprefix.openai import BatchResult, BatchRunner, PrimeStats
+from warmprefix_openai import BatchResult, BatchRunner, PrimeStats
 
 BLOCKS = [ContextBlock(f"The text of {name}.", id=name, tokens=200) for name in "ABCDE"]
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from warmprefix import BatchPlan, BatchRequest
-from warmprefix.openai import BatchResult, BatchRunner
+from warmprefix_openai import BatchResult, BatchRunner
 from warmprefix_tools.emulator import EmulatorConfig
 
 Plan = Callable[..., BatchPlan]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warmprefix import BatchPlan, BatchRequest, ContextBlock, PlannedRequest
-from warmprefix.openai.batch_runner.start_order import StartOrder, first_holders, planned_holders
+from warmprefix_openai.batch_runner.start_order import StartOrder, first_holders, planned_holders
 
 Plan = Callable[..., BatchPlan]
 

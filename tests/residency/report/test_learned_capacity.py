@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.prefix import PrefixTree
-from warmprefix.residency.report import DEFAULT_CAPACITY
-from warmprefix.residency.report.capacity import DistanceEvidence, LearnedCapacity
+from warmprefix.residency.report.capacity import DEFAULT_CAPACITY, DistanceEvidence, LearnedCapacity
 
 TOKENS = 100
 

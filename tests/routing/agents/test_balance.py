@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmprefix import fingerprint
-from warmprefix.routing.balance import BlockItem, Candidate, Choice, share_out
+from warmprefix_routing.balance import BlockItem, Candidate, Choice, share_out
 
 UNBOUND = float("inf")
 Situation = tuple[list[float], list[float], list[tuple[int, set[int]]], float, float, bool, int]

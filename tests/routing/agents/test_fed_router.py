@@ -11,8 +11,9 @@ import pytest
 from kv_publisher import KvPublisher, removed, stored
 from redis_servers import wait_until
 from warmprefix import ContextBlock, ContextPlan, ContextPlanner, EngineReport
-from warmprefix.residency import FeedStats, KvEventFeed, NoFeed, ResidencyTarget, ServedPrompt
-from warmprefix.routing import Agent, AgentRouter, AssignedBlock
+from warmprefix.residency import FeedStats, NoFeed, ResidencyTarget, ServedPrompt
+from warmprefix_kv_events.kv_feed import KvEventFeed
+from warmprefix_routing import Agent, AgentRouter, AssignedBlock
 
 KV = 4
 """Tokens per KV block; the tokenizer returns one per character."""

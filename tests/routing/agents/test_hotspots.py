@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix.routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentRouter, Assignment
 
 EPS, FREE = 0.25, 4_096
 HOT = ContextBlock("The hot document.", tokens=600)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from warmprefix import ContextBlock
-from warmprefix.routing import Agent, AgentRouter
+from warmprefix_routing import Agent, AgentRouter
 
 MAX_BYTES = 400_000
 ACCURACY = 1.25

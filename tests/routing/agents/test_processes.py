@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import hashlib, random
 from warmprefix import ContextBlock, EngineReport
-from warmprefix.routing import Agent, AgentRouter
+from warmprefix_routing import Agent, AgentRouter
 
 rng = random.Random(1)
 blocks = [ContextBlock(f"block {i}", tokens=rng.randrange(500)) for i in range(200)]

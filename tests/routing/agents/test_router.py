@@ -15,7 +15,7 @@ import pytest
 
 from warmprefix import ContextBlock, ContextPlanner, EngineReport
 from warmprefix.errors import EngineError, NoAgentError
-from warmprefix.routing import Agent, AgentRouter, Assignment, RouterStats
+from warmprefix_routing import Agent, AgentRouter, Assignment, RouterStats
 
 
 def block(name: object, tokens: int = 100) -> ContextBlock:

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from warmprefix import ContextBlock, EngineReport
 from warmprefix.errors import NoAgentError
-from warmprefix.routing import Agent, AgentRouter, Assignment, agent_state
-from warmprefix.routing.agent_state import AgentTenant
+from warmprefix_routing import Agent, AgentRouter, Assignment, agent_state
+from warmprefix_routing.agent_state import AgentTenant
 
 BLOCKS = [ContextBlock(f"block {i}", tokens=(0, 40, 200, 400)[i % 4]) for i in range(14)]
 NAMES = ["a", "b", "c", "d"]

@@ -14,12 +14,12 @@ import pytest
 from fault_proxy import FaultProxy, Stall, Truncate
 from redis_servers import HOST, Server, binaries, free_port, wait_until
 from warmprefix import ContextBlock
-from warmprefix.order_sharing import LearnedOrder, NoSharing
-from warmprefix.order_sharing.codec import MAX_BLOCKS, MAX_TOKENS, encode, pack, stream_key
-from warmprefix.order_sharing.redis import RedisOrderSharing
-from warmprefix.routing import Agent, AgentRouter, Assignment
-from warmprefix.routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
-from warmprefix.settings import SharedSettings
+from warmprefix.order_sharing import MAX_BLOCKS, MAX_TOKENS, LearnedOrder, NoSharing
+from warmprefix_redis.order_codec import encode, pack, stream_key
+from warmprefix_redis.order_sharing import RedisOrderSharing
+from warmprefix_redis.settings import SharedSettings
+from warmprefix_routing import Agent, AgentRouter, Assignment
+from warmprefix_routing.segments import Segment, name_digest, read_segment, routing_scope, write_segment
 
 AGENTS = ["agent-a", "agent-b", "agent-c"]
 _prefixes = map("routing-{}".format, itertools.count())
@@ -358,7 +358,7 @@ def test_without_the_extra_the_error_names_it() -> None:
 import sys
 sys.modules[{missing!r}] = None
 from warmprefix import MissingExtraError
-from warmprefix.routing import AgentRouter
+from warmprefix_routing import AgentRouter
 router = AgentRouter(["a"])
 assert router.commit(router.assign(["x"]))
 try:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from warmprefix import ContextBlock, EngineReport
-from warmprefix.routing import Agent, AgentRouter, Assignment
+from warmprefix_routing import Agent, AgentRouter, Assignment
 
 VICTIM = "acme"
 BLOCKS = [ContextBlock(f"A document of the victim's, number {i}.", tokens=100 + 37 * i) for i in range(40)]

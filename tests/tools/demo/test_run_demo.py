@@ -73,7 +73,7 @@ def test_ctrl_c_ends_the_command_without_a_traceback(small_library: Path, during
         f"""
         import signal, sys
         from pathlib import Path
-        from warmprefix.openai import ChatAsker
+        from warmprefix_openai import ChatAsker
         from warmprefix_tools.__main__ import main
         from warmprefix_tools.demo import session
 

@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.prompt_values import ChatPromptValue
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-from tests.wire.corpus import wire_requests
+from tests.requests.wire.corpus import wire_requests
 
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.log_reader import DoctorError, ReadLog, read_log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warmprefix.cache_profiles import as_profile
-from warmprefix.prices import with_prices
+from warmprefix_requests.prices import with_prices
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.findings import ProfileReport
 from warmprefix_tools.doctor.log_reader import ReadLog, read_log

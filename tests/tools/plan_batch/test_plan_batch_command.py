@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import pytest
 
-from warmprefix.batch.cluster import MAX_DISTINCT
 from warmprefix.errors import MissingExtraError
+from warmprefix_baselines.cluster import MAX_DISTINCT
 from warmprefix_tools.plan_batch import run_plan_batch
 
 Line = dict[str, Any]

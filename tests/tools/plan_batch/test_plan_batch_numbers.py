@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from warmprefix.annotate import Annotation, Templates
-from warmprefix.batch.session import BATCH_PLANNERS
+from warmprefix_baselines import BATCH_PLANNERS
 from warmprefix_tools.cli import app
 from warmprefix_tools.plan_batch import run_plan_batch
 from warmprefix_tools.traces.trace import stand_in

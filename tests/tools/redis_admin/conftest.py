@@ -12,7 +12,7 @@ import pytest
 
 from redis_servers import Cluster, SentinelSetup, Server, binaries
 from warmprefix.stores import Commit, Conversation, Prepare, SeenBlock
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
 
 Run = Callable[..., Any]
 

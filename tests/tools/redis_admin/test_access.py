@@ -15,11 +15,11 @@ from redis.exceptions import RedisClusterException
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix import ContextPlanner, Scope, StoreError
 from warmprefix.order_sharing import LearnedOrder
-from warmprefix.order_sharing.codec import stream_key
-from warmprefix.order_sharing.redis import RedisOrderSharing
-from warmprefix.settings import SharedSettings
 from warmprefix.stores import Abandon, Commit, Conversation, Forget, Prepare, SeenBlock
-from warmprefix.stores.redis import RedisSeenStore, conversation_key
+from warmprefix_redis import RedisSeenStore, conversation_key
+from warmprefix_redis.order_codec import stream_key
+from warmprefix_redis.order_sharing import RedisOrderSharing
+from warmprefix_redis.settings import SharedSettings
 
 PAGE = (Path(__file__).parents[3] / "docs/operations.md").read_text()
 (RULE,) = re.findall(r"^ACL SETUSER (warmprefix .*)$", PAGE, re.MULTILINE)

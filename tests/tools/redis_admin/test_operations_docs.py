@@ -16,9 +16,9 @@ import pytest
 
 from redis_servers import Cluster, SentinelSetup, Server, wait_until
 from warmprefix import ContextPlanner, PlannerStats
-from warmprefix.settings import SharedSettings
 from warmprefix.stores import Conversation
-from warmprefix.stores.redis import URL_SCHEMES, parse_redis_url
+from warmprefix_redis import URL_SCHEMES, parse_redis_url
+from warmprefix_redis.settings import SharedSettings
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -131,7 +131,7 @@ def test_stored_data_matches_the_documentation(server: Server) -> None:
 PREFORK = """
 import os, sys
 from warmprefix import ContextPlanner
-from warmprefix.settings import SharedSettings
+from warmprefix_redis.settings import SharedSettings
 
 planner = ContextPlanner.from_url(settings=SharedSettings(store_budget=10.0))
 

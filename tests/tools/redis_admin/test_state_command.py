@@ -16,9 +16,9 @@ import redis
 from redis_servers import Cluster, SentinelSetup, Server, free_port, wait_until
 from warmprefix import ContextPlanner
 from warmprefix.errors import MissingExtraError
-from warmprefix.settings import SharedSettings
 from warmprefix.stores import Conversation, Prepare
-from warmprefix.stores.redis import conversation_key
+from warmprefix_redis import conversation_key
+from warmprefix_redis.settings import SharedSettings
 from warmprefix_tools.redis_admin.survey import take_survey
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,7 +82,7 @@ def test_json_has_the_whole_record(server: Server, fill: Fill, run: Run) -> None
 
 
 def test_timed_out_plan_is_shown_as_timed_out(server: Server, ask: Ask, run: Run) -> None:
-    from warmprefix.stores.redis import RedisSeenStore
+    from warmprefix_redis import RedisSeenStore
 
     store = RedisSeenStore(server.url, lease_ttl=0.001)
     store.execute(Prepare(CHAT, "slow", {}))

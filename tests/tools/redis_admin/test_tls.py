@@ -18,9 +18,9 @@ import redis
 
 from redis_servers import Server
 from warmprefix import ContextPlanner
-from warmprefix.settings import SharedSettings
 from warmprefix.stores import Conversation, Prepare
-from warmprefix.stores.redis import RedisSeenStore
+from warmprefix_redis import RedisSeenStore
+from warmprefix_redis.settings import SharedSettings
 
 CERTIFICATES = Path(__file__).parent / "tls"
 AUTHORITY = CERTIFICATES / "authority.pem"

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmprefix.ordering import POLICIES
+from warmprefix_baselines import POLICIES
 from warmprefix_tools.replay.replay_options import ReplayOptions
 from warmprefix_tools.replay.run_replay import run_replay
 

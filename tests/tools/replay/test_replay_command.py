@@ -21,7 +21,7 @@ from typing import Any, cast
 import pytest
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.ordering import POLICIES
+from warmprefix_baselines import POLICIES
 from warmprefix_tools.replay.prompt_cache import CachedPieces, CacheModel
 
 Run = Callable[..., Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warmprefix.ordering import POLICIES
+from warmprefix_baselines import POLICIES
 from warmprefix_tools.replay.replay_options import ReplayOptions, parse_capacities
 
 TRACES = [Path("t.jsonl")]

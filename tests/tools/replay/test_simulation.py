@@ -8,8 +8,9 @@ from typing import get_args
 import pytest
 
 from warmprefix.annotate import Annotate, Templates
-from warmprefix.ordering import POLICIES, BlockView, PrefixView, SortedPolicy
+from warmprefix.ordering import BlockView, PrefixView, SortedPolicy
 from warmprefix.plan import Placement
+from warmprefix_baselines import POLICIES
 from warmprefix_tools.replay.results import Misses, Point
 from warmprefix_tools.replay.simulation import Replay
 from warmprefix_tools.replay.workload import Workload

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from warmprefix.openai import read_call
 from warmprefix_gateway import GatewayOptions
 from warmprefix_gateway.ledger import Ledger
 from warmprefix_gateway.metrics import GatewayMetrics
@@ -23,6 +22,7 @@ from warmprefix_gateway.outgoing import AskedPrompt, Outgoing
 from warmprefix_gateway.page import overview_page
 from warmprefix_gateway.sessions import prompt_parts
 from warmprefix_gateway.upstream_state import Durations, UpstreamState
+from warmprefix_openai import read_call
 from warmprefix_tools.demo.demo_options import DemoOptions
 from warmprefix_tools.demo.demo_report import demo_page
 from warmprefix_tools.demo.session import prepare_session, run_session

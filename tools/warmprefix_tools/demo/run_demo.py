@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from warmprefix.outputs import OutputError, check_writable, standard_output
+from warmprefix_openai.outputs import OutputError, check_writable, standard_output
 from warmprefix_tools.console import progress_bar, report_console, write_text
 from warmprefix_tools.demo.demo_options import DEFAULT_PAGE, DemoOptions
 from warmprefix_tools.demo.demo_report import TITLE, demo_page, print_report

@@ -30,7 +30,7 @@ try:
 except ImportError as exc:
     raise MissingExtraError("demo", "openai") from exc
 
-from warmprefix.openai import ChatAnswer, ChatAsker, chat_options
+from warmprefix_openai import ChatAnswer, ChatAsker, chat_options
 
 __all__ = [
     "EMULATOR",

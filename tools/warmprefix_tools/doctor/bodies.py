@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeAlias
 
-from warmprefix.marks import without_marks
+from warmprefix_requests.marks import without_marks
 from warmprefix_tools.doctor.formats import plain_message
 
 __all__ = ["BodyMessage", "MessagePart", "UnreadableBodyError", "body_messages", "is_response_item", "tool_parts"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warmprefix import WarmprefixError
-from warmprefix.usage import reported_usage, token_usage
+from warmprefix_requests.usage import reported_usage, token_usage
 from warmprefix_tools.doctor.bodies import BodyMessage, UnreadableBodyError, body_messages, tool_parts
 from warmprefix_tools.doctor.findings import SkippedRecord
 from warmprefix_tools.doctor.formats import UnreadableRecordError, format_of

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Literal
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.marks import CacheUsage, MarkedPart, MarkPlanner
+from warmprefix_requests.marks import CacheUsage, MarkedPart, MarkPlanner
 from warmprefix_tools.caches import CacheUse, Mark, MarkedPrompt, MarksRefusedError, serve, simulated_cache
 from warmprefix_tools.doctor.request_log import PLAIN, TOOLS, Ids, LogMessage, LogRequest, Memo, RequestLog
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from warmprefix.openai import StreamedAnswer
-from warmprefix.usage import reported_usage
+from warmprefix_openai import StreamedAnswer
+from warmprefix_requests.usage import reported_usage
 
 __all__ = ["record_usage"]
 

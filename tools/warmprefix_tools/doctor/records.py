@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from warmprefix.usage import token_usage
+from warmprefix_requests.usage import token_usage
 from warmprefix_tools.doctor.bodies import is_response_item
 from warmprefix_tools.doctor.formats import UnreadableRecordError, as_object, format_of, parsed, plain_message
 from warmprefix_tools.doctor.record_usage import record_usage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warmprefix import MissingExtraError
-from warmprefix.outputs import check_writable, standard_output
+from warmprefix_openai.outputs import check_writable, standard_output
 from warmprefix_tools.console import chosen_width, report_console, write_json, write_text
 from warmprefix_tools.doctor.diagnosis import diagnose
 from warmprefix_tools.doctor.doctor_options import DoctorOptions

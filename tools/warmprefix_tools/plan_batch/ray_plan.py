@@ -14,9 +14,9 @@ from typing import Any
 from warmprefix import BatchRequest, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.errors import MissingExtraError, WarmprefixError
-from warmprefix.outputs import check_writable, standard_output
-from warmprefix.ray import DatasetPlan, connect, plan_dataset, request_of_row
 from warmprefix.traces import NoRecorder
+from warmprefix_openai.outputs import check_writable, standard_output
+from warmprefix_ray import DatasetPlan, connect, plan_dataset, request_of_row
 from warmprefix_tools.console import report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions
 from warmprefix_tools.report.amounts import counted
@@ -142,7 +142,7 @@ def _lines(some: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def request_of_line(row: Mapping[str, Any]) -> BatchRequest:
-    """Return the request of a line of JSON, with the fields of `warmprefix.ray.request_of_row`.
+    """Return the request of a line of JSON, with the fields of `warmprefix_ray.request_of_row`.
 
     Raises:
         ValueError: The line has no request; names its file and place.

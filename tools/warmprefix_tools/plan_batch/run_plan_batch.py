@@ -14,11 +14,11 @@ from warmprefix.blocks import ContextBlock
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError, WarmprefixError
 from warmprefix.notes import NoteWriter
-from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.plan import ContextPlan
 from warmprefix.prefix import PrefixTree
 from warmprefix.tokens import TokenCounter
 from warmprefix.traces import NoRecorder
+from warmprefix_openai.outputs import check_writable, standard_output, text_file
 from warmprefix_tools.caches import CacheUse
 from warmprefix_tools.console import progress_bar, report_console, write_json
 from warmprefix_tools.plan_batch.plan_batch_options import PlanBatchOptions

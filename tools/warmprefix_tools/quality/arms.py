@@ -13,7 +13,7 @@ from warmprefix import ContextBlock, ContextPlan, ContextPlanner
 from warmprefix.annotate import Annotate
 from warmprefix.batch import BatchRequest
 from warmprefix.errors import WarmprefixError
-from warmprefix.openai import messages_for
+from warmprefix_openai import messages_for
 from warmprefix_tools.quality.conversations import Messages, history_of, later_turn, tool_chat
 from warmprefix_tools.quality.questions import EvidenceQuestion
 

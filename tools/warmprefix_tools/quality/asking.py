@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.usage import token_usage
+from warmprefix_requests.usage import token_usage
 from warmprefix_tools.quality.answer_store import AnswerStore, CallKey, GivenAnswer
 from warmprefix_tools.quality.arms import AgentsArm, ArmPrompt
 from warmprefix_tools.quality.calls import FailedCallError, RefusedPromptError, call_all, complete

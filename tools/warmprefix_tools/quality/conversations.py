@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from warmprefix import ContextBlock, ContextPlanner
-from warmprefix.dedup import RewriteLevel, rewrite
-from warmprefix.openai import messages_for
+from warmprefix_openai import messages_for
+from warmprefix_requests import RewriteLevel, rewrite
 from warmprefix_tools.quality.questions import EarlierTurn, EvidenceQuestion
 
 __all__ = ["Messages", "history_of", "later_turn", "tool_chat"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from warmprefix.errors import MissingExtraError
-from warmprefix.outputs import OutputError, check_writable, standard_output
+from warmprefix_openai.outputs import OutputError, check_writable, standard_output
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.option_checks import STDOUT
 from warmprefix_tools.quality.answer_store import AnswerStore

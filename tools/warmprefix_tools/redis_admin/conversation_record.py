@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from warmprefix.stores import Conversation, SeenBlock, Snapshot
-from warmprefix.stores.redis import conversation_key, unpack_hash, unpack_leases
+from warmprefix_redis import conversation_key, unpack_hash, unpack_leases
 
 __all__ = ["ConversationRecord", "OpenLease", "read_record"]
 

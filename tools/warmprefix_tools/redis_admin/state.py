@@ -10,9 +10,9 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix.errors import MissingExtraError
-from warmprefix.outputs import standard_output
 from warmprefix.stores import Conversation, Forget
-from warmprefix.stores.redis import URL_SCHEMES, RedisSeenStore, check_prefix, connect, parse_redis_url
+from warmprefix_openai.outputs import standard_output
+from warmprefix_redis import URL_SCHEMES, RedisSeenStore, check_prefix, connect, parse_redis_url
 from warmprefix_tools.redis_admin import StateError
 from warmprefix_tools.redis_admin.conversation_record import ConversationRecord, read_record
 from warmprefix_tools.redis_admin.printed_state import describe, new_console, print_record, print_survey

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from warmprefix.stores.redis import unpack_leases, unpack_record
+from warmprefix_redis import unpack_leases, unpack_record
 from warmprefix_tools.redis_admin.server_report import ServerReport, address_of, ask_server
 
 __all__ = ["ConversationCounts", "OrderStream", "Survey", "take_survey"]

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from warmprefix.errors import MissingExtraError, WarmprefixError
-from warmprefix.residency import EngineTokenizer, TokenizerError
 from warmprefix.tokens import TokenCounter
+from warmprefix_kv_events.spans import EngineTokenizer, TokenizerError
 from warmprefix_tools.report.visible import visible
 
 __all__ = ["TokenizerLoadError", "load_tokenizer"]

@@ -7,7 +7,7 @@ from itertools import accumulate, count
 from typing import Any
 
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.marks import CacheUsage, MarkedPart, MarkPlanner
+from warmprefix_requests.marks import CacheUsage, MarkedPart, MarkPlanner
 from warmprefix_tools.caches import CacheUse, Mark, MarkedPrompt, UnitTokens, serve, simulated_cache
 from warmprefix_tools.replay.prompt_cache import ReplayPrompt
 from warmprefix_tools.replay.workload import ReplayRequest

@@ -10,9 +10,9 @@ from typing import Annotated
 from warmprefix.annotate import Annotate
 from warmprefix.cache_profiles import CacheProfile, as_profile
 from warmprefix.errors import MissingExtraError
-from warmprefix.ordering import POLICIES
 from warmprefix.plan import Placement
-from warmprefix.prices import with_prices
+from warmprefix_baselines import POLICIES
+from warmprefix_requests.prices import with_prices
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
 from warmprefix_tools.replay.workload import DEFAULT_K
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from warmprefix import __version__
 from warmprefix.cache_profiles import CacheProfile
-from warmprefix.outputs import check_writable, standard_output, text_file
 from warmprefix.tokens import TokenCounter
+from warmprefix_openai.outputs import check_writable, standard_output, text_file
 from warmprefix_tools.console import progress_bar, report_console, write_json, write_text
 from warmprefix_tools.replay.arrange import ContextOrder
 from warmprefix_tools.replay.note_tokenizer import load_tokenizer

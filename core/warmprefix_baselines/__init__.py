@@ -1,0 +1,42 @@
+"""The published policies and batch planners that warmprefix is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from warmprefix.ordering import POLICIES as CORE_POLICIES
+from warmprefix.ordering import OrderingPolicy
+from warmprefix_baselines.context_index import ContextIndex, ContextIndexPolicy, context_distance
+from warmprefix_baselines.planners import FrequencyPlanner
+from warmprefix_baselines.policies import FrequencyPolicy, GreedyPolicy, OraclePolicy, RecencyPolicy
+
+__all__ = [
+    "BATCH_PLANNERS",
+    "POLICIES",
+    "ContextIndex",
+    "ContextIndexPolicy",
+    "FrequencyPlanner",
+    "FrequencyPolicy",
+    "GreedyPolicy",
+    "OraclePolicy",
+    "RecencyPolicy",
+    "context_distance",
+]
+
+POLICIES: Mapping[str, Callable[[], OrderingPolicy]] = MappingProxyType(
+    {
+        "relevance": CORE_POLICIES["relevance"],
+        "sorted": CORE_POLICIES["sorted"],
+        "frequency": FrequencyPolicy,
+        "greedy": GreedyPolicy,
+        "recency": RecencyPolicy,
+        "oracle": OraclePolicy,
+        "context-index": ContextIndexPolicy,
+        "coaccess": CORE_POLICIES["coaccess"],
+    }
+)
+"""The policies of warmprefix and these, by the name that `ContextPlanner` accepts."""
+
+BATCH_PLANNERS = ("auto", "merge", "context-index", "frequency", "relevance")
+"""Names of the planners that `ContextPlanner.plan_batch` accepts, with these."""

@@ -1,0 +1,129 @@
+"""What one replica has to do in a run of a batch, and how it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from warmprefix.batch import BatchPlan, PlannedRequest
+from warmprefix_openai.asking import CallFailedError, ChatAsker, ask_with_retries, could_not_connect
+from warmprefix_openai.batch_runner.journal import BatchResult, Messages
+from warmprefix_openai.batch_runner.primes import BatchPrimer
+from warmprefix_openai.batch_runner.start_order import StartOrder, planned_holders
+from warmprefix_openai.call import chat_options
+from warmprefix_openai.retry import Retries, status_of
+
+__all__ = ["MAX_REFUSED_IN_A_ROW", "Asker", "ReplicaRun", "StartedRequest"]
+
+MAX_REFUSED_IN_A_ROW = 10
+"""Failures in a row that concern all requests; after them a replica that had answers before is lost."""
+
+_OF_ALL = frozenset({401, 402, 403, 404, 405})
+"""Statuses that are about the key, the model or the address, and not about the one request."""
+
+
+class Asker(NamedTuple):
+    """Asks one model through one client, all requests with the same options."""
+
+    chat: ChatAsker
+    model: str
+    options: Mapping[str, Any]
+    messages: Messages
+    retries: Retries
+    primer: BatchPrimer
+
+    async def ask(
+        self, planned: PlannedRequest, prefilled: Callable[[], object]
+    ) -> tuple[BatchResult, Exception | None]:
+        """Ask until there is an answer or no hope; return the result and the last attempt's failure.
+
+        `prefilled` is called at the first token. A failure that is not about the call, such as an option that the
+        client does not have, is raised as it is.
+        """
+        options = chat_options(self.model, self.messages(planned), self.options, planned.cache_salt)
+        try:
+            answer, attempts = await ask_with_retries(lambda: self.chat.ask(options, on_start=prefilled), self.retries)
+        except CallFailedError as failed:
+            error = failed.error
+            kind = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
+            return BatchResult(planned, None, f"{kind}: {error}", failed.attempts, None), error
+        return BatchResult(planned, answer.completion, None, attempts, answer.ttft), None
+
+
+class StartedRequest(NamedTuple):
+    """A request that has started, and the order that is to learn of its progress."""
+
+    planned: PlannedRequest
+    order: StartOrder
+    place: int
+    """Its number in the order."""
+
+    def prefilled(self) -> None:
+        self.order.prefilled(self.place)
+
+    def over(self) -> None:
+        self.order.over(self.place)
+
+
+class ReplicaRun:
+    """The parts of a batch that one replica runs, one after the other, and how it has answered."""
+
+    def __init__(self, asker: Asker, concurrency: int) -> None:
+        """Begin without requests."""
+        self.asker = asker
+        self.tasks: dict[asyncio.Task[None], PlannedRequest] = {}
+        """The requests in flight."""
+        self.unanswered: list[PlannedRequest] = []
+        """Requests that were in flight when the replica was lost."""
+        self.lost = False
+        self.reached = False
+        """True if a request was answered, or failed for a reason of its own."""
+        self._refused_in_a_row = 0
+        self._concurrency = concurrency
+        self._parts: list[tuple[BatchPlan, StartOrder]] = []
+
+    def add(self, part: BatchPlan) -> None:
+        """Add requests, which start after those that it has already."""
+        order = StartOrder(part.requests, planned_holders(part.requests), lookahead=(self._concurrency + 1) // 2)
+        self.asker.primer.expect(part.primes)
+        self._parts.append((part, order))
+
+    def start(self) -> StartedRequest | None:
+        """Return the request to start now; None if none may start."""
+        if self.lost or len(self.tasks) >= self._concurrency:
+            return None
+        for part, order in self._parts:
+            place = order.start()
+            if place is not None:
+                return StartedRequest(part.requests[place], order, place)
+            if not order.all_started:
+                return None
+        return None
+
+    def left(self) -> Iterator[PlannedRequest]:
+        """Yield the requests that have not started."""
+        for _, order in self._parts:
+            yield from order.left()
+
+    def fails_all(self, error: Exception | None, *, alone: bool) -> bool:
+        """Record how a request ended; return True if the replica would fail others alike.
+
+        Args:
+            error: Its failure, if it failed.
+            alone: No other replica is left, so this one gets more patience.
+        """
+        if error is None or not _concerns_all(error):
+            self.reached = True
+            self._refused_in_a_row = 0
+            return False
+        self._refused_in_a_row += 1
+        if not alone and could_not_connect(error):
+            return True
+        return not self.reached or self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW
+
+
+def _concerns_all(error: Exception) -> bool:
+    """Return True if others would probably fail alike: no server is there, or nothing is permitted."""
+    out_of_quota = getattr(error, "code", None) == "insufficient_quota"
+    return out_of_quota or could_not_connect(error) or status_of(error) in _OF_ALL

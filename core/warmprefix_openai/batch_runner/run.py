@@ -1,0 +1,253 @@
+"""One run of a batch: requests in execution order, warmers first, and results in the caller's order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+
+from warmprefix.batch import BatchPlan, PlannedRequest, Progress, part_of, shards_of
+from warmprefix.errors import BatchError
+from warmprefix_openai.batch_runner.journal import (
+    BatchResult,
+    Journal,
+    MemoryResults,
+    Messages,
+    Results,
+    digest_of_request,
+)
+from warmprefix_openai.batch_runner.replica_run import MAX_REFUSED_IN_A_ROW, Asker, ReplicaRun, StartedRequest
+
+__all__ = ["open_journal", "results_of"]
+
+_MAX_LOSSES = 3
+"""Replicas that may be lost while they work on one request; it may be the reason, so it is not asked again."""
+
+_log = logging.getLogger("warmprefix")
+
+
+async def open_journal(
+    batch: BatchPlan, path: str | os.PathLike[str], model: str, options: str, messages: Messages
+) -> Journal:
+    """Open the batch's journal. Other tasks may run meanwhile: it takes a digest of every request."""
+    digests: list[bytes] = []
+    for planned in batch:
+        digests.append(digest_of_request(planned, messages))
+        await asyncio.sleep(0)
+    requests = {planned.id: planned for planned in batch}
+    return Journal(path, requests, model=model, options=options, digests=digests)
+
+
+async def results_of(
+    batch: BatchPlan,
+    askers: Sequence[Asker],
+    opening: Callable[[], Awaitable[Journal]] | None,
+    concurrency: int,
+    ordered: bool,
+    progress: Progress,
+) -> AsyncGenerator[BatchResult, None]:
+    """Run the batch and yield its results, as `BatchRunner.run` documents."""
+    results: Results = MemoryResults() if opening is None else await opening()
+    with closing(results):
+        for id in results.answered:
+            batch.owner.abandon(batch[id].plan)  # this run does not send the prompt
+            await asyncio.sleep(0)
+        run = _Run(batch, askers, results, concurrency, ordered, progress)
+        try:
+            run.report_progress()
+            run.start_ready()
+            while True:
+                for id in run.due():
+                    await asyncio.sleep(0)  # many may be due, and other tasks want to run meanwhile
+                    yield results.take(id)
+                if not run.is_running:
+                    break
+                await run.changed.wait()
+                run.changed.clear()
+            if run.failure is not None:
+                raise run.failure
+        finally:
+            await run.stop()
+
+
+class _Run:
+    """The tasks of one run, in one event loop: which of them start, and how their ends affect the others."""
+
+    def __init__(
+        self,
+        batch: BatchPlan,
+        askers: Sequence[Asker],
+        results: Results,
+        concurrency: int,
+        ordered: bool,
+        progress: Progress,
+    ) -> None:
+        answered = results.answered
+        self.changed = asyncio.Event()
+        """Set when a task has ended."""
+        self.failure: BaseException | None = None
+        """The reason why the run ended early."""
+        self._batch = batch
+        self._results = results
+        self._ordered = ordered
+        self._progress = progress
+        self._finished = set(answered)
+        self._turns = deque(id for id in batch.positions if ordered or id in answered)
+        self._losses = Counter[str]()
+        self._moved: dict[str, PlannedRequest] = {}
+        """Requests that were in flight at a replica that was lost, and have not started again."""
+        self._stopping = False
+        self._replicas = [ReplicaRun(asker, concurrency) for asker in askers]
+        # The cache may have lost the prefixes of an earlier run, so the rest is a batch of its own.
+        self._deal(part_of(batch, [planned for planned in batch if planned.id not in answered]) if answered else batch)
+
+    def _deal(self, part: BatchPlan) -> None:
+        """Give each replica that is left its share of some requests."""
+        left = [replica for replica in self._replicas if not replica.lost]
+        shards = [part] if len(left) == 1 else shards_of(part, len(left))
+        for replica, shard in zip(left, shards, strict=True):
+            replica.add(shard)
+
+    @property
+    def is_running(self) -> bool:
+        """True while requests are in flight."""
+        return any(replica.tasks for replica in self._replicas)
+
+    async def stop(self) -> None:
+        """Cancel the tasks that are left, and wait until they have ended."""
+        self._stopping = True
+        tasks = self._cancelled_tasks()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for planned in self._moved.values():
+            self._batch.owner.abandon(planned.plan)
+
+    def _cancelled_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [task for replica in self._replicas for task in replica.tasks]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def due(self) -> Iterator[str]:
+        """Yield the ids whose turn has come; after a failure, all that are finished."""
+        while self._turns:
+            if self._turns[0] in self._finished:
+                yield self._turns.popleft()
+            elif self.failure is not None and not self.is_running:
+                self._turns.popleft()
+            else:
+                return
+
+    def start_ready(self) -> None:
+        """Start as many requests as may run."""
+        for replica in self._replicas:
+            while not self._stopping and (started := replica.start()) is not None:
+                name = f"batch request {started.planned.id}"
+                task = asyncio.get_running_loop().create_task(self._serve(replica, started), name=name)
+                replica.tasks[task] = started.planned
+                self._moved.pop(started.planned.id, None)
+                task.add_done_callback(partial(self._task_done, replica))
+
+    async def _serve(self, replica: ReplicaRun, started: StartedRequest) -> None:
+        planned = started.planned
+        owner = self._batch.owner
+        try:
+            await replica.asker.primer.send_before(planned)
+            result, error = await replica.asker.ask(planned, partial(self._prefilled, started))
+        except BaseException:
+            if not replica.lost:
+                owner.abandon(planned.plan)
+            raise
+        alone = not any(other is not replica and not other.lost for other in self._replicas)
+        is_lost = replica.fails_all(error, alone=alone)
+        if is_lost and not alone:
+            self._lose(replica, planned, result)
+            return
+        if error is None:
+            owner.commit(planned.plan, result.cached_tokens)
+            started.prefilled()
+        else:
+            owner.abandon(planned.plan)
+        if is_lost:
+            raise BatchError(self._end(result)) from error
+        started.over()
+        self._finish(result)
+
+    def _end(self, last: BatchResult) -> str:
+        """Return why the run ends with the last replica."""
+        if not any(replica.reached for replica in self._replicas):
+            return f"the run can't begin: {last.error}"
+        if len(self._replicas) > 1:
+            return f"the run ends: all {len(self._replicas)} replicas are lost, the last one with {last.error}"
+        return f"the run ends: {MAX_REFUSED_IN_A_ROW} requests in a row failed, the last with {last.error}"
+
+    def _finish(self, result: BatchResult) -> None:
+        self._results.put(result)
+        self._finished.add(result.id)
+        if not self._ordered:
+            self._turns.append(result.id)
+        self.report_progress()
+
+    def _prefilled(self, started: StartedRequest) -> None:
+        started.prefilled()
+        self.start_ready()
+
+    def _lose(self, replica: ReplicaRun, planned: PlannedRequest, result: BatchResult) -> None:
+        """Cancel what the replica works on. Once that has ended, `_task_done` moves its requests."""
+        _log.warning(
+            "Replica %d of %d is lost, and its requests go to the others: %s",
+            self._replicas.index(replica) + 1,
+            len(self._replicas),
+            result.error,
+        )
+        replica.lost = True
+        self._interrupt(replica, planned)
+        for task in replica.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    def _interrupt(self, lost: ReplicaRun, planned: PlannedRequest) -> None:
+        lost.unanswered.append(planned)
+        self._moved[planned.id] = planned
+
+    def _move(self, lost: ReplicaRun) -> None:
+        """Give the other replicas what a lost one has not answered."""
+        ids = {planned.id for planned in lost.left()}
+        for planned in lost.unanswered:
+            self._losses[planned.id] += 1
+            if self._losses[planned.id] < _MAX_LOSSES:
+                ids.add(planned.id)
+                continue
+            self._batch.owner.abandon(self._moved.pop(planned.id).plan)
+            error = f"it was in flight at {_MAX_LOSSES} replicas that were lost"
+            self._finish(BatchResult(planned, None, error, 0, None))
+        self._deal(part_of(self._batch, [planned for planned in self._batch if planned.id in ids]))
+
+    def _task_done(self, replica: ReplicaRun, task: asyncio.Task[None]) -> None:
+        planned = replica.tasks.pop(task)
+        self.changed.set()
+        if task.cancelled():
+            if replica.lost:
+                self._interrupt(replica, planned)
+            elif not self._stopping:
+                self._fail(BatchError(f"{task.get_name()} was cancelled from outside"))
+        elif (error := task.exception()) is not None:
+            self._fail(error)
+        if self._stopping:
+            return
+        if replica.lost and not replica.tasks:
+            self._move(replica)
+        self.start_ready()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run with the first failure; finished results are handed out before it is raised."""
+        if self.failure is None and not self._stopping:
+            self.failure = error
+        self._stopping = True
+        self._cancelled_tasks()
+
+    def report_progress(self) -> None:
+        self._progress("requests", len(self._finished), len(self._batch))

@@ -1,0 +1,223 @@
+"""One attempt at a request that carries a plan, from sending it to the plan's outcome. No I/O."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from warmprefix.plan import ContextPlan
+from warmprefix.residency import EngineReport
+from warmprefix_openai.answer import AnswerFacts, AnswerReader, StreamedAnswer, WholeAnswer, is_stream
+from warmprefix_openai.call import Additions, PromptCall, block_ends
+from warmprefix_openai.plans import SentPlan
+from warmprefix_openai.retry import is_transient, retry_after
+from warmprefix_requests.marks.marker import CacheMarker, MarkedBody
+
+__all__ = ["Exchange", "RequestMarks", "Verdict"]
+
+_MAX_RETRY_AFTER = 60.0
+"""Longest `Retry-After`, in seconds, that OpenAI's clients follow."""
+
+Step = Literal["commit", "commit part", "abandon", "put back", "fail"]
+"""The next step for a plan. "commit part": the application closed a stream before its end, and may keep the part that
+it has read. "fail": another attempt may follow."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of an exchange for its plan."""
+
+    sent: SentPlan
+    plan: ContextPlan
+    step: Step
+    report: EngineReport | None = None
+    """The engine's report, for a commit."""
+    delay: float = 0.0
+    """Seconds that the server asked clients to wait, after a failure."""
+    unread: bool = False
+    """True if there was an answer that could not be read."""
+
+
+class RequestMarks(NamedTuple):
+    """The cache marks of one request."""
+
+    marker: CacheMarker
+    marked: MarkedBody
+    unmarked: Any
+    """The request without the marks, for an API that refuses them."""
+
+    def report(self, usage: Mapping[str, Any] | None) -> None:
+        """Pass on what the answer reported of the prompt; None after a failure."""
+        self.marker.report(self.marked, usage)
+
+
+class Exchange:
+    """State of one attempt: call `sending`, `head`, `feed` and `finish` in turn, and `end`, which returns the verdict.
+
+    It never raises for what an engine sends, nor for an error of its own: the bytes then pass on unread.
+    """
+
+    def __init__(
+        self,
+        sent: SentPlan,
+        plan: ContextPlan,
+        call: PromptCall,
+        *,
+        additions: Additions,
+        on_error: Callable[[str], object],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._sent = sent
+        self._plan = plan
+        self._call: PromptCall | None = call
+        self._hide_usage = additions.hide_usage
+        # A feed looks for the prompt's tokens among the KV blocks under the plan's salt; under another they mean
+        # nothing.
+        self._reports_tokens = additions.cache_salt == plan.cache_salt
+        self._on_error = on_error
+        self._clock = clock
+        self._began = clock()
+        self._status: int | None = None
+        self._reader: AnswerReader | None = None
+        self._is_whole = False
+        self._has_split = False
+        self._has_passed_end = False
+        """True once the client has asked for the event that ends the stream."""
+        self._over = False
+        self.primes: tuple[Any, ...] = ()
+        """Requests to send in front of this one."""
+        self.marks: RequestMarks | None = None
+        """The marks of this request, and the request without them."""
+
+    def sending(self) -> None:
+        """Note that the request is sent now."""
+        self._began = self._clock()
+
+    def head(self, status: int, headers: Mapping[str, str]) -> Verdict | None:
+        """Read the answer's status and headers. Returns a verdict if the body does not matter."""
+        self._status = status
+        if 200 <= status < 300:
+            asked = self._call is not None and self._call.streams
+            if is_stream(headers.get("content-type", ""), asked=asked):
+                facts = AnswerFacts(self._began, self._clock)
+                self._reader = StreamedAnswer(hide_usage=self._hide_usage, facts=facts)
+            else:
+                self._reader = WholeAnswer()
+            return None
+        if status < 400:
+            return self._verdict("put back")
+        should_retry = headers.get("x-should-retry")
+        if should_retry == "true" or (should_retry != "false" and is_transient(status)):
+            delay = retry_after(headers) or 0.0
+            return self._verdict("fail", delay=delay if delay <= _MAX_RETRY_AFTER else 0.0)
+        return self._verdict("abandon")
+
+    @property
+    def cuts(self) -> bool:
+        """True if the body may pass on shorter than it came."""
+        return self._hide_usage and isinstance(self._reader, StreamedAnswer)
+
+    @property
+    def is_decided(self) -> bool:
+        """True if the rest of the answer cannot change the verdict: a stream has reported an error."""
+        return isinstance(self._reader, StreamedAnswer) and self._reader.facts.failed
+
+    def feed(self, data: bytes) -> bytes:
+        """Read a piece of the body, without its content encoding; return the bytes to pass on now."""
+        reader = self._reader
+        if reader is None:
+            return data
+        try:
+            return reader.feed(data)
+        except Exception:
+            return self._unreadable(reader, data)
+
+    def split_before_end(self, passed: bytes) -> tuple[bytes, bytes]:
+        """Split the result of `feed` before the event that ends the stream.
+
+        Only a client that asks for that event has handed all earlier ones to its application. The second part is empty
+        if there is nothing to hold back.
+        """
+        if not isinstance(self._reader, StreamedAnswer) or not self._reader.facts.ended or self._has_split:
+            return passed, b""
+        self._has_split = True
+        events = passed.rstrip(b"\r\n")
+        start = max(events.rfind(gap) + len(gap) if gap in events else 0 for gap in (b"\n\n", b"\r\n\r\n", b"\r\r"))
+        return passed[:start], passed[start:]
+
+    def passes_end(self) -> None:
+        """Note that the client has asked for the part that `split_before_end` held back."""
+        self._has_passed_end = True
+
+    def finish(self) -> bytes:
+        """Read the end of the body; return the remaining bytes to pass on. Returns nothing when called again."""
+        reader = self._reader
+        was_whole, self._is_whole = self._is_whole, True
+        if reader is None or was_whole:
+            return b""
+        try:
+            return reader.finish()
+        except Exception:
+            return self._unreadable(reader, b"")
+
+    def _unreadable(self, reader: AnswerReader, data: bytes) -> bytes:
+        self._on_error("an answer could not be read")
+        self._reader = None
+        return reader.held() + data
+
+    def end(self, error: BaseException | None = None) -> Verdict | None:
+        """End the exchange: by an error, or because the body was read or closed. None if it had ended before."""
+        if self._over:
+            return None
+        if self._status is None:
+            # A client may try again after an Exception; never after a cancellation or an interrupt.
+            return self._verdict("fail" if isinstance(error, Exception) else "abandon")
+        reader = self._reader
+        if reader is None:
+            return self._verdict("commit" if self._is_whole and not (self._plan.tracked and error) else "abandon")
+        # If the application gets an exception instead of the answer, it drops the turn, and its next prompt lacks the
+        # blocks that a commit would record as seen. If nothing is recorded, it only matters that the engine has read
+        # the prompt.
+        is_dropped = self._plan.tracked and error is not None
+        if isinstance(reader, StreamedAnswer):
+            facts = reader.facts
+            if not facts.started or is_dropped or (self._plan.tracked and facts.failed):
+                return self._verdict("abandon")
+            is_complete = (self._is_whole and facts.complete) or self._has_passed_end or not self._plan.tracked
+            return self._verdict("commit" if is_complete else "commit part")
+        if self._is_whole and not is_dropped:
+            return self._verdict("abandon" if reader.facts.failed else "commit")
+        # Clients read such a body before they return, so they may try again.
+        return self._verdict("fail" if isinstance(error, Exception) else "abandon")
+
+    def _verdict(self, step: Step, delay: float = 0.0) -> Verdict:
+        self._over = True
+        commits = step in ("commit", "commit part")
+        if self.marks is not None:
+            usage = None if self._reader is None else self._reader.facts.usage
+            # An answer without usage has not failed: it does not show what became of its marks.
+            self.marks.report(usage if commits else usage or None)
+        report = self._report() if commits else None
+        unread = commits and (self._reader is None or self._reader.facts.unread)
+        self._call = None  # its texts are long
+        return Verdict(self._sent, self._plan, step, report, delay, unread)
+
+    def _report(self) -> EngineReport:
+        if self._reader is None:
+            return EngineReport()
+        facts, tokens = self._reader.facts, self._reader.facts.tokens
+        ends = None
+        if tokens.cached_tokens is not None and self._call is not None and self._call.is_text:
+            try:
+                ends = block_ends(self._call.prompt, self._plan)
+            except Exception:
+                self._on_error("a prompt's blocks could not be located")
+        token_ids = facts.prompt_token_ids if self._reports_tokens else None
+        return EngineReport(
+            tokens.cached_tokens,
+            tokens.prompt_tokens,
+            facts.ttft,
+            token_ids,
+            ends,
+            written_tokens=tokens.written_tokens,
+        )

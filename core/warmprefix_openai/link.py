@@ -1,0 +1,208 @@
+"""`EngineLink`: makes HTTP clients for the OpenAI SDK that commit or abandon a planner's plans."""
+
+from __future__ import annotations
+
+import contextlib
+from contextvars import Token
+from typing import TYPE_CHECKING, Any
+
+from warmprefix.errors import check_count
+from warmprefix.plan import ContextPlan
+from warmprefix_openai.call import TokenIds
+from warmprefix_openai.exchange import Verdict
+from warmprefix_openai.plans import PLAN_HEADER, Sending, SentPlan, sending_now
+from warmprefix_openai.prime_stats import PrimeStats
+from warmprefix_openai.tracker import Additional, LinkStats, PlanTracker
+from warmprefix_openai.transports import AsyncLinkTransport, LinkTransport
+from warmprefix_requests.marks.marker import MarkStats
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from warmprefix.planner import ContextPlanner
+    from warmprefix_openai.clients import AsyncLinkClient, LinkClient
+
+__all__ = ["EngineLink"]
+
+
+class EngineLink:
+    """Link between OpenAI clients and one planner: requests carry their plan, and their answers commit or abandon it.
+
+        link = EngineLink(planner)
+        client = OpenAI(http_client=link.http_client())
+        plan = planner.plan(blocks)
+        with link.sending(plan):
+            client.chat.completions.create(model=model, messages=messages_for(plan, question))
+
+    A plan is committed, with the engine's report, once the application has the answer. Within a block of `sending`
+    that is when the block ends without an exception. Without such a block it is when the answer has been read to its
+    end. It is abandoned on an error, a time-out, a cancellation, or a stream that is closed early; if nothing would be
+    recorded as seen, a stream that fails or is closed after its first token commits it too. After a failure that may be
+    tried again, the plan waits for that: any failure until the block of `sending` ends, without one those that clients
+    try again by themselves for `retry_grace` seconds.
+
+    For a planner that learns its capacity or profile, it reads the metrics of each engine once, on a thread. Hosted
+    APIs are not asked.
+
+    For a planner whose profile has marks, such as `ContextPlanner(profile="anthropic")`, it puts cache marks into the
+    requests with a plan; `messages_for(plan, question, parts=True)` leaves room for them between blocks. If the API
+    refuses them, the request goes out once more without. Anthropic's SDK takes a client with `transport`.
+
+    Requests without a plan pass unchanged, and no failure in here ever becomes one of a request. One link serves any
+    number of clients, threads and tasks. Memory is bounded.
+    """
+
+    def __init__(
+        self,
+        planner: ContextPlanner,
+        *,
+        cache_salt: bool = True,
+        stream_usage: bool = True,
+        token_ids: TokenIds | None = None,
+        session_header: str | None = None,
+        max_plans: int = 4_096,
+        retry_grace: float = 30.0,
+        primes: int = 0,
+    ) -> None:
+        """Set up the link. It starts no thread and imports no SDK before they are needed.
+
+        Args:
+            planner: The planner whose plans are sent; it ignores another planner's.
+            cache_salt: Send a plan's `cache_salt`, unless the request has one. Plans without a tenant have none.
+                OpenAI's own endpoint, unlike vLLM's and SGLang's, refuses it; with the planner's profile `"openai"`
+                it goes out as `prompt_cache_key`. A feed of KV events gets no tokens of a
+                prompt that went out under another salt than its plan's, or under none.
+            stream_usage: Have streams report usage. An application that did not ask for it does not see it.
+            token_ids: Have the engine return the prompt's tokens, for a feed of its KV events: in the way of `"vllm"`,
+                or of `"sglang"`, which has them for answers in one piece only. Other engines may refuse it.
+            session_header: The name of a header to send with requests of a conversation, for a router: it carries a
+                digest of tenant and conversation, as hard to guess as the planner's `cache_salt`.
+            max_plans: Most plans kept; beyond it the oldest are dropped, and their requests go on without. Also
+                most plans that wait for another attempt; beyond it those that have waited longest are abandoned.
+            retry_grace: Seconds that a plan, whose request failed, waits for the client to try again, in addition to
+                the server's `Retry-After`.
+            primes: For an engine that keeps checkpoints, requests for one token that go out right in front of a chat:
+                1 for one behind its third block, 2 for one behind the second and one behind the fourth, when these
+                blocks first come in this order. 0 for none. The chat waits for them, a round trip each; they are left
+                out where this would take longer than they are expected to save.
+
+        Raises:
+            TypeError: `max_plans` is no int.
+            ValueError: `token_ids` is another value than the above, or a number is out of bounds.
+        """
+        if token_ids not in (None, "vllm", "sglang"):
+            raise ValueError(f"token_ids must be 'vllm', 'sglang' or None, got {token_ids!r}")
+        check_count("max_plans", max_plans)
+        if not retry_grace >= 0:
+            raise ValueError(f"retry_grace must be 0 or more, got {retry_grace}")
+        additional = Additional(cache_salt, stream_usage, token_ids, session_header)
+        self._tracker = PlanTracker(planner, additional, max_plans=max_plans, retry_grace=retry_grace, primes=primes)
+
+    def http_client(self, **options: Any) -> LinkClient:
+        """Return a client for `OpenAI(http_client=...)`: an `openai.DefaultHttpxClient` with these options.
+
+        Raises a MissingExtraError if the extra `openai` is not installed.
+        """
+        from warmprefix_openai.clients import LinkClient
+
+        return LinkClient(self._tracker, **options)
+
+    def async_http_client(self, **options: Any) -> AsyncLinkClient:
+        """Return a client for `AsyncOpenAI(http_client=...)`; see `http_client`."""
+        from warmprefix_openai.clients import AsyncLinkClient
+
+        return AsyncLinkClient(self._tracker, **options)
+
+    def transport(self, inner: Any) -> Any:
+        """Return a transport for your own client: `httpx.Client(transport=link.transport(httpx.HTTPTransport()))`.
+
+        It is of httpx or httpx2, as `inner` is, and closes `inner` when it is closed.
+        """
+        return LinkTransport(self._tracker, inner)
+
+    def async_transport(self, inner: Any) -> Any:
+        """Return a transport for your own `AsyncClient`; see `transport`."""
+        return AsyncLinkTransport(self._tracker, inner)
+
+    def headers(self, plan: ContextPlan) -> dict[str, str]:
+        """Return the header that gives one request a plan: `create(..., extra_headers=link.headers(plan))`.
+
+        The header does not leave the process, if the client has this link.
+        """
+        return {PLAN_HEADER: self._tracker.enter(plan).id}
+
+    def sending(self, plan: ContextPlan) -> SendingBlock:
+        """Return a block for `with` or `async with`: the request in it whose prompt holds the plan's blocks carries it.
+
+        For frameworks that pass no headers, and for code that sends several requests of which one has the context.
+        Store the answer, and close a stream, inside the block. If the block ends without an exception, the plan is
+        committed, even if you closed the stream early. If an exception or a cancellation leaves it, the plan is
+        abandoned. A plan that no request carried, or whose last request failed, is abandoned too.
+
+        The request must be sent within the block. A stream that the SDK returned may be read after it. A stream that is
+        sent when it is first read, such as LangChain's `stream`, must be read within, or be marked instead:
+        `llm.stream(messages, extra_headers=link.headers(plan))`. Otherwise it goes out without a plan, and without the
+        tenant's `cache_salt`. Such blocks are counted as `unsent`, and the first is logged as a warning.
+        """
+        return SendingBlock(self._tracker, self._tracker.enter(plan))
+
+    def stats(self) -> LinkStats:
+        """Return the counts since the start."""
+        return self._tracker.stats()
+
+    def prime_stats(self) -> PrimeStats:
+        """Return the counts of the primes since the start."""
+        return self._tracker.primer.stats()
+
+    def mark_stats(self) -> MarkStats:
+        """Return the counts of cache marks since the start; all zero for a planner whose profile has no marks."""
+        return MarkStats() if self._tracker.marker is None else self._tracker.marker.stats()
+
+    def close(self) -> None:
+        """Abandon the plans that wait for another attempt. Clients stay open, and the link usable. Idempotent."""
+        self._tracker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class SendingBlock:
+    """The block that `EngineLink.sending` returns, for one `with` statement."""
+
+    def __init__(self, tracker: PlanTracker, sent: SentPlan) -> None:
+        self._tracker = tracker
+        self._sent = sent
+        self._sending: Sending | None = None
+        self._token: Token[Sending | None] | None = None
+
+    def __enter__(self) -> None:
+        self._tracker.book.enter_block(self._sent)
+        self._sending = Sending(self._tracker.book, self._sent, sending_now.get())
+        self._token = sending_now.set(self._sending)
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._tracker.settle(self._leave(raised=kind is not None))
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, kind: object, *exception: object) -> None:
+        await self._tracker.asettle(self._leave(raised=kind is not None))
+
+    def _leave(self, *, raised: bool) -> Verdict | None:
+        assert self._sending is not None
+        assert self._token is not None
+        self._sending.is_open = False
+        with contextlib.suppress(ValueError):  # a generator suspended in the block was closed in another context
+            sending_now.reset(self._token)
+        plan, answer = self._tracker.book.leave_block(self._sent, raised=raised)
+        if plan is None:
+            return None
+        if not raised and isinstance(answer, Verdict):
+            return answer._replace(step="commit")
+        if not raised and not self._sent.was_taken:
+            self._tracker.count_unsent()
+        return Verdict(self._sent, plan, "abandon")

@@ -1,0 +1,295 @@
+"""The two ways of sending a request and reading its body: for threads and for tasks. `Exchange` decides the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from warmprefix_openai.exchange import Exchange, Verdict
+from warmprefix_openai.tracker import PlanTracker
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger("warmprefix")
+
+__all__ = ["AsyncLinkTransport", "LinkTransport", "asend", "send"]
+
+_REFUSALS = (400, 422)
+"""Statuses of a request that has a field which the API does not take."""
+
+
+class LinkTransport:
+    """A transport around another one."""
+
+    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
+        self._tracker = tracker
+        self._inner = inner
+
+    def handle_request(self, request: Any) -> Any:
+        request, exchange = self._tracker.open(request)
+        return send(self._tracker, exchange, request, self._inner.handle_request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
+        self._inner.__exit__(kind, error, traceback)
+
+
+class AsyncLinkTransport:
+    """A `LinkTransport` for tasks."""
+
+    def __init__(self, tracker: PlanTracker, inner: Any) -> None:
+        self._tracker = tracker
+        self._inner = inner
+
+    async def handle_async_request(self, request: Any) -> Any:
+        request, exchange = self._tracker.open(request)
+        return await asend(self._tracker, exchange, request, self._inner.handle_async_request)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
+        await self._inner.__aexit__(kind, error, traceback)
+
+
+def send(tracker: PlanTracker, exchange: Exchange | None, request: Any, forward: Callable[[Any], Any]) -> Any:
+    """Send a request, and have its exchange read the answer. The caller reads the body of the response."""
+    if exchange is None:
+        return forward(request)
+    try:
+        _prime(tracker, exchange, forward)
+        exchange.sending()
+        response = forward(request)
+        if response.status_code in _REFUSALS and (unmarked := tracker.marks_refused(exchange)) is not None:
+            response.close()
+            exchange.sending()
+            response = forward(unmarked)
+            tracker.sent_without_marks(exchange, response.status_code)
+    except BaseException as error:
+        tracker.settle(exchange.end(error))
+        raise
+    response, verdict = _answered(exchange, response, tracker, _Body)
+    tracker.settle(verdict)
+    return response
+
+
+async def asend(
+    tracker: PlanTracker, exchange: Exchange | None, request: Any, forward: Callable[[Any], Awaitable[Any]]
+) -> Any:
+    """Do the same as `send`, in a task: cancellation ends the exchange too."""
+    if exchange is None:
+        return await forward(request)
+    try:
+        await _aprime(tracker, exchange, forward)
+        exchange.sending()
+        response = await forward(request)
+        if response.status_code in _REFUSALS and (unmarked := tracker.marks_refused(exchange)) is not None:
+            await response.aclose()
+            exchange.sending()
+            response = await forward(unmarked)
+            tracker.sent_without_marks(exchange, response.status_code)
+    except BaseException as error:
+        await tracker.asettle(exchange.end(error))
+        raise
+    response, verdict = _answered(exchange, response, tracker, _AsyncBody)
+    await tracker.asettle(verdict)
+    return response
+
+
+def _prime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], Any]) -> None:
+    """Send the primes of a request, whose failures do not matter to it."""
+    for prime in exchange.primes:
+        due = prime
+        while due is not None:
+            status = None
+            try:
+                response = forward(due)
+                try:
+                    response.read()
+                    status = response.status_code
+                finally:
+                    response.close()
+            except Exception:
+                _log.debug("a prime failed", exc_info=True)
+            due = tracker.prime_answered(due, status)
+
+
+async def _aprime(tracker: PlanTracker, exchange: Exchange, forward: Callable[[Any], Awaitable[Any]]) -> None:
+    for prime in exchange.primes:
+        due = prime
+        while due is not None:
+            status = None
+            try:
+                response = await forward(due)
+                try:
+                    await response.aread()
+                    status = response.status_code
+                finally:
+                    await response.aclose()
+            except Exception:
+                _log.debug("a prime failed", exc_info=True)
+            due = tracker.prime_answered(due, status)
+
+
+def _answered(
+    exchange: Exchange, response: Any, tracker: PlanTracker, body: type[_Body | _AsyncBody]
+) -> tuple[Any, Verdict | None]:
+    """Return the response to hand out, and the verdict if it does not depend on the body."""
+    try:
+        verdict = exchange.head(response.status_code, response.headers)
+        if verdict is not None:
+            return response, verdict
+        if response.is_closed:
+            return _remade_whole(exchange, response), exchange.end()
+        _pass_through(response, exchange, tracker, body)
+    except Exception:
+        tracker.degrade("an answer can't be read")
+        return response, exchange.end()
+    return response, None
+
+
+def _remade_whole(exchange: Exchange, response: Any) -> Any:
+    """Read a response that had its body from the start, such as one from a cache."""
+    body = exchange.feed(response.content) + exchange.finish()
+    if body == response.content:
+        return response
+    headers = [pair for pair in response.headers.raw if pair[0].lower() not in (b"content-length", b"content-encoding")]
+    return type(response)(response.status_code, headers=headers, content=body, extensions=response.extensions)
+
+
+def _pass_through(response: Any, exchange: Exchange, tracker: PlanTracker, body: type[_Body | _AsyncBody]) -> None:
+    """Make the response's body pass through the exchange."""
+    stream, headers = response.stream, response.headers
+    is_encoded = headers.get("content-encoding", "identity") != "identity"
+    source = stream
+    if is_encoded:
+        # The exchange reads, and may cut, decoded bytes; so the application gets them decoded.
+        source = body.decoded(type(response)(response.status_code, headers=headers, stream=stream))
+    # Clients accept a stream of their own HTTP stack's class only.
+    base = next(base for base in type(stream).__mro__ if base.__name__ == body.kind)
+    response.stream = type(body.__name__, (body, base), {})(stream, source, exchange, tracker)
+    if is_encoded:
+        del headers["content-encoding"]
+    if is_encoded or exchange.cuts:
+        headers.pop("content-length", None)
+
+
+class _PassingBody:
+    """The bytes of a body between the exchange and the client. The exchange ends when the body does.
+
+    The verdict at the end of the body is settled when the client closes it, as it does after the end: closing may
+    still fail, or be cancelled.
+    """
+
+    def __init__(self, stream: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        self._stream = stream
+        self._exchange = exchange
+        self._tracker = tracker
+        self._ready = b""
+        self._held = b""
+        """The last event of a stream, held back until the client asks for it."""
+
+    def _read(self, data: bytes) -> None:
+        self._ready, self._held = self._exchange.split_before_end(self._exchange.feed(data))
+
+    def _next(self) -> bytes:
+        """Return the bytes to hand out now; empty if more have to be read first."""
+        if self._ready:
+            ready, self._ready = self._ready, b""
+            return ready
+        if self._held:
+            self._exchange.passes_end()
+        held, self._held = self._held, b""
+        return held
+
+    def __del__(self) -> None:
+        self._tracker.settle(self._exchange.end())
+
+
+class _Body(_PassingBody):
+    """A body that threads read."""
+
+    kind = "SyncByteStream"
+    decoded = staticmethod(methodcaller("iter_bytes"))
+
+    def __init__(self, stream: Any, source: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        super().__init__(stream, exchange, tracker)
+        self._source: Iterator[bytes] = iter(source)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        while not (passed := self._next()):
+            try:
+                data = next(self._source)
+            except StopIteration:
+                if rest := self._exchange.finish():
+                    return rest
+                raise
+            except BaseException as error:
+                self._tracker.settle(self._exchange.end(error))
+                raise
+            self._read(data)
+            if self._exchange.is_decided:  # the oldest SDKs raise the reported error and close nothing
+                self._tracker.settle(self._exchange.end())
+        return passed
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        except BaseException as error:
+            self._tracker.settle(self._exchange.end(error))
+            raise
+        self._tracker.settle(self._exchange.end())
+
+
+class _AsyncBody(_PassingBody):
+    """A body that tasks read."""
+
+    kind = "AsyncByteStream"
+    decoded = staticmethod(methodcaller("aiter_bytes"))
+
+    def __init__(self, stream: Any, source: Any, exchange: Exchange, tracker: PlanTracker) -> None:
+        super().__init__(stream, exchange, tracker)
+        self._source: AsyncIterator[bytes] = aiter(source)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not (passed := self._next()):
+            try:
+                data = await anext(self._source)
+            except StopAsyncIteration:
+                if rest := self._exchange.finish():
+                    return rest
+                raise
+            except BaseException as error:
+                await self._tracker.asettle(self._exchange.end(error))
+                raise
+            self._read(data)
+            if self._exchange.is_decided:
+                await self._tracker.asettle(self._exchange.end())
+        return passed
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        except BaseException as error:
+            await self._tracker.asettle(self._exchange.end(error))
+            raise
+        await self._tracker.asettle(self._exchange.end())

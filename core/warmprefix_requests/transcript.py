@@ -1,0 +1,459 @@
+"""De-duplication inside one prompt: repeated tool results become references."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from warmprefix_requests.runs import RunIndex, SearchBudget, json_string, lines_of, unique_words, words_around
+from warmprefix_requests.wording import RepeatTemplates, reads_code, shown_call
+
+__all__ = ["RepeatLevel", "Transcript"]
+
+RepeatLevel = Literal["exact", "passages", "contained", "spans"]
+"""Which repeats become references, each level with those before it: whole results; passages as well; results and
+passages that stand inside an earlier result; large parts of a result that do."""
+
+_SEPARATOR = "\n\n"
+
+_LEAST_SPAN = 1_600
+"""Characters of a part of a result that becomes a reference."""
+
+_NUMBERED_LINE = re.compile(r"^[ \t]*\d+[ \t]*[:|\t\u2192]", re.MULTILINE)
+
+_DEFAULT_TEMPLATES = RepeatTemplates()
+
+
+@dataclass(eq=False, slots=True)
+class _LookAlikes:
+    """The calls of one prompt that are shown in the same way."""
+
+    calls: int = 0
+    results: dict[tuple[str | None, ...], int] = field(default_factory=dict)
+    """Number of these calls by their result."""
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    shown: str
+    look_alikes: _LookAlikes
+    number: int
+    """Position among its look-alikes, from 1 on."""
+    place: int
+    """Position among all calls."""
+    reads_code: bool
+    """True if an edit may follow, for which the agent quotes the result."""
+    answered_once: bool = True
+    """False after a second result with this call's id: the call then names no single result."""
+
+    def repeats_after_others(self, earlier: _Call) -> bool:
+        """Return True if this is the same call again, and a call that may have changed its result stands between."""
+        between = self.place - earlier.place
+        return self.look_alikes is earlier.look_alikes and between > self.number - earlier.number
+
+
+@dataclass(eq=False, slots=True)
+class _Result:
+    """A result that stands in the prompt, at least in part as the tool gave it."""
+
+    call: _Call
+    original: tuple[str | None, ...]
+    sent: str
+    quotes: dict[str, str | None] = field(default_factory=dict)
+
+    def quote(self, passage: str) -> str | None:
+        """Return first words of a passage that occur once in this result, if any."""
+        if passage not in self.quotes:
+            words = unique_words(passage, self.sent)
+            self.quotes[passage] = None if words is None else json_string(words)
+        return self.quotes[passage]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A passage of a result, and the earlier result that a reference can name, if any."""
+
+    part: int
+    start: int
+    end: int
+    text: str
+    source: _Result | None
+    quote: str = ""
+    """Words that identify a passage of the earlier result."""
+    reference: str | None = None
+    """The reference itself, if it is not made of the quotes of neighbouring passages."""
+
+
+class Transcript:
+    """One prompt's tool calls and results, in order; repeats become references.
+
+    Make a new one for each prompt and pass all calls and results of the prompt to it. Each output depends only on
+    earlier inputs. So a history that only grows keeps its bytes, and a history that was cut, forked or summarised has
+    no dangling reference. The first occurrence of a text always keeps its bytes; a later one becomes a reference to
+    the call that gave the first. A prompt without repeats stays as it is. Parts of results stay if they have numbered
+    lines or come from a call that looks like one that reads code: the agent may be about to quote them in an edit.
+
+    >>> transcript = Transcript(min_tokens=20)
+    >>> sea = "The sea is 3,688 metres deep on average, and 10,935 metres at its deepest point, in the Mariana Trench."
+    >>> transcript.call("call_1", "read", '{"path":"sea.txt"}')
+    >>> transcript.result("call_1", sea) == sea
+    True
+    >>> transcript.call("call_2", "run", '{"command":"cat sea.txt"}')
+    >>> transcript.result("call_2", sea)
+    '[Word for word the result of the earlier call read({"path":"sea.txt"}).]'
+
+    Not thread-safe. Linear in the length of its inputs. Searches, such as for words that identify a passage in the
+    result that holds it, are bounded by a multiple of that length; what they do not reach stays in full. From the level
+    `contained` on, each piece of a result is compared with at most four earlier places.
+    """
+
+    def __init__(
+        self,
+        *,
+        templates: RepeatTemplates | None = None,
+        separator: str | None = None,
+        min_tokens: int = 64,
+        level: RepeatLevel = "passages",
+    ) -> None:
+        """Begin with an empty prompt.
+
+        Args:
+            templates: The wording of the references.
+            separator: Cuts results into passages where none are given. One reference names several passages only
+                where exactly this stands between them, a blank line by default.
+            min_tokens: Results and passages shorter than this stay as they are.
+            level: Which repeats become references. At "spans", parts of at least 1,600 characters do that together are
+                at least half of a result.
+
+        Raises:
+            TypeError: An argument has another type than the above.
+            ValueError: `min_tokens` is negative, `separator` is empty, or `level` is unknown.
+        """
+        if templates is not None and not isinstance(templates, RepeatTemplates):
+            raise TypeError(f"templates must be RepeatTemplates or None, got {type(templates).__name__}")
+        if separator is not None and not isinstance(separator, str):
+            raise TypeError(f"separator must be a str or None, got {type(separator).__name__}")
+        if separator == "":
+            raise ValueError("separator must have at least one character, got ''")
+        if isinstance(min_tokens, bool) or not isinstance(min_tokens, int):
+            raise TypeError(f"min_tokens must be an int, got {type(min_tokens).__name__}")
+        if min_tokens < 0:
+            raise ValueError(f"min_tokens must be 0 or more, got {min_tokens}")
+        if level not in get_args(RepeatLevel):
+            raise ValueError(f"level must be one of {', '.join(get_args(RepeatLevel))}, got {level!r}")
+        self.references = 0
+        """Number of results and passages that became references."""
+        self.reference_tokens = 0
+        """Tokens of these results and passages, estimated as a quarter of their UTF-8 bytes."""
+        self.latest: dict[str, str] = {}
+        """The references in the latest result, and the text that each stands for."""
+        self._templates = _DEFAULT_TEMPLATES if templates is None else templates
+        self._separator = separator
+        self._min_tokens = min_tokens
+        self._level = level
+        self._runs: RunIndex[_Result] | None = RunIndex() if level in ("contained", "spans") else None
+        self._budget = SearchBudget()
+        self._calls = 0
+        self._look_alikes: dict[str, _LookAlikes] = {}
+        self._waiting: dict[str, list[_Call]] = {}
+        self._answered: dict[str, _Call] = {}
+        self._results: dict[tuple[str | None, ...], _Result] = {}
+        self._passages: dict[str, _Result] = {}
+
+    def call(self, id: str | None, name: str, arguments: object = "") -> None:
+        """Add a tool call of an assistant message.
+
+        Args:
+            id: What the call's result names it by; None if nothing does.
+            name: The tool's name.
+            arguments: The arguments as the call carries them: a raw string, or any JSON value. References show them in
+                one line of at most 200 characters.
+
+        Raises:
+            TypeError: `name` is no str.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {type(name).__name__}")
+        self.add_shown_call(id, name, shown_call(name, arguments))
+
+    def add_shown_call(self, id: str | None, name: str, shown: str) -> None:
+        """Add a tool call as references show it; see `shown_call`."""
+        look_alikes = self._look_alikes.setdefault(shown, _LookAlikes())
+        look_alikes.calls += 1
+        self._calls += 1
+        if id is not None:
+            call = _Call(shown, look_alikes, look_alikes.calls, self._calls, reads_code(name, shown))
+            self._waiting.setdefault(id, []).append(call)
+
+    def skip(self, call_id: str | None) -> None:
+        """Add a result that stays as it is and that no reference names, like an error."""
+        self.latest = {}
+        self._answer(call_id)
+
+    def result(self, call_id: str | None, text: str, passages: Iterable[str] = ()) -> str:
+        """Add a call's result and return the text to send in its place.
+
+        Args:
+            call_id: The `id` of the call. A result of an unknown call may become a reference, but none names it.
+            text: The result.
+            passages: The documents of a retrieval tool, in the order in which they stand in `text`. Those that do not
+                stand there are ignored.
+
+        Returns:
+            `text` itself, or a text in which references replace all of it or some of its passages.
+
+        Raises:
+            TypeError: `text` or a passage is no str.
+        """
+        [sent] = self.parts(call_id, [text], passages)
+        return sent or ""
+
+    def parts(self, call_id: str | None, parts: Sequence[str | None], passages: Iterable[str] = ()) -> list[str | None]:
+        """Add a result that has several parts, as `result` does.
+
+        Each text is a passage unless `passages` are found.
+
+        Args:
+            call_id: The `id` of the call.
+            parts: The texts, and None for each part that is no text, such as an image.
+            passages: As in `result`.
+
+        Returns:
+            The parts to send. A text is empty if the reference in an earlier part covers it.
+
+        Raises:
+            TypeError: A part is neither a str nor None, or a passage is no str.
+        """
+        for part in parts:
+            if not (part is None or isinstance(part, str)):
+                raise TypeError(f"text must be a str, got {type(part).__name__}")
+        passages = list(passages)
+        for passage in passages:
+            if not isinstance(passage, str):
+                raise TypeError(f"passages must contain str only, got {type(passage).__name__}")
+        original = tuple(parts)
+        self.latest = {}
+        self._budget.grow(sum([len(part) for part in parts if part is not None]))
+        call = self._answer(call_id)
+        sent = self._refer_to_result(original, call)
+        if sent is None:
+            spans = self._spans(original, passages, call)
+            sent = self._refer_to_passages(original, spans, call)
+            if call is not None:
+                self._add_sources(_Result(call, original, "".join([part or "" for part in sent])), sent, spans)
+        if call is not None:
+            results = call.look_alikes.results
+            results[original] = results.get(original, 0) + 1
+        return sent
+
+    def _answer(self, call_id: str | None) -> _Call | None:
+        """Return the call that a result answers; None unless one open call has this id."""
+        if call_id is None:
+            return None
+        waiting = self._waiting.get(call_id)
+        if not waiting:
+            if call_id in self._answered:
+                answered = self._answered[call_id]
+                answered.answered_once = False
+                answered.look_alikes.results.clear()  # from now on its look-alikes are named by number
+            return None
+        if len(waiting) > 1:
+            return None
+        call = self._answered[call_id] = waiting.pop()
+        return call
+
+    def _refer_to_result(self, original: tuple[str | None, ...], call: _Call | None) -> list[str | None] | None:
+        source = self._results.get(original)
+        if source is None or not source.call.answered_once:
+            return None
+        size = sum([_size(part) for part in original if part is not None])
+        is_rerun = call is not None and call.repeats_after_others(source.call)
+        template = self._templates.rerun if is_rerun else self._templates.result
+        reference = template.format(call=self._name(source, call))
+        if not self._pays(reference, size):
+            return None
+        self._count(size)
+        self.latest[reference] = "".join([part for part in original if part is not None])
+        return [reference, *[""] * (len(original) - 1)]
+
+    def _refer_to_passages(
+        self, original: tuple[str | None, ...], spans: Sequence[_Span], call: _Call | None
+    ) -> list[str | None]:
+        parts = list(original)
+        runs: list[tuple[_Result, list[_Span]]] = []
+        for span in spans:
+            if span.source is None:
+                continue
+            self._count(_size(span.text))
+            before = runs[-1][1][-1] if runs and runs[-1][0] is span.source else None
+            if before and span.quote and before.quote and self._touch(original, before, span):
+                runs[-1][1].append(span)
+            else:
+                runs.append((span.source, [span]))
+        home: int | None = None  # the part that gets the text from here on
+        part = at = 0
+        pieces: list[str] = []
+        for source, run in runs:
+            first, last = run[0], run[-1]
+            if home is None or first.part != part:
+                if home is not None:
+                    parts[home] = "".join([*pieces, (original[part] or "")[at:]])
+                home, part, at, pieces = first.part, first.part, 0, []
+            reference = first.reference or self._refer(source, [span.quote for span in run], call)
+            self.latest[reference] = _between(original, first, last)
+            pieces += ((original[part] or "")[at : first.start], reference)
+            parts[part + 1 : last.part + 1] = [""] * (last.part - part)
+            part, at = last.part, last.end
+        if home is not None:
+            parts[home] = "".join([*pieces, (original[part] or "")[at:]])
+        return parts
+
+    def _touch(self, parts: Sequence[str | None], before: _Span, after: _Span) -> bool:
+        """Return True if only the separator stands between two passages."""
+        if before.part == after.part:
+            between = (parts[before.part] or "")[before.end : after.start]
+        else:
+            between_parts = parts[before.part : after.part + 1]
+            if None in between_parts:
+                return False
+            texts = [part or "" for part in between_parts]
+            between = texts[0][before.end :] + "".join(texts[1:-1]) + texts[-1][: after.start]
+        return between == (self._separator or _SEPARATOR)
+
+    def _refer(self, source: _Result, quotes: Sequence[str], call: _Call | None) -> str:
+        name = self._name(source, call)
+        if len(quotes) == 1:
+            return self._templates.passage.format(call=name, quote=quotes[0])
+        return self._templates.passages.format(call=name, quotes=", ".join(quotes))
+
+    def _spans(self, parts: Sequence[str | None], passages: Sequence[str], call: _Call | None) -> list[_Span]:
+        """Return the passages and runs of a result, each with the earlier result to refer to."""
+        spans: list[_Span] = []
+        for number, part in enumerate(() if self._level == "exact" else parts):
+            if not part:
+                continue
+            found = self._find(passages, part)
+            if not found and self._separator is not None:
+                found = self._find(part.split(self._separator), part)
+            runs = [] if found or self._level != "spans" else self._large_runs(number, part, call)
+            if runs:
+                spans += runs
+                continue
+            for start, text in found or self._find([part], part):
+                source, quote = self._source(text, call) if found or self._runs is None else (None, "")
+                span = _Span(number, start, start + len(text), text, source, quote)
+                spans.append(span if source else self._inside(span, call))
+        return spans
+
+    def _inside(self, span: _Span, call: _Call | None) -> _Span:
+        """Return a passage with a reference to an earlier result that holds it."""
+        for source, at in () if self._runs is None else self._runs.holding(span.text):
+            reference = self._cut(source, at, at + len(span.text), call)
+            if reference is not None and self._pays(reference, _size(span.text)):
+                return replace(span, source=source, reference=reference)
+        return span
+
+    def _large_runs(self, number: int, part: str, call: _Call | None) -> list[_Span]:
+        """Return the parts of a text that stand in earlier results, if they are long enough, and half of it."""
+        if self._runs is None or (call is not None and call.reads_code):
+            return []
+        spans: list[_Span] = []
+        for run in self._runs.runs(part, _LEAST_SPAN):
+            text = part[run.begin : run.end]
+            lead = len(text) - len(text.lstrip())
+            text = text.strip()
+            reference = self._cut(run.source, run.at + lead, run.at + lead + len(text), call)
+            if len(text) < _LEAST_SPAN or reference is None or 2 * len(_NUMBERED_LINE.findall(text)) > text.count("\n"):
+                continue
+            start = run.begin + lead
+            spans.append(_Span(number, start, start + len(text), text, run.source, reference=reference))
+        return spans if 2 * sum([len(span.text) for span in spans]) >= len(part) else []
+
+    def _cut(self, source: _Result, begin: int, end: int, call: _Call | None) -> str | None:
+        """Return a reference to a part of an earlier result, if one identifies it."""
+        if not source.call.answered_once or not self._budget.take(len(source.sent)):
+            return None
+        name = self._name(source, call)
+        words = words_around(source.sent, begin, end)
+        if words is not None:
+            first, last = map(json_string, words)
+            return self._templates.run.format(call=name, first=first, last=last)
+        lines = lines_of(source.sent, begin, end)
+        return None if lines is None else self._templates.lines.format(call=name, first=lines[0], last=lines[1])
+
+    def _find(self, passages: Iterable[str], text: str) -> list[tuple[int, str]]:
+        """Look for long passages in sequence, without the line breaks around them."""
+        found: list[tuple[int, str]] = []
+        end = gap = 0
+        for passage in passages:
+            if not self._budget.take(len(passage)):
+                break
+            passage = passage.strip("\r\n")
+            if not passage or not self._is_long(_size(passage)):
+                continue
+            # The same text usually stands between all of them; looking there first takes a hundredth of the time.
+            start = end + gap
+            if not text.startswith(passage, start):
+                start = text.find(passage, end) if self._budget.take(len(text)) else -1
+            if start >= 0:
+                found.append((start, passage))
+                gap, end = start - end, start + len(passage)
+        return found
+
+    def _source(self, passage: str, call: _Call | None) -> tuple[_Result | None, str]:
+        source = self._passages.get(passage)
+        if source is None:
+            return None, ""
+        if passage not in source.quotes and not self._budget.take(len(source.sent)):
+            return None, ""
+        quote = source.quote(passage) if source.call.answered_once else None
+        if quote is None:
+            del self._passages[passage]  # this occurrence stays in full, and later ones may refer to it
+        elif self._pays(self._refer(source, [quote], call), _size(passage)):
+            return source, quote
+        return None, ""
+
+    def _add_sources(self, result: _Result, sent: Sequence[str | None], spans: Sequence[_Span]) -> None:
+        if self._runs is not None and len(sent) == 1 and sent[0]:
+            self._runs.add(result, sent[0])
+        if tuple(sent) == result.original and None not in result.original:
+            earlier = self._results.get(result.original)
+            if earlier is None or not earlier.call.answered_once:
+                self._results[result.original] = result
+        for span in spans:
+            if span.source is None:
+                self._passages.setdefault(span.text, result)
+
+    def _name(self, source: _Result, call: _Call | None) -> str:
+        """Return the name of the call that gave `source`, for a result of `call`."""
+        look_alikes = source.call.look_alikes
+        others = look_alikes.calls - (call is not None and call.look_alikes is look_alikes)
+        # A look-alike that has no result yet may get a different one, after this reference was sent.
+        if look_alikes.results.get(source.original) == others:
+            return source.call.shown
+        return self._templates.number.format(call=source.call.shown, number=source.call.number)
+
+    def _is_long(self, size: int) -> bool:
+        return (size + 3) // 4 >= self._min_tokens
+
+    def _pays(self, reference: str, size: int) -> bool:
+        return self._is_long(size) and _size(reference) < size
+
+    def _count(self, size: int) -> None:
+        self.references += 1
+        self.reference_tokens += (size + 3) // 4
+
+
+def _between(parts: Sequence[str | None], first: _Span, last: _Span) -> str:
+    """Return the text from the begin of one span to the end of another."""
+    texts = [part or "" for part in parts[first.part : last.part + 1]]
+    texts[-1] = texts[-1][: last.end]
+    texts[0] = texts[0][first.start :]
+    return "".join(texts)
+
+
+def _size(text: str) -> int:
+    """Return the length in UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,1 @@
+"""Exporters of planner metrics: `prometheus` and `opentelemetry`, each with an extra of its name."""
