@@ -6,8 +6,8 @@ import re
 from typing import Any, get_args
 
 import pytest
-from tests.dedup.agent_sessions import AgentSession, MarkPattern
-from tests.dedup.test_requests import LEVELS, ROUTES
+from tests.requests.agent_sessions import AgentSession, MarkPattern
+from tests.requests.test_requests import LEVELS, ROUTES
 
 from warmprefix_requests import RewriteLevel, RewriteRoute, canonical_prompt, restored, rewrite
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.dedup.test_requests import LEVELS, PIECES, ROUTES, TEXTS, Turn, body_of, holders_of, results
+from tests.requests.test_requests import LEVELS, PIECES, ROUTES, TEXTS, Turn, body_of, holders_of, results
 
 from warmprefix_requests import Echoes, EchoStream, RewriteLevel, RewriteRoute, TextForm, rewrite
 
