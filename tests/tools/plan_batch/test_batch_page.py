@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from warmprefix.batch import BATCH_PLANNERS, BoundKind
+from warmprefix.batch import BoundKind
 from warmprefix_baselines.cluster import MAX_DISTINCT
 from warmprefix_tools.cli import app
 from warmprefix_tools.plan_batch.run_plan_batch import BOUNDS
