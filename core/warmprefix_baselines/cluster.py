@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Literal, NamedTuple, get_args
 
-from warmprefix.batch import Placed, Progress
+from warmprefix.batch import Device, Placed, Progress
 from warmprefix.errors import MissingExtraError
-from warmprefix_kernels import Device
 from warmprefix_kernels.distances import condensed_distances, ragged
 
 try:

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from warmprefix.batch import Placed, Progress
-from warmprefix_kernels import Device
+from warmprefix.batch import Device, Placed, Progress
 
 __all__ = ["FrequencyPlanner", "frequency_planner"]
 

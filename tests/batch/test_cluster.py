@@ -14,11 +14,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from warmprefix import MissingExtraError
+from warmprefix.batch import Device
 from warmprefix.batch.planners import Placed, Progress, no_progress
 from warmprefix_baselines import cluster
 from warmprefix_baselines.cluster import ContextIndexPlanner, Linkage, index_contexts
 from warmprefix_baselines.context_index import context_distance
-from warmprefix_kernels import Device
 from warmprefix_kernels.distances import Ragged, condensed_distances
 
 contexts_of_few = st.lists(st.lists(st.integers(0, 6), max_size=5, unique=True), max_size=9)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from warmprefix.batch import BoundKind
+from warmprefix_baselines import BATCH_PLANNERS
 from warmprefix_baselines.cluster import MAX_DISTINCT
 from warmprefix_tools.cli import app
 from warmprefix_tools.plan_batch.run_plan_batch import BOUNDS

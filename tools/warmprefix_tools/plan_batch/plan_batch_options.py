@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from warmprefix.batch import Device
 from warmprefix.cache_profiles import CacheProfile
 from warmprefix.errors import MissingExtraError
 from warmprefix_baselines import BATCH_PLANNERS
-from warmprefix_kernels import Device
 from warmprefix_tools.option_checks import check_files, check_least, check_range, output_files
 from warmprefix_tools.replay.replay_options import (
     AnnotateOption,
