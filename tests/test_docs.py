@@ -91,36 +91,25 @@ def test_recording_works_as_described(tmp_path: Path, monkeypatch: pytest.Monkey
     page = (ROOT / "docs/record.md").read_text()
     planned, *recorded = CODE.findall(page)
     names: dict[str, Any] = {
-        # Results of the frameworks' retrievers, with the fields that the page uses.
         "retriever": SimpleNamespace(
             search=lambda question: [SimpleNamespace(text="Passage.", id="plain", score=0.5)],
-            invoke=lambda question: [SimpleNamespace(page_content="Document.", id="langchain")],
-            retrieve=lambda question: [
-                SimpleNamespace(node=SimpleNamespace(get_content=lambda: "Node.", node_id="llamaindex"), score=0.25)
-            ],
-        ),
-        "memory": SimpleNamespace(
-            search=lambda question, filters: {"results": [{"memory": "Memory.", "id": "mem0", "score": 0.75}]}
         ),
         "count_tokens": lambda text: 1000 + len(text),
         "system_prompt": "You are terse.",
-        "piece": "Piece.",
-        **dict.fromkeys(("question", "session_id", "thread_id", "user", "model"), "x"),
+        **dict.fromkeys(("question", "session_id", "model"), "x"),
     }
     exec(compile(planned, "record.md", "exec"), names)
     names["planner"].plan(["a"])
     assert len(read_trace("planned.jsonl.gz").requests) == 1
-    assert len(recorded) == 6
+    assert len(recorded) == 2
     for block in recorded:
         exec(compile(block, "record.md", "exec"), names)
     trace = read_trace("day.jsonl.gz")
-    assert [request.blocks for request in trace.requests] == [
-        (id,) for id in ("plain", "langchain", "llamaindex", "mem0", ContextBlock("Piece.").fingerprint.hex(), "plain")
-    ]
-    assert [request.scores for request in trace.requests] == [(0.5,), (), (0.25,), (0.75,), (), ()]
-    assert [request.conversation for request in trace.requests] == [0, 0, None, None, None, None]
+    assert [request.blocks for request in trace.requests] == [("plain",), ("plain",)]
+    assert [request.scores for request in trace.requests] == [(0.5,), ()]
+    assert [request.conversation for request in trace.requests] == [0, None]
     assert trace.requests[-1].query_tokens == 1001
-    assert len({request.scope for request in trace.requests}) == 4
+    assert len({request.scope for request in trace.requests}) == 2
 
 
 def test_the_shown_trace_is_valid(tmp_path: Path) -> None:
